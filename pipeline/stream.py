@@ -1,0 +1,170 @@
+"""Answers: finished trajectories, in the order they arrived.
+
+Workers publish, the learner reads and acknowledges, the command line only looks. The stream holds heads; a body stays under its own key.
+One request is published once, however often it was claimed, and never by a worker that has been overtaken. An entry is acknowledged only
+when the step that used it is in a checkpoint, so a trainer that dies reads it again.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from pipeline import keys
+from pipeline.message import MalformedMessage, decode, decode_body, encode, encode_body
+from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
+
+GROUP = "learner"
+CONSUMER = "learner"  # one reader by design; the same name after a restart, so that its unacknowledged entries are its own
+FENCE_S = 30 * 24 * 3600
+KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
+KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
+
+Verdict = Literal["published", "fenced", "duplicate", "withdrawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A head as read from the stream; `entry_id` is what to acknowledge."""
+
+    entry_id: str
+    head: TrajectoryHead
+
+
+_PUBLISH = """
+-- KEYS: request, attempt, published, body, stream, lease; ARGV: my attempt, fence seconds, body, head
+if redis.call('EXISTS', KEYS[1]) == 0 then return 'withdrawn' end
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'fenced' end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 'duplicate' end
+redis.call('SET', KEYS[4], ARGV[3])
+local entry = redis.call('XADD', KEYS[5], '*', 'head', ARGV[4])
+redis.call('SET', KEYS[3], entry, 'EX', ARGV[2])
+redis.call('DEL', KEYS[6])
+return 'published'
+"""
+
+async def publish(redis: Redis, trajectory: Trajectory) -> Verdict:
+    """Put the finished trajectory on its run's stream, atomically and at most once. Anything but "published" left no trace."""
+    request = trajectory.claim.request
+    body = encode_body(trajectory)
+    head = head_of(trajectory, body_bytes=len(body))
+    wanted = [
+        keys.request(request.id),
+        keys.attempt(request.id),
+        keys.published(request.id),
+        keys.body(request.id),
+        keys.stream(request.run_id),
+        keys.lease(request.id),
+    ]
+    answer = await _script(redis, _PUBLISH, wanted, [trajectory.claim.attempt, FENCE_S, body, encode(head)])
+    return cast(Verdict, answer.decode())
+
+
+async def open_reader(redis: Redis, run_id: str) -> None:
+    """Make the learner's group, once; entries from before it count as unread."""
+    try:
+        await redis.xgroup_create(keys.stream(run_id), GROUP, id="0", mkstream=True)
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise
+
+
+async def read_unacknowledged(redis: Redis, run_id: str) -> list[Delivery]:
+    """Everything delivered before and not acknowledged, oldest first: what a restarted learner owes."""
+    found: list[Delivery] = []
+    position = "0"
+    while True:
+        entries = await _read_group(redis, run_id, position, count=500, block_ms=None)
+        if not entries:
+            return found
+        found += await _deliveries(redis, run_id, entries)
+        position = entries[-1][0].decode()
+
+
+async def read_new(redis: Redis, run_id: str, *, count: int = 100, block_ms: int = 1000) -> list[Delivery]:
+    """The next heads, waiting up to `block_ms` for the first."""
+    return await _deliveries(redis, run_id, await _read_group(redis, run_id, ">", count=count, block_ms=block_ms))
+
+
+async def read_body(redis: Redis, request_id: str) -> Trajectory | None:
+    """The whole trajectory, while it is kept. Raises MalformedMessage."""
+    data = await redis.get(keys.body(request_id))
+    return None if data is None else decode_body(data, Trajectory)
+
+
+async def acknowledge(redis: Redis, run_id: str, answered: list[tuple[str, str]]) -> None:
+    """Settle (entry id, request id) pairs: their steps are in a checkpoint. A dead request keeps its evidence."""
+    buried = set(await redis.hkeys(keys.dead(run_id)))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType, reportUnknownArgumentType]
+    async with redis.pipeline(transaction=True) as pipe:
+        for entry_id, request_id in answered:
+            pipe.xack(keys.stream(run_id), GROUP, entry_id)
+            pipe.zrem(keys.open_requests(run_id), request_id)
+            if request_id.encode() in buried:
+                continue
+            for key in (keys.request, keys.attempt, keys.failures, keys.body):
+                pipe.expire(key(request_id), KEEP_ANSWERED_S)
+        await pipe.execute()
+    await _trim(redis, run_id)
+
+
+async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
+    """The last `count` heads, newest first, without touching the learner's position."""
+    entries = cast(list[tuple[bytes, dict[bytes, bytes]]], await redis.xrevrange(keys.stream(run_id), count=count))
+    return [Delivery(entry.decode(), decode(fields[b"head"], TrajectoryHead)) for entry, fields in entries]
+
+
+async def heads_after(redis: Redis, run_id: str, entry_id: str, *, block_ms: int = 1000) -> list[Delivery]:
+    """Heads younger than `entry_id` ("$" for from now on), for `tail`."""
+    answer = cast(list[Any], await redis.xread({keys.stream(run_id): entry_id}, block=block_ms))
+    entries = answer[0][1] if answer else []
+    return [Delivery(entry.decode(), decode(fields[b"head"], TrajectoryHead)) for entry, fields in entries]
+
+
+async def _read_group(
+    redis: Redis, run_id: str, position: str, *, count: int, block_ms: int | None
+) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    answer = cast(
+        list[Any],
+        await redis.xreadgroup(GROUP, CONSUMER, {keys.stream(run_id): position}, count=count, block=block_ms),
+    )
+    return answer[0][1] if answer else []
+
+
+async def _deliveries(redis: Redis, run_id: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Delivery]:
+    """Decode; an entry that cannot be read is set aside with the reason and acknowledged, so that it cannot block the stream."""
+    found: list[Delivery] = []
+    for entry, fields in entries:
+        try:
+            found.append(Delivery(entry.decode(), decode(fields.get(b"head", b""), TrajectoryHead)))
+        except MalformedMessage as error:
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.lpush(keys.malformed(run_id), f"{entry.decode()}: {error}")
+                pipe.ltrim(keys.malformed(run_id), 0, 999)
+                pipe.xack(keys.stream(run_id), GROUP, entry)
+                await pipe.execute()
+    return found
+
+
+async def _trim(redis: Redis, run_id: str) -> None:
+    """Drop acknowledged heads that are older than both the oldest unacknowledged one and the newest KEEP_HEADS."""
+    stream = keys.stream(run_id)
+    if await redis.xlen(stream) <= KEEP_HEADS * 2:
+        return
+    kept = await redis.xrevrange(stream, count=KEEP_HEADS)
+    pending = cast(dict[str, Any], await redis.xpending(stream, GROUP))
+    oldest = kept[-1][0]
+    if pending["pending"]:
+        oldest = min(oldest, pending["min"], key=_order)
+    info = cast(list[dict[str, Any]], await redis.xinfo_groups(stream))
+    oldest = min(oldest, info[0]["last-delivered-id"], key=_order)
+    await redis.xtrim(stream, minid=oldest, approximate=True)
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry_id.decode().partition("-")
+    return int(milliseconds), int(sequence)
+
+
+async def _script(redis: Redis, script: str, wanted: list[str], arguments: list[Any]) -> Any:
+    return await redis.eval(script, len(wanted), *wanted, *arguments)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]

@@ -1,0 +1,184 @@
+"""What came back: turns with the exact tokens, how it ended, and what it was worth.
+
+The invariant everything rests on: for each turn, `kept + fed + sampled` is exactly the token sequence the engine held, with ids and
+log-probs as the engine reported them. Nothing is ever tokenised again.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pipeline.message import Float32s, Int32s, Message
+from pipeline.request import Claim, Purpose
+
+SCHEMA = 1  # of Trajectory; raised when a field changes its meaning
+
+Stop = Literal["stop", "length", "context"]
+
+
+class VersionSpan(Message):
+    """Weights `version` drew sampled tokens start (inclusive) to end (exclusive) of a turn."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Observation(Message, kw_only=True):
+    """What the policy was shown of a command's end, after truncation."""
+
+    exit_code: int | None  # None: killed at its deadline
+    output: str  # stdout and stderr as they came, invalid UTF-8 replaced
+    dropped_chars: int  # cut out of the middle
+    wall_s: float
+
+
+class Turn(Message, kw_only=True):
+    """One sampling of the policy, and what the sandbox answered.
+
+    Turn(kept_tokens=5, fed=<obs>, sampled=<reply>, ...) saw the previous sequence's first 5 tokens, then fed, then spoke.
+    """
+
+    kept_tokens: int  # leading tokens of the previous sequence that were seen again unchanged; fewer than all of it: a context cut
+    fed: Int32s  # tokens put after them; never trained
+    sampled: Int32s  # tokens the policy drew; trained
+    logprobs: Float32s  # one per sampled token (nats), under the distribution it was drawn from
+    versions: tuple[VersionSpan, ...]  # cover 0..len(sampled) without a gap
+    stop: Stop
+    text: str  # sampled, decoded; for people and for parsing
+    command: str | None = None  # None: format error
+    observation: Observation | None = None
+    engine: str = ""
+    generate_s: float = 0.0
+
+
+class Submitted(Message, kw_only=True, tag="submitted"):
+    """The policy said it was done; the patch is what its submission printed."""
+
+    patch: bytes
+
+
+class Exhausted(Message, kw_only=True, tag="exhausted"):
+    """A limit of the episode was reached; the patch is the repository's diff at that moment."""
+
+    limit: Literal["turns", "context", "wall_s", "format_errors"]
+    patch: bytes
+
+
+class Failed(Message, kw_only=True, tag="failed"):
+    """Something of ours broke. Never has a reward."""
+
+    boundary: Literal["sandbox", "engine", "grader", "request", "worker"]
+    message: str
+    transient: bool
+
+
+Outcome = Submitted | Exhausted | Failed
+
+
+class Tally(Message, kw_only=True):
+    passed: int
+    total: int
+
+
+class Reward(Message, kw_only=True):
+    """A grader's finished verdict. Exists only if a grader finished."""
+
+    value: float  # in [0, 1]
+    resolved: bool
+    decided_by: str  # e.g. "exit_code 0", "empty patch", "swebench: RESOLVED_NO", "cpu time used up"
+    fail_to_pass: Tally | None = None
+    pass_to_pass: Tally | None = None
+    applied_by: str = ""  # rung of the patch ladder: "git apply", "git apply --3way", "patch --fuzz"
+    log_tail: str = ""
+    grade_s: float = 0.0
+    grade_cpu_s: float = 0.0
+
+
+class Trajectory(Message, kw_only=True):
+    """The finished try; one per request id, whatever the queue did."""
+
+    claim: Claim
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    reward: Reward | None
+    started_at: float  # Unix seconds
+    finished_at: float  # Unix seconds
+    schema: int = SCHEMA
+    traceparent: str = ""  # of the rollout span, parent of the learner's step span
+
+
+class TrajectoryHead(Message, kw_only=True):
+    """All that listing and admission need, without the body. About 400 bytes."""
+
+    request_id: str
+    run_id: str
+    purpose: Purpose
+    group_id: str
+    member: int
+    group_size: int
+    task_id: str
+    outcome: str  # "submitted", "exhausted:turns", "failed:sandbox"
+    reward: float | None
+    num_turns: int
+    sampled_tokens: int
+    body_bytes: int
+    version_at_enqueue: int
+    version_first: int | None  # None: nothing was sampled
+    version_last: int | None
+    attempt: int
+    worker: str
+    enqueued_at: float  # Unix seconds, as the rest
+    claimed_at: float
+    finished_at: float
+    traceparent: str = ""
+
+
+def head_of(trajectory: Trajectory, *, body_bytes: int) -> TrajectoryHead:
+    """The head that announces `trajectory` on the stream."""
+    request = trajectory.claim.request
+    versions = [span.version for turn in trajectory.turns for span in turn.versions]
+    return TrajectoryHead(
+        request_id=request.id,
+        run_id=request.run_id,
+        purpose=request.purpose,
+        group_id=request.group_id,
+        member=request.member,
+        group_size=request.group_size,
+        task_id=request.task.id,
+        outcome=outcome_tag(trajectory.outcome),
+        reward=None if trajectory.reward is None else trajectory.reward.value,
+        num_turns=len(trajectory.turns),
+        sampled_tokens=sum(len(turn.sampled) // 4 for turn in trajectory.turns),
+        body_bytes=body_bytes,
+        version_at_enqueue=request.version_at_enqueue,
+        version_first=min(versions, default=None),
+        version_last=max(versions, default=None),
+        attempt=trajectory.claim.attempt,
+        worker=trajectory.claim.worker,
+        enqueued_at=request.enqueued_at,
+        claimed_at=trajectory.claim.claimed_at,
+        finished_at=trajectory.finished_at,
+        traceparent=trajectory.traceparent,
+    )
+
+
+def outcome_tag(outcome: Outcome) -> str:
+    """One word for a table: the ending, and which limit or boundary."""
+    match outcome:
+        case Submitted():
+            return "submitted"
+        case Exhausted(limit=limit):
+            return f"exhausted:{limit}"
+        case Failed(boundary=boundary):
+            return f"failed:{boundary}"
+
+
+def version_at(spans: Iterable[VersionSpan], num_sampled: int) -> Sequence[int]:
+    """The weight version of each sampled token. Raises ValueError if the spans leave a gap."""
+    versions = [-1] * num_sampled
+    for span in spans:
+        for index in range(max(span.start, 0), min(span.end, num_sampled)):
+            versions[index] = span.version
+    if -1 in versions:
+        raise ValueError(f"version spans {list(spans)} do not cover token {versions.index(-1)} of {num_sampled}")
+    return versions

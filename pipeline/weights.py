@@ -1,0 +1,50 @@
+"""Weight versions: what the learner has published and the engines serve.
+
+A version never changes, and its directory is complete before it is announced. The trainer writes, everybody may read.
+"""
+
+from redis.asyncio import Redis
+
+from pipeline import keys
+from pipeline.message import Message, decode, encode
+
+
+class WeightVersion(Message, kw_only=True):
+    run_id: str
+    version: int  # 0 = initial; +1 per publication, never used twice, not even after a resume
+    step: int  # optimizer steps taken
+    directory: str  # HF layout
+    num_bytes: int
+    sha256: str  # of the weight file(s), in name order
+    published_at: float  # Unix seconds
+
+
+class ServedWeights(Message, kw_only=True):
+    """What the engines confirmed."""
+
+    version: int
+    engines: tuple[str, ...]
+    quarantined: tuple[str, ...] = ()  # failed to take the version and are out of routing
+    confirmed_at: float = 0.0
+
+
+async def announce(redis: Redis, weights: WeightVersion) -> None:
+    """Make a complete version the newest. Raises ValueError if it is not above the newest known."""
+    newest = await newest_version(redis, weights.run_id)
+    if newest is not None and weights.version <= newest.version:
+        raise ValueError(f"weight version {weights.version} is not above the newest announced, {newest.version}")
+    await redis.set(keys.weights(weights.run_id), encode(weights))
+
+
+async def newest_version(redis: Redis, run_id: str) -> WeightVersion | None:
+    data = await redis.get(keys.weights(run_id))
+    return None if data is None else decode(data, WeightVersion)
+
+
+async def record_served(redis: Redis, run_id: str, served: ServedWeights) -> None:
+    await redis.set(keys.served(run_id), encode(served))
+
+
+async def served_weights(redis: Redis, run_id: str) -> ServedWeights | None:
+    data = await redis.get(keys.served(run_id))
+    return None if data is None else decode(data, ServedWeights)

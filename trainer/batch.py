@@ -1,0 +1,52 @@
+"""What the learner is fed: samples, and the batch that one optimizer step consumes.
+
+Plain numpy, no torch: everything before the learner stays importable on a machine without it. Shape suffixes: T tokens of one sample.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One unbroken run of tokens as the policy held them; each sampled token is trained in exactly one sample.
+
+    Sample(tokens_T=[7, 8, 9], trained_T=[False, True, True], versions_T=[-1, 4, 5], ...) was fed token 7 and drew 8 and 9,
+    the second after weights 5 had arrived. `behaviour_logprobs_T[t]` belongs to `tokens_T[t]`, given all tokens before it.
+    """
+
+    request_id: str
+    group_id: str
+    branch: int
+    tokens_T: npt.NDArray[np.int32]
+    trained_T: npt.NDArray[np.bool_]
+    behaviour_logprobs_T: npt.NDArray[np.float32]  # nats, under the distribution drawn from; 0 where not trained
+    advantages_T: npt.NDArray[np.float32]  # 0 where not trained
+    versions_T: npt.NDArray[np.int32]  # weight version that drew the token; -1 where not trained
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_T)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return int(self.trained_T.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Everything one optimizer step consumes, on every rank alike."""
+
+    step: int  # 1 for the first optimizer step of the run
+    samples: tuple[Sample, ...]
+    temperature: float  # the sampling temperature the behaviour log-probs belong to
+    num_trajectories: int
+    request_ids: tuple[str, ...]  # trajectories trained here, one entry each
+    lag_max: int  # in weight versions, over trajectories: version served by the learner minus version_first
+    lag_mean: float
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(sample.num_trained_tokens for sample in self.samples)

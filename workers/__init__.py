@@ -1,0 +1,1 @@
+"""The CPU fleet: one request in, one trajectory out."""

@@ -1,0 +1,1 @@
+"""Containers: where the agent's commands and the graders' scripts run."""
