@@ -1,0 +1,3 @@
+"""What Swerve stands on: services, images, serving processes. It is run, never imported by the other
+packages.
+"""

@@ -1,0 +1,104 @@
+"""Child processes that cannot outlive us: each in a group of its own, its output in a file of its own."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def dying_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
+    """For ``preexec_fn``: the child is sent ``death_signal`` when the thread that started it ends, however
+    it ends.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, death_signal)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
+
+    return prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running process of ours. ``name`` is for people."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM to the process, and after ``grace_s`` SIGKILL to whatever is left of its group."""
+        if self.alive:
+            self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        kill_group(self.pid)
+        self.process.wait()
+
+
+def start(
+    name: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    death_signal: signal.Signals | None = signal.SIGKILL,
+    to_screen: bool = False,
+) -> Child:
+    """Start ``command`` with both outputs appended to ``log``. It gets ``death_signal``, if any, when we die first."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if environment is None else dict(environment),
+            start_new_session=True,
+            preexec_fn=None if death_signal is None else dying_with_parent(death_signal),
+        )
+    return Child(name, process)
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL everything in the process group that ``leader`` founded."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def wait_until(ready: Callable[[], bool], *, child: Child, timeout_s: float, log: Path) -> float:
+    """Poll until ``ready``; returns the seconds it took. Raises RuntimeError if ``child`` ends or time runs
+    out first.
+    """
+    began_at = time.monotonic()
+    while not ready():
+        waited_s = time.monotonic() - began_at
+        if not child.alive:
+            raise RuntimeError(f"{child.name} ended with status {child.process.returncode}:\n{tail(log)}")
+        if waited_s > timeout_s:
+            raise RuntimeError(f"{child.name} is not ready after {waited_s:.0f} s:\n{tail(log)}")
+        time.sleep(0.1)
+    return time.monotonic() - began_at
+
+
+def tail(log: Path, num_lines: int = 20) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])

@@ -1,0 +1,166 @@
+"""Redis and Docker on one machine: started where none answers, and only what was started here is stopped again.
+
+    python -m infra.services up | down | status
+
+What answers already is left alone, by ``up`` and by ``down``. Logs, data and the notes of what we started are under
+``.run/`` at the repository's root.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from infra import processes
+
+ROOT = Path(__file__).parents[1]
+RUN = ROOT / ".run"
+REDIS_PORT = 6379
+START_S = 60.0
+STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    command: tuple[str, ...]
+    answers: Callable[[], bool]
+
+    @property
+    def log(self) -> Path:
+        return RUN / f"{self.name}.log"
+
+    @property
+    def note(self) -> Path:
+        """Says that we started it: its process id, and when that process began."""
+        return RUN / f"{self.name}.started"
+
+
+def redis_answers() -> bool:
+    with redis.Redis(port=REDIS_PORT, socket_connect_timeout=2, socket_timeout=2) as client:
+        try:
+            return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False
+
+
+def docker_answers() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0
+
+
+SERVICES = (
+    Service(
+        "redis",
+        (
+            *("redis-server", str(ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"),
+            *("--port", str(REDIS_PORT), "--dir", str(RUN / "redis")),
+        ),
+        redis_answers,
+    ),
+    Service("docker", ("dockerd",), docker_answers),
+)
+
+
+def bring_up(service: Service, *, attached: bool) -> float | None:
+    """Start ``service`` unless it answers; the seconds it took, or None. Raises RuntimeError if it cannot be started.
+
+    An attached one also ends when this process does, however that comes about.
+    """
+    if service.answers():
+        return None
+    if shutil.which(service.command[0]) is None:
+        raise RuntimeError(f"{service.name} does not answer and {service.command[0]} is not installed; run infra/setup/setup.sh")
+    (RUN / "redis").mkdir(parents=True, exist_ok=True)
+    child = processes.start(
+        service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
+    )
+    service.note.write_text(f"{child.pid} {began_at_ticks(child.pid)}")
+    return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
+
+
+def take_down(service: Service) -> bool:
+    """Stop ``service`` if we started it. True if it was stopped."""
+    pid = started_pid(service)
+    service.note.unlink(missing_ok=True)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    give_up_at = time.monotonic() + STOP_S
+    while is_running(pid) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    processes.kill_group(pid)
+    return True
+
+
+def started_pid(service: Service) -> int | None:
+    """The process that we started for ``service``, if it is still that process."""
+    if not service.note.exists():
+        return None
+    pid, ticks = map(int, service.note.read_text().split())
+    return pid if began_at_ticks(pid) == ticks else None
+
+
+def began_at_ticks(pid: int) -> int | None:
+    """When the process began, in clock ticks since boot: with the id it names a process for good."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_running(pid: int) -> bool:
+    """False too for one that has ended and waits to be reaped; ours are reaped here."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.services", description="Redis and Docker on this machine.")
+    parser.add_argument("action", choices=("up", "down", "status"))
+    action = parser.parse_args(argv).action
+    unwell = False
+    for service in SERVICES if action == "up" else reversed(SERVICES):
+        try:
+            print(f"{service.name}: {ACTIONS[action](service)}")
+        except RuntimeError as error:
+            print(f"{service.name}: {error}", file=sys.stderr)
+            unwell = True
+    return int(unwell)
+
+
+def up(service: Service) -> str:
+    took_s = bring_up(service, attached=False)
+    return "answers" if took_s is None else f"started ({took_s:.1f} s)"
+
+
+def down(service: Service) -> str:
+    return "stopped" if take_down(service) else "not ours, left alone"
+
+
+def status(service: Service) -> str:
+    whose = "started by us" if started_pid(service) else "not started by us"
+    return f"answers, {whose}" if service.answers() else "does not answer"
+
+
+ACTIONS: dict[str, Callable[[Service], str]] = {"up": up, "down": down, "status": status}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The serving processes: SGLang engines and the router in front of them."""

@@ -1,0 +1,121 @@
+"""Starts one SGLang engine, on the CPU or on GPUs, as Swerve's workers and learner need it.
+
+    python -m infra.serving.engine --model DIR [--port 30001] [--device cpu|cuda] [-- SGLANG FLAGS]
+
+The process becomes SGLang's own server: its pid, its signals, its exit status. Promises, on both devices:
+
+- tokens in, tokens out: no tokenizer is loaded, so requests carry ``input_ids`` and end by token id;
+- ``/health`` answers at once, also while generation is paused for new weights (the stock check generates a
+  token and would hang, and the router would take the engine for dead);
+- the weights it starts from have a version (``--weight-version``, default 0), as their successors will;
+- an idle engine sleeps.
+
+On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that
+refuse to be called (``cpu_shim/sitecustomize.py``), and its processes are forked, not spawned
+(``cpu_shim/forked_server.py``).
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+CPU_SHIM = Path(__file__).parent / "cpu_shim"
+# Imported by SGLang at module level, used only on GPUs, for pictures, sound, notebooks or constrained decoding.
+STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IPython")
+# Hidden: SGLang hooks into a real Triton by the first; its tensor dumper loads the second if it can.
+HIDDEN = ("triton.knobs", "megatron")
+
+COMMON_FLAGS = (
+    "--skip-tokenizer-init",
+    "--skip-server-warmup",
+    "--sleep-on-idle",
+    "--grammar-backend",
+    "none",
+)
+CPU_FLAGS = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    # The KV pool is bounded by --max-total-tokens; the fraction only has to leave room for it.
+    *("--disable-overlap-schedule", "--mem-fraction-static", "0.5"),
+)
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.serving.engine", description="Start one SGLang engine."
+    )
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face checkpoint")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30001)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", help="default: float32 on the CPU, the checkpoint's own on GPUs")
+    parser.add_argument("--num-threads", type=int, default=1, help="CPU only: threads of one forward pass")
+    parser.add_argument("--max-total-tokens", type=int, help="KV cache, in tokens; default: 16384 on the CPU")
+    parser.add_argument("--max-running-requests", type=int, help="default: 16 on the CPU")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this engine")
+    parser.add_argument("--weight-version", default="0", help="version of the weights in --model")
+    parser.add_argument(
+        "sglang_flags", nargs="*", metavar="SGLANG FLAGS", help="after --, passed on as they are"
+    )
+    return parser.parse_args(argv)
+
+
+def engine_command(arguments: argparse.Namespace) -> list[str]:
+    """The command line that serves these arguments."""
+    on_cpu = arguments.device == "cpu"
+    flags = [
+        "--model-path",
+        arguments.model,
+        "--host",
+        arguments.host,
+        "--port",
+        str(arguments.port),
+        *COMMON_FLAGS,
+    ]
+    flags += ["--weight-version", arguments.weight_version, "--tp-size", str(arguments.tensor_parallel)]
+    flags += CPU_FLAGS if on_cpu else ("--enable-metrics",)
+    dtype = arguments.dtype or ("float32" if on_cpu else None)
+    max_total_tokens = arguments.max_total_tokens or (16384 if on_cpu else None)
+    max_running_requests = arguments.max_running_requests or (16 if on_cpu else None)
+    if dtype:
+        flags += ["--dtype", dtype]
+    if max_total_tokens:
+        flags += ["--max-total-tokens", str(max_total_tokens)]
+    if max_running_requests:
+        flags += ["--max-running-requests", str(max_running_requests)]
+    module = "forked_server" if on_cpu else "sglang.launch_server"
+    return [sys.executable, "-m", module, *flags, *arguments.sglang_flags]
+
+
+def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str]) -> dict[str, str]:
+    """``inherited`` with what SGLang reads from the environment."""
+    environment = inherited | {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if arguments.device == "cuda":
+        return environment
+    python_path = os.pathsep.join(filter(None, (str(CPU_SHIM), inherited.get("PYTHONPATH"))))
+    return environment | {
+        "PYTHONPATH": python_path,
+        "SWERVE_CPU_SHIM": ",".join((*STAND_INS, *(f"-{module}" for module in HIDDEN))),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": str(arguments.num_threads),
+    }
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    arguments = parse_arguments(argv)
+    if not (Path(arguments.model) / "config.json").is_file():
+        raise SystemExit(
+            f"--model {arguments.model}: no config.json in it; give the directory of a checkpoint"
+        )
+    command = engine_command(arguments)
+    os.execve(command[0], command, engine_environment(arguments, dict(os.environ)))
+
+
+if __name__ == "__main__":
+    main()

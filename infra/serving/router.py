@@ -1,0 +1,71 @@
+"""Starts the router: one address in front of all engines, and one control plane over them.
+
+    python -m infra.serving.router [--engine URL ...] [--port 30000] [-- SMG FLAGS]
+
+The process becomes ``smg``. Promises:
+
+- ``POST /generate`` goes to one engine; requests with the same ``X-SMG-Routing-Key`` header go to the same
+  one while it lives, and others where their prefix is cached;
+- ``/v1/rl/engine/PATH?selector=engine=sglang`` reaches every engine (pause, update weights, continue);
+- ``POST /workers {"url": ...}`` adds an engine, ``GET /workers`` lists them, ``DELETE /workers/ID`` removes
+  one;
+- ``GET /readiness`` is 200 once an engine can be used, 503 before;
+- nothing is retried here: a try that failed is the caller's to see, to count and to repeat.
+
+An engine that is paused for new weights, or that is busy with long generations, answers nobody for a while.
+The router's guesses about overloaded, stalled and wedged engines would take it out, so they are off: an
+engine is out only when its ``/health`` fails.
+"""
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+NEVER_S = "86400"
+FLAGS = (
+    *("--policy", "cache_aware", "--routing-key-override", "--enable-rl", "--disable-tokenizer-autoload"),
+    *(
+        "--worker-startup-check-interval",
+        "1",
+        "--health-check-interval-secs",
+        "1",
+        "--health-failure-threshold",
+        "5",
+    ),
+    *("--disable-retries", "--disable-circuit-breaker", "--disable-worker-overload-protection"),
+    *("--worker-wedge-secs", NEVER_S, "--worker-stall-secs", NEVER_S, "--worker-stale-secs", "0"),
+    *("--shutdown-grace-period-secs", "5", "--request-timeout-secs", "3600"),
+)
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m infra.serving.router", description="Start the router.")
+    parser.add_argument("--engine", action="append", default=[], metavar="URL", help="repeat for each engine")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument(
+        "--metrics-port", type=int, default=29000, help="Prometheus metrics, on the same host"
+    )
+    parser.add_argument("--log-level", default="warn", choices=("debug", "info", "warn", "error"))
+    parser.add_argument("smg_flags", nargs="*", metavar="SMG FLAGS", help="after --, passed on as they are")
+    return parser.parse_args(argv)
+
+
+def router_command(arguments: argparse.Namespace) -> list[str]:
+    """The command line that serves these arguments."""
+    command = [sys.executable, "-m", "smg", "launch", "--host", arguments.host, "--port", str(arguments.port)]
+    command += ["--prometheus-host", arguments.host, "--prometheus-port", str(arguments.metrics_port)]
+    command += ["--log-level", arguments.log_level, *FLAGS]
+    if arguments.engine:
+        command += ["--worker-urls", *arguments.engine]
+    return [*command, *arguments.smg_flags]
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    command = router_command(parse_arguments(argv))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

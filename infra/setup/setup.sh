@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes .venv at the repository's root from constraints.txt, and installs the Debian packages that are missing.
+# The second time it only compares a stamp, unless a file that decides the outcome has changed.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+readonly venv=.venv
+readonly stamp="$venv/.setup-stamp"
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt)
+
+say() { printf 'setup: %s\n' "$*"; }
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+install_missing_programs() {
+    local missing=()
+    command -v redis-server >/dev/null || missing+=(redis-server)
+    command -v dockerd >/dev/null || missing+=(docker.io)
+    command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+    command -v git >/dev/null || missing+=(git)
+    command -v curl >/dev/null || missing+=(curl)
+    command -v iptables >/dev/null || missing+=(iptables)
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v apt-get >/dev/null || {
+        say "please install ${missing[*]}: this is not a Debian system" >&2
+        exit 1
+    }
+    say "installing ${missing[*]}"
+    as_root apt-get -q -y update >/dev/null
+    # Services are started by infra.services where none answers, not by the packages.
+    as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get -q -y install --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+install_packages() {
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint constraints.txt)
+    say "installing Python packages into $venv (some minutes the first time)"
+    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    # First and by itself: asked for in this form, a CPU build lying on the machine is preferred to the CUDA one.
+    "${pip[@]}" torch==2.13.0
+    "$venv/bin/python" infra/setup/extras.py workers trainer serving dev |
+        "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
+    "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+}
+
+fingerprint="$(sha256sum "${inputs[@]}" | sha256sum | cut -c1-64)"
+install_missing_programs
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$fingerprint" ]; then
+    exit 0
+fi
+began=$SECONDS
+install_packages
+printf '%s\n' "$fingerprint" >"$stamp"
+say "done in $((SECONDS - began)) s"

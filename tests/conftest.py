@@ -1,0 +1,141 @@
+"""What the tests stand on, all of it real: a Redis of our own, this machine's Docker, an engine behind its
+router.
+
+Everything is started once per session, only when a test asks for it, and ends with the session. What is
+missing is an error, never a skip.
+"""
+
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import pytest
+from redis.asyncio import Redis
+
+from infra import processes
+from infra.images.build import IMAGES, ensure_image
+from tests.tiny_llama import write_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One SGLang engine on the CPU behind the router. Both are shared by all tests: leave them running and
+    unpaused.
+    """
+
+    router_url: str
+    engine_url: str
+    model_dir: Path
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A redis-server of our own on a Unix socket: no port to race for, nobody else's data near, nothing on
+    disk.
+    """
+    with tempfile.TemporaryDirectory(prefix="swerve-redis-") as directory, ExitStack() as cleanup:
+        path, log = Path(directory, "redis.sock"), Path(directory, "redis.log")
+        command = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            str(path),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        child = processes.start("redis-server", command, log=log)
+        cleanup.callback(child.stop, grace_s=5)
+        processes.wait_until(path.exists, child=child, timeout_s=20, log=log)
+        yield f"unix://{path}?db=0"
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    """A client of an empty database; it answers in bytes."""
+    async with Redis.from_url(redis_url) as client:
+        await client.flushdb()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def docker_client() -> Iterator[docker.DockerClient]:
+    with closing(docker.from_env()) as client:
+        client.ping()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def task_image(docker_client: docker.DockerClient) -> str:
+    """The tag of the image that tasks without an image of their own run in."""
+    ensure_image(IMAGES["task-base"])
+    return IMAGES["task-base"].tag
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with random weights, and a tokenizer with ChatML's tokens and template."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A real engine and a real router; some ten seconds to start."""
+    logs = tmp_path_factory.mktemp("serving")
+    engine_port, router_port, metrics_port = free_ports(3)
+    engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
+    engine_command = [
+        sys.executable,
+        "-m",
+        "infra.serving.engine",
+        "--model",
+        str(tiny_model),
+        f"--port={engine_port}",
+    ]
+    router_command = [
+        sys.executable,
+        "-m",
+        "infra.serving.router",
+        f"--engine={engine_url}",
+        f"--port={router_port}",
+    ]
+    with ExitStack() as cleanup:
+        engine = processes.start("engine", engine_command, log=logs / "engine.log")
+        cleanup.callback(engine.stop, grace_s=1)
+        router = processes.start(
+            "router", [*router_command, f"--metrics-port={metrics_port}"], log=logs / "router.log"
+        )
+        cleanup.callback(router.stop, grace_s=1)
+
+        def ready() -> bool:
+            return answers_ok(f"{router_url}/readiness")
+
+        # The router is ready once the engine is; a dead engine is the likelier reason to wait in vain.
+        processes.wait_until(ready, child=engine, timeout_s=300, log=logs / "engine.log")
+        yield Serving(router_url=router_url, engine_url=engine_url, model_dir=tiny_model)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def answers_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,60 @@
+"""The tokenizer and the chat template: exact, whole words, append-only, and the same through transformers."""
+
+import random
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from trainer.demo.conversation import Message, Templates
+from trainer.demo.family import make_task
+from trainer.demo.teacher import PATIENT, teach
+from trainer.demo.tokenizer import build_tokenizer, padded_vocabulary_size, save_tokenizer
+from trainer.demo.words import LOCALS, NEW_NOUNS, NEW_VERBS, NOUNS, VERBS
+
+
+@pytest.fixture(scope="module")
+def lesson() -> list[Message]:
+    return teach(make_task(0, "warmstart", 1), random.Random(0), Templates(), PATIENT).messages
+
+
+@pytest.mark.parametrize(
+    "text", ["héllo ✓ wörld\r\n\t x", "def merge_tax(a, b):\n    return 123456", "\x00\x7f"]
+)
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    tokenizer = build_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_every_word_of_the_family_is_one_token() -> None:
+    tokenizer = build_tokenizer()
+    for word in VERBS + NOUNS + LOCALS + NEW_VERBS + NEW_NOUNS:
+        assert len(tokenizer.encode(word).ids) == 1, word
+    assert padded_vocabulary_size(tokenizer) % 64 == 0
+
+
+def test_transformers_reads_the_same_tokens_and_template(tmp_path: Path, lesson: list[Message]) -> None:
+    tokenizer = build_tokenizer()
+    save_tokenizer(tokenizer, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": message.role, "content": message.content} for message in lesson]
+    text = "".join(message.rendered() for message in lesson)
+    assert loaded.apply_chat_template(chat, tokenize=False) == text
+    assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text).ids
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.eos_token == "<|end|>"
+
+
+def test_a_longer_conversation_starts_with_the_shorter_ones_tokens(
+    tmp_path: Path, lesson: list[Message]
+) -> None:
+    tokenizer = build_tokenizer()
+    save_tokenizer(tokenizer, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": message.role, "content": message.content} for message in lesson]
+    turns = [n for n, message in enumerate(lesson) if message.role == "assistant"]
+    whole = tokenizer.encode(loaded.apply_chat_template(chat, tokenize=False)).ids
+    for turn in turns:
+        prompt = loaded.apply_chat_template(chat[:turn], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(prompt).ids
+        assert whole[: len(ids)] == ids

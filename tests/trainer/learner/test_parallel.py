@@ -1,0 +1,152 @@
+"""Two processes against one: every layout must lead to the weights that one process would have reached."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import distributed
+
+from tests.trainer.learner.ranks import Case, Seen, gradient_case
+from tests.trainer.learner.tiny import config, largest_difference, make_samples, train, write_model
+from trainer.learner.config import LearnerConfig, LossConfig
+from trainer.learner.hf import SINGLE_FILE
+from trainer.learner.logprobs import vocab_parallel_logprobs
+from trainer.learner.megatron import Learner
+
+pytestmark = pytest.mark.cpu_only
+
+REPOSITORY = Path(__file__).parents[3]
+LAYOUTS = {
+    "data": {},
+    "data, few samples a pass": {"micro_batch_tokens": 300},
+    "data, distributed optimizer": {"distributed_optimizer": True},
+    "tensor": {"tensor_parallel": 2},
+    "tensor, distributed optimizer": {"tensor_parallel": 2, "distributed_optimizer": True},
+    "tensor, odd vocabulary": {"tensor_parallel": 2},
+    "pipeline": {"pipeline_parallel": 2},
+    "pipeline, tied": {"pipeline_parallel": 2},
+    "pipeline, tied, MLPs only": {"pipeline_parallel": 2, "train_only": (".mlp.",)},
+    "pipeline, minibatches, reference": {
+        "pipeline_parallel": 2,
+        "num_minibatches": 2,
+        "loss": LossConfig(reference_kl=0.1),
+    },
+    "data, resumed": {},
+    "tensor, resumed": {"tensor_parallel": 2},
+    "tensor, distributed optimizer, resumed": {"tensor_parallel": 2, "distributed_optimizer": True},
+    "data, distributed optimizer, resumed": {"distributed_optimizer": True},
+    "pipeline, resumed": {"pipeline_parallel": 2},
+}
+
+
+def single(options: LearnerConfig) -> LearnerConfig:
+    return msgspec.structs.replace(options, tensor_parallel=1, pipeline_parallel=1)
+
+
+@pytest.fixture(scope="module")
+def models(qwen3: Path, tied_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    odd = write_model(tmp_path_factory.mktemp("odd"), "qwen2", vocab_size=63)
+    return {name: tied_llama if "tied" in name else odd if "odd" in name else qwen3 for name in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Written by one process after three steps, with the plain and with the distributed optimizer."""
+    written = {}
+    for distributed_optimizer in (False, True):
+        learner = Learner(config(distributed_optimizer=distributed_optimizer), model_directory=qwen3)
+        train(learner, 3)
+        written[distributed_optimizer] = tmp_path_factory.mktemp("checkpoint") / "step-3"
+        learner.save(written[distributed_optimizer], b"one process")
+    return written
+
+
+@pytest.fixture(scope="module")
+def results(models: dict[str, Path], checkpoints: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left behind."""
+    results = tmp_path_factory.mktemp("two")
+    cases = []
+    for name, changes in LAYOUTS.items():
+        options = config(**changes)
+        resume_from = str(checkpoints[options.distributed_optimizer]) if "resumed" in name else None
+        cases.append(
+            Case(
+                name=name,
+                config=options,
+                model_directory=str(models[name]),
+                resume_from=resume_from,
+                vocab_size=63 if "odd" in name else 64,
+            )
+        )
+    (results / "plan.json").write_bytes(msgspec.json.encode(cases))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "tests.trainer.learner.ranks", str(results / "plan.json"), str(results)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-8000:]
+    return results
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_processes_learn_what_one_would(
+    name: str, models: dict[str, Path], checkpoints: dict[bool, Path], results: Path, tmp_path: Path
+) -> None:
+    options, vocab_size = single(config(**LAYOUTS[name])), 63 if "odd" in name else 64
+    learner = Learner(options, model_directory=models[name])
+    if "resumed" in name:
+        learner.restore(checkpoints[options.distributed_optimizer])
+    logprobs = learner.logprobs(make_samples(vocab_size=vocab_size), 0.8)
+    losses = train(learner, 4, vocab_size=vocab_size)
+    learner.export(tmp_path / "one")
+
+    seen = msgspec.json.decode((results / f"{name}.json").read_bytes(), type=Seen)
+    for expected, observed in zip(logprobs, seen.logprobs, strict=True):
+        np.testing.assert_allclose(observed, expected, atol=2e-5)
+    np.testing.assert_allclose(seen.losses, losses, rtol=1e-4)
+    assert set(seen.adam_steps) == set(learner.adam_steps())
+    one, two, start = (
+        load_file(directory / SINGLE_FILE) for directory in (tmp_path / "one", results / name, models[name])
+    )
+    assert largest_difference(one, start) > 5e-3
+    assert largest_difference(one, two) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["tensor", "data, distributed optimizer", "pipeline"])
+def test_what_two_processes_saved_one_can_go_on_from(
+    name: str, models: dict[str, Path], results: Path, tmp_path: Path
+) -> None:
+    learner = Learner(single(config(**LAYOUTS[name])), model_directory=models[name])
+    assert learner.restore(results / f"{name}-checkpoint") == b"two processes"
+    assert set(learner.adam_steps()) == {4.0}
+    learner.export(tmp_path / "resumed")
+    restored, exported = load_file(tmp_path / "resumed" / SINGLE_FILE), load_file(results / name / SINGLE_FILE)
+    assert largest_difference(restored, exported) == 0
+    uninterrupted = Learner(single(config(**LAYOUTS[name])), model_directory=models[name])
+    expected = train(uninterrupted, 7)[4:]
+    np.testing.assert_allclose(train(learner, 3), expected, rtol=1e-4)
+
+
+def test_the_gradient_of_split_logits_is_that_of_whole_ones(results: Path) -> None:
+    data, shards = gradient_case(), [np.load(results / f"gradient-{rank}.npz") for rank in range(2)]
+    logits = data["logits"].clone().requires_grad_()
+    logprobs, entropies = vocab_parallel_logprobs(
+        logits, data["targets"], temperature=0.7, vocab_size=37, group=distributed.group.WORLD
+    )
+    (gradient,) = torch.autograd.grad((logprobs * data["weights"]).sum(), logits)
+    joined = np.concatenate([shard["gradient"] for shard in shards], axis=1)
+    np.testing.assert_allclose(joined, gradient.numpy(), atol=1e-6)
+    for shard in shards:
+        np.testing.assert_allclose(shard["logprobs"], logprobs.detach().numpy(), atol=1e-6)
+        np.testing.assert_allclose(shard["entropies"], entropies.numpy(), atol=1e-6)
+
+
+def test_rank_0_leads_and_the_other_follows(results: Path, models: dict[str, Path]) -> None:
+    seen = msgspec.json.decode((results / "fed.json").read_bytes())
+    expected = train(Learner(config(), model_directory=models["data"]), 3)
+    np.testing.assert_allclose(seen["losses"], expected, rtol=1e-4)
+    assert (seen["extra"], seen["steps"], seen["remembered"]) == ("cursor", 2, True)
+    assert (results / "fed" / SINGLE_FILE).exists()

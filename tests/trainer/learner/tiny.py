@@ -1,0 +1,106 @@
+"""Tiny random models in Hugging Face directories, and batches for them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from trainer.batch import Batch, Sample
+from trainer.learner.config import LearnerConfig
+from trainer.learner.megatron import Learner
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,  # large enough for wrong weights to show
+}
+LENGTHS = (7, 33, 2, 20, 12, 28)
+
+
+def write_model(directory: Path, family: str, **changes: Any) -> Path:
+    """A random model of one family, its norms and biases random too, as Hugging Face saves it."""
+    torch.manual_seed(11)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SHAPE | changes))).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+    model.save_pretrained(directory)
+    return directory
+
+
+def read_reference(directory: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: float = 1.0) -> torch.Tensor:
+    """By Hugging Face's own model, one sample by itself: log-probs of all tokens but the first."""
+    tokens = torch.from_numpy(sample.tokens_T).long()[None]
+    logprobs = torch.log_softmax(model(tokens).logits[0, :-1] / temperature, dim=-1)
+    return logprobs.gather(1, tokens[0, 1:, None])[:, 0]
+
+
+def config(**changes: Any) -> LearnerConfig:
+    """Adam's eps is above the noise of fp32 sums, which it would otherwise blow up to whole steps."""
+    return LearnerConfig(**({"lr": 2e-3, "eps": 1e-5, "dtype": "fp32", "micro_batch_tokens": 64} | changes))
+
+
+def make_samples(lengths: tuple[int, ...] = LENGTHS, *, vocab_size: int = 64, seed: int = 0) -> tuple[Sample, ...]:
+    """Random tokens, about two thirds of them trained, with the log-probs of a policy not far from uniform."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for index, length in enumerate(lengths):
+        trained = rng.random(length) < 0.67
+        trained[0], trained[-1] = False, True
+        samples.append(
+            Sample(
+                request_id=f"request-{index}",
+                group_id=f"group-{index // 2}",
+                branch=0,
+                tokens_T=rng.integers(0, vocab_size, length, dtype=np.int32),
+                trained_T=trained,
+                behaviour_logprobs_T=np.where(trained, rng.normal(-4.2, 0.3, length), 0).astype(np.float32),
+                advantages_T=np.where(trained, rng.normal(), 0).astype(np.float32),
+                versions_T=np.where(trained, 0, -1).astype(np.int32),
+            )
+        )
+    return tuple(samples)
+
+
+def make_batch(samples: tuple[Sample, ...], *, step: int = 1, temperature: float = 1.0) -> Batch:
+    return Batch(
+        step=step,
+        samples=samples,
+        temperature=temperature,
+        num_trajectories=len(samples),
+        request_ids=tuple(sample.request_id for sample in samples),
+        lag_max=0,
+        lag_mean=0.0,
+    )
+
+
+def train(learner: Learner, num_steps: int, *, vocab_size: int = 64) -> list[tuple[float, float]]:
+    """Loss and gradient norm of some steps, each on its own batch; which batch depends on the steps taken before."""
+    seen = []
+    for _ in range(num_steps):
+        step = learner.steps + 1
+        metrics = learner.step(make_batch(make_samples(vocab_size=vocab_size, seed=step), step=step))
+        seen.append((metrics.loss, metrics.grad_norm))
+    return seen
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    """What the last update's gradient was, before clipping; as Megatron names and lays out the parameters."""
+    return {name: p.main_grad.clone() for name, p in learner._model.named_parameters() if p.requires_grad}
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

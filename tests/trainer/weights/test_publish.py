@@ -1,0 +1,240 @@
+"""New weights reach a real engine behind a real router, while it is sampling."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import aiohttp.test_utils
+import aiohttp.web
+import pytest
+from redis.asyncio import Redis
+
+from pipeline import weights
+from tests.conftest import Serving
+from tests.tiny_llama import write_checkpoint
+from trainer.weights.engines import EngineFailure, Engines, PauseMode
+from trainer.weights.publish import NoEngineServes, Publisher
+
+RUN = "publishing"
+
+
+@pytest.fixture
+async def engines(serving: Serving) -> AsyncIterator[Engines]:
+    async with Engines(serving.router_url, control_s=20, update_s=60) as engines:
+        yield engines
+        for worker in await engines.routed():
+            if worker.url != serving.engine_url:
+                await engines.quarantine(worker)
+        await engines.resume(serving.engine_url)
+        await eventually_routed(engines, {serving.engine_url})
+
+
+@pytest.fixture
+def publisher(redis: Redis, engines: Engines, tmp_path: Path) -> Publisher:
+    return Publisher(redis, RUN, directory=tmp_path / "weights", export=write_checkpoint, engines=engines)
+
+
+async def generate(router_url: str, num_tokens: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": num_tokens, "temperature": 1.0, "ignore_eos": True}
+    body = {"input_ids": [5, 6, 7], "sampling_params": sampling, "return_logprob": True}
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{router_url}/generate", json=body) as response,
+    ):
+        return await response.json()
+
+
+async def until_sampling(engine_url: str) -> None:
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        while True:
+            async with http.get(f"{engine_url}/v1/loads") as response:
+                if (await response.json())["loads"][0]["num_running_reqs"]:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def eventually_routed(engines: Engines, urls: set[str]) -> None:
+    """Return once the router's list is `urls`; the test's own time limit ends a wait in vain."""
+    while True:
+        if {worker.url for worker in await engines.routed()} == urls:
+            return
+        await asyncio.sleep(0.05)
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def num_bytes(path: Path) -> int:
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generation(
+    serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, mode: PauseMode
+) -> None:
+    publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=engines, mode=mode)
+    await publisher.publish(0, step=0)
+    request = asyncio.create_task(generate(serving.router_url, 1500))
+    await until_sampling(serving.engine_url)
+    row = await publisher.publish(1, step=4)
+    assert not request.done(), "the generation must be longer than the publication"
+    reply = await request
+    before, after = reply["meta_info"]["weight_versions"]
+    assert (before["version"], after["version"]) == ("0", "1")
+    assert 0 < before["end"] == after["start"] < after["end"] == 1500
+    assert (row.engines, row.quarantined) == ((serving.engine_url,), ())
+    served = await weights.served_weights(redis, RUN)
+    assert served is not None
+    assert (served.version, served.engines) == (1, (serving.engine_url,))
+
+
+async def test_abort_hands_back_what_was_sampled_so_far(
+    serving: Serving, redis: Redis, engines: Engines, tmp_path: Path
+) -> None:
+    publisher = Publisher(
+        redis, RUN, directory=tmp_path, export=write_checkpoint, engines=engines, mode="abort"
+    )
+    await publisher.publish(0, step=0)
+    request = asyncio.create_task(generate(serving.router_url, 3000))
+    await until_sampling(serving.engine_url)
+    await publisher.publish(1, step=1)
+    meta = (await request)["meta_info"]
+    assert meta["finish_reason"]["type"] == "abort"
+    assert {span["version"] for span in meta["weight_versions"]} == {"0"}
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "1"
+
+
+async def test_what_is_announced_is_what_lies_in_the_directory(publisher: Publisher, redis: Redis) -> None:
+    row = await publisher.publish(0, step=7)
+    announced = await weights.newest_version(redis, RUN)
+    assert announced is not None
+    assert (announced.version, announced.step, announced.num_bytes) == (0, 7, row.num_bytes)
+    assert num_bytes(Path(announced.directory, "model.safetensors")) == row.num_bytes
+    assert await publisher.next_version() == 1
+
+
+@contextlib.asynccontextmanager
+async def wedged_engine() -> AsyncGenerator[str]:
+    """The address of something that is in good health and refuses everything else; it is gone afterwards."""
+
+    async def answer(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+        return aiohttp.web.Response(status=200 if request.path == "/health" else 500)
+
+    async with aiohttp.test_utils.RawTestServer(answer, host="127.0.0.1") as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def test_an_engine_that_fails_is_quarantined_and_the_other_keeps_serving(
+    serving: Serving, engines: Engines, publisher: Publisher
+) -> None:
+    async with wedged_engine() as wedged_url:
+        await engines.readmit(wedged_url)
+        await eventually_routed(engines, {serving.engine_url, wedged_url})
+        row = await publisher.publish(0, step=0)
+        assert (row.engines, row.quarantined) == ((serving.engine_url,), (wedged_url,))
+        await eventually_routed(engines, {serving.engine_url})
+        assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+    again = await publisher.publish(1, step=1)
+    assert again.quarantined == (wedged_url,), "it is offered every later version, also while it is dead"
+
+
+async def test_a_quarantined_engine_comes_back_once_it_confirms(
+    serving: Serving, engines: Engines, publisher: Publisher, redis: Redis
+) -> None:
+    (worker,) = await engines.routed()
+    await engines.quarantine(worker)
+    await eventually_routed(engines, set())
+    left_out = weights.ServedWeights(version=0, engines=(), quarantined=(serving.engine_url,))
+    await weights.record_served(redis, RUN, left_out)
+    row = await publisher.publish(1, step=1)
+    assert (row.engines, row.quarantined) == ((serving.engine_url,), ())
+    await eventually_routed(engines, {serving.engine_url})
+
+
+async def test_an_engine_that_cannot_read_the_weights_goes_on_with_the_old_ones(
+    serving: Serving, redis: Redis, engines: Engines, publisher: Publisher, tmp_path: Path
+) -> None:
+    await publisher.publish(0, step=0)
+
+    def broken(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(b"no weights")
+
+    bad = Publisher(redis, RUN, directory=tmp_path / "weights", export=broken, engines=engines)
+    with pytest.raises(NoEngineServes, match="version 1"):
+        await bad.publish(1, step=1)
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+    await publisher.publish(2, step=1)
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "2"
+
+
+async def test_an_engine_left_paused_or_behind_catches_up(
+    serving: Serving, engines: Engines, publisher: Publisher, tmp_path: Path
+) -> None:
+    await publisher.publish(0, step=0)
+    elsewhere = write_checkpoint(tmp_path / "elsewhere", seed=1)
+    await engines.pause(serving.engine_url, "retract")
+    await engines.update(serving.engine_url, directory=str(elsewhere), version=0, mode="retract")
+    served = await publisher.catch_up()
+    assert served is not None
+    assert served.engines == (serving.engine_url,)
+    assert (await engines.served(serving.engine_url)).model_path == str(tmp_path / "weights" / "v000000")
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+
+
+async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with Engines(url, control_s=0.2) as engines:
+            with pytest.raises(EngineFailure, match=r"no answer within 0\.2 s"):
+                await engines.served(url)
+
+
+async def test_a_directory_is_never_seen_half_written(redis: Redis, tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+
+    def export(directory: Path) -> None:
+        write_checkpoint(directory)
+        seen.append({name for name in names(tmp_path) if not name.startswith(".")})
+
+    publisher = Publisher(redis, RUN, directory=tmp_path, export=export, engines=None)
+    await publisher.publish(0, step=0)
+    await publisher.publish(1, step=1)
+    assert seen == [set(), {"v000000"}], "while the export runs, only earlier versions have a name"
+
+
+async def test_an_export_that_fails_announces_nothing(redis: Redis, tmp_path: Path) -> None:
+    def export(directory: Path) -> None:
+        write_checkpoint(directory)
+        raise OSError("disk full")
+
+    publisher = Publisher(redis, RUN, directory=tmp_path, export=export, engines=None)
+    with pytest.raises(OSError, match="disk full"):
+        await publisher.publish(0, step=0)
+    assert await weights.newest_version(redis, RUN) is None
+    assert names(tmp_path) == {".v000000.writing"}
+
+
+async def test_without_engines_versions_go_to_disk_and_only_the_newest_stay(
+    redis: Redis, tmp_path: Path
+) -> None:
+    publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None, keep=2)
+    for version in range(4):
+        await publisher.publish(version, step=version)
+    assert names(tmp_path) == {"v000002", "v000003"}
+
+
+async def test_a_version_is_never_used_twice(redis: Redis, tmp_path: Path) -> None:
+    first = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None)
+    await first.publish(0, step=0)
+    shutil.rmtree(tmp_path)
+    restarted = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None)
+    with pytest.raises(ValueError, match="take 1"):
+        await restarted.publish(0, step=0)
+    assert await restarted.next_version() == 1

@@ -1,0 +1,99 @@
+"""What tests of an episode are built from: a claim with limits as given, replies, a shell on this machine."""
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from pipeline.request import Claim, Limits, RolloutRequest, Sampling
+from pipeline.task import ExitCode, Task
+from workers.sandbox.command import CommandResult
+
+AGENT = """
+agent:
+  system_template: You fix code.
+  instance_template: "Fix this: {{task}}"
+  action_observation_template: |-
+    <returncode>{{output.returncode}}</returncode>
+    <output>
+    {{output.output}}</output>
+  format_error_template: "REFUSED: {{error}}"
+  timeout_template: "STOPPED after {{timeout}} s: {{action.action}} {{output}}"
+"""
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
+
+
+def claim(
+    *,
+    agent: str = AGENT,
+    tokenizer: str = "",
+    image: str = "none",
+    sampling: dict[str, Any] | None = None,
+    **limits: Any,
+) -> Claim:
+    """A claim of a request whose limits and sampling are the defaults with these changes."""
+    task = Task(
+        id="test:1",
+        repo="acme/calc",
+        base_commit="",
+        image=image,
+        workdir="/workspace",
+        problem="add() subtracts {{really}}",
+        verdict=ExitCode(eval_script="true"),
+    )
+    request = RolloutRequest(
+        id="run-1.0.0",
+        run_id="run-1",
+        purpose="train",
+        task=task,
+        group_id="run-1.0",
+        member=0,
+        group_size=1,
+        version_at_enqueue=0,
+        sampling=Sampling(**(sampling or {})),
+        limits=replace(Limits(), **limits),
+        agent_config=agent,
+        tokenizer=tokenizer,
+        enqueued_at=0.0,
+    )
+    return Claim(request=request, attempt=1, worker="test/1", claimed_at=0.0)
+
+
+def bash(command: str) -> str:
+    """A reply that asks for `command`."""
+    return f"THOUGHT: let us see.\n\n```bash\n{command}\n```"
+
+
+@dataclass(slots=True)
+class LocalShell:
+    """bash in a git repository on this machine, with the promises of a sandbox."""
+
+    repository: Path
+
+    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
+        started_at = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            "bash",
+            "-c",
+            command,
+            cwd=self.repository,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        reading = asyncio.create_task(process.communicate())
+        done, _ = await asyncio.wait({reading}, timeout=timeout_s)
+        if not done:
+            os.killpg(process.pid, signal.SIGKILL)
+        output, _ = await reading
+        exit_code = process.returncode if done else None
+        return CommandResult(exit_code, output, 0, time.monotonic() - started_at)
+
+    async def diff(self) -> bytes:
+        return (await self.run("git add -A && git diff --cached HEAD", timeout_s=30)).output

@@ -1,0 +1,66 @@
+"""An image with a small broken repository, and sandboxes that must leave nothing behind."""
+
+import io
+import secrets
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import docker
+import pytest
+
+from workers.sandbox.docker import FLEET, DockerSandboxes
+
+FILES = {
+    "Dockerfile": """
+FROM {base}
+ENV PYTHONDONTWRITEBYTECODE=1 GIT_AUTHOR_DATE=2025-01-01T00:00:00Z GIT_COMMITTER_DATE=2025-01-01T00:00:00Z
+COPY repo /workspace
+WORKDIR /workspace
+RUN git init -q . && git add -A && git -c user.name=t -c user.email=t@example.invalid commit -qm base \\
+ && cp -r /workspace /testbed
+""",
+    "repo/calc.py": "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a - b\n",
+    "repo/tests/test_calc.py": "from calc import sub\n\n\ndef test_sub():\n    assert sub(3, 1) == 2\n",
+    "repo/conftest.py": "",
+    "repo/setup.cfg": "[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -p no:cacheprovider\n",
+    "repo/windows.txt": "one\r\ntwo\r\nthree\r\n",
+    "repo/logo.bin": "\0\1\2logo\0",
+    "repo/long.txt": "".join(f"line {number}\n" for number in range(60)),
+    "repo/.gitignore": "__pycache__/\n*.log\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RepoImage:
+    """`add` in calc.py subtracts. The same repository lies in /workspace and in /testbed."""
+
+    tag: str
+    commit: str
+
+
+@pytest.fixture(scope="session")
+def repo_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoImage]:
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as tar:
+        for name, text in FILES.items():
+            data = text.replace("{base}", task_image).encode() if name == "Dockerfile" else text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    context.seek(0)
+    tag = f"swerve-test:{secrets.token_hex(6)}"
+    docker_client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True)
+    commit = docker_client.containers.run(tag, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none")
+    yield RepoImage(tag, commit.decode().strip())
+    docker_client.images.remove(tag, force=True)
+
+
+@pytest.fixture
+async def sandboxes(docker_client: docker.DockerClient) -> AsyncIterator[DockerSandboxes]:
+    """A fleet of the test's own. No container of it may be left."""
+    fleet = secrets.token_hex(6)
+    sandboxes = DockerSandboxes(fleet=fleet)
+    yield sandboxes
+    await sandboxes.close()
+    assert docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}) == []

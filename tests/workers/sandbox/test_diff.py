@@ -1,0 +1,92 @@
+import asyncio
+
+import pytest
+
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+
+pytestmark = pytest.mark.docker
+
+TREE = "git add -A -f . && git -c core.fileMode=true write-tree"
+CHANGE_EVERYTHING = r"""
+sed -i 's/a - b/a + b/' calc.py
+printf 'one\r\n2\r\nthree\r\n' >windows.txt
+printf '\0\377new' >logo.bin
+rm long.txt
+chmod +x tests/test_calc.py
+mkdir 'new dir' && printf 'no newline' >'new dir/é"x'
+ln -s calc.py link
+: >empty
+"""
+
+
+async def tree_after(sandbox: DockerSandbox, command: str) -> bytes:
+    result = await sandbox.run(f"{{ {command}\n}} >/dev/null 2>&1; {TREE}", timeout_s=60)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+async def diff_after(sandboxes: DockerSandboxes, image: str, command: str) -> bytes:
+    async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
+        await sandbox.run(command, timeout_s=60)
+        return await sandbox.diff()
+
+
+async def test_a_diff_rebuilds_the_tree(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        await sandbox.run(CHANGE_EVERYTHING, timeout_s=60)
+        patch = await sandbox.diff()
+        changed = await tree_after(sandbox, ":")
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as fresh:
+        unchanged = await tree_after(fresh, ":")
+        quoted = "".join(f"\\x{byte:02x}" for byte in patch)
+        rebuilt = await tree_after(fresh, f"printf '{quoted}' | git apply")
+    assert rebuilt == changed != unchanged
+
+
+async def test_commits_of_the_agent_count(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
+    edit = "echo x >>calc.py"
+    commit = "git add -A; git -c user.name=a -c user.email=a@b commit -qm done"
+    plain = await diff_after(sandboxes, repo_image.tag, edit)
+    assert plain.startswith(b"diff --git a/calc.py b/calc.py\n")
+    assert await diff_after(sandboxes, repo_image.tag, f"{edit}; {commit}") == plain
+
+
+async def test_configuration_does_not_change_a_diff(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
+    edit = "echo x >>calc.py; echo y >new.py"
+    hostile = r"""
+git config --global diff.noprefix true; git config --global core.pager 'tr a-z A-Z'; git config color.ui always
+git config --global diff.external 'echo external'; git config diff.mnemonicPrefix true; git config diff.renames copies
+printf '#!/bin/sh\necho hook\nexit 1\n' >.git/hooks/pre-commit; chmod +x .git/hooks/*
+printf '*.py\n' >~/.ignored; git config --global core.excludesFile ~/.ignored; touch .git/index.lock
+"""
+    plain = await diff_after(sandboxes, repo_image.tag, edit)
+    assert b"+++ b/new.py" in plain
+    assert await diff_after(sandboxes, repo_image.tag, edit + hostile) == plain
+
+
+async def test_a_repository_that_git_refuses_has_no_patch(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    assert await diff_after(sandboxes, repo_image.tag, "echo x >>calc.py; rm -rf .git") == b""
+
+
+async def test_a_diff_can_follow_a_command_that_was_cancelled(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await sandbox.run("echo x >new; while :; do echo noise; done", timeout_s=60)
+        assert b"+++ b/new" in await sandbox.diff()
+        assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
+
+
+async def test_a_diff_ends_what_still_writes(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
+    noise = "(while :; do echo noise; date >>calc.py; done) & sleep 0.2"
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        await sandbox.run(noise, timeout_s=30)
+        first = await sandbox.diff()
+        assert first.startswith(b"diff --git a/calc.py b/calc.py\n")
+        assert await sandbox.diff() == first

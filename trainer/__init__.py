@@ -1,0 +1,1 @@
+"""One run: decides what is asked, learns from what came back. Imports `pipeline` only; torch lives in `learner/` and `feed.py`."""

@@ -1,0 +1,146 @@
+"""Owns the written form of the family: a folder per task in swe-task-generator's layout.
+
+``DIR/{train,heldout}/task_NNN/`` holds task.json, Dockerfile, eval_script.sh and ``repo/``, a git
+repository with one commit. Author and date are fixed, so commit hashes are a function of the seed. The
+hidden tests are in task.json's ``test_patch`` alone: neither the image nor the repository has them.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.demo.family import DemoTask, make_tasks
+from trainer.demo.words import Split
+
+BASE_IMAGE = "swerve/task-base:1"
+CREATED_AT = "2025-01-01T00:00:00+00:00"
+WORKDIR = "/workspace"
+# Python trusts a bytecode file whose source has the same size and second, and edits here are that quick.
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
+# COPY comes last, so that all images share every step but one.
+DOCKERFILE = "\n".join([
+    f"FROM {BASE_IMAGE}",
+    *(f"ENV {key}={value}" for key, value in ENVIRONMENT.items()),
+    f"WORKDIR {WORKDIR}",
+    f"COPY repo {WORKDIR}",
+    "",
+])  # fmt: skip
+_GIT = ("git", "-c", "user.name=demo", "-c", "user.email=demo@example.invalid", "-c", "core.autocrlf=false",
+        "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=main")  # fmt: skip
+
+
+def write_family(directory: Path, *, seed: int, num_train: int, num_heldout: int, image_prefix: str) -> int:
+    """Writes both splits and returns the number of tasks.
+
+    Raises ValueError when `directory` already holds something else.
+    """
+    counts: dict[Split, int] = {"train": num_train, "heldout": num_heldout}
+    for split, count in counts.items():
+        if (directory / split).exists():
+            raise ValueError(f"out: {directory / split} exists already; name a new directory")
+        for number, task in enumerate(make_tasks(seed, split, count), 1):
+            write_task(task, directory / split / f"task_{number:03d}", image_prefix)
+    return num_train + num_heldout
+
+
+def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
+    """Writes one task's folder."""
+    tests = hidden_tests(task)
+    script = eval_script(tests, len(task.checks))
+    repo = directory / "repo"
+    base_commit = _commit_base(task, repo)
+    head_commit, fix_patch, test_patch = _derive_patches(task, repo, tests)
+    record = {
+        "instance_id": task.name,
+        "repo": "swerve/demo",
+        "base_commit": base_commit,
+        "head_commit": head_commit,
+        "problem_statement": task.issue,
+        "gold_patch": fix_patch + test_patch,
+        "fix_patch": fix_patch,
+        "test_patch": test_patch,
+        "test_files": list(tests),
+        "changed_files": [task.path, *tests],
+        "image_name": f"{image_prefix}:{task.name}",
+        "eval_script": script,
+        "pr_number": 1,
+        "pr_title": f"Mend {task.function}",
+        "merged": True,
+        "created_at": CREATED_AT,
+        "generation_method": "generated",
+        "kind": task.kind,
+    }
+    (directory / "task.json").write_text(json.dumps(record, indent=2) + "\n")
+    (directory / "Dockerfile").write_text(DOCKERFILE)
+    (directory / "eval_script.sh").write_text(script)
+
+
+def hidden_tests(task: DemoTask) -> dict[str, str]:
+    """The test file by path: one assertion for each of the task's checks."""
+    module = task.path.removesuffix(".py").rsplit("/", 1)[1]
+    lines = [
+        "import sys",
+        "",
+        'sys.path.insert(0, ".")',
+        f"from {task.module} import {task.function}",
+        "",
+        *(f"assert {call} == {value}" for call, value in task.checks),
+        f'print("passed {len(task.checks)}")',
+        "",
+    ]
+    return {f"tests/test_{module}.py": "\n".join(lines)}
+
+
+def eval_script(tests: Iterable[str], num_checks: int) -> str:
+    """The grading script: exit status 0 only when every test file reaches its last line.
+
+    The last line is looked for because a patched module could end the interpreter early with status 0.
+    """
+    runs = (f'test "$(python3 {path} | tail -n 1)" = "passed {num_checks}"' for path in tests)
+    return "\n".join(["#!/bin/bash", "set -e", f"cd {WORKDIR}", *runs, ""])
+
+
+def _commit_base(task: DemoTask, repo: Path) -> str:
+    _write_files(repo, {**task.files, ".gitignore": "__pycache__/\n"})
+    _git(repo, "init", "-q", "--template=")
+    return _commit(repo, "Small sums")
+
+
+def _derive_patches(task: DemoTask, repo: Path, tests: dict[str, str]) -> tuple[str, str, str]:
+    """(head commit, fix patch, test patch), made in a copy so that the task's own repository never sees the fix."""
+    with tempfile.TemporaryDirectory() as scratch:
+        clone = Path(scratch) / "repo"
+        shutil.copytree(repo, clone)
+        _write_files(clone, {task.path: task.mended_files()[task.path]})
+        fix_patch = _git(clone, "diff")
+        _git(clone, "add", "-A")
+        _write_files(clone, tests)
+        _git(clone, "add", "-A", "-N")
+        test_patch = _git(clone, "diff")
+        return _commit(clone, f"Mend {task.function}"), fix_patch, test_patch
+
+
+def _commit(repo: Path, message: str) -> str:
+    _git(repo, "add", "-A")
+    _git(repo, "commit", "-q", "-m", message)
+    return _git(repo, "rev-parse", "HEAD").strip()
+
+
+def _write_files(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def _git(repo: Path, *arguments: str) -> str:
+    # Nothing of the caller's git configuration may reach the commit, or its hash would differ between machines.
+    quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "PATH": os.defpath}
+    dated = {"GIT_AUTHOR_DATE": CREATED_AT, "GIT_COMMITTER_DATE": CREATED_AT}
+    done = subprocess.run(
+        [*_GIT, *arguments], cwd=repo, env=quiet | dated, check=True, capture_output=True, text=True
+    )
+    return done.stdout

@@ -1,0 +1,141 @@
+"""The objectives, as pure functions of tensors: no Megatron, no collectives, no state.
+
+Every objective returns a *sum* over trained tokens. The caller divides once, by the trained tokens of the whole update,
+so neither the order of samples nor the size of a micro-batch changes the gradient.
+
+Notation: mu the behaviour policy that drew the tokens, pi the policy being trained, r = pi / mu per token, A the advantage.
+Shape suffix P: positions of one packed micro-batch.
+
+Sources: the trust region on probabilities follows DPPO-Binary-TV as used by prime-rl, the truncated weight CISPO
+(MiniMax-M1, arXiv 2506.13585), the clipped surrogate PPO (arXiv 1707.06347) with the separate bounds of DAPO (arXiv 2503.14476).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.learner.config import LossConfig
+
+LOG_RATIO_BOUND = 20.0
+"""exp(20) is far outside any veto, and its square is still finite in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What an objective sees. Only `policy_logprobs_P` carries a gradient; untrained positions are ignored."""
+
+    policy_logprobs_P: Tensor  # float32, nats
+    behaviour_logprobs_P: Tensor  # float32, nats
+    advantages_P: Tensor  # float32
+    trained_P: Tensor  # bool
+    segments_P: Tensor  # int64: which sample, from 0
+    entropies_P: Tensor  # float32, nats; only reported
+    reference_logprobs_P: Tensor | None = None  # float32, nats, under the weights the run started with
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An objective per position, before untrained positions are dropped and the rest summed."""
+
+    loss_P: Tensor
+    weights_P: Tensor  # factor on each token's policy gradient, for the effective sample size
+    masked_P: Tensor  # bool: the policy gradient of the token was switched off
+    vetoed_P: Tensor  # bool: the whole sample was switched off
+
+
+def stream_grpo(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
+    """-m w A log(pi) + anchor (log r)^2, with w = min(r, cap) held constant; nothing at all for vetoed samples.
+
+    m = 0 where the probability has already moved by more than delta the way A pushes it.
+    """
+    ratios_P = log_ratios_P.detach().exp()
+    weights_P = ratios_P.clamp(max=config.ratio_cap)
+    moved_P = tokens.policy_logprobs_P.detach().exp() - tokens.behaviour_logprobs_P.exp()
+    masked_P = (tokens.advantages_P.sign() * moved_P) > config.delta
+    vetoed_P = _vetoed(ratios_P, tokens, config)
+    gradient_P = torch.where(masked_P, 0.0, weights_P * tokens.advantages_P)
+    loss_P = -gradient_P * tokens.policy_logprobs_P + config.anchor * log_ratios_P.square()
+    return Objective(torch.where(vetoed_P, 0.0, loss_P), weights_P, masked_P & ~vetoed_P, vetoed_P)
+
+
+def ppo_clip(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
+    """-min(r A, clip(r) A): PPO's surrogate with the behaviour policy as the old policy."""
+    ratios_P = log_ratios_P.exp()
+    clipped_P = ratios_P.clamp(1 - config.clip_low, 1 + config.clip_high)
+    free_P, bounded_P = ratios_P * tokens.advantages_P, clipped_P * tokens.advantages_P
+    return Objective(
+        -torch.minimum(free_P, bounded_P), ratios_P.detach(), bounded_P.detach() < free_P.detach(), _none(tokens)
+    )
+
+
+def grpo(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
+    """-A log(pi): right only on-policy. Kept to compare the others with."""
+    del log_ratios_P, config
+    weights_P = torch.ones_like(tokens.advantages_P)
+    return Objective(-tokens.advantages_P * tokens.policy_logprobs_P, weights_P, _none(tokens), _none(tokens))
+
+
+def sft(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
+    """-log(pi): imitates the trained tokens, whatever their advantage."""
+    del log_ratios_P, config
+    weights_P = torch.ones_like(tokens.advantages_P)
+    return Objective(-tokens.policy_logprobs_P, weights_P, _none(tokens), _none(tokens))
+
+
+OBJECTIVES: dict[str, Callable[[Tokens, Tensor, LossConfig], Objective]] = {
+    "stream_grpo": stream_grpo,
+    "ppo_clip": ppo_clip,
+    "grpo": grpo,
+    "sft": sft,
+}
+
+
+def policy_loss(tokens: Tokens, config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The configured objective, summed over trained tokens, and sums to report it by.
+
+    All values of the dictionary are sums over tokens, except `ratio_max`, which is to be reduced by its maximum.
+    """
+    log_ratios_P = tokens.policy_logprobs_P - tokens.behaviour_logprobs_P
+    log_ratios_P = torch.where(tokens.trained_P, log_ratios_P, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    objective = OBJECTIVES[config.kind](tokens, log_ratios_P, config)
+    drift_P = torch.zeros_like(log_ratios_P)
+    loss_P = objective.loss_P
+    if tokens.reference_logprobs_P is not None:
+        drift_P = (tokens.policy_logprobs_P - tokens.reference_logprobs_P).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        # Half the square: its gradient is drift times the score, that of KL(policy || reference) on tokens of the policy.
+        loss_P = loss_P + torch.where(objective.vetoed_P, 0.0, config.reference_kl * 0.5 * drift_P.square())
+    loss = torch.where(tokens.trained_P, loss_P, 0.0).sum()
+    return loss, _sums(tokens, objective, loss, log_ratios_P.detach(), drift_P.detach())
+
+
+def _sums(tokens: Tokens, objective: Objective, loss: Tensor, log_ratios_P: Tensor, drift_P: Tensor) -> dict[str, Tensor]:
+    ratios_P = log_ratios_P.exp()
+    per_token = {
+        "entropy": tokens.entropies_P,
+        "ratio": ratios_P,
+        "weight": objective.weights_P,
+        "weight_squared": objective.weights_P.square(),
+        "masked": objective.masked_P,
+        "vetoed": objective.vetoed_P,
+        "behaviour_kl": ratios_P - 1 - log_ratios_P,
+        "reference_kl": 0.5 * drift_P.square(),
+    }
+    sums = {name: torch.where(tokens.trained_P, values_P, 0.0).sum() for name, values_P in per_token.items()}
+    sums["ratio_max"] = torch.where(tokens.trained_P, ratios_P, 0.0).max()
+    # A clone, for Megatron's schedule divides the loss it is given in place.
+    return {"loss": loss.detach().clone(), "tokens": tokens.trained_P.sum(), **sums}
+
+
+def _vetoed(ratios_P: Tensor, tokens: Tokens, config: LossConfig) -> Tensor:
+    """True for every position of a sample in which one trained ratio is outside the bounds."""
+    outside_P = tokens.trained_P & ((ratios_P < config.veto_low) | (ratios_P > config.veto_high))
+    num_segments = int(tokens.segments_P[-1]) + 1
+    offences_S = torch.zeros(num_segments, dtype=torch.int64, device=outside_P.device)
+    offences_S.index_add_(0, tokens.segments_P, outside_P.long())
+    return offences_S[tokens.segments_P] > 0
+
+
+def _none(tokens: Tokens) -> Tensor:
+    return torch.zeros_like(tokens.trained_P)

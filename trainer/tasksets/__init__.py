@@ -1,0 +1,1 @@
+"""Tasks from where they are published, as records that a run can read."""

@@ -1,0 +1,69 @@
+"""Task files: one `pipeline.task.Task` a line as JSON, bytes in base64. Solutions lie in a file of their own.
+
+A task file may go to any worker; the gold file never leaves the trainer's side.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pipeline.task import Task
+
+T = TypeVar("T")
+
+
+class Gold(msgspec.Struct, frozen=True, kw_only=True):
+    """The known solution of the task `id`, hidden tests left out."""
+
+    id: str
+    patch: str
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Writes `tasks` in order. Raises ValueError, and writes nothing, if two have one id."""
+    tasks = list(tasks)
+    _refuse_duplicates(path, [task.id for task in tasks])
+    path.write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """The tasks in order. Raises ValueError naming the line that is not a task."""
+    tasks = [_record(path, number, line, Task) for number, line in _lines(path)]
+    _refuse_duplicates(path, [task.id for task in tasks])
+    return tasks
+
+
+def gold_path(tasks_path: Path) -> Path:
+    """Where the solutions of the tasks in `tasks_path` are kept: tasks.jsonl has tasks.gold.jsonl."""
+    return tasks_path.with_suffix(f".gold{tasks_path.suffix}")
+
+
+def write_gold(path: Path, golds: Iterable[Gold]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(gold) + b"\n" for gold in golds))
+
+
+def read_gold(path: Path) -> dict[str, Gold]:
+    """The solutions by task id. Raises ValueError naming the line that is not one."""
+    golds = [_record(path, number, line, Gold) for number, line in _lines(path)]
+    return {gold.id: gold for gold in golds}
+
+
+def _lines(path: Path) -> list[tuple[int, bytes]]:
+    return [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+
+
+def _record(path: Path, number: int, line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}:{number}: not a {kind.__name__}: {error}") from error
+
+
+def _refuse_duplicates(path: Path, ids: list[str]) -> None:
+    seen: set[str] = set()
+    for task_id in ids:
+        if task_id in seen:
+            raise ValueError(f"{path}: id: {task_id!r} stands for two tasks; ids must be unique")
+        seen.add(task_id)

@@ -1,0 +1,134 @@
+"""The engines as the trainer sees them: their control endpoints, and the router's list of who takes requests.
+
+SGLang's router forwards sampling only, so each engine is paused, updated and asked for its version at its own
+address. Every call has a deadline, and whatever goes wrong is an `EngineFailure` naming the engine.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+PauseMode = Literal["retract", "in_place", "abort"]
+"""What becomes of the requests an engine is sampling when new weights arrive.
+
+retract: they wait, forget their KV cache and go on under the new weights, whose cache is computed afresh;
+in_place: they go on with the cache that the old weights made;
+abort: they end at once, and whoever asked continues the turn with what it got.
+"""
+
+CONTROL_S = 30.0  # for a call that moves no weights
+UPDATE_S = 900.0  # for reading a model from disk into an engine
+
+T = TypeVar("T")
+
+
+class EngineFailure(Exception):
+    """An engine, or the router, did not do as asked within its deadline."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What an engine says it samples from."""
+
+    weight_version: str
+    model_path: str
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """An engine in the router's list."""
+
+    id: str
+    url: str
+
+
+class _Workers(msgspec.Struct, frozen=True):
+    workers: list[Worker]
+
+
+class _Updated(msgspec.Struct, frozen=True):
+    success: bool
+    message: str = ""
+
+
+class Engines:
+    """An async context manager around the connections; holds no state about engines."""
+
+    def __init__(self, router_url: str, *, control_s: float = CONTROL_S, update_s: float = UPDATE_S) -> None:
+        self.router_url = router_url.rstrip("/")
+        self._control_s = control_s
+        self._update_s = update_s
+
+    async def __aenter__(self) -> Self:
+        # A connection kept open across minutes between two publications may be closed under our hands: never
+        # reuse one.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout()
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def routed(self) -> tuple[Worker, ...]:
+        """The engines that the router knows, in or out of health."""
+        answer = await self._call("GET", f"{self.router_url}/workers", timeout_s=self._control_s)
+        return tuple(_decode(answer, _Workers, self.router_url).workers)
+
+    async def quarantine(self, worker: Worker) -> None:
+        """Take an engine out of routing; what it is sampling goes on."""
+        await self._call("DELETE", f"{self.router_url}/workers/{worker.id}", timeout_s=self._control_s)
+
+    async def readmit(self, engine_url: str) -> None:
+        """Let the router send requests to an engine; it does so as soon as the engine is healthy."""
+        await self._call("POST", f"{self.router_url}/workers", {"url": engine_url}, timeout_s=self._control_s)
+
+    async def served(self, engine_url: str) -> Served:
+        answer = await self._call("GET", f"{engine_url}/model_info", timeout_s=self._control_s)
+        return _decode(answer, Served, engine_url)
+
+    async def pause(self, engine_url: str, mode: PauseMode) -> None:
+        """Sample no further token; requests that arrive meanwhile wait."""
+        await self._call("POST", f"{engine_url}/pause_generation", {"mode": mode}, timeout_s=self._control_s)
+
+    async def update(self, engine_url: str, *, directory: str, version: int, mode: PauseMode) -> None:
+        """Load the weights in `directory`, which the engine must be able to read under that very path."""
+        body = {"model_path": directory, "weight_version": str(version), "flush_cache": mode != "in_place"}
+        answer = await self._call(
+            "POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=self._update_s
+        )
+        updated = _decode(answer, _Updated, engine_url)
+        if not updated.success:
+            raise EngineFailure(f"{engine_url} did not load {directory}: {updated.message}")
+
+    async def resume(self, engine_url: str) -> None:
+        """Sample again; harmless if the engine was not paused."""
+        await self._call("POST", f"{engine_url}/continue_generation", {}, timeout_s=self._control_s)
+
+    async def _call(
+        self, method: str, url: str, body: dict[str, Any] | None = None, *, timeout_s: float
+    ) -> bytes:
+        """The one place where the library's errors become ours."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.request(method, url, json=body) as response,
+            ):
+                answer = await response.read()
+        except TimeoutError as error:
+            raise EngineFailure(f"{method} {url}: no answer within {timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineFailure(f"{method} {url}: {error}") from error
+        if response.status >= 300:
+            raise EngineFailure(f"{method} {url}: {response.status} {answer[:500].decode(errors='replace')}")
+        return answer
+
+
+def _decode(answer: bytes, kind: type[T], url: str) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.DecodeError as error:
+        raise EngineFailure(f"{url} answered something unexpected: {error}: {answer[:200]!r}") from error

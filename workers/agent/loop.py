@@ -1,0 +1,176 @@
+"""The episode: the policy speaks, its command runs, it is shown what came of it; until it submits or reaches
+a limit.
+
+A turn stands in `turns` as soon as it was sampled, so whatever breaks later, nothing drawn is lost. At a
+limit the answer is the repository's diff at that moment. What the policy does wrong is an observation; what
+breaks beneath it passes through as a rollout error.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from msgspec.structs import replace
+
+from pipeline.request import RolloutRequest
+from pipeline.trajectory import Exhausted, Submitted, Turn
+from workers.agent.config import AgentConfig, load_agent
+from workers.agent.observation import observe, submission
+from workers.agent.reply import FormatError, parse_reply
+from workers.sandbox.command import CommandResult
+
+MIN_COMMAND_S = 0.1  # of a command that is asked for at the episode's very end
+
+Limit = Literal["turns", "context", "wall_s", "format_errors"]
+
+
+class Shell(Protocol):
+    """Where commands run: the task's container. Raises SandboxError."""
+
+    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
+        """Run `command` in a fresh shell in the repository; after `timeout_s` it is killed, which is a result
+        too.
+        """
+        ...
+
+    async def diff(self) -> bytes:
+        """All changes against the base commit, new files included, as a git patch."""
+        ...
+
+
+class Policy(Protocol):
+    """One episode's conversation; it only ever grows. A turn comes without command and observation. Raises
+    EngineError.
+    """
+
+    async def begin(self, system: str, task: str) -> Turn | None:
+        """The first reply. None: the context has no room for one."""
+        ...
+
+    async def answer(self, user: str) -> Turn | None:
+        """The next reply, after `user`. None: the context has no room for one."""
+        ...
+
+
+async def play(
+    request: RolloutRequest,
+    *,
+    policy: Policy,
+    shell: Shell,
+    turns: list[Turn],
+    on_turn: Callable[[int], None] | None = None,
+) -> Submitted | Exhausted:
+    """Play `request` to its end; appends to `turns` and calls `on_turn` with the number of each finished one,
+    from 1.
+
+    Raises RequestError for an agent config that cannot be used, and what policy and shell raise.
+    """
+    episode = _Episode(request, load_agent(request.agent_config), policy, shell, turns)
+    ending = await episode.run(on_turn)
+    if isinstance(ending, Submitted):
+        return ending
+    return Exhausted(limit=ending, patch=await shell.diff())
+
+
+@dataclass(slots=True)
+class _Episode:
+    request: RolloutRequest
+    config: AgentConfig
+    policy: Policy
+    shell: Shell
+    turns: list[Turn]
+    format_errors: int = 0  # consecutive
+    started_at: float = field(default_factory=time.monotonic)
+
+    async def run(self, on_turn: Callable[[int], None] | None) -> Submitted | Limit:
+        told = ""
+        while len(self.turns) < self._max_turns:
+            turn = await self._speak(told)
+            if not isinstance(turn, Turn):
+                return turn
+            self.turns.append(turn)
+            answer = await self._act(turn)
+            if on_turn is not None:
+                on_turn(len(self.turns))
+            if isinstance(answer, Submitted):
+                return answer
+            if self.format_errors >= self.request.limits.format_errors:
+                return "format_errors"
+            told = answer
+        return "turns"
+
+    async def _speak(self, told: str) -> Turn | Literal["context", "wall_s"]:
+        left_s = self._left_s
+        if left_s <= 0:
+            return "wall_s"
+        deadline = asyncio.timeout(left_s)
+        try:
+            async with deadline:
+                if self.turns:
+                    turn = await self.policy.answer(told)
+                else:
+                    turn = await self.policy.begin(*self.config.opening(self._live))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return "wall_s"
+        return turn or "context"
+
+    async def _act(self, turn: Turn) -> Submitted | str:
+        """Carry out what `turn` asks for; returns what the policy is told of it."""
+        reply = parse_reply(turn.text, self.config.action)
+        if isinstance(reply, FormatError):
+            self.format_errors += 1
+            return self.config.format_error(
+                self._live, reason=reply.reason, actions=reply.actions, finish_reason=turn.stop
+            )
+        self.format_errors = 0
+        self.turns[-1] = turn = replace(turn, command=reply.text)
+        # The episode's deadline ends a command but never cancels it: its shell must live on for the diff.
+        timeout_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
+        result = await self.shell.run(reply.text, timeout_s=timeout_s)
+        patch = submission(result)
+        if patch is not None:
+            # A patch too long for the sandbox to keep has a hole; the repository itself has none.
+            return Submitted(patch=await self.shell.diff() if result.dropped_bytes else patch)
+        seen = observe(result, limit_chars=self.request.limits.observation_chars)
+        self.turns[-1] = replace(turn, observation=seen)
+        output = seen.output if self._is_ours_to_cut else result.output.decode("utf-8", errors="replace")
+        return self.config.observation(
+            self._live, command=reply.text, exit_code=result.exit_code, output=output
+        )
+
+    @property
+    def _is_ours_to_cut(self) -> bool:
+        """False for a template that keeps within the request's limit by itself: cutting twice would misstate
+        what is missing.
+        """
+        shows = self.config.shows_chars
+        return shows is None or shows > self.request.limits.observation_chars
+
+    @property
+    def _max_turns(self) -> int:
+        return min(self.request.limits.turns, self.config.step_limit or self.request.limits.turns)
+
+    @property
+    def _command_s(self) -> float:
+        return min(self.request.limits.command_s, self.config.command_s or self.request.limits.command_s)
+
+    @property
+    def _left_s(self) -> float:
+        return self.started_at + self.request.limits.wall_s - time.monotonic()
+
+    @property
+    def _live(self) -> dict[str, object]:
+        """What the templates may know of this moment, under mini-swe-agent's names."""
+        return {
+            "task": self.request.task.problem,
+            "cwd": self.request.task.workdir,
+            "timeout": int(self._command_s) if self._command_s % 1 == 0 else self._command_s,
+            "step_limit": self._max_turns,
+            "n_model_calls": len(self.turns),
+            "model_cost": 0.0,
+            "elapsed_seconds": time.monotonic() - self.started_at,
+        }

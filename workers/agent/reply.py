@@ -1,0 +1,37 @@
+"""What a policy's reply asks for: exactly one command, or it is a format error.
+
+The rule is mini-swe-agent's: every match of the action's regular expression counts, each is stripped, and
+exactly one must be there. Submission is not seen here; it is an output, see `observation.py`.
+"""
+
+import re
+from dataclasses import dataclass
+
+_REASONING = re.compile(
+    r"\A\s*<think>.*?(?:</think>|\Z)|\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormatError:
+    """`actions` are the commands found: none, or more than one, or one that no shell can be given."""
+
+    reason: str
+    actions: tuple[str, ...]
+
+
+def parse_reply(text: str, action: re.Pattern[str]) -> Command | FormatError:
+    """The one command in `text`. `action` has one group, the command; what a reasoning model thought aloud is
+    not searched.
+    """
+    actions = tuple(found.strip() for found in action.findall(_REASONING.sub("", text, count=1)))
+    if len(actions) != 1:
+        return FormatError(f"expected exactly 1 command, found {len(actions)}", actions)
+    if "\0" in actions[0]:
+        return FormatError("the command contains a NUL character", actions)
+    return Command(actions[0])

@@ -1,0 +1,134 @@
+"""The one place that knows the swebench package (5.x): its log parsers and its rule for "resolved".
+
+Importing `swebench.harness` the ordinary way pulls in some eighty packages (Docker, datasets, Modal, ...) that grading a log does not
+need. An empty stand-in for that package, with its real path, leaves its modules importable one by one.
+"""
+
+import importlib.util
+import secrets
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pipeline.errors import TaskBroken
+from pipeline.task import SwebenchLog
+from pipeline.trajectory import Tally
+
+
+def _stand_in_for_harness() -> None:
+    found = importlib.util.find_spec("swebench")
+    if found is None or found.submodule_search_locations is None:
+        raise ImportError("swebench is not installed: pip install --no-deps 'swebench>=5,<6' unidiff")
+    harness = ModuleType("swebench.harness")
+    harness.__path__ = [str(Path(location, "harness")) for location in found.submodule_search_locations]
+    sys.modules.setdefault("swebench.harness", harness)
+
+
+_stand_in_for_harness()
+_constants: Any = importlib.import_module("swebench.harness.constants")
+_grading: Any = importlib.import_module("swebench.harness.grading")
+_types: Any = importlib.import_module("swebench.types")
+
+_EXIT_CODE_VARIABLE = _constants.TEST_EXIT_CODE_VAR
+_MARKS: tuple[str, ...] = (
+    _constants.START_TEST_OUTPUT,
+    _constants.END_TEST_OUTPUT,
+    _constants.TEST_EXIT_CODE,
+    _constants.APPLY_PATCH_FAIL,
+    _constants.RESET_FAILED,
+    _constants.TESTS_ERROR,
+    _constants.TESTS_TIMEOUT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it would not read the log."""
+
+    status: str
+    fail_to_pass: Tally
+    pass_to_pass: Tally
+
+    @property
+    def resolved(self) -> bool:
+        return self.status == _constants.ResolvedStatus.FULL.value
+
+
+def check(verdict: SwebenchLog) -> None:
+    """Raises TaskBroken for a verdict that could be reached by nobody, or by everybody."""
+    if verdict.log_parser not in _grading.PARSER_REGISTRY:
+        raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's")
+    if not verdict.fail_to_pass and not verdict.pass_to_pass:
+        raise TaskBroken("fail_to_pass and pass_to_pass are both empty: any patch would do")
+    if _constants.END_TEST_OUTPUT not in verdict.eval_script:
+        raise TaskBroken(
+            f"eval_script does not print {_constants.END_TEST_OUTPUT!r}: swebench would reject every log"
+        )
+
+
+class Marks:
+    """The script's marks made unforgeable: a nonce in each, known to the script alone, instead of text that any test can print."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(8)
+
+    def in_script(self, script: str) -> str:
+        """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
+        lines: list[str] = []
+        for line in script.splitlines():
+            ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
+            lines += [f"{_EXIT_CODE_VARIABLE}=$?"] if ends else []
+            lines += [line]
+            lines += [f'echo "{_constants.TEST_EXIT_CODE}: ${_EXIT_CODE_VARIABLE}"'] if ends else []
+        text = "\n".join(lines) + "\n"
+        for mark in _MARKS:
+            text = text.replace(mark, self._secret(mark))
+        return text
+
+    def in_log(self, log: str) -> str:
+        """`log` as the official script would have printed it; marks that the script did not print are defaced."""
+        for mark in _MARKS:
+            log = log.replace(mark, f"(printed by a test) {mark[3:]}").replace(self._secret(mark), mark)
+        return log
+
+    def _secret(self, mark: str) -> str:
+        return f"<{self._nonce}>{mark[5:]}"
+
+
+def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
+    """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large log."""
+    spec = _types.TestSpec(
+        instance_id=instance_id,
+        image="",
+        eval_script_list=[],
+        repo=verdict.repo,
+        version=verdict.version,
+        FAIL_TO_PASS=list(verdict.fail_to_pass),
+        PASS_TO_PASS=list(verdict.pass_to_pass),
+        log_parser=verdict.log_parser,
+        eval_type=verdict.eval_type,
+    )
+    gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
+    with tempfile.NamedTemporaryFile(suffix=".log") as file:
+        file.write(log.encode("utf-8", "replace"))
+        file.flush()
+        statuses, accepted = _grading.get_logs_eval(spec, file.name)
+    if not accepted:
+        return Report(
+            "log rejected",
+            Tally(passed=0, total=len(spec.FAIL_TO_PASS)),
+            Tally(passed=0, total=len(spec.PASS_TO_PASS)),
+        )
+    tests = _grading.get_eval_tests_report(statuses, gold, eval_type=_constants.EvalType(verdict.eval_type))
+    return Report(
+        status=_grading.get_resolution_status(tests),
+        fail_to_pass=_tally(tests[_constants.FAIL_TO_PASS], spec.FAIL_TO_PASS),
+        pass_to_pass=_tally(tests[_constants.PASS_TO_PASS], spec.PASS_TO_PASS),
+    )
+
+
+def _tally(tests: dict[str, list[str]], expected: list[str]) -> Tally:
+    return Tally(passed=len(tests["success"]), total=len(expected))

@@ -1,0 +1,90 @@
+"""One episode's token sequence: it grows by what is fed and by what is sampled, and by nothing else.
+
+Sampling itself is a `Sampler`'s; how many tokens still fit is decided here.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pipeline.errors import RequestError
+from pipeline.message import pack_float32s, pack_int32s
+from pipeline.request import RolloutRequest
+from pipeline.trajectory import Turn, VersionSpan
+from workers.policy.render import ChatMessage, Renderer
+
+MIN_ROOM_TOKENS = 16  # a reply cut shorter than this says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was drawn: ids with one log-prob each (nats), the weights that drew them, and why it ended."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: tuple[VersionSpan, ...]  # cover 0..len(ids) without a gap
+    stop: Literal["stop", "length"]
+    engine: str = ""  # who drew them, if that is known
+
+
+class Sampler(Protocol):
+    """Draws a continuation. Raises EngineError."""
+
+    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled: ...
+
+
+class Conversation:
+    """The policy's side of one episode, as `workers.agent.loop.Policy` asks for it."""
+
+    def __init__(self, renderer: Renderer, sampler: Sampler, request: RolloutRequest) -> None:
+        self._renderer = renderer
+        self._sampler = sampler
+        self._max_new_tokens = request.sampling.max_new_tokens
+        self._context_tokens = request.limits.context_tokens
+        self._held: list[int] = []  # exactly what the engine holds after the last turn
+        self._num_turns = 0
+
+    async def begin(self, system: str, task: str) -> Turn | None:
+        """The first reply, after a system and a user message. None: the context has no room for one."""
+        messages = [ChatMessage("system", system), ChatMessage("user", task)]
+        return await self._speak(self._renderer.first_prompt(messages))
+
+    async def answer(self, user: str) -> Turn | None:
+        """The reply after one more user message. None: the context has no room for one; the conversation is
+        as it was.
+        """
+        ended = bool(self._held) and self._held[-1] == self._renderer.end_id
+        return await self._speak(self._renderer.suffix(user, ended=ended))
+
+    async def _speak(self, fed: Sequence[int]) -> Turn | None:
+        largest = max(fed, default=0)
+        if (
+            largest >= self._renderer.vocab_size
+        ):  # it would kill the engine's scheduler, not only this request
+            raise RequestError(
+                f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
+            )
+        prompt = [*self._held, *fed]
+        room_tokens = self._context_tokens - len(prompt)
+        if room_tokens < min(MIN_ROOM_TOKENS, self._max_new_tokens):
+            return None
+        started_at = time.monotonic()
+        sampled = await self._sampler.sample(
+            prompt, max_new_tokens=min(self._max_new_tokens, room_tokens), turn=self._num_turns
+        )
+        kept_tokens = len(self._held)
+        self._held = [*prompt, *sampled.ids]
+        self._num_turns += 1
+        cut_by_context = sampled.stop == "length" and room_tokens < self._max_new_tokens
+        return Turn(
+            kept_tokens=kept_tokens,
+            fed=pack_int32s(fed),
+            sampled=pack_int32s(sampled.ids),
+            logprobs=pack_float32s(sampled.logprobs),
+            versions=sampled.versions,
+            stop="context" if cut_by_context else sampled.stop,
+            text=self._renderer.decode(sampled.ids),
+            engine=sampled.engine,
+            generate_s=time.monotonic() - started_at,
+        )

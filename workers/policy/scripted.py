@@ -1,0 +1,50 @@
+"""A policy that replays given replies: for tests, demonstrations and debugging, with the same tokens and
+turns as a sampled one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import EngineError
+from pipeline.request import Claim
+from pipeline.tokenizer import TokenizerBundle
+from pipeline.trajectory import VersionSpan
+from workers.policy.conversation import Conversation, Sampled
+from workers.policy.render import Renderer
+
+
+class ScriptedPolicies:
+    """Opens conversations that all say `replies`, in order, as if weights `version` had said them with
+    certainty.
+    """
+
+    def __init__(self, bundle: TokenizerBundle, replies: Sequence[str], *, version: int = 0) -> None:
+        self._renderer = Renderer(bundle)
+        self._replies = tuple(replies)
+        self._version = version
+
+    async def open(self, claim: Claim) -> Conversation:
+        """A conversation at the script's beginning. Past its end it raises EngineError."""
+        return Conversation(
+            self._renderer, _Script(self._renderer, self._replies, self._version), claim.request
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    renderer: Renderer
+    replies: tuple[str, ...]
+    version: int
+
+    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
+        if turn >= len(self.replies):
+            raise EngineError(f"the script ends after {len(self.replies)} replies")
+        whole = [*self.renderer.encode_text(self.replies[turn]), self.renderer.end_id]
+        ids = whole[:max_new_tokens]
+        return Sampled(
+            ids=ids,
+            logprobs=[0.0] * len(ids),
+            versions=(VersionSpan(self.version, 0, len(ids)),),
+            stop="stop" if len(ids) == len(whole) else "length",
+            engine="script",
+        )

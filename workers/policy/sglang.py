@@ -1,0 +1,287 @@
+"""Sampling from SGLang engines behind their router: token ids in, token ids, log-probs and weight versions
+out.
+
+Only what a response says is believed: the router may have replayed a request on another engine, new weights
+may have arrived in its middle, a pause may have cut it. A cut reply is continued from the tokens already
+drawn, so nothing sampled is lost. Busy or absent engines are asked again for a while; a request that an
+engine refuses is not.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+
+import aiohttp
+import msgspec
+from redis.asyncio import Redis
+
+from pipeline.errors import EngineError, EngineRefused, RequestError
+from pipeline.message import MalformedMessage
+from pipeline.request import Claim, Sampling
+from pipeline.telemetry import current_traceparent
+from pipeline.tokenizer import get_tokenizer
+from pipeline.trajectory import VersionSpan
+from workers.policy.conversation import Conversation, Sampled
+from workers.policy.render import Renderer
+
+ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
+MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
+CUT_WAIT_S = 0.25
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_ENGINE_HEADER = "x-smg-routed-worker-id"  # on the response: the engine's URL
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How patient a worker is. A paused engine holds requests, so one request may take as long as a weight
+    update and its queue.
+    """
+
+    request_timeout_s: float = 900.0
+    retry_budget_s: float = 120.0  # from the first failure of a request
+
+
+class SglangPolicies:
+    """All conversations of one worker process: one HTTP session, one renderer per tokenizer. An async context
+    manager.
+    """
+
+    def __init__(self, router_url: str, redis: Redis, settings: EngineSettings | None = None) -> None:
+        self._router_url = router_url.rstrip("/")
+        self._redis = redis
+        self._settings = settings or EngineSettings()
+        self._renderers: dict[str, Renderer] = {}
+        self._making = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def open(self, claim: Claim) -> Conversation:
+        """An empty conversation for `claim`. Raises RequestError if its tokenizer is unknown or cannot be
+        used.
+        """
+        assert self._session is not None, "SglangPolicies is used outside its `async with`"
+        renderer = await self._renderer(claim.request.tokenizer)
+        sampler = _Sampler(self._session, f"{self._router_url}/generate", self._settings, claim, renderer)
+        return Conversation(renderer, sampler, claim.request)
+
+    async def _renderer(self, name: str) -> Renderer:
+        async with self._making:
+            if name not in self._renderers:
+                try:
+                    bundle = await get_tokenizer(self._redis, name)
+                except MalformedMessage as error:
+                    raise RequestError(f"tokenizer {name}: {error}") from error
+                if bundle is None:
+                    raise RequestError(f"tokenizer {name} was never announced")
+                self._renderers[name] = await asyncio.to_thread(Renderer, bundle)
+            return self._renderers[name]
+
+
+class _Finish(msgspec.Struct, frozen=True):
+    type: Literal["stop", "length", "abort"]
+    message: str | None = None
+
+
+class _Weights(msgspec.Struct, frozen=True):
+    version: str | int
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    finish_reason: _Finish
+    output_token_logprobs: list[tuple[float, int, str | None]]
+    weight_versions: list[_Weights] | None = None
+    weight_version: str | int | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What is read of a /generate response."""
+
+    output_ids: list[int]
+    meta_info: _Meta
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A reply in the making, over as many requests as it takes."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+
+    def add(self, answer: _Answer) -> None:
+        """Append what `answer` drew. Raises EngineError if its parts do not agree."""
+        meta, offset = answer.meta_info, len(self.ids)
+        if [token for _, token, _ in meta.output_token_logprobs] != answer.output_ids:
+            raise EngineError("engine response: output_token_logprobs are not those of output_ids")
+        for span in _spans(meta, len(answer.output_ids)):
+            last = self.spans[-1] if self.spans else None
+            if last is not None and last.version == span.version:
+                self.spans[-1] = VersionSpan(last.version, last.start, offset + span.end)
+            else:
+                self.spans.append(VersionSpan(span.version, offset + span.start, offset + span.end))
+        self.ids += answer.output_ids
+        self.logprobs += [logprob for logprob, _, _ in meta.output_token_logprobs]
+
+    def finished(self, stop: Literal["stop", "length"], engine: str) -> Sampled:
+        return Sampled(self.ids, self.logprobs, tuple(self.spans), stop, engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampler:
+    """The sampler of one claim."""
+
+    session: aiohttp.ClientSession
+    url: str
+    settings: EngineSettings
+    claim: Claim
+    renderer: Renderer
+
+    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
+        draft, barren_cuts, num_sent = _Draft(), 0, 0
+        rid = f"{self.claim.request.id}.{self.claim.attempt}.{turn}"
+        while True:
+            held, room_tokens = [*prompt, *draft.ids], max_new_tokens - len(draft.ids)
+            # An engine may still be busy with a request that was sent before; ids are never used twice.
+            answer, engine, num_sent = await self._ask(held, room_tokens, rid, num_sent)
+            draft.add(answer)
+            self._check(answer, room_tokens)
+            stopped = bool(draft.ids) and draft.ids[-1] in self.renderer.stop_token_ids
+            finish = answer.meta_info.finish_reason
+            if finish.type != "abort" or stopped or len(draft.ids) >= max_new_tokens:
+                return draft.finished("stop" if stopped or finish.type == "stop" else "length", engine)
+            barren_cuts = 0 if answer.output_ids else barren_cuts + 1
+            if barren_cuts > MAX_BARREN_CUTS:
+                raise EngineError(
+                    f"engine aborts whatever it is asked: {finish.message or 'no reason given'}"
+                )
+            await asyncio.sleep(CUT_WAIT_S)
+
+    async def _ask(
+        self, prompt: Sequence[int], room_tokens: int, rid: str, num_sent: int
+    ) -> tuple[_Answer, str, int]:
+        """The engine's answer, who gave it, and how many requests this turn has sent. Asks again within the
+        retry budget.
+        """
+        wait_s, give_up_at = FIRST_WAIT_S, float("inf")
+        while True:
+            try:
+                answer, engine = await self._send(
+                    prompt, room_tokens, rid if num_sent == 0 else f"{rid}.{num_sent}"
+                )
+                return answer, engine, num_sent + 1
+            except _Unavailable as error:
+                give_up_at = min(give_up_at, time.monotonic() + self.settings.retry_budget_s)
+                if time.monotonic() + wait_s > give_up_at:
+                    raise EngineError(
+                        f"{self.url}: {error}; gave up after {num_sent + 1} requests"
+                    ) from error
+            num_sent += 1
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _send(self, prompt: Sequence[int], room_tokens: int, rid: str) -> tuple[_Answer, str]:
+        """One request. Raises _Unavailable where another try may help, else EngineError."""
+        request = self.claim.request
+        headers = {ROUTING_KEY: request.id, "Content-Type": "application/json"}
+        if traceparent := current_traceparent() or request.traceparent:
+            headers["traceparent"] = traceparent
+        body = msgspec.json.encode(self._body(prompt, room_tokens, rid))
+        try:
+            async with self.session.post(self.url, data=body, headers=headers) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Unavailable(f"{type(error).__name__}: {error}") from error
+        if response.status != 200:
+            kind = _Unavailable if response.status in _RETRIED_STATUSES else EngineRefused
+            raise kind(f"HTTP {response.status}: {data[:500].decode(errors='replace')}")
+        try:
+            answer = _ANSWERS.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EngineError(f"engine response: {error}") from error
+        return answer, response.headers.get(_ENGINE_HEADER, "")
+
+    def _body(self, prompt: Sequence[int], room_tokens: int, rid: str) -> dict[str, object]:
+        return {
+            "rid": rid,
+            "input_ids": prompt,
+            "sampling_params": _sampling_params(
+                self.claim.request.sampling, room_tokens, self.renderer.stop_token_ids
+            ),
+            "return_logprob": True,
+            "logprob_start_len": -1,  # of the output only: a cached prefix stays usable
+            "stream": False,
+        }
+
+    def _check(self, answer: _Answer, room_tokens: int) -> None:
+        ids = answer.output_ids
+        if not ids and answer.meta_info.finish_reason.type != "abort":
+            raise EngineError("engine response: finished without a single token")
+        if len(ids) > room_tokens:
+            raise EngineError(f"engine response: {len(ids)} tokens where {room_tokens} were allowed")
+        if ids and not 0 <= min(ids) <= max(ids) < self.renderer.vocab_size:
+            raise EngineError(
+                f"engine response: an id outside the {self.renderer.vocab_size} of the tokenizer"
+            )
+
+
+class _Unavailable(EngineError):
+    """Nobody can answer at this moment."""
+
+
+def _sampling_params(
+    sampling: Sampling, room_tokens: int, stop_token_ids: Sequence[int]
+) -> dict[str, object]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": -1 if sampling.top_k is None else sampling.top_k,
+        "max_new_tokens": room_tokens,
+        "stop_token_ids": stop_token_ids,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,  # the stop token is part of what was drawn
+    }
+
+
+def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
+    """The versions that drew the tokens, empty spans left out. Raises EngineError unless they are numbers and
+    leave no gap.
+    """
+    reported = meta.weight_versions
+    if reported is None:
+        if meta.weight_version is None:
+            raise EngineError("engine response: names no weight version")
+        reported = [_Weights(meta.weight_version, 0, num_tokens)]
+    spans = [
+        VersionSpan(_number(span.version), span.start, span.end) for span in reported if span.end > span.start
+    ]
+    edges = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != edges[:-1] or edges[-1] != num_tokens:
+        raise EngineError(f"engine response: weight_versions {reported} do not cover {num_tokens} tokens")
+    return spans
+
+
+def _number(version: str | int) -> int:
+    with suppress(ValueError):
+        return int(version)
+    raise EngineError(f"engine serves unannounced weights: version {version!r} is not a number")

@@ -1,0 +1,208 @@
+"""How commands reach a container: one attached stream to its first process, no engine call per command.
+
+The first process is a bash that runs HOLDER. It reads a command, runs it in a fresh `bash -c` in the workdir with stdin closed, and
+reports the status behind a nonce that only this one command has. It holds nothing of a command's shell, so nothing carries over but files
+and whatever was left running in the background.
+
+Being process 1 it cannot be signalled to death from within, adopts and reaps orphans, and can kill every other process of the container
+with one `kill -9 -1`, which no fork outruns. It ends when the stream ends (its worker died) or at the container's deadline.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from pipeline.errors import SandboxError
+from workers.sandbox.command import CommandResult
+from workers.sandbox.output import Capped, Frames
+
+# $1 deadline in seconds, $2 workdir. `set -m` gives each command its own process group and leaves SIGINT alone, which a plain `&` would
+# ignore. A command too long for one argument of execve travels as a here-string.
+HOLDER = r"""
+exec 2>/dev/null
+set -m
+guard() { { sleep $(($1 - SECONDS)) && kill -USR2 1; } </dev/null >/dev/null & }
+kill_all() {
+  for round in {1..200}; do
+    kill -9 -1
+    processes=(/proc/[0-9]*)
+    survivors=$((${#processes[@]} - 1))
+    ((survivors)) || break
+    sleep 0.02
+  done
+  guard "$deadline"
+}
+deadline=$1 workdir=$2 survivors=0
+trap kill_all USR1
+trap exit USR2
+guard "$deadline"
+while :; do
+  IFS= read -r -d '' nonce
+  status=$?
+  ((status > 128)) && continue
+  ((status)) && exit
+  IFS= read -r -d '' kind && IFS= read -r -d '' command || exit
+  printf '%s:begin\n' "$nonce"
+  case $kind in
+    short) (cd -- "$workdir" && exec bash -c "$command") </dev/null 2>&1 & ;;
+    clear) kill_all; : & ;;
+    long) (cd -- "$workdir" && exec bash /dev/fd/3 3<<<"$command") </dev/null 2>&1 & ;;
+  esac
+  wait $!
+  printf '%s:end %d %d\n' "$nonce" $? "$survivors"
+done
+"""
+KILL = "SIGUSR1"  # tells the holder to kill everything but itself
+KILL_S = 30.0
+LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less its closing NUL
+READ_BYTES = 256 * 1024
+NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"
+
+
+class Shell:
+    """The stream to one container's holder. Commands run one at a time.
+
+    A command whose caller went away (cancelled) is killed, with all it started, before the next one runs.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        kill_all: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`kill_all` must send KILL to the holder."""
+        self._reader = reader
+        self._writer = writer
+        self._kill_all = kill_all
+        self._frames = Frames()
+        self._underway: _Answer | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command is under way."""
+        return self._underway is not None
+
+    async def run(self, command: str, *, timeout_s: float, keep_bytes: int) -> CommandResult:
+        """The command's end; at `timeout_s` it and all it started is killed.
+
+        Raises SandboxError if the container is gone.
+        """
+        text = _as_bytes(command)
+        if b"\0" in text:
+            return CommandResult(exit_code=126, output=NUL_REFUSED, dropped_bytes=0, wall_s=0.0)
+        if self._underway is not None:
+            await self._end_by_force(self._underway)
+        started = time.monotonic()
+        answer = self._underway = _Answer(keep_bytes)
+        exit_code: int | None = None
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                await self._ask(answer, b"short" if len(text) <= LONGEST_ARGUMENT_BYTES else b"long", text)
+                exit_code = await self._end_of(answer)
+        except TimeoutError:
+            assert deadline.expired(), "the stream raises SandboxError"
+            await self._end_by_force(answer)
+        self._underway = None
+        output, dropped_bytes = answer.output.kept()
+        return CommandResult(exit_code, output, dropped_bytes, time.monotonic() - started)
+
+    async def clear(self) -> None:
+        """Kills every process but the holder. Raises SandboxError unless the holder says that none is left."""
+        if self._underway is not None:
+            await self._end_by_force(self._underway)
+            return
+        answer = _Answer(keep_bytes=0)
+        async with _patience():
+            await self._ask(answer, b"clear")
+            await self._end_of(answer)
+        if answer.survivors:
+            raise SandboxError(f"{answer.survivors} processes survived a kill")
+
+    def close(self) -> None:
+        """Hangs up, at which the holder ends, and the container with it."""
+        self._writer.close()
+
+    async def _ask(self, answer: "_Answer", kind: bytes, command: bytes = b"") -> None:
+        try:
+            self._writer.write(b"\0".join((answer.nonce, kind, command, b"")))
+            await self._writer.drain()
+        except OSError as error:
+            raise SandboxError(f"the container's shell cannot be written to: {error}") from error
+
+    async def _end_of(self, answer: "_Answer") -> int:
+        while answer.status is None:
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except OSError as error:
+                raise SandboxError(f"the container's shell cannot be read: {error}") from error
+            if not data:
+                raise SandboxError("the container stopped in the middle of a command")
+            for piece in self._frames.payloads(data):
+                answer.feed(piece)
+        return answer.status
+
+    async def _end_by_force(self, answer: "_Answer") -> None:
+        async with _patience():
+            await self._kill_all()
+            await self._end_of(answer)
+        self._underway = None
+        await self.clear()
+
+
+@asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    """For what the holder does at once if it lives. Raises SandboxError if it takes longer than KILL_S."""
+    try:
+        async with asyncio.timeout(KILL_S):
+            yield
+    except TimeoutError as error:
+        raise SandboxError(f"the container's shell did not answer within {KILL_S:.0f} s") from error
+
+
+class _Answer:
+    """Picks one command's output out of the stream: all between its begin and its end line, both of which carry its nonce."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self.nonce = secrets.token_hex(16).encode()
+        self.output = Capped(keep_bytes)
+        self.status: int | None = None
+        self.survivors = 0
+        self._begin = self.nonce + b":begin\n"
+        self._end = self.nonce + b":end "
+        self._begun = False
+        self._pending = b""  # not yet told apart from a begin or end line
+
+    def feed(self, piece: bytes) -> None:
+        self._pending += piece
+        if not self._begun:
+            # what comes before was printed by something that an earlier command left running
+            before, begin, after = self._pending.partition(self._begin)
+            self._begun = bool(begin)
+            self._pending = after if begin else before[-len(self._begin) :]
+        if self._begun:
+            self._feed_body()
+
+    def _feed_body(self) -> None:
+        body, end, line = self._pending.partition(self._end)
+        if not end:
+            surely = max(len(self._pending) - len(self._end), 0)
+            self.output.write(self._pending[:surely])
+            self._pending = self._pending[surely:]
+            return
+        self.output.write(body)
+        self._pending = end + line
+        numbers, newline, _ = line.partition(b"\n")
+        if newline:
+            self.status, self.survivors = (int(number) for number in numbers.split())
+
+
+def _as_bytes(command: str) -> bytes:
+    """UTF-8; a lone low surrogate stands for the byte it escapes, any other surrogate becomes "?"."""
+    try:
+        return command.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return command.encode("utf-8", "replace")
