@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,19 +57,24 @@ def start(
     name: str,
     command: Sequence[str],
     *,
-    log: Path,
+    log: Path | None,
     environment: Mapping[str, str] | None = None,
     death_signal: signal.Signals | None = signal.SIGKILL,
-    to_screen: bool = False,
 ) -> Child:
-    """Start ``command`` with both outputs appended to ``log``. It gets ``death_signal``, if any, when we die first."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    """Start ``command`` with both outputs appended to ``log``, or on our own if that is None.
+
+    It gets ``death_signal`` when we die first, however that comes about; with None it lives on.
+    """
+    with ExitStack() as cleanup:
+        output = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = cleanup.enter_context(log.open("ab"))
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=output,
             env=None if environment is None else dict(environment),
             start_new_session=True,
             preexec_fn=None if death_signal is None else dying_with_parent(death_signal),

@@ -1,9 +1,10 @@
-"""Redis and Docker on one machine: started where none answers, and only what was started here is stopped again.
+"""Redis and Docker on one machine: started where none answers, and only what was started here is stopped
+again.
 
     python -m infra.services up | down | status
 
-What answers already is left alone, by ``up`` and by ``down``. Logs, data and the notes of what we started are under
-``.run/`` at the repository's root.
+What answers already is left alone, by ``up`` and by ``down``. Logs, data and the notes of what we started
+are under ``.run/`` at the repository's root.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from infra import processes
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / ".run"
+REDIS_DATA = RUN / "redis"
 REDIS_PORT = 6379
 START_S = 60.0
 STOP_S = 30.0
@@ -65,7 +68,7 @@ SERVICES = (
         "redis",
         (
             *("redis-server", str(ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"),
-            *("--port", str(REDIS_PORT), "--dir", str(RUN / "redis")),
+            *("--port", str(REDIS_PORT), "--dir", str(REDIS_DATA)),
         ),
         redis_answers,
     ),
@@ -74,15 +77,16 @@ SERVICES = (
 
 
 def bring_up(service: Service, *, attached: bool) -> float | None:
-    """Start ``service`` unless it answers; the seconds it took, or None. Raises RuntimeError if it cannot be started.
+    """Start ``service`` unless it answers; the seconds it took, or None. Raises RuntimeError if it cannot
+    be started.
 
     An attached one also ends when this process does, however that comes about.
     """
     if service.answers():
         return None
     if shutil.which(service.command[0]) is None:
-        raise RuntimeError(f"{service.name} does not answer and {service.command[0]} is not installed; run infra/setup/setup.sh")
-    (RUN / "redis").mkdir(parents=True, exist_ok=True)
+        raise RuntimeError(f"it does not answer, and {service.command[0]} is not installed; run make setup")
+    REDIS_DATA.mkdir(parents=True, exist_ok=True)
     child = processes.start(
         service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
     )
@@ -122,10 +126,8 @@ def began_at_ticks(pid: int) -> int | None:
 
 def is_running(pid: int) -> bool:
     """False too for one that has ended and waits to be reaped; ours are reaped here."""
-    try:
+    with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -133,7 +135,9 @@ def is_running(pid: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.services", description="Redis and Docker on this machine.")
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.services", description="Redis and Docker on this machine."
+    )
     parser.add_argument("action", choices=("up", "down", "status"))
     action = parser.parse_args(argv).action
     unwell = False

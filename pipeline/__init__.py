@@ -1,1 +1,4 @@
-"""The contract: what travels between trainer and workers, and how. Imports nothing of ours and nothing heavy."""
+"""The contract: what travels between trainer and workers, and how.
+
+Imports nothing of ours and nothing heavy.
+"""

@@ -1,21 +1,24 @@
-"""Who is alive and what there is of everything: read-only counts for `python -m pipeline status` and for the trainer's own display."""
+"""Who is alive, and how much there is of everything: counts for people, and for the trainer's own display."""
 
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from redis.asyncio import Redis
 
 from pipeline import keys, queue, stream, weights
-from pipeline.message import Message, decode, encode
+from pipeline.commands import command
+from pipeline.message import MalformedMessage, Message, decode, encode
+from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
 _FORGET_WORKER_S = 3600.0
 
 
-class RunStatus(Message, kw_only=True):
+class RunStatus(Message, frozen=True, kw_only=True):
     """What the trainer is doing, in its own words; it expires when the trainer does."""
 
     run_id: str
@@ -28,7 +31,7 @@ class RunStatus(Message, kw_only=True):
     updated_at: float = 0.0
 
 
-class WorkerStatus(Message, kw_only=True):
+class WorkerStatus(Message, frozen=True, kw_only=True):
     """What one worker process is doing."""
 
     name: str
@@ -51,8 +54,17 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    request_id: str
+    due_at: float  # Unix seconds; in the future while a failed try waits for its next; evaluations date from years ago
+
+
+@dataclass(frozen=True, slots=True)
 class RunCensus:
-    """Counts of one run. `unread` heads were not yet delivered to the learner; `unacknowledged` were, but are in no checkpoint yet."""
+    """Counts of one run.
+
+    `unread` heads were not yet delivered to the learner; `unacknowledged` were, but are in no checkpoint yet.
+    """
 
     run_id: str
     status: RunStatus | None  # None: no trainer alive
@@ -64,7 +76,7 @@ class RunCensus:
     malformed: int
     learned: weights.WeightVersion | None
     served: weights.ServedWeights | None
-    lags: tuple[int, ...]  # versions between the newest and each recent trajectory's first
+    lags: tuple[int, ...]  # in versions, of training trajectories that arrived since the newest version
     outcomes: dict[str, int] = field(default_factory=dict[str, int])  # of recent heads
 
 
@@ -90,77 +102,111 @@ async def forget_worker(redis: Redis, name: str) -> None:
 
 
 async def run_ids(redis: Redis) -> list[str]:
-    found = cast(set[bytes], await redis.smembers(keys.runs()))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    found: set[bytes] = await command(redis, "SMEMBERS", keys.runs())
     return sorted(raw.decode() for raw in found)
 
 
 async def live_workers(redis: Redis) -> list[WorkerStatus]:
     """Workers that beat within STATUS_EXPIRES_S, by name."""
-    await redis.zremrangebyscore(keys.workers(), 0, time.time() - _FORGET_WORKER_S)
-    names = [raw.decode() for raw in await redis.zrange(keys.workers(), 0, -1)]
-    if not names:
-        return []
-    rows = await redis.mget([keys.worker(name) for name in names])
+    names = list(await _heard(redis))
+    rows: list[bytes | None] = await redis.mget([keys.worker(name) for name in names]) if names else []
     return sorted((decode(row, WorkerStatus) for row in rows if row), key=lambda status: status.name)
 
 
+async def silent_workers(redis: Redis) -> dict[str, float]:
+    """When workers that fell silent within the last hour, without a goodbye, were last heard (Unix seconds)."""
+    alive = {status.name for status in await live_workers(redis)}
+    return {name: at for name, at in (await _heard(redis)).items() if name not in alive}
+
+
+async def _heard(redis: Redis) -> dict[str, float]:
+    await redis.zremrangebyscore(keys.workers(), 0, time.time() - _FORGET_WORKER_S)
+    rows: list[tuple[bytes, float]] = await command(redis, "ZRANGE", keys.workers(), 0, -1, "WITHSCORES")
+    return {name.decode(): at for name, at in rows}
+
+
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
-    """Count everything of one run; `recent` heads are looked at for lags and outcomes."""
+    """Count everything of one run; the newest `recent` heads are looked at for lags and outcomes."""
     raw = await redis.get(keys.run_status(run_id))
-    claimed, queued = await _claimed_and_queued(redis, run_id)
+    open_requests = await _open_requests(redis, run_id)
     unread, unacknowledged = await _stream_depths(redis, run_id)
     heads = [delivery.head for delivery in await stream.newest_heads(redis, run_id, recent)]
     learned = await weights.newest_version(redis, run_id)
-    newest = learned.version if learned else 0
     return RunCensus(
         run_id=run_id,
         status=decode(raw, RunStatus) if raw else None,
-        queued=queued,
-        claimed=claimed,
+        queued=sum(isinstance(found, Queued) for found in open_requests),
+        claimed=tuple(found for found in open_requests if isinstance(found, Claimed)),
         unread=unread,
         unacknowledged=unacknowledged,
-        dead=cast(int, await redis.hlen(keys.dead(run_id))),  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
-        malformed=cast(int, await redis.llen(keys.malformed(run_id))),  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+        dead=await command(redis, "HLEN", keys.dead(run_id)),
+        malformed=await command(redis, "LLEN", keys.malformed(run_id)),
         learned=learned,
         served=await weights.served_weights(redis, run_id),
-        lags=tuple(max(0, newest - head.version_first) for head in heads if head.version_first is not None),
+        lags=tuple(_lags(heads, learned)) if learned else (),
         outcomes=dict(Counter(head.outcome for head in heads)),
     )
 
 
-async def _claimed_and_queued(redis: Redis, run_id: str) -> tuple[tuple[Claimed, ...], int]:
+def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterator[int]:
+    """Of what arrived since the newest version: older arrivals were mostly trained by versions before it."""
+    for head in heads:
+        if (
+            head.purpose == "train"
+            and head.version_first is not None
+            and head.finished_at >= learned.published_at
+        ):
+            yield max(0, learned.version - head.version_first)
+
+
+async def _open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
+    """What is owed and not yet answered, oldest first."""
     ids = await queue.open_ids(redis, run_id)
     async with redis.pipeline(transaction=False) as pipe:
         for request_id in ids:
             pipe.get(keys.lease(request_id))
             pipe.zscore(keys.QUEUE, request_id)
-        rows = await pipe.execute()
-    claimed: list[Claimed] = []
-    queued = 0
+        rows: list[Any] = await pipe.execute()
+    found: list[Claimed | Queued] = []
     for request_id, lease, score in zip(ids, rows[::2], rows[1::2], strict=True):
-        request = await queue.stored_request(redis, request_id) if lease else None
-        if lease and request is not None:
-            claimed.append(
-                Claimed(
-                    request_id=request_id,
-                    task_id=request.task.id,
-                    purpose=request.purpose,
-                    lease=decode(lease, queue.Lease),
-                    max_turns=request.limits.turns,
-                )
-            )
+        claimed = await _claimed(redis, request_id, lease) if lease else None
+        if claimed is not None:
+            found.append(claimed)
         elif score is not None:
-            queued += 1
-    return tuple(claimed), queued
+            found.append(Queued(request_id=request_id, due_at=score / 1000))
+    return found
+
+
+async def _claimed(redis: Redis, request_id: str, lease: bytes) -> Claimed | None:
+    """None if it was withdrawn meanwhile, or if it is one that its worker is about to bury as unreadable."""
+    try:
+        request = await queue.stored_request(redis, request_id)
+    except MalformedMessage:
+        return None
+    if request is None:
+        return None
+    return Claimed(
+        request_id=request_id,
+        task_id=request.task.id,
+        purpose=request.purpose,
+        lease=decode(lease, queue.Lease),
+        max_turns=request.limits.turns,
+    )
 
 
 async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:
-    if not await redis.exists(keys.stream(run_id)):
+    """Entries not yet delivered to the learner, and those delivered but not acknowledged."""
+    name = keys.stream(run_id)
+    if not await redis.exists(name):
         return 0, 0
-    groups = cast(list[dict[str, object]], await redis.xinfo_groups(keys.stream(run_id)))
+    groups: list[dict[str, Any]] = await redis.xinfo_groups(name)
     if not groups:
-        return cast(int, await redis.xlen(keys.stream(run_id))), 0
-    return cast(int, groups[0].get("lag") or 0), cast(int, groups[0]["pending"])
+        return await command(redis, "XLEN", name), 0
+    unread = groups[0].get("lag")
+    if unread is None:  # Redis lost count over a deletion
+        after = f"({groups[0]['last-delivered-id'].decode()}"
+        unread = len(await command(redis, "XRANGE", name, after, "+"))
+    return unread, groups[0]["pending"]
 
 
 async def fleet_id(redis: Redis) -> str:

@@ -7,8 +7,9 @@
     ├── RequestError     the request itself cannot be carried out
     └── LeaseLost        another worker holds the request now; this try publishes nothing
 
-A policy's mistake is none of these: a command that fails or times out is an observation. A rollout error ends as `Failed`, is tried
-again if `transient`, and is never scored as zero. Adapters raise these, with `from`, so that no library's exception passes for another's.
+A policy's mistake is none of these: a command that fails or times out is an observation. A rollout error ends
+as `Failed`, is tried again if `transient`, and is never scored as zero. Adapters raise these, with `from`, so
+that no library's exception passes for another's.
 """
 
 from typing import ClassVar, Literal

@@ -1,12 +1,13 @@
 """Every Redis key there is: one function each, with its type, owner and lifetime.
 
-Owner means who writes it. "Answered" means published and acknowledged by the learner; "kept" is `stream.KEEP_ANSWERED_S`.
-Keys under `arq:` belong to arq; the few that we touch are named here too, so that nothing else spells them.
+Owner means who writes it. "Answered" means published and acknowledged by the learner; "kept" is
+`stream.KEEP_ANSWERED_S`. Keys under `arq:` belong to arq; the few that we touch are named here too, so that
+nothing else spells them.
 """
 
 from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
 
-QUEUE = "swerve:queue"  # zset of request ids by time due; owner arq; one for the whole fleet, workers serve any run
+QUEUE = "swerve:queue"  # zset of request ids by time due; owner arq; one for all runs, which any worker serves
 
 
 def runs() -> str:
@@ -15,17 +16,26 @@ def runs() -> str:
 
 
 def run_status(run_id: str) -> str:
-    """String: RunStatus. Owner trainer, rewritten every second or so; expires soon after the trainer is gone."""
+    """String: RunStatus.
+
+    Owner trainer, rewritten every second or so; expires soon after the trainer is gone.
+    """
     return f"swerve:run:{run_id}"
 
 
 def open_requests(run_id: str) -> str:
-    """Zset of request ids by enqueue time. Owner trainer; a member leaves when answered or withdrawn. The ledger of what is owed."""
+    """Zset of request ids by enqueue time. Owner trainer; a member leaves when answered or withdrawn.
+
+    The ledger of what is owed.
+    """
     return f"swerve:open:{run_id}"
 
 
 def request(request_id: str) -> str:
-    """String: RolloutRequest. Owner trainer; until answered (kept a while) or withdrawn; for ever while dead."""
+    """String: RolloutRequest.
+
+    Owner trainer; until answered (kept a while) or withdrawn; for ever while dead.
+    """
     return f"swerve:request:{request_id}"
 
 
@@ -35,7 +45,10 @@ def attempt(request_id: str) -> str:
 
 
 def lease(request_id: str) -> str:
-    """String: Lease of the claim in force. Owner the claiming worker, who renews it; expires by itself when that worker dies."""
+    """String: Lease of the claim in force.
+
+    Owner the claiming worker, who renews it; expires by itself when that worker dies.
+    """
     return f"swerve:lease:{request_id}"
 
 
@@ -45,17 +58,26 @@ def failures(request_id: str) -> str:
 
 
 def published(request_id: str) -> str:
-    """String: stream entry id of the one publication. Owner workers; `stream.FENCE_S` long, so that no late twin gets in."""
+    """String: stream entry id of the one publication.
+
+    Owner workers; `stream.FENCE_S` long, so that no late twin gets in.
+    """
     return f"swerve:published:{request_id}"
 
 
 def body(request_id: str) -> str:
-    """String: Trajectory, compressed. Owner the publishing worker; until answered, then kept a while for `show`."""
+    """String: Trajectory, compressed.
+
+    Owner the publishing worker; until answered, then kept a while for `show`.
+    """
     return f"swerve:body:{request_id}"
 
 
 def stream(run_id: str) -> str:
-    """Stream of TrajectoryHeads in order of arrival. Owner workers; acknowledged heads are trimmed beyond the newest thousands."""
+    """Stream of TrajectoryHeads in order of arrival.
+
+    Owner workers; acknowledged heads are trimmed beyond the newest thousands.
+    """
     return f"swerve:stream:{run_id}"
 
 
@@ -90,7 +112,10 @@ def worker(name: str) -> str:
 
 
 def workers() -> str:
-    """Zset of worker names by last beat. Owner workers; names silent for an hour are removed by whoever reads."""
+    """Zset of worker names by last beat.
+
+    Owner workers; names silent for an hour are removed by whoever reads.
+    """
     return "swerve:workers"
 
 
@@ -100,7 +125,10 @@ def arq_job(request_id: str) -> str:
 
 
 def arq_in_progress(request_id: str) -> str:
-    """arq's own: "somebody runs this". We shorten it to our lease and renew both together. Owner arq and the claiming worker."""
+    """arq's own: "somebody runs this". We shorten it to our lease and renew both together.
+
+    Owner arq and the claiming worker.
+    """
     return in_progress_key_prefix + request_id
 
 
@@ -110,5 +138,5 @@ def arq_retry(request_id: str) -> str:
 
 
 def fleet() -> str:
-    """String: a random name for everything that shares this Redis, so that reapers leave other fleets' containers alone. For ever."""
+    """String: a random name of this Redis's fleet: reapers leave other fleets' containers alone. For ever."""
     return "swerve:fleet"

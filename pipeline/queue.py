@@ -1,9 +1,11 @@
 """Asks: rollout requests out through arq, claimed under a lease, handed back or dead-lettered.
 
-Promises. A request enqueued is answered, withdrawn or dead: never lost (`sweep` finds what a crash left between the chairs). One claim is
-in force at a time: its lease is renewed every RENEW_S and lapses LEASE_S after its worker's last breath, upon which arq hands the request
-to the next worker. Whatever the overtaken worker still does is fenced off by its attempt number (here and in `stream.publish`).
-The arq job carries only the request's id; the request has a key of its own, so it can be shown, requeued or kept as evidence at any stage.
+Promises. A request enqueued is answered, withdrawn or dead: never lost (`sweep` finds what a crash left
+between the chairs). One claim is in force at a time: its lease is renewed every RENEW_S and lapses LEASE_S
+after its worker's last breath, upon which arq hands the request to the next worker. Whatever the overtaken
+worker still does is fenced off by its attempt number (here and in `stream.publish`). The arq job carries only
+the request's id; the request has a key of its own, so it can be shown, requeued or kept as evidence at any
+stage.
 """
 
 import time
@@ -15,8 +17,10 @@ from arq.connections import ArqRedis, RedisSettings, create_pool
 from redis.asyncio import Redis
 
 from pipeline import keys
+from pipeline.commands import command, script
 from pipeline.message import MalformedMessage, Message, decode, encode
 from pipeline.request import Claim, RolloutRequest
+from pipeline.stream import FENCE_S, KEEP_ANSWERED_S
 from pipeline.trajectory import Failed
 
 JOB_NAME = "rollout"
@@ -24,10 +28,12 @@ LEASE_S = 6.0
 RENEW_S = 1.5
 JOB_EXPIRES_S = 365 * 24 * 3600.0  # arq forgets queued jobs after a day unless told otherwise
 
+UNREADABLE = "unreadable"  # stands for the run of a request that does not even tell its run
+
 Refusal = Literal["gone", "answered", "held"]
 
 
-class Lease(Message, kw_only=True):
+class Lease(Message, frozen=True, kw_only=True):
     """Who works on a request, and where in the episode it is."""
 
     worker: str
@@ -38,7 +44,7 @@ class Lease(Message, kw_only=True):
     container: str = ""
 
 
-class AttemptFailure(Message, kw_only=True):
+class AttemptFailure(Message, frozen=True, kw_only=True):
     """Evidence of one failed try."""
 
     attempt: int
@@ -50,13 +56,19 @@ class AttemptFailure(Message, kw_only=True):
     detail: str = ""  # traceback or log tail
 
 
-class DeadLetter(Message, kw_only=True):
+class DeadLetter(Message, frozen=True, kw_only=True):
     """A request nobody will try again unless a person says so."""
 
     request_id: str
     task_id: str
     failures: tuple[AttemptFailure, ...]
     died_at: float
+
+
+class _Addressed(Message, frozen=True, kw_only=True):
+    """The part of a request that says where it belongs."""
+
+    run_id: str
 
 
 def encode_job(job: dict[str, Any]) -> bytes:
@@ -68,16 +80,25 @@ def decode_job(data: bytes) -> dict[str, Any]:
     return msgspec.msgpack.decode(data, type=dict[str, Any])
 
 
-async def connect(url: str) -> ArqRedis:
-    """A pool that speaks to arq's queue and, being a Redis client, to everything else."""
+async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
+    """A pool that speaks to arq's queue and, being a Redis client, to everything else.
+
+    Waits for a Redis that starts.
+    """
     settings = RedisSettings.from_dsn(url)
     settings.conn_timeout = 10
-    settings.conn_retries = 30
-    return await create_pool(settings, job_serializer=encode_job, job_deserializer=decode_job, default_queue_name=keys.QUEUE)
+    settings.conn_retries = patience_s
+    settings.conn_retry_delay = 1
+    return await create_pool(
+        settings, job_serializer=encode_job, job_deserializer=decode_job, default_queue_name=keys.QUEUE
+    )
 
 
 async def enqueue(pool: ArqRedis, request: RolloutRequest) -> None:
-    """Owe `request` and queue it. Evaluations go before training: they are few, and the weights wait for them."""
+    """Owe `request` and queue it.
+
+    Evaluations go before training: they are few, and the weights wait for them.
+    """
     async with pool.pipeline(transaction=True) as pipe:
         pipe.set(keys.request(request.id), encode(request))
         pipe.zadd(keys.open_requests(request.run_id), {request.id: request.enqueued_at})
@@ -132,8 +153,11 @@ return 1
 
 
 async def claim(redis: Redis, request_id: str, worker: str) -> Claim | Refusal:
-    """Take the request under a lease, or say why not. Raises MalformedMessage if the stored request cannot be read."""
-    answer = await _script(
+    """Take the request under a lease, or say why not.
+
+    Raises MalformedMessage if the stored request cannot be read.
+    """
+    answer = await script(
         redis,
         _CLAIM,
         [
@@ -155,15 +179,25 @@ async def claim(redis: Redis, request_id: str, worker: str) -> Claim | Refusal:
 
 
 async def renew(redis: Redis, claim: Claim, lease: Lease) -> bool:
-    """Breathe. False: the request was withdrawn or another worker holds it now, so stop and publish nothing."""
+    """Breathe.
+
+    False: the request was withdrawn or another worker holds it now, so stop and publish nothing.
+    """
     request_id = claim.request.id
-    wanted = [keys.request(request_id), keys.attempt(request_id), keys.lease(request_id), keys.arq_in_progress(request_id)]
-    return bool(await _script(redis, _RENEW, wanted, [claim.attempt, encode(lease), _milliseconds(LEASE_S)]))
+    wanted = [
+        keys.request(request_id),
+        keys.attempt(request_id),
+        keys.lease(request_id),
+        keys.arq_in_progress(request_id),
+    ]
+    return bool(await script(redis, _RENEW, wanted, [claim.attempt, encode(lease), _milliseconds(LEASE_S)]))
 
 
 async def release(redis: Redis, claim: Claim) -> None:
     """Let go, so that the next worker need not wait for the lease to lapse."""
-    await _script(redis, _RELEASE, [keys.attempt(claim.request.id), keys.lease(claim.request.id)], [claim.attempt])
+    await script(
+        redis, _RELEASE, [keys.attempt(claim.request.id), keys.lease(claim.request.id)], [claim.attempt]
+    )
 
 
 async def is_leased(redis: Redis, request_id: str, attempt: int) -> bool:
@@ -189,35 +223,47 @@ async def record_failure(redis: Redis, claim: Claim, failed: Failed, *, detail: 
         failed_at=time.time(),
         detail=detail[-20_000:],
     )
-    return cast(int, await redis.rpush(keys.failures(claim.request.id), encode(failure)))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    return await command(redis, "RPUSH", keys.failures(claim.request.id), encode(failure))
 
 
 async def failures(redis: Redis, request_id: str) -> tuple[AttemptFailure, ...]:
-    rows = cast(list[bytes], await redis.lrange(keys.failures(request_id), 0, -1))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    rows: list[bytes] = await command(redis, "LRANGE", keys.failures(request_id), 0, -1)
     return tuple(decode(row, AttemptFailure) for row in rows)
 
 
 async def bury(redis: Redis, claim: Claim) -> bool:
-    """Dead-letter the request with all its evidence. False: fenced off. Its failed trajectory is still published, so its group can close."""
+    """Dead-letter the request with all its evidence. False: fenced off.
+
+    Its failed trajectory is still published, so its group can close.
+    """
     request = claim.request
     letter = DeadLetter(
-        request_id=request.id, task_id=request.task.id, failures=await failures(redis, request.id), died_at=time.time()
+        request_id=request.id,
+        task_id=request.task.id,
+        failures=await failures(redis, request.id),
+        died_at=time.time(),
     )
     wanted = [keys.attempt(request.id), keys.dead(request.run_id)]
-    return bool(await _script(redis, _BURY, wanted, [claim.attempt, request.id, encode(letter)]))
+    return bool(await script(redis, _BURY, wanted, [claim.attempt, request.id, encode(letter)]))
 
 
 async def bury_unreadable(redis: Redis, request_id: str, error: MalformedMessage) -> None:
-    """A request that no worker can decode has no run to report to; it is kept where `status` shows it."""
+    """Dead-letter a request that no worker can decode; with its run, if at least that can be made out."""
     failure = AttemptFailure(
         attempt=0, worker="", boundary="request", message=str(error), transient=False, failed_at=time.time()
     )
     letter = DeadLetter(request_id=request_id, task_id="", failures=(failure,), died_at=time.time())
-    await redis.hset(keys.dead("unreadable"), request_id, cast(str, encode(letter)))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    data = await redis.get(keys.request(request_id))
+    try:
+        run_id = UNREADABLE if data is None else decode(data, _Addressed).run_id
+    except MalformedMessage:
+        run_id = UNREADABLE
+    await command(redis, "SADD", keys.runs(), run_id)
+    await command(redis, "HSET", keys.dead(run_id), request_id, encode(letter))
 
 
 async def dead_letters(redis: Redis, run_id: str) -> dict[str, DeadLetter]:
-    rows = cast(dict[bytes, bytes], await redis.hgetall(keys.dead(run_id)))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id))
     return {request_id.decode(): decode(row, DeadLetter) for request_id, row in rows.items()}
 
 
@@ -228,14 +274,17 @@ async def stored_request(redis: Redis, request_id: str) -> RolloutRequest | None
 
 async def open_ids(redis: Redis, run_id: str) -> list[str]:
     """Ids owed to the trainer, oldest first."""
-    return [raw.decode() for raw in await redis.zrange(keys.open_requests(run_id), 0, -1)]
+    rows: list[bytes] = await command(redis, "ZRANGE", keys.open_requests(run_id), 0, -1)
+    return [row.decode() for row in rows]
 
 
 async def sweep(pool: ArqRedis, run_id: str) -> list[str]:
-    """Queue again whatever is owed but neither queued, answered nor dead, and return those ids. Safe to call at any time.
+    """Queue again whatever is owed but neither queued, answered nor dead, and return those ids.
 
-    Such a request exists after a crash between owing and queueing, or after an overtaken worker woke up and arq removed the job under
-    the hands of its successor (the successor's own claim is found by its lease).
+    Safe to call at any time.
+
+    Such a request exists after a crash between owing and queueing, or after an overtaken worker woke up and
+    arq removed the job under the hands of its successor (the successor's own claim is found by its lease).
     """
     found: list[str] = []
     buried = await dead_letters(pool, run_id)
@@ -246,7 +295,11 @@ async def sweep(pool: ArqRedis, run_id: str) -> list[str]:
             score, spoken_for = await pipe.execute()
         if score is not None or spoken_for or request_id in buried:
             continue
-        request = await stored_request(pool, request_id)
+        try:
+            request = await stored_request(pool, request_id)
+        except MalformedMessage as error:
+            await bury_unreadable(pool, request_id, error)
+            continue
         if request is not None:
             await pool.delete(keys.arq_job(request_id))
             await _queue(pool, request)
@@ -259,22 +312,34 @@ async def withdraw(pool: ArqRedis, run_id: str, request_ids: list[str]) -> None:
     for request_id in request_ids:
         async with pool.pipeline(transaction=True) as pipe:
             pipe.delete(keys.request(request_id), keys.arq_job(request_id), keys.failures(request_id))
+            pipe.expire(keys.attempt(request_id), FENCE_S)  # an overtaken worker may still breathe
+            pipe.expire(keys.body(request_id), KEEP_ANSWERED_S)
             pipe.zrem(keys.QUEUE, request_id)
             pipe.zrem(keys.open_requests(run_id), request_id)
             await pipe.execute()
 
 
 async def requeue(pool: ArqRedis, run_id: str, request_id: str) -> None:
-    """Give a dead request a fresh budget. Raises KeyError if it is not among the dead, ValueError if its request is gone."""
-    request = await stored_request(pool, request_id)
-    if not await pool.hexists(keys.dead(run_id), request_id):  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    """Give a dead request a fresh budget.
+
+    Raises KeyError if it is not among the dead, ValueError if its request cannot be had.
+    """
+    if not await command(pool, "HEXISTS", keys.dead(run_id), request_id):
         raise KeyError(request_id)
+    request = await stored_request(pool, request_id)
     if request is None:
         raise ValueError(f"{request_id}: the request itself is gone; only `drop` is possible")
     async with pool.pipeline(transaction=True) as pipe:
         pipe.hdel(keys.dead(run_id), request_id)
-        pipe.delete(keys.published(request_id), keys.failures(request_id), keys.body(request_id), keys.arq_job(request_id))
+        pipe.incr(keys.attempt(request_id))  # a worker that buried it and has not yet published is fenced off
+        pipe.delete(
+            keys.published(request_id),
+            keys.failures(request_id),
+            keys.body(request_id),
+            keys.arq_job(request_id),
+        )
         pipe.persist(keys.request(request_id))
+        pipe.persist(keys.attempt(request_id))
         pipe.zadd(keys.open_requests(run_id), {request_id: request.enqueued_at})
         await pipe.execute()
     await _queue(pool, request)
@@ -282,15 +347,10 @@ async def requeue(pool: ArqRedis, run_id: str, request_id: str) -> None:
 
 async def drop(pool: ArqRedis, run_id: str, request_id: str) -> None:
     """Forget a dead request and its evidence. Raises KeyError if it is not among the dead."""
-    if not await pool.hdel(keys.dead(run_id), request_id):  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    if not await command(pool, "HDEL", keys.dead(run_id), request_id):
         raise KeyError(request_id)
     await withdraw(pool, run_id, [request_id])
 
 
 def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
-
-
-async def _script(redis: Redis, script: str, wanted: list[str], arguments: list[Any]) -> Any:
-    """EVAL; Redis keeps compiled scripts by content, so this costs a few hundred bytes on the wire."""
-    return await redis.eval(script, len(wanted), *wanted, *arguments)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]

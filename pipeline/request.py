@@ -8,8 +8,11 @@ from pipeline.task import Task
 Purpose = Literal["train", "eval"]
 
 
-class Sampling(Message, kw_only=True):
-    """How the policy draws. For training, top_p and top_k must stay open: log-probs are of the distribution drawn from."""
+class Sampling(Message, frozen=True, kw_only=True):
+    """How the policy draws.
+
+    For training, top_p and top_k must stay open: log-probs are of the distribution drawn from.
+    """
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -17,22 +20,30 @@ class Sampling(Message, kw_only=True):
     max_new_tokens: int = 4096  # per turn
 
 
-class Limits(Message, kw_only=True):
-    """Where an episode ends. Deadlines start at the claim, never in the queue. An absent limit is None, never 0."""
+class Limits(Message, frozen=True, kw_only=True):
+    """Where an episode ends. Deadlines start at the claim, never in the queue.
+
+    An absent limit is None, never 0.
+    """
 
     turns: int = 50
     context_tokens: int = 32768
     wall_s: float = 1800.0  # agent loop
     command_s: float = 180.0  # one command
     grade_cpu_s: float = 1800.0  # CPU time after which a test run counts as unresolved
-    grade_wall_s: float = 7200.0  # wall time after which, CPU time left, grading counts as an infrastructure failure
+    grade_wall_s: float = (
+        7200.0  # wall time after which, CPU time left, grading counts as an infrastructure failure
+    )
     observation_chars: int = 10_000  # longer output keeps its first and last half
     format_errors: int = 3  # consecutive replies without exactly one command before the episode ends
     attempts: int = 3  # claims of one request before it is dead-lettered
 
 
-class RolloutRequest(Message, kw_only=True):
-    """All that an interchangeable worker needs. `id` is also the arq job id; member counts from 0 within the group."""
+class RolloutRequest(Message, frozen=True, kw_only=True):
+    """All that an interchangeable worker needs.
+
+    `id` is also the arq job id; member counts from 0 within the group.
+    """
 
     id: str
     run_id: str
@@ -44,15 +55,21 @@ class RolloutRequest(Message, kw_only=True):
     version_at_enqueue: int
     sampling: Sampling
     limits: Limits
-    agent_config: str  # the agent's YAML, verbatim: prompts travel with the request, so workers need no recipe
+    agent_config: (
+        str  # the agent's YAML, verbatim: prompts travel with the request, so workers need no recipe
+    )
     tokenizer: str  # content hash of the tokenizer directory announced with the run
     enqueued_at: float  # Unix seconds
     cursor: int = 0  # position of the group's task in the run's task order
     traceparent: str = ""  # W3C trace context of the enqueue span
 
 
-class Claim(Message, kw_only=True):
-    """One worker's try. Its lease says that it still breathes; `attempt` counts claims of this request from 1 and fences late results."""
+class Claim(Message, frozen=True, kw_only=True):
+    """One worker's try.
+
+    Its lease says that it still breathes; `attempt` counts claims of this request from 1 and fences late
+    results.
+    """
 
     request: RolloutRequest
     attempt: int

@@ -1,8 +1,9 @@
 """Answers: finished trajectories, in the order they arrived.
 
-Workers publish, the learner reads and acknowledges, the command line only looks. The stream holds heads; a body stays under its own key.
-One request is published once, however often it was claimed, and never by a worker that has been overtaken. An entry is acknowledged only
-when the step that used it is in a checkpoint, so a trainer that dies reads it again.
+Workers publish, the learner reads and acknowledges, the command line only looks. The stream holds heads; a
+body stays under its own key. One request is published once, however often it was claimed, and never by a
+worker that has been overtaken. An entry is acknowledged only when the step that used it is in a checkpoint,
+so a trainer that dies reads it again.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from pipeline import keys
+from pipeline.commands import script
 from pipeline.message import MalformedMessage, decode, decode_body, encode, encode_body
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 
@@ -21,6 +23,7 @@ FENCE_S = 30 * 24 * 3600
 KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
 
+Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields, as Redis has them
 Verdict = Literal["published", "fenced", "duplicate", "withdrawn"]
 
 
@@ -44,8 +47,22 @@ redis.call('DEL', KEYS[6])
 return 'published'
 """
 
+_ACKNOWLEDGE = """
+-- KEYS: stream, published, open, dead, then what an answered request leaves; ARGV: group, entry, request id, seconds
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
+redis.call('ZREM', KEYS[3], ARGV[3])
+if redis.call('HEXISTS', KEYS[4], ARGV[3]) == 1 then return 0 end
+for i = 5, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
+return 1
+"""
+
+
 async def publish(redis: Redis, trajectory: Trajectory) -> Verdict:
-    """Put the finished trajectory on its run's stream, atomically and at most once. Anything but "published" left no trace."""
+    """Put the finished trajectory on its run's stream, atomically and at most once.
+
+    Anything but "published" left no trace.
+    """
     request = trajectory.claim.request
     body = encode_body(trajectory)
     head = head_of(trajectory, body_bytes=len(body))
@@ -57,7 +74,7 @@ async def publish(redis: Redis, trajectory: Trajectory) -> Verdict:
         keys.stream(request.run_id),
         keys.lease(request.id),
     ]
-    answer = await _script(redis, _PUBLISH, wanted, [trajectory.claim.attempt, FENCE_S, body, encode(head)])
+    answer = await script(redis, _PUBLISH, wanted, [trajectory.claim.attempt, FENCE_S, body, encode(head)])
     return cast(Verdict, answer.decode())
 
 
@@ -84,7 +101,9 @@ async def read_unacknowledged(redis: Redis, run_id: str) -> list[Delivery]:
 
 async def read_new(redis: Redis, run_id: str, *, count: int = 100, block_ms: int = 1000) -> list[Delivery]:
     """The next heads, waiting up to `block_ms` for the first."""
-    return await _deliveries(redis, run_id, await _read_group(redis, run_id, ">", count=count, block_ms=block_ms))
+    return await _deliveries(
+        redis, run_id, await _read_group(redis, run_id, ">", count=count, block_ms=block_ms)
+    )
 
 
 async def read_body(redis: Redis, request_id: str) -> Trajectory | None:
@@ -94,60 +113,79 @@ async def read_body(redis: Redis, request_id: str) -> Trajectory | None:
 
 
 async def acknowledge(redis: Redis, run_id: str, answered: list[tuple[str, str]]) -> None:
-    """Settle (entry id, request id) pairs: their steps are in a checkpoint. A dead request keeps its evidence."""
-    buried = set(await redis.hkeys(keys.dead(run_id)))  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType, reportUnknownArgumentType]
-    async with redis.pipeline(transaction=True) as pipe:
-        for entry_id, request_id in answered:
-            pipe.xack(keys.stream(run_id), GROUP, entry_id)
-            pipe.zrem(keys.open_requests(run_id), request_id)
-            if request_id.encode() in buried:
-                continue
-            for key in (keys.request, keys.attempt, keys.failures, keys.body):
-                pipe.expire(key(request_id), KEEP_ANSWERED_S)
-        await pipe.execute()
+    """Settle (entry id, request id) pairs: their steps are in a checkpoint.
+
+    A dead request keeps its evidence. One that was requeued after this answer is owed still.
+    """
+    for entry_id, request_id in answered:
+        wanted = [
+            keys.stream(run_id),
+            keys.published(request_id),
+            keys.open_requests(run_id),
+            keys.dead(run_id),
+            *(key(request_id) for key in (keys.request, keys.attempt, keys.failures, keys.body)),
+        ]
+        await script(redis, _ACKNOWLEDGE, wanted, [GROUP, entry_id, request_id, KEEP_ANSWERED_S])
     await _trim(redis, run_id)
 
 
 async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
     """The last `count` heads, newest first, without touching the learner's position."""
-    entries = cast(list[tuple[bytes, dict[bytes, bytes]]], await redis.xrevrange(keys.stream(run_id), count=count))
-    return [Delivery(entry.decode(), decode(fields[b"head"], TrajectoryHead)) for entry, fields in entries]
+    entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), count=count)
+    return [delivery for entry in entries if isinstance(delivery := _delivery(*entry), Delivery)]
 
 
-async def heads_after(redis: Redis, run_id: str, entry_id: str, *, block_ms: int = 1000) -> list[Delivery]:
-    """Heads younger than `entry_id` ("$" for from now on), for `tail`."""
-    answer = cast(list[Any], await redis.xread({keys.stream(run_id): entry_id}, block=block_ms))
-    entries = answer[0][1] if answer else []
-    return [Delivery(entry.decode(), decode(fields[b"head"], TrajectoryHead)) for entry, fields in entries]
+async def heads_after(
+    redis: Redis, positions: dict[str, str], *, block_ms: int = 1000
+) -> list[tuple[str, Delivery]]:
+    """Heads younger than each run's entry id, waiting up to `block_ms` for the first; for `tail`."""
+    wanted = {keys.stream(run_id): entry_id for run_id, entry_id in positions.items()}
+    answer: list[tuple[bytes, list[Entry]]] = await redis.xread(cast(dict[Any, Any], wanted), block=block_ms)
+    runs = {keys.stream(run_id).encode(): run_id for run_id in positions}
+    return [
+        (runs[name], delivery)
+        for name, entries in answer
+        for entry in entries
+        if isinstance(delivery := _delivery(*entry), Delivery)
+    ]
 
 
 async def _read_group(
     redis: Redis, run_id: str, position: str, *, count: int, block_ms: int | None
-) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    answer = cast(
-        list[Any],
-        await redis.xreadgroup(GROUP, CONSUMER, {keys.stream(run_id): position}, count=count, block=block_ms),
-    )
+) -> list[Entry]:
+    wanted: dict[Any, Any] = {keys.stream(run_id): position}
+    answer: list[Any] = await redis.xreadgroup(GROUP, CONSUMER, wanted, count=count, block=block_ms)
     return answer[0][1] if answer else []
 
 
-async def _deliveries(redis: Redis, run_id: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Delivery]:
-    """Decode; an entry that cannot be read is set aside with the reason and acknowledged, so that it cannot block the stream."""
+async def _deliveries(redis: Redis, run_id: str, entries: list[Entry]) -> list[Delivery]:
+    """Decode.
+
+    What cannot be read is set aside with the reason and acknowledged, so that it cannot block the stream.
+    """
     found: list[Delivery] = []
     for entry, fields in entries:
-        try:
-            found.append(Delivery(entry.decode(), decode(fields.get(b"head", b""), TrajectoryHead)))
-        except MalformedMessage as error:
-            async with redis.pipeline(transaction=True) as pipe:
-                pipe.lpush(keys.malformed(run_id), f"{entry.decode()}: {error}")
-                pipe.ltrim(keys.malformed(run_id), 0, 999)
-                pipe.xack(keys.stream(run_id), GROUP, entry)
-                await pipe.execute()
+        delivery = _delivery(entry, fields)
+        if isinstance(delivery, Delivery):
+            found.append(delivery)
+            continue
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.lpush(keys.malformed(run_id), f"{entry.decode()}: {delivery}")
+            pipe.ltrim(keys.malformed(run_id), 0, 999)
+            pipe.xack(keys.stream(run_id), GROUP, entry)
+            await pipe.execute()
     return found
 
 
+def _delivery(entry: bytes, fields: dict[bytes, bytes] | None) -> Delivery | MalformedMessage:
+    try:
+        return Delivery(entry.decode(), decode((fields or {}).get(b"head", b""), TrajectoryHead))
+    except MalformedMessage as error:
+        return error
+
+
 async def _trim(redis: Redis, run_id: str) -> None:
-    """Drop acknowledged heads that are older than both the oldest unacknowledged one and the newest KEEP_HEADS."""
+    """Drop heads older than the newest KEEP_HEADS, if they and all before them are acknowledged."""
     stream = keys.stream(run_id)
     if await redis.xlen(stream) <= KEEP_HEADS * 2:
         return
@@ -164,7 +202,3 @@ async def _trim(redis: Redis, run_id: str) -> None:
 def _order(entry_id: bytes) -> tuple[int, int]:
     milliseconds, _, sequence = entry_id.decode().partition("-")
     return int(milliseconds), int(sequence)
-
-
-async def _script(redis: Redis, script: str, wanted: list[str], arguments: list[Any]) -> Any:
-    return await redis.eval(script, len(wanted), *wanted, *arguments)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]

@@ -1,7 +1,7 @@
 """A problem to solve, and how an answer to it is judged.
 
-What a worker needs and nothing that would give the answer away: the gold patch stays in the taskset file. The verdict part (hidden tests,
-scripts) is opened by the grader only, in a container that the agent never sees.
+What a worker needs and nothing that would give the answer away: the gold patch stays in the taskset file. The
+verdict part (hidden tests, scripts) is opened by the grader only, in a container that the agent never sees.
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ from typing import Literal
 from pipeline.message import Message
 
 
-class File(Message, kw_only=True):
+class File(Message, frozen=True, kw_only=True):
     """A file put into the grading container. `path` is absolute, or relative to the task's workdir."""
 
     path: str
@@ -17,7 +17,7 @@ class File(Message, kw_only=True):
     mode: int = 0o644
 
 
-class ExitCode(Message, kw_only=True, tag="exit_code"):
+class ExitCode(Message, frozen=True, kw_only=True, tag="exit_code"):
     """Resolved if the eval script ends with status 0 and its log does not contradict that.
 
     Order: model patch, protected paths back to the base commit, hidden tests (`test_patch`), then the script.
@@ -25,11 +25,13 @@ class ExitCode(Message, kw_only=True, tag="exit_code"):
 
     eval_script: str
     test_patch: bytes = b""  # hidden tests as a git diff; applied after the model's patch and after restoring
-    protected_paths: tuple[str, ...] = ()  # repository-relative; restored from the base commit, removed if absent there
+    protected_paths: tuple[
+        str, ...
+    ] = ()  # repository-relative; restored from the base commit, removed if absent there
     files: tuple[File, ...] = ()
 
 
-class SwebenchLog(Message, kw_only=True, tag="swebench_log"):
+class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
     """Resolved by the swebench package's own parser and resolution rule over the eval script's log.
 
     The script applies its own test patch, as the official harness renders it.
@@ -48,7 +50,7 @@ class SwebenchLog(Message, kw_only=True, tag="swebench_log"):
 Verdict = ExitCode | SwebenchLog
 
 
-class Resources(Message, kw_only=True):
+class Resources(Message, frozen=True, kw_only=True):
     """What one container may use. Absent network means none: `--network none`."""
 
     memory_bytes: int = 4 * 1024**3
@@ -57,8 +59,8 @@ class Resources(Message, kw_only=True):
     network: bool = False
 
 
-class Task(Message, kw_only=True):
-    """Task(id="fleet:acme-calc-7", image="acme/swe-task-acme-calc-7:latest", workdir="/workspace", problem="add() drops ...", ...)"""
+class Task(Message, frozen=True, kw_only=True):
+    """Task(id="demo:calc-7", image="swerve/task-base:1", workdir="/workspace", problem="add() drops ...", ...)"""
 
     id: str  # "{source}:{instance_id}", unique within a taskset
     repo: str
@@ -68,4 +70,4 @@ class Task(Message, kw_only=True):
     problem: str  # what the agent is told
     verdict: Verdict
     resources: Resources = Resources()
-    env: dict[str, str] = {}
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])

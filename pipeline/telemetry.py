@@ -1,11 +1,11 @@
 """Tracing: one rollout is one trace, from the trainer's enqueue to the optimizer step, across processes.
 
-The trace context travels as a W3C `traceparent` inside the messages. Spans are exported in batches off the hot path; without an endpoint
-or a file nothing is exported and spans cost microseconds.
+The trace context travels as a W3C `traceparent` inside the messages. Spans are exported in batches off the
+hot path; without an endpoint or a file nothing is exported and spans cost microseconds.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,8 +55,11 @@ def start_telemetry(service: str, settings: TelemetrySettings) -> TracerProvider
 
 
 @contextmanager
-def span(name: str, *, traceparent: str = "", **attributes: Attribute) -> Iterator[trace.Span]:
-    """A span under the current one, or under `traceparent` if given. Attribute names gain the prefix `swerve.`."""
+def span(name: str, *, traceparent: str = "", **attributes: Attribute) -> Generator[trace.Span]:
+    """A span under the current one, or under `traceparent` if given.
+
+    Attribute names gain the prefix `swerve.`.
+    """
     context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
     named = {f"swerve.{key}": value for key, value in attributes.items()}
     with trace.get_tracer("swerve").start_as_current_span(name, context=context, attributes=named) as current:

@@ -1,4 +1,4 @@
-"""The policy's tokenizer, sent to workers by content: they need no model directory and cannot hold a stale one.
+"""The policy's tokenizer, sent to workers by content: they need no model directory and hold no stale one.
 
 Kept in Redis under its hash; every request names the hash. A few megabytes once per run.
 """
@@ -13,7 +13,7 @@ from pipeline import keys
 from pipeline.message import Message, decode_body, encode_body
 
 
-class TokenizerBundle(Message, kw_only=True):
+class TokenizerBundle(Message, frozen=True, kw_only=True):
     tokenizer_json: bytes  # of the `tokenizers` package
     chat_template: str  # Jinja
     eos_token: str
@@ -36,16 +36,23 @@ async def get_tokenizer(redis: Redis, name: str) -> TokenizerBundle | None:
 
 
 def read_bundle(model_directory: Path) -> TokenizerBundle:
-    """The bundle of a Hugging Face model directory. Raises ValueError naming the file and field that is missing."""
+    """The bundle of a Hugging Face model directory.
+
+    Raises ValueError naming the file and field that is missing.
+    """
     config = _json(model_directory / "tokenizer_config.json")
     model = _json(model_directory / "config.json")
     template_file = model_directory / "chat_template.jinja"
     template = template_file.read_text() if template_file.exists() else config.get("chat_template")
     if not isinstance(template, str):
-        raise ValueError(f"{model_directory}: no chat_template in tokenizer_config.json and no chat_template.jinja; add one")
+        raise ValueError(
+            f"{model_directory}: no chat_template in tokenizer_config.json and no chat_template.jinja; add one"
+        )
     eos_token = _token_text(config.get("eos_token"))
     if not eos_token:
-        raise ValueError(f"{model_directory}/tokenizer_config.json: eos_token is missing; it ends a turn of the policy")
+        raise ValueError(
+            f"{model_directory}/tokenizer_config.json: eos_token is missing; it ends a turn of the policy"
+        )
     tokenizer_json = (model_directory / "tokenizer.json").read_bytes()
     return TokenizerBundle(
         tokenizer_json=tokenizer_json,
@@ -88,7 +95,11 @@ def _stop_ids(tokenizer_json: bytes, eos_token: str, model: dict[str, object]) -
     class _Tokenizer(msgspec.Struct):
         added_tokens: list[_Added] = []
 
-    ids = {t.id for t in msgspec.json.decode(tokenizer_json, type=_Tokenizer).added_tokens if t.content == eos_token}
+    ids = {
+        t.id
+        for t in msgspec.json.decode(tokenizer_json, type=_Tokenizer).added_tokens
+        if t.content == eos_token
+    }
     configured = model.get("eos_token_id")
     match configured:
         case int():
@@ -98,5 +109,7 @@ def _stop_ids(tokenizer_json: bytes, eos_token: str, model: dict[str, object]) -
         case _:
             pass
     if not ids:
-        raise ValueError(f"no token id for eos_token {eos_token!r}: neither in tokenizer.json nor as eos_token_id in config.json")
+        raise ValueError(
+            f"no token id for eos_token {eos_token!r}: neither in tokenizer.json nor as eos_token_id in config.json"
+        )
     return tuple(sorted(ids))

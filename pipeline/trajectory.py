@@ -1,7 +1,7 @@
 """What came back: turns with the exact tokens, how it ended, and what it was worth.
 
-The invariant everything rests on: for each turn, `kept + fed + sampled` is exactly the token sequence the engine held, with ids and
-log-probs as the engine reported them. Nothing is ever tokenised again.
+The invariant everything rests on: for each turn, `kept + fed + sampled` is exactly the token sequence the
+engine held, with ids and log-probs as the engine reported them. Nothing is ever tokenised again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ SCHEMA = 1  # of Trajectory; raised when a field changes its meaning
 Stop = Literal["stop", "length", "context"]
 
 
-class VersionSpan(Message):
+class VersionSpan(Message, frozen=True):
     """Weights `version` drew sampled tokens start (inclusive) to end (exclusive) of a turn."""
 
     version: int
@@ -23,7 +23,7 @@ class VersionSpan(Message):
     end: int
 
 
-class Observation(Message, kw_only=True):
+class Observation(Message, frozen=True, kw_only=True):
     """What the policy was shown of a command's end, after truncation."""
 
     exit_code: int | None  # None: killed at its deadline
@@ -32,10 +32,11 @@ class Observation(Message, kw_only=True):
     wall_s: float
 
 
-class Turn(Message, kw_only=True):
+class Turn(Message, frozen=True, kw_only=True):
     """One sampling of the policy, and what the sandbox answered.
 
-    Turn(kept_tokens=5, fed=<obs>, sampled=<reply>, ...) saw the previous sequence's first 5 tokens, then fed, then spoke.
+    Turn(kept_tokens=5, fed=<obs>, sampled=<reply>, ...) saw the previous sequence's first 5 tokens, then fed,
+    then spoke.
     """
 
     kept_tokens: int  # leading tokens of the previous sequence that were seen again unchanged; fewer than all of it: a context cut
@@ -51,20 +52,20 @@ class Turn(Message, kw_only=True):
     generate_s: float = 0.0
 
 
-class Submitted(Message, kw_only=True, tag="submitted"):
+class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
     """The policy said it was done; the patch is what its submission printed."""
 
     patch: bytes
 
 
-class Exhausted(Message, kw_only=True, tag="exhausted"):
+class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):
     """A limit of the episode was reached; the patch is the repository's diff at that moment."""
 
     limit: Literal["turns", "context", "wall_s", "format_errors"]
     patch: bytes
 
 
-class Failed(Message, kw_only=True, tag="failed"):
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """Something of ours broke. Never has a reward."""
 
     boundary: Literal["sandbox", "engine", "grader", "request", "worker"]
@@ -75,12 +76,12 @@ class Failed(Message, kw_only=True, tag="failed"):
 Outcome = Submitted | Exhausted | Failed
 
 
-class Tally(Message, kw_only=True):
+class Tally(Message, frozen=True, kw_only=True):
     passed: int
     total: int
 
 
-class Reward(Message, kw_only=True):
+class Reward(Message, frozen=True, kw_only=True):
     """A grader's finished verdict. Exists only if a grader finished."""
 
     value: float  # in [0, 1]
@@ -94,7 +95,7 @@ class Reward(Message, kw_only=True):
     grade_cpu_s: float = 0.0
 
 
-class Trajectory(Message, kw_only=True):
+class Trajectory(Message, frozen=True, kw_only=True):
     """The finished try; one per request id, whatever the queue did."""
 
     claim: Claim
@@ -107,7 +108,7 @@ class Trajectory(Message, kw_only=True):
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
 
 
-class TrajectoryHead(Message, kw_only=True):
+class TrajectoryHead(Message, frozen=True, kw_only=True):
     """All that listing and admission need, without the body. About 400 bytes."""
 
     request_id: str
@@ -180,5 +181,7 @@ def version_at(spans: Iterable[VersionSpan], num_sampled: int) -> Sequence[int]:
         for index in range(max(span.start, 0), min(span.end, num_sampled)):
             versions[index] = span.version
     if -1 in versions:
-        raise ValueError(f"version spans {list(spans)} do not cover token {versions.index(-1)} of {num_sampled}")
+        raise ValueError(
+            f"version spans {list(spans)} do not cover token {versions.index(-1)} of {num_sampled}"
+        )
     return versions

@@ -1,6 +1,7 @@
 """Weight versions: what the learner has published and the engines serve.
 
-A version never changes, and its directory is complete before it is announced. The trainer writes, everybody may read.
+A version never changes, and its directory is complete before it is announced. The trainer writes, everybody
+may read.
 """
 
 from redis.asyncio import Redis
@@ -9,7 +10,7 @@ from pipeline import keys
 from pipeline.message import Message, decode, encode
 
 
-class WeightVersion(Message, kw_only=True):
+class WeightVersion(Message, frozen=True, kw_only=True):
     run_id: str
     version: int  # 0 = initial; +1 per publication, never used twice, not even after a resume
     step: int  # optimizer steps taken
@@ -19,7 +20,7 @@ class WeightVersion(Message, kw_only=True):
     published_at: float  # Unix seconds
 
 
-class ServedWeights(Message, kw_only=True):
+class ServedWeights(Message, frozen=True, kw_only=True):
     """What the engines confirmed."""
 
     version: int
@@ -32,7 +33,9 @@ async def announce(redis: Redis, weights: WeightVersion) -> None:
     """Make a complete version the newest. Raises ValueError if it is not above the newest known."""
     newest = await newest_version(redis, weights.run_id)
     if newest is not None and weights.version <= newest.version:
-        raise ValueError(f"weight version {weights.version} is not above the newest announced, {newest.version}")
+        raise ValueError(
+            f"weight version {weights.version} is not above the newest announced, {newest.version}"
+        )
     await redis.set(keys.weights(weights.run_id), encode(weights))
 
 

@@ -1,1 +1,3 @@
-"""One run: decides what is asked, learns from what came back. Imports `pipeline` only; torch lives in `learner/` and `feed.py`."""
+"""One run: decides what is asked, learns from what came back. Imports `pipeline` only; torch lives in
+`learner/` and `feed.py`.
+"""

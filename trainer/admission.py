@@ -1,18 +1,22 @@
-"""How many groups may be open so that none is trained more than `max_lag_versions` versions late. Pure arithmetic.
+"""How many groups may be open so that none is trained more than `max_lag_versions` versions late. Pure
+arithmetic.
 
 The bound is AReaL's (staleness manager of its rollout controller), in groups instead of samples:
 
     admitted <= (max_lag_versions + published_steps + 1) * groups_per_step
 
-where `admitted` counts groups asked for since the run began, less those dropped without being trained: a dropped group gives its slot
-back, and another is asked for. `published_steps` is how many optimizer steps the newest served weights contain.
+where `admitted` counts groups asked for since the run began, less those dropped without being trained: a
+dropped group gives its slot back, and another is asked for. `published_steps` is how many optimizer steps
+the newest served weights contain.
 
-Why it holds: groups are trained in the order they were dispatched, `groups_per_step` at a time, so the n-th admitted group is trained by
-step ceil(n / groups_per_step) at the latest. Asked for while version s was served, n <= (max_lag + s + 1) * groups_per_step, so that step is at
-most s + max_lag + 1, which starts from the weights of step s + max_lag: a lag of max_lag. Where groups overtake each other, a step
-that would leave one behind for too long waits for it (`punctual`).
+Why it holds: groups are trained in the order they were dispatched, `groups_per_step` at a time, so the n-th
+admitted group is trained by step ceil(n / groups_per_step) at the latest. Asked for while version s was
+served, n <= (max_lag + s + 1) * groups_per_step, so that step is at most s + max_lag + 1, which starts from
+the weights of step s + max_lag: a lag of max_lag. Where groups overtake each other, a step that would leave
+one behind for too long waits for it (`punctual`).
 
-Stale work is thereby never made, rather than made and thrown away: throwing it away discards the long, hard episodes first.
+Stale work is thereby never made, rather than made and thrown away: throwing it away discards the long, hard
+episodes first.
 """
 
 from collections.abc import Sequence
@@ -30,8 +34,8 @@ class Admission:
     def room(self, *, begun_steps: int, published_steps: int, live_groups: int) -> int:
         """How many more groups may be asked for now.
 
-        `begun_steps` steps have taken their groups; `live_groups` were asked for and are neither taken nor dropped. Never more than
-        the steps still to come can use.
+        `begun_steps` steps have taken their groups; `live_groups` were asked for and are neither taken nor
+        dropped. Never more than the steps still to come can use.
         """
         horizon = min(self.max_lag_versions + published_steps + 1, self.num_steps)
         return max(0, horizon * self.groups_per_step - (begun_steps * self.groups_per_step + live_groups))
@@ -39,8 +43,8 @@ class Admission:
     def punctual(self, *, newest_version: int, left_behind: Sequence[int]) -> bool:
         """Whether every group that the next step leaves out can still be trained in time.
 
-        `left_behind` are the versions at which those groups were asked for, oldest first. The i-th of them is trained i //
-        groups_per_step steps after the next one, at the earliest.
+        `left_behind` are the versions at which those groups were asked for, oldest first. The i-th of them
+        is trained i // groups_per_step steps after the next one, at the earliest.
         """
         return all(
             newest_version + 1 + place // self.groups_per_step - asked_at <= self.max_lag_versions
@@ -55,6 +59,7 @@ class Admission:
         if begun_steps * self.groups_per_step + live_groups >= self.num_steps * self.groups_per_step:
             return "closed: every group that the remaining steps need has been asked for"
         return (
-            f"closed: {live_groups} groups are open, and with the weights of step {published_steps} served, one more could be trained "
+            f"closed: {live_groups} groups are open, and with the weights of step {published_steps} served, "
+            "one more could be trained "
             f"more than {self.max_lag_versions} versions late"
         )

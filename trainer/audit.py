@@ -1,7 +1,8 @@
 """The log-prob gap: how far learner and engine disagree about the same token under the same weights.
 
-Every trained token was drawn with a log-prob the engine reported. The learner recomputes it under the very version that drew it; what
-remains is kernels, precision, and bugs. Large values mean that the off-policy correction corrects the wrong thing.
+Every trained token was drawn with a log-prob the engine reported. The learner recomputes it under the very
+version that drew it; what remains is kernels, precision, and bugs. Large values mean that the off-policy
+correction corrects the wrong thing.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +14,9 @@ import numpy.typing as npt
 from trainer.batch import Batch, Sample
 
 Recompute = Callable[[int, Sequence[Sample], float], list[npt.NDArray[np.float32]]]
-"""(version, samples, temperature) → log-probs in nats under that version's weights, one array of T per sample."""
+"""(version, samples, temperature) → log-probs in nats under that version's weights, one array of T per
+sample.
+"""
 
 
 @dataclass(frozen=True, slots=True)

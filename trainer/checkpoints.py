@@ -1,4 +1,6 @@
-"""Checkpoints on disk: which is the newest complete one. A pointer file names it and changes in one step, after the directory is whole."""
+"""Checkpoints on disk: which is the newest complete one. A pointer file names it and changes in one step,
+after the directory is whole.
+"""
 
 import os
 import shutil
@@ -26,7 +28,9 @@ class Checkpoints:
             return None
         found = self._directory / pointer.read_text().strip()
         if not found.is_dir():
-            raise ValueError(f"{pointer} names {found.name}, which is not there; restore it, or write the name of another one")
+            raise ValueError(
+                f"{pointer} names {found.name}, which is not there; restore it, or write another's name"
+            )
         return found
 
     def complete(self, written: Path) -> None:
@@ -38,7 +42,9 @@ class Checkpoints:
             os.fsync(file.fileno())
         partial.replace(self._directory / _POINTER)
         _sync(self._directory)
-        older = sorted(path for path in self._directory.glob("step-*") if path.name <= written.name and path != written)
+        older = sorted(
+            path for path in self._directory.glob("step-*") if path.name <= written.name and path != written
+        )
         for path in older[: len(older) - self._keep + 1]:
             shutil.rmtree(path)
 

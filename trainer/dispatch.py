@@ -1,7 +1,7 @@
 """Asks out: which task comes next, in groups, each request owed in Redis before it is queued.
 
-The order of tasks is a pure function of the seed and the cursor, so a resumed run goes on where the order stood. Every request opens its own
-trace, which its rollout and the step that trains it join.
+The order of tasks is a pure function of the seed and the cursor, so a resumed run goes on where the order
+stood. Every request opens its own trace, which its rollout and the step that trains it join.
 """
 
 import secrets
@@ -86,9 +86,16 @@ class RequestForm:
 
 
 async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
-    """Owe and queue `request` as the root of its own trace. Doing it again after a broken connection changes nothing."""
+    """Owe and queue `request` as the root of its own trace. Doing it again after a broken connection
+    changes nothing.
+    """
     with span(
-        "enqueue", run=request.run_id, request=request.id, task=request.task.id, purpose=request.purpose, member=request.member
+        "enqueue",
+        run=request.run_id,
+        request=request.id,
+        task=request.task.id,
+        purpose=request.purpose,
+        member=request.member,
     ):
         await queue.enqueue(redis, replace(request, traceparent=current_traceparent()))
 
@@ -97,7 +104,14 @@ class Dispatcher:
     """Asks for training groups, in the order of their cursors."""
 
     def __init__(
-        self, redis: ArqRedis, form: RequestForm, order: TaskOrder, book: GroupBook, *, group_size: int, sampling: Sampling
+        self,
+        redis: ArqRedis,
+        form: RequestForm,
+        order: TaskOrder,
+        book: GroupBook,
+        *,
+        group_size: int,
+        sampling: Sampling,
     ) -> None:
         self._redis = redis
         self._form = form

@@ -1,12 +1,15 @@
 """Held-out episodes inside a run: asked for on the same queue, counted per version, never trained.
 
-One evaluation at a time, by one version: whoever publishes weights waits for it. Episodes without a reward broke for reasons of ours; they are
-counted and left out of the mean. An evaluation is settled as a whole, so that a checkpoint holds all of it or nothing.
+One evaluation at a time, by one version: whoever publishes weights waits for it. Episodes without a reward
+broke for reasons of ours; they are counted and left out of the mean. An evaluation is settled as a whole,
+so that a checkpoint holds all of it or nothing.
 """
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +20,7 @@ from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
 from trainer.dispatch import RequestForm, enqueue
-from trainer.journal import EvaluationRow, Journal
+from trainer.journal import EvaluationRow
 from trainer.ledger import Ledger
 from trainer.recipe import EvaluationRecipe
 
@@ -37,23 +40,28 @@ class HeldOut:
         sampling: Sampling,
         seed: int,
         ledger: Ledger,
-        journal: Journal,
+        report: Callable[[EvaluationRow], None],
     ) -> None:
-        """Raises ValueError if there are fewer tasks than the recipe wants to play."""
+        """`report` is given each finished row. Raises ValueError if there are fewer tasks than the recipe
+        wants to play.
+        """
         needed = max(recipe.episodes // recipe.samples_per_task, recipe.greedy_episodes)
         if len(tasks) < needed:
-            raise ValueError(f"tasks.heldout holds {len(tasks)} tasks, the evaluation needs {needed}; lower evaluation.episodes")
+            raise ValueError(
+                f"tasks.heldout holds {len(tasks)} tasks, but evaluation.episodes needs {needed}; lower it"
+            )
         self._redis = redis
         self._form = form
         self._tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
         self._recipe = recipe
         self._sampling = sampling
         self._ledger = ledger
-        self._journal = journal
+        self._report = report
         self._name = ""
         self._step = 0
         self._version = 0
-        self._awaited: dict[str, RolloutRequest] = {}
+        self._unsent: deque[RolloutRequest] = deque()
+        self._awaited: set[str] = set()
         self._arrived: list[Delivery] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -67,23 +75,31 @@ class HeldOut:
         """For people; empty when nothing is under way."""
         if self._idle.is_set():
             return ""
-        return f"{self._name}: {len(self._arrived)} of {len(self._arrived) + len(self._awaited)} held-out episodes"
+        total = len(self._arrived) + len(self._awaited)
+        return f"{self._name}: {len(self._arrived)} of {total} held-out episodes"
 
-    async def start(self, name: str, *, version: int, step: int) -> None:
-        """Ask for all episodes of an evaluation. The weights must stand still until `finished`."""
+    def start(self, name: str, *, version: int, step: int) -> None:
+        """Make the requests of an evaluation; `send` asks for them. The weights must stand still until
+        `finished`.
+        """
         assert self._idle.is_set(), "one evaluation at a time"
         self._name, self._version, self._step = name, version, step
-        requests = list(self._requests())
-        self._awaited = {request.id: request for request in requests}
+        self._unsent = deque(self._requests())
+        self._awaited = {request.id for request in self._unsent}
         self._arrived = []
         self._idle.clear()
-        for request in requests:
-            await enqueue(self._redis, request)
+
+    async def send(self) -> None:
+        """Ask for the episodes. After an error, the next call goes on with the request that failed."""
+        while self._unsent:
+            await enqueue(self._redis, self._unsent[0])
+            self._unsent.popleft()
 
     def accept(self, delivery: Delivery) -> bool:
         """Take an answer; False if none under way was waiting for it."""
-        if self._awaited.pop(delivery.head.request_id, None) is None:
+        if delivery.head.request_id not in self._awaited:
             return False
+        self._awaited.remove(delivery.head.request_id)
         self._arrived.append(delivery)
         if not self._awaited:
             self._settle()
@@ -97,11 +113,17 @@ class HeldOut:
         recipe = self._recipe
         for place in range(recipe.episodes // recipe.samples_per_task):
             for member in range(recipe.samples_per_task):
-                yield self._request(place, f"{self._name}:{place}", member, recipe.samples_per_task, self._sampling)
+                yield self._request(
+                    place, f"{self._name}:{place}", member, recipe.samples_per_task, self._sampling
+                )
         for place in range(recipe.greedy_episodes):
-            yield self._request(place, f"{self._name}:{GREEDY}:{place}", 0, 1, replace(self._sampling, temperature=0.0))
+            yield self._request(
+                place, f"{self._name}:{GREEDY}:{place}", 0, 1, replace(self._sampling, temperature=0.0)
+            )
 
-    def _request(self, place: int, group_id: str, member: int, group_size: int, sampling: Sampling) -> RolloutRequest:
+    def _request(
+        self, place: int, group_id: str, member: int, group_size: int, sampling: Sampling
+    ) -> RolloutRequest:
         return self._form.fill(
             self._tasks[place],
             purpose="eval",
@@ -119,7 +141,7 @@ class HeldOut:
         for greedy in (False, True):
             rewards = [d.head.reward for d in self._arrived if (f":{GREEDY}:" in d.head.group_id) == greedy]
             if rewards:
-                self._journal.append(self._row(rewards, greedy=greedy))
+                self._report(self._row(rewards, greedy=greedy))
         self._ledger.evaluations.append(self._name)
         self._idle.set()
 
@@ -135,7 +157,13 @@ class HeldOut:
             num_episodes=len(graded),
             num_failed=len(rewards) - len(graded),
             step=self._step,
+            at=time.time(),
         )
+
+
+def evaluation_of(group_id: str) -> str:
+    """The name of the evaluation that a group belongs to."""
+    return group_id.partition(":")[0]
 
 
 def standard_error(mean: float, num_episodes: int) -> float:

@@ -1,7 +1,8 @@
 """The one bridge from rank 0, which decides, to the collectives that all ranks must enter together.
 
-Rank 0 calls the methods of a `Feed`; each is announced to the other ranks, which sit in `follow` and call the same method of
-their own learner with the same arguments. With one process nothing is sent. Calls from several threads take turns.
+Rank 0 calls the methods of a `Feed`; each is announced to the other ranks, which sit in `follow` and call the
+same method of their own learner with the same arguments. With one process nothing is sent. Calls from several
+threads take turns.
 """
 
 import threading
@@ -88,7 +89,7 @@ def perform(learner: Learner, command: Command) -> Any:
 
 
 class Feed:
-    """A learner on all ranks, called from rank 0. Every rank builds one, in the same order as its other groups."""
+    """A learner on all ranks, called from rank 0. Every rank builds one."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner

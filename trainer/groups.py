@@ -1,7 +1,8 @@
 """Groups from the first answer to the step that trains them. Pure bookkeeping: no Redis, no clock.
 
-A group closes when every member is in; a failed one is in, without a reward. Valid members are those with a reward whose tokens add up.
-Too few of them, or all worth the same, and the group is dropped. What remains is ready, and the oldest asked for goes first.
+A group closes when every member is in; a failed one is in, without a reward. Valid members are those with a
+reward whose tokens add up. Too few of them, or all worth the same, and the group is dropped. What remains
+is ready, and the oldest asked for goes first.
 """
 
 from collections.abc import Iterable
@@ -63,7 +64,9 @@ class Group:
     @property
     def rewards(self) -> dict[int, float]:
         """Of the valid members."""
-        found = {number: member.head.reward for number, member in sorted(self.members.items()) if member.is_valid}
+        found = {
+            number: member.head.reward for number, member in sorted(self.members.items()) if member.is_valid
+        }
         return {number: reward for number, reward in found.items() if reward is not None}
 
     def fates(self, valid: Fate) -> dict[int, Fate]:
@@ -95,6 +98,11 @@ class GroupBook:
         short = self._admission.groups_per_step - len(self._ready)
         return sum(sorted(group.size - len(group.members) for group in self._open.values())[: max(0, short)])
 
+    @property
+    def end(self) -> int:
+        """Above every cursor in the book."""
+        return max([*self._open, *self._ready], default=-1) + 1
+
     def withdraw(self) -> list[Group]:
         """Give up every group that is left, for the run ends."""
         left = [*self._open.values(), *self._ready.values()]
@@ -112,14 +120,18 @@ class GroupBook:
         return group.members.get(member) if group else None
 
     def hold(self, cursor: int, member: Member) -> Group | None:
-        """Put an answer into its group. Returns the group if that completed it: `verdict` says what becomes of it."""
+        """Put an answer into its group. Returns the group if that completed it: `verdict` says what becomes
+        of it.
+        """
         head = member.head
         group = self.expect(cursor, size=head.group_size, version=head.version_at_enqueue)
         group.members[head.member] = member
         return group if group.is_complete else None
 
     def verdict(self, group: Group) -> Fate:
-        """What becomes of a complete group: "trained", or the reason why not. Moves it to the ready ones, or out of the book."""
+        """What becomes of a complete group: "trained", or the reason why not. Moves it to the ready ones,
+        or out of the book.
+        """
         del self._open[group.cursor]
         rewards = list(group.rewards.values())
         if len(rewards) < self._min_valid_members:
@@ -130,23 +142,36 @@ class GroupBook:
         return "trained"
 
     def take(self, *, newest_version: int) -> list[Group] | None:
-        """The groups of the next step, oldest first; None while there are too few, or while one must be waited for."""
+        """The groups of the next step, oldest first; None while there are too few, or while one must be
+        waited for.
+        """
         chosen = sorted(self._ready)[: self._admission.groups_per_step]
         if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, newest_version):
             return None
         return [self._ready.pop(cursor) for cursor in chosen]
 
     def _awaits_straggler(self, chosen: list[int], newest_version: int) -> bool:
-        """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag allows."""
+        """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag
+        allows.
+        """
         if self._stragglers != "wait" or not any(cursor < chosen[-1] for cursor in self._open):
             return False
-        rest = {**self._open, **{cursor: group for cursor, group in self._ready.items() if cursor not in chosen}}
+        rest = {
+            **self._open,
+            **{cursor: group for cursor, group in self._ready.items() if cursor not in chosen},
+        }
         left_behind = sorted(group.asked_at_version for group in rest.values())
         return not self._admission.punctual(newest_version=newest_version, left_behind=left_behind)
 
 
 def make_batch(
-    groups: Iterable[Group], *, step: int, version: int, temperature: float, kind: AdvantageKind, withhold_beyond: int | None
+    groups: Iterable[Group],
+    *,
+    step: int,
+    version: int,
+    temperature: float,
+    kind: AdvantageKind,
+    withhold_beyond: int | None,
 ) -> tuple[Batch, dict[str, Fate]]:
     """What one step trains, and the fate of every member by request id.
 
@@ -159,7 +184,11 @@ def make_batch(
         worth = advantages(group.rewards, kind)
         for number, fate in group.fates("trained").items():
             member = group.members[number]
-            if fate == "trained" and withhold_beyond is not None and version - member.lag_from > withhold_beyond:
+            if (
+                fate == "trained"
+                and withhold_beyond is not None
+                and version - member.lag_from > withhold_beyond
+            ):
                 fate = "late"
             fates[member.head.request_id] = fate
             if fate == "trained":

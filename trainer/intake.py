@@ -1,6 +1,8 @@
-"""Answers in: reads the stream, drops what came twice, loads bodies, and hands each trajectory to its group or its evaluation.
+"""Answers in: reads the stream, drops what came twice, loads bodies, and hands each trajectory to its group
+or its evaluation.
 
-First what was delivered before and never acknowledged, then what is new. Every entry ends settled in the ledger, whatever it holds.
+First what was delivered before and never acknowledged, then what is new. Every entry ends settled in the
+ledger, whatever it holds.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from pipeline.message import MalformedMessage
 from pipeline.stream import Delivery
 from pipeline.trajectory import TrajectoryHead
 from trainer.batch import Sample
+from trainer.evaluation import evaluation_of
 from trainer.groups import Group, GroupBook, Member, cursor_of
 from trainer.ledger import Ledger
 from trainer.samples import samples_of
@@ -37,7 +40,9 @@ class Intake:
         max_tokens: int,
         evaluate: Callable[[Delivery], bool],
     ) -> None:
-        """`evaluate` is offered every answer to an evaluation, and says whether one under way was waiting for it."""
+        """`evaluate` is offered every answer to an evaluation, and says whether one under way was waiting
+        for it.
+        """
         self._redis = redis
         self._run_id = run_id
         self._book = book
@@ -50,7 +55,9 @@ class Intake:
         self.num_refused = 0
 
     async def recover(self) -> int:
-        """Take in what was delivered before and not acknowledged; returns how many entries. Entries already held are passed over."""
+        """Take in what was delivered before and not acknowledged; returns how many entries. Entries already
+        held are passed over.
+        """
         await stream.open_reader(self._redis, self._run_id)
         deliveries = await stream.read_unacknowledged(self._redis, self._run_id)
         fresh = [delivery for delivery in deliveries if delivery.entry_id not in self._held_entries]
@@ -108,7 +115,8 @@ class Intake:
             self._ledger.release(head, [delivery.entry_id])
         else:
             log.warning("%s arrived after its group was settled; dropped", head.request_id)
-            self._ledger.settle(head, [delivery.entry_id], "late", cursor=cursor)
+            name = evaluation_of(head.group_id) if head.purpose == "eval" else ""
+            self._ledger.settle(head, [delivery.entry_id], "late", cursor=cursor, evaluation=name)
 
     def forget(self, acknowledged: Iterable[tuple[str, str]]) -> None:
         """These (stream entry, request id) pairs will not be delivered again."""

@@ -212,6 +212,12 @@ class Journal:
         self.close()
 
 
+def journal_of(run_dir: Path) -> Path:
+    """Where a run keeps its journal; a journal's own directory will do as well."""
+    inside = run_dir / "journal"
+    return inside if inside.is_dir() else run_dir
+
+
 def read(directory: Path, kind: type[R]) -> Iterator[R]:
     """The rows of one kind, in order; none if the file is not there. A last line cut short is not a row yet.
 

@@ -1,16 +1,19 @@
-"""What has been settled, and which of it a checkpoint holds: the reason nothing is trained twice or forgotten.
+"""What has been settled, and which of it a checkpoint holds: the reason nothing is trained twice or
+forgotten.
 
-Settling a trajectory writes its row to the journal and remembers its stream entry. Only when a checkpoint that contains the settlement is
-complete on disk is the entry acknowledged. A trainer that dies before reads the entry again and knows nothing of having used it, for its
-weights and journal go back to the same checkpoint; one that dies between checkpoint and acknowledgement finds the entry listed in
+Settling a trajectory writes its row to the journal and remembers its stream entry. Only when a checkpoint
+that contains the settlement is complete on disk is the entry acknowledged. A trainer that dies before reads
+the entry again and knows nothing of having used it, for its weights and journal go back to the same
+checkpoint; one that dies between checkpoint and acknowledgement finds the entry listed in
 `LedgerState.pending` and acknowledges it without training.
 
-Settled groups are known by cursor, their place in the run's task order: all below a watermark, and a few above.
+Settled groups are known by cursor, their place in the run's task order: all below a watermark, and a few
+above.
 """
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
+from msgspec import field, structs
 
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
@@ -35,8 +38,10 @@ class LedgerState(Message, kw_only=True):
     cursor: int = 0  # of the next group to ask for
     closed_below: int = 0
     closed_above: tuple[int, ...] = ()
-    pending: tuple[tuple[str, str], ...] = ()  # (stream entry, request id): settled in this checkpoint, not yet acknowledged
-    journal: dict[str, int] = {}  # bytes per file
+    pending: tuple[
+        tuple[str, str], ...
+    ] = ()  # (stream entry, request id): settled in this checkpoint, not yet acknowledged
+    journal: dict[str, int] = field(default_factory=dict)  # bytes per file
     evaluations: tuple[str, ...] = ()  # finished, by name
     groups_without_signal: int = 0  # in a row
     since_step: SinceStep = SinceStep()
@@ -54,6 +59,16 @@ class Ledger:
         self.evaluations = list(state.evaluations)
         self.groups_without_signal = state.groups_without_signal
         self.since_step = state.since_step
+
+    @property
+    def end(self) -> int:
+        """Above every settled cursor."""
+        return max(self._closed_above, default=self._closed_below - 1) + 1
+
+    @property
+    def pending_ids(self) -> set[str]:
+        """Request ids settled and not yet acknowledged."""
+        return {request_id for _, request_id in self._pending}
 
     def is_closed(self, cursor: int) -> bool:
         return cursor < self._closed_below or cursor in self._closed_above
@@ -89,18 +104,28 @@ class Ledger:
         self.close_group(group, group.fates(verdict))
 
     def settle(
-        self, head: TrajectoryHead, entries: Iterable[str], fate: Fate, *, cursor: int = -1, evaluation: str = ""
+        self,
+        head: TrajectoryHead,
+        entries: Iterable[str],
+        fate: Fate,
+        *,
+        cursor: int = -1,
+        evaluation: str = "",
     ) -> None:
         """Write down what became of a trajectory; its stream entries wait for the next checkpoint."""
         self._journal.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation))
         self.release(head, entries)
 
     def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:
-        """Acknowledge these with the next checkpoint, without a row: second copies of what has been settled."""
+        """Acknowledge these with the next checkpoint, without a row: second copies of what has been
+        settled.
+        """
         self._pending += [(entry, head.request_id) for entry in entries]
 
     def state(self, *, step: int, version: int, cursor: int) -> LedgerState:
-        """Everything settled up to now, rows forced to disk. Take it with the weights standing still, then write the checkpoint."""
+        """Everything settled up to now, rows forced to disk. Take it with the weights standing still, then
+        write the checkpoint.
+        """
         return LedgerState(
             step=step,
             version=version,

@@ -1,10 +1,11 @@
 """Samples laid end to end in micro-batches of bounded size, and those dealt to the data-parallel ranks.
 
-Promises: no sample is split, no token of one sample sees another (the boundaries travel with the micro-batch), and the
-layout depends on the set of samples, not on the order they arrived in. Plain numpy, no torch.
+Promises: no sample is split, no token of one sample sees another (the boundaries travel with the
+micro-batch), and the layout depends on the set of samples, not on the order they arrived in. Plain numpy, no
+torch.
 
-Shape suffixes: P positions of one micro-batch, S samples in it, T tokens of one sample. A position is a token fed and the
-token to be predicted after it, so a sample of T tokens takes T - 1 positions.
+Shape suffixes: P positions of one micro-batch, S samples in it, T tokens of one sample. A position is a token
+fed and the token to be predicted after it, so a sample of T tokens takes T - 1 positions.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from trainer.batch import Sample
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass. Everything with suffix P but `inputs_P` and `positions_P` belongs to the *target* at that position."""
+    """One forward pass. All with suffix P but `inputs_P` and `positions_P` is about the *target* there."""
 
     inputs_P: npt.NDArray[np.int64]
     positions_P: npt.NDArray[np.int64]  # place of the input in its own sample, from 0
@@ -58,9 +59,10 @@ PADDING = MicroBatch(
 
 
 def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
-    """Fill micro-batches of at most `max_tokens` positions, longest samples first, each into the first that has room.
+    """Fill micro-batches of at most `max_tokens` positions: the longest first, into the first with room.
 
-    Samples of fewer than two tokens predict nothing and are left out. Raises ValueError for a sample that cannot fit.
+    Samples of fewer than two tokens predict nothing and are left out. Raises ValueError for a sample that
+    cannot fit.
     """
     order = sorted(
         (index for index, sample in enumerate(samples) if sample.num_tokens > 1),
@@ -69,13 +71,15 @@ def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
     bins: list[list[int]] = []
     room: list[int] = []
     for index in order:
-        assert not samples[index].trained_T[0], "a sample's first token has nothing before it to be predicted from"
+        assert not samples[index].trained_T[0], (
+            "a sample's first token has nothing before it to be predicted from"
+        )
         num_positions = samples[index].num_tokens - 1
         if num_positions > max_tokens:
             raise ValueError(
-                f"sample of {samples[index].num_tokens} tokens (request {samples[index].request_id}) does not fit in "
-                f"learner.micro_batch_tokens = {max_tokens}: raise it to at least {num_positions}, "
-                "or shorten what a rollout may hold with its limits on tokens"
+                f"sample of {samples[index].num_tokens} tokens (request {samples[index].request_id}) does "
+                f"not fit in learner.micro_batch_tokens = {max_tokens}: raise it to at least {num_positions} "
+                "or lower the limits on tokens of a rollout"
             )
         place = next((i for i, free in enumerate(room) if free >= num_positions), None)
         if place is None:
@@ -88,9 +92,10 @@ def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
 
 
 def deal(microbatches: Sequence[MicroBatch], *, num_ranks: int) -> list[list[MicroBatch]]:
-    """Give each data-parallel rank its micro-batches: the largest first, each to the rank with the fewest positions.
+    """Give each data-parallel rank its micro-batches: the largest first, to the rank with the least.
 
-    All ranks get the same number of them, at least one, filled up with `PADDING`: pipelines and collectives stay in step.
+    All ranks get the same number of them, at least one, filled up with `PADDING`: pipelines and collectives
+    stay in step.
     """
     hands: list[list[MicroBatch]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
@@ -105,10 +110,12 @@ def deal(microbatches: Sequence[MicroBatch], *, num_ranks: int) -> list[list[Mic
 def unpack(
     microbatches: Sequence[MicroBatch], values_P: Sequence[npt.NDArray[np.float32]], samples: Sequence[Sample]
 ) -> list[npt.NDArray[np.float32]]:
-    """Per-position values back as one array of T per sample, aligned with its tokens; the first token has no value: 0."""
+    """Per-position values back as one array of T per sample, aligned with its tokens; the first gets 0."""
     unpacked = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
     for microbatch, values in zip(microbatches, values_P, strict=True):
-        for index, start, stop in zip(microbatch.samples, microbatch.boundaries, microbatch.boundaries[1:], strict=False):
+        for index, start, stop in zip(
+            microbatch.samples, microbatch.boundaries, microbatch.boundaries[1:], strict=False
+        ):
             unpacked[index][1:] = values[start:stop]
     return unpacked
 

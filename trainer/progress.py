@@ -1,6 +1,8 @@
-"""What a person sees while the trainer runs: a row per step, a sentence about the present, and never silence for long.
+"""What a person sees while the trainer runs: a row per step, a sentence about the present, and never
+silence for long.
 
-On a terminal a table that stays in place; elsewhere one line per event, and a heartbeat line at least every HEARTBEAT_S.
+On a terminal a table that stays in place; elsewhere one line per event, and a heartbeat line at least every
+HEARTBEAT_S.
 """
 
 import logging
@@ -22,7 +24,19 @@ HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
 SMOOTHED_STEPS = 10
 
-COLUMNS = ("step", "reward", "smoothed", "kept/dropped", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
+COLUMNS = (
+    "step",
+    "reward",
+    "smoothed",
+    "kept/dropped",
+    "lag",
+    "gap",
+    "loss",
+    "grad",
+    "tokens",
+    "wait s",
+    "train s",
+)
 
 
 class Progress(Protocol):

@@ -1,7 +1,9 @@
-"""What a run is to be: one TOML file, overrides on top, every key checked. Configuration refuses what it does not know.
+"""What a run is to be: one TOML file, overrides on top, every key checked. Configuration refuses what it
+does not know.
 
-A recipe holds the experiment; where the machine's services are comes from the environment (`settings.py`). Relative paths are meant from
-the recipe's own directory. The resolved copy beside the checkpoints loads again to an equal recipe.
+A recipe holds the experiment; where the machine's services are comes from the environment (`settings.py`).
+Relative paths are meant from the recipe's own directory. The resolved copy beside the checkpoints loads
+again to an equal recipe.
 """
 
 import math
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pipeline.request import Limits, Sampling
 from trainer.learner.config import LearnerConfig
@@ -49,15 +51,21 @@ class AdmissionRecipe(Part, kw_only=True):
     """How far rollouts may fall behind. See `admission.py` for the formula."""
 
     max_lag_versions: int = 4
-    stragglers: Stragglers = "wait"  # a group about to exceed the lag: the step waits for it, or trains it late, or leaves it out
+    stragglers: Stragglers = (
+        "wait"  # a group about to exceed the lag: the step waits for it, or trains it late, or leaves it out
+    )
     sweep_every_s: float = 10.0  # how often what is owed is compared with what is queued
 
 
 class BatchRecipe(Part, kw_only=True):
     groups_per_step: int
-    min_valid_members: int | None = None  # a group with fewer graded members is dropped; None: half of it, 2 at least
+    min_valid_members: int | None = (
+        None  # a group with fewer graded members is dropped; None: half of it, 2 at least
+    )
     advantage: AdvantageKind = "leave_one_out"
-    max_groups_without_signal: int = 200  # in a row, each member worth the same; then there is nothing left to learn and the run ends
+    max_groups_without_signal: int = (
+        200  # in a row, each member worth the same; then there is nothing left to learn and the run ends
+    )
 
 
 class WeightsRecipe(Part, kw_only=True):
@@ -102,11 +110,15 @@ class Recipe(Part, kw_only=True):
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The checked recipe in `path` with `a.b=c` overrides applied. Raises ValueError naming the key, and the fix where there is one."""
+    """The checked recipe in `path` with `a.b=c` overrides applied. Raises ValueError naming the key, and
+    the fix where there is one.
+    """
     try:
         tree = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; give the path of a recipe, as in trainer/recipes/demo.toml") from error
+        raise ValueError(
+            f"{path}: {error.strerror}; give the path of a recipe, as in trainer/recipes/demo.toml"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not TOML: {error}") from error
     for override in overrides:
@@ -119,14 +131,14 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return _with_absolute_paths(recipe, path.resolve().parent)
 
 
-def write_resolved(recipe: Recipe, path: Path) -> None:
-    """The recipe as TOML, with every default spelled out."""
-    path.write_text("\n".join(_toml_lines(cast(dict[str, Any], msgspec.to_builtins(recipe)), "")).lstrip() + "\n")
+def to_toml(recipe: Recipe) -> str:
+    """The recipe with every default spelled out; loads again to an equal one."""
+    return "\n".join(_toml_lines(_all_fields(recipe), "")) + "\n"
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """Keys on which two recipes differ, as `learner.lr: 1e-06 -> 2e-06`."""
-    before, after = dict(_leaves(msgspec.to_builtins(old), "")), dict(_leaves(msgspec.to_builtins(new), ""))
+    before, after = dict(_leaves(_all_fields(old), "")), dict(_leaves(_all_fields(new), ""))
     names = sorted(before.keys() | after.keys())
     return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in names if before.get(k) != after.get(k)]
 
@@ -188,17 +200,32 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
     if rollout.group_size < 2:
         yield f"rollout.group_size is {rollout.group_size}; a baseline needs 2 members or more"
     if not 2 <= valid <= rollout.group_size:
-        yield f"batch.min_valid_members is {valid}; it must lie between 2 and rollout.group_size = {rollout.group_size}"
+        yield (
+            f"batch.min_valid_members is {valid}; "
+            f"it must lie between 2 and rollout.group_size = {rollout.group_size}"
+        )
     if sampling.temperature <= 0:
-        yield "rollout.sampling.temperature must be above 0 for training; greedy belongs to evaluation.greedy_episodes"
+        yield "rollout.sampling.temperature must be above 0; greedy belongs to evaluation.greedy_episodes"
     if sampling.top_p != 1 or sampling.top_k is not None:
-        yield "rollout.sampling: training needs top_p = 1 and no top_k, for log-probs are of the distribution drawn from; remove them"
+        yield (
+            "rollout.sampling: training needs top_p = 1 and no top_k, "
+            "for log-probs are of the distribution drawn from; remove them"
+        )
     if not 0 < sampling.max_new_tokens < limits.context_tokens:
         yield (
             f"rollout.sampling.max_new_tokens is {sampling.max_new_tokens}; it must be above 0 and below "
             f"rollout.limits.context_tokens = {limits.context_tokens}"
         )
-    for name in ("turns", "context_tokens", "wall_s", "command_s", "grade_cpu_s", "grade_wall_s", "attempts", "format_errors"):
+    for name in (
+        "turns",
+        "context_tokens",
+        "wall_s",
+        "command_s",
+        "grade_cpu_s",
+        "grade_wall_s",
+        "attempts",
+        "format_errors",
+    ):
         if getattr(limits, name) <= 0:
             yield f"rollout.limits.{name} is {getattr(limits, name)}; it must be above 0"
 
@@ -208,26 +235,37 @@ def _learning_faults(recipe: Recipe) -> Iterator[str]:
     needed = recipe.admission.max_lag_versions + 2
     if learner.micro_batch_tokens < context:
         yield (
-            f"learner.micro_batch_tokens is {learner.micro_batch_tokens}; a sample is never split, so set it to "
-            f"rollout.limits.context_tokens = {context} or more"
+            f"learner.micro_batch_tokens is {learner.micro_batch_tokens}; a sample is never split, "
+            f"so set it to rollout.limits.context_tokens = {context} or more"
         )
     if 0 < learner.snapshots_kept < needed:
         yield (
-            f"learner.snapshots_kept is {learner.snapshots_kept}; with admission.max_lag_versions = {needed - 2} set it to {needed}, "
-            "or to 0 to leave the log-prob gap unmeasured"
+            f"learner.snapshots_kept is {learner.snapshots_kept}; "
+            f"with admission.max_lag_versions = {needed - 2} set it to {needed}, or to 0 to leave the log-prob gap unmeasured"
         )
 
 
 def _evaluation_faults(evaluation: EvaluationRecipe, *, has_heldout: bool) -> Iterator[str]:
-    if min(evaluation.episodes, evaluation.greedy_episodes, evaluation.every_steps) < 0 or evaluation.samples_per_task < 1:
-        yield "evaluation: episodes, greedy_episodes and every_steps must be 0 or more, samples_per_task 1 or more"
+    if (
+        min(evaluation.episodes, evaluation.greedy_episodes, evaluation.every_steps) < 0
+        or evaluation.samples_per_task < 1
+    ):
+        yield "evaluation: its numbers must be 0 or more, samples_per_task 1 or more"
     elif evaluation.episodes % evaluation.samples_per_task:
         yield (
             f"evaluation.episodes is {evaluation.episodes}; make it a multiple of "
             f"evaluation.samples_per_task = {evaluation.samples_per_task}"
         )
     if evaluation.episodes + evaluation.greedy_episodes > 0 and not has_heldout:
-        yield "tasks.heldout is missing; evaluation needs it (or set evaluation.episodes and greedy_episodes to 0)"
+        yield "tasks.heldout is missing; give it, or set evaluation.episodes and greedy_episodes to 0"
+
+
+def _all_fields(part: msgspec.Struct) -> dict[str, Any]:
+    """Also the fields that a message would omit for having their default."""
+    return {
+        name: _all_fields(value) if isinstance(value, msgspec.Struct) else value
+        for name, value in asdict(part).items()
+    }
 
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """A trajectory → the samples it is trained as, checked at the learner's door.
 
-One sample per unbroken run of turns, each turn's prompt being what was held before: prompts are not trained once per turn. A cut in the
-context starts the next sample. Every sampled token is trained in exactly one sample, with the id, log-prob and weight version that the
-engine reported. Nothing here has a tokenizer. Arrays have suffix T: tokens of one sample.
+One sample per unbroken run of turns, each turn's prompt being what was held before: prompts are not trained
+once per turn. A cut in the context starts the next sample. Every sampled token is trained in exactly one
+sample, with the id, log-prob and weight version that the engine reported. Nothing here has a tokenizer.
+Arrays have suffix T: tokens of one sample.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ class Branch:
 
 
 def branches(turns: tuple[Turn, ...]) -> Iterator[Branch]:
-    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more than there was."""
+    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more than
+    there was.
+    """
     branch = Branch()
     for number, turn in enumerate(turns):
         if not 0 <= turn.kept_tokens <= len(branch.tokens):
@@ -89,7 +92,9 @@ def _check(sample: Sample, *, vocab_size: int, max_tokens: int) -> None:
     where = f"sample {sample.branch}"
     tokens, logprobs = sample.tokens_T, sample.behaviour_logprobs_T[sample.trained_T]
     if sample.num_tokens > max_tokens:
-        raise ValueError(f"{where} has {sample.num_tokens} tokens, more than learner.micro_batch_tokens = {max_tokens}")
+        raise ValueError(
+            f"{where} has {sample.num_tokens} tokens, more than learner.micro_batch_tokens = {max_tokens}"
+        )
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         outside = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
         raise ValueError(f"{where} holds token id {outside}, outside the vocabulary of {vocab_size}")

@@ -44,7 +44,7 @@ Stage = Callable[[Claim, Progress], Awaitable[Trajectory]]
 
 @dataclass(slots=True)
 class Claimer:
-    """The arq job. `running` maps request ids to their progress, for the worker's status."""
+    """`answer` is the arq job. `running` maps request ids to their progress, for the worker's status."""
 
     redis: ArqRedis
     worker: str
@@ -53,7 +53,7 @@ class Claimer:
     finished: int = 0
     failed: int = 0
 
-    async def __call__(self, _ctx: dict[Any, Any], request_id: str) -> None:
+    async def answer(self, ctx: dict[Any, Any], request_id: str) -> None:
         """Answer one request. Raises arq's Retry to hand it back; anything else would make arq forget the job."""
         try:
             claim = await queue.claim(self.redis, request_id, self.worker)

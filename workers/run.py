@@ -64,7 +64,7 @@ async def serve(settings: WorkerSettings) -> None:
 async def _work(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
     """Run arq's worker until a signal; the first one stops claiming and starts the grace time."""
     worker = Worker(
-        functions=[func(claimer, name=queue.JOB_NAME)],
+        functions=[func(claimer.answer, name=queue.JOB_NAME)],
         queue_name=keys.QUEUE,
         redis_pool=redis,
         max_jobs=settings.slots,

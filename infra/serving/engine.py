@@ -21,8 +21,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from infra.commandline import parse_own_part
+
+EPILOG = "Flags after -- go to SGLang as they are."
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
-# Imported by SGLang at module level, used only on GPUs, for pictures, sound, notebooks or constrained decoding.
+# Imported by SGLang at module level; used on GPUs, or for pictures, sound, notebooks, constrained decoding.
 STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IPython")
 # Hidden: SGLang hooks into a real Triton by the first; its tensor dumper loads the second if it can.
 HIDDEN = ("triton.knobs", "megatron")
@@ -43,7 +46,7 @@ CPU_FLAGS = (
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.serving.engine", description="Start one SGLang engine."
+        prog="python -m infra.serving.engine", description="Start one SGLang engine.", epilog=EPILOG
     )
     parser.add_argument("--model", required=True, help="directory of a Hugging Face checkpoint")
     parser.add_argument("--host", default="127.0.0.1")
@@ -55,10 +58,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-running-requests", type=int, help="default: 16 on the CPU")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this engine")
     parser.add_argument("--weight-version", default="0", help="version of the weights in --model")
-    parser.add_argument(
-        "sglang_flags", nargs="*", metavar="SGLANG FLAGS", help="after --, passed on as they are"
-    )
-    return parser.parse_args(argv)
+    return parse_own_part(parser, argv)
 
 
 def engine_command(arguments: argparse.Namespace) -> list[str]:
@@ -85,7 +85,7 @@ def engine_command(arguments: argparse.Namespace) -> list[str]:
     if max_running_requests:
         flags += ["--max-running-requests", str(max_running_requests)]
     module = "forked_server" if on_cpu else "sglang.launch_server"
-    return [sys.executable, "-m", module, *flags, *arguments.sglang_flags]
+    return [sys.executable, "-m", module, *flags, *arguments.passed_on]
 
 
 def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str]) -> dict[str, str]:

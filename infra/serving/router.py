@@ -22,6 +22,9 @@ import os
 import sys
 from typing import NoReturn
 
+from infra.commandline import parse_own_part
+
+EPILOG = "Flags after -- go to smg as they are."
 NEVER_S = "86400"
 FLAGS = (
     *("--policy", "cache_aware", "--routing-key-override", "--enable-rl", "--disable-tokenizer-autoload"),
@@ -40,7 +43,9 @@ FLAGS = (
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m infra.serving.router", description="Start the router.")
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.serving.router", description="Start the router.", epilog=EPILOG
+    )
     parser.add_argument("--engine", action="append", default=[], metavar="URL", help="repeat for each engine")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000)
@@ -48,8 +53,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--metrics-port", type=int, default=29000, help="Prometheus metrics, on the same host"
     )
     parser.add_argument("--log-level", default="warn", choices=("debug", "info", "warn", "error"))
-    parser.add_argument("smg_flags", nargs="*", metavar="SMG FLAGS", help="after --, passed on as they are")
-    return parser.parse_args(argv)
+    return parse_own_part(parser, argv)
 
 
 def router_command(arguments: argparse.Namespace) -> list[str]:
@@ -59,7 +63,7 @@ def router_command(arguments: argparse.Namespace) -> list[str]:
     command += ["--log-level", arguments.log_level, *FLAGS]
     if arguments.engine:
         command += ["--worker-urls", *arguments.engine]
-    return [*command, *arguments.smg_flags]
+    return [*command, *arguments.passed_on]
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for, one requirement a line: the base packages and those of the extras named.
+"""Prints the requirements in pyproject.toml, one a line: the base packages and those of the extras named.
 
 python infra/setup/extras.py workers dev | pip install --constraint constraints.txt --requirement /dev/stdin
 """

@@ -113,7 +113,8 @@ def test_a_stand_in_may_be_named_while_a_module_is_imported(tmp_path: Path) -> N
 
 
 def test_a_package_that_is_installed_is_never_replaced() -> None:
-    code = "import os; os.environ['SWERVE_CPU_SHIM'] = 'json'; import sitecustomize, json; print(json.dumps([1]))"
+    code = "import sitecustomize, sys, json; sys.meta_path.append(sitecustomize.StandInFinder({'json'}))"
+    code += "; print(json.dumps([1]))"
     assert in_a_shimmed_interpreter(code).stdout == "[1]\n"
 
 

@@ -33,7 +33,9 @@ def test_every_target_keeps_its_own_numbers() -> None:
     for microbatch in pack(SAMPLES, max_tokens=12):
         np.testing.assert_array_equal(microbatch.targets_P, microbatch.inputs_P + 1)
         np.testing.assert_array_equal(microbatch.trained_P, microbatch.targets_P % 100 % 2 == 1)
-        np.testing.assert_array_equal(microbatch.behaviour_logprobs_P, -microbatch.targets_P * microbatch.trained_P)
+        np.testing.assert_array_equal(
+            microbatch.behaviour_logprobs_P, -microbatch.targets_P * microbatch.trained_P
+        )
         np.testing.assert_array_equal(microbatch.advantages_P, microbatch.targets_P * microbatch.trained_P)
 
 
@@ -51,7 +53,9 @@ def test_boundaries_positions_and_segments_agree() -> None:
 def test_no_micro_batch_exceeds_its_bound_and_no_sample_is_lost() -> None:
     microbatches = pack(SAMPLES, max_tokens=12)
     assert max(microbatch.num_positions for microbatch in microbatches) <= 12
-    assert sorted(index for microbatch in microbatches for index in microbatch.samples) == list(range(len(SAMPLES)))
+    assert sorted(index for microbatch in microbatches for index in microbatch.samples) == list(
+        range(len(SAMPLES))
+    )
     assert sum(m.num_trained_tokens for m in microbatches) == sum(s.num_trained_tokens for s in SAMPLES)
 
 

@@ -1,13 +1,14 @@
-"""Attention inside one sample of a packed micro-batch, in place of Megatron's own, which refuses packed input without
-TransformerEngine.
+"""Attention inside one sample of a packed micro-batch, in place of Megatron's own, which refuses packed input
+without TransformerEngine.
 
-On a GPU in half precision: one variable-length flash kernel over the whole pack. Else: scaled-dot-product attention, sample by
-sample. Either way a token attends to its own sample only, up to itself.
+On a GPU in half precision: one variable-length flash kernel over the whole pack. Else: scaled-dot-product
+attention, sample by sample. Either way a token attends to its own sample only, up to itself.
 
 Shape suffixes: P positions of the micro-batch, H heads of this rank, D width of a head, S samples.
 """
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,14 +49,16 @@ class PackedAttention(MegatronModule):
         packed_seq_params: PackedSeqParams,
         **_unused: Any,
     ) -> Tensor:
-        """Attended values, heads side by side: P x (H * D). Keys and values may have fewer heads, in groups."""
+        """Attended values, heads side by side: P x (H * D). Keys and values may have fewer heads."""
         if query_PHD.is_cuda and query_PHD.dtype in (torch.bfloat16, torch.float16):
             attended_PHD = self._flash(query_PHD, key_PHD, value_PHD, packed_seq_params)
         else:
             attended_PHD = self._sample_by_sample(query_PHD, key_PHD, value_PHD, packed_seq_params)
         return attended_PHD.reshape(query_PHD.shape[0], -1)
 
-    def _flash(self, query_PHD: Tensor, key_PHD: Tensor, value_PHD: Tensor, packing: PackedSeqParams) -> Tensor:
+    def _flash(
+        self, query_PHD: Tensor, key_PHD: Tensor, value_PHD: Tensor, packing: PackedSeqParams
+    ) -> Tensor:
         return varlen_attn(
             query_PHD,
             key_PHD,
@@ -83,6 +86,6 @@ class PackedAttention(MegatronModule):
                 scale=self.scale,
                 enable_gqa=query_PHD.size(1) != key_PHD.size(1),
             )
-            for start, stop in zip(boundaries, boundaries[1:], strict=False)
+            for start, stop in pairwise(boundaries)
         ]
         return torch.cat(attended, dim=2)[0].transpose(0, 1)

@@ -1,9 +1,10 @@
 """The one place that knows whether this machine has CUDA.
 
-With CUDA: nccl, the local GPU, and Megatron as it is. Without: gloo, the CPU, and stand-ins for the few things Megatron asks
-of CUDA by name. The stand-ins are in force only inside `device_scope`, and each is a true no-op on a CPU: placing a tensor
-on "cuda" places it where all tensors are, synchronising waits for work that is already done, and the random state that
-Megatron forks per parallel rank is consumed by dropout only, which these models do not have.
+With CUDA: nccl, the local GPU, and Megatron as it is. Without: gloo, the CPU, and stand-ins for the few
+things Megatron asks of CUDA by name. The stand-ins are in force only inside `device_scope`, and each is a
+true no-op on a CPU: placing a tensor on "cuda" places it where all tensors are, synchronising waits for work
+that is already done, and the random state that Megatron forks per parallel rank is consumed by dropout only,
+which these models do not have.
 """
 
 import contextlib
@@ -22,10 +23,14 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class CudaAsCpu(TorchFunctionMode):
-    """While active, a tensor asked for on "cuda" is made on the CPU, and CPU tensors answer to Megatron's checks of type."""
+    """While active, a tensor asked for on "cuda" is made on the CPU, and CPU tensors say they are CUDA's."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
@@ -70,7 +75,7 @@ def _stand_ins() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _between_themselves() -> Iterator[None]:
-    """Megatron calls what torch has deprecated, and its own modules likewise: nothing a user of ours could change."""
+    """Warnings from Megatron to torch or to itself are nothing that a user of ours could act on."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
         # Seen from torch, these calls of Megatron's come from whoever stands between: CudaAsCpu.
@@ -82,7 +87,8 @@ def _between_themselves() -> Iterator[None]:
 def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
     """Enter the process group of the run; a second call is ignored.
 
-    More than one process: the meeting point is what torchrun put in MASTER_ADDR and MASTER_PORT. One: no port is opened.
+    More than one process: the meeting point is what torchrun put in MASTER_ADDR and MASTER_PORT. One: no port
+    is opened.
     """
     if distributed.is_initialized():
         return
@@ -98,12 +104,12 @@ def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
 
 
 def lay_out(*, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Divide the ranks into tensor, pipeline and data-parallel groups. Raises ValueError where they do not divide."""
-    world_size = distributed.get_world_size()
-    if world_size % (tensor_parallel * pipeline_parallel):
+    """Divide the ranks into tensor, pipeline and data-parallel groups. ValueError where they do not."""
+    world_size, needed = distributed.get_world_size(), tensor_parallel * pipeline_parallel
+    if world_size % needed:
         raise ValueError(
-            f"learner.tensor_parallel = {tensor_parallel} times learner.pipeline_parallel = {pipeline_parallel} does not "
-            f"divide the {world_size} learner processes: start a multiple of {tensor_parallel * pipeline_parallel}"
+            f"learner.tensor_parallel = {tensor_parallel}, learner.pipeline_parallel = {pipeline_parallel}: "
+            f"they need processes in multiples of {needed}, not {world_size}; start so many or lower one"
         )
     if parallel_state.model_parallel_is_initialized():
         if (tensor_parallel, pipeline_parallel) == (
@@ -115,7 +121,7 @@ def lay_out(*, tensor_parallel: int, pipeline_parallel: int) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
     )
-    # Without dropout nothing random happens after the weights are read: the tracker that forks no state is enough.
+    # Without dropout nothing random happens once the weights are read: a tracker that forks no state will do.
     initialize_rng_tracker(inference_rng_tracker=True)
 
 

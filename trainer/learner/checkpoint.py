@@ -1,14 +1,16 @@
 """Megatron distributed checkpoints of everything a run needs to go on as if it had never stopped.
 
-A checkpoint holds model, optimizer, random state, the number of steps taken and an opaque blob of the caller's; it may be read
-under another parallel layout than it was written under. Two things differ from Megatron's defaults:
+A checkpoint holds model, optimizer, random state, the number of steps taken and an opaque blob of the
+caller's; it may be read under another parallel layout than it was written under. Two things differ from
+Megatron's defaults:
 
-Writing happens in this process. Megatron starts a manager process, then one process per file, to write in the background;
-for a synchronous save that only costs seconds of start-up.
+Writing happens in this process. Megatron starts a manager process, then one process per file, to write in the
+background; for a synchronous save that only costs seconds of start-up.
 
-megatron-core 0.16.1 loses Adam's step when DistributedOptimizer wraps torch's AdamW (no TransformerEngine or Apex): a fresh
-optimizer has no step to load into, the load then looks for a step among the sharded tensors, and what it finally restores is
-one tensor shared by all parameters, which each of them then increments. `_StepKeeper` mends the three.
+megatron-core 0.16.1 loses Adam's step when DistributedOptimizer wraps torch's AdamW (no TransformerEngine or
+Apex): a fresh optimizer has no step to load into, the load then looks for a step among the sharded tensors,
+and what it finally restores is one tensor shared by all parameters, which each of them then increments.
+`_StepKeeper` mends the three.
 """
 
 import queue
@@ -37,11 +39,13 @@ class InProcessSave(TorchDistSaveShardedStrategy):
         super().__init__("torch_dist", 1, thread_count=1)
 
     def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> AsyncRequest:
-        """Megatron's, but results return through a queue of this process, put where its manager's would be."""
+        """Megatron's, but results return through a queue of this process, not of a manager's."""
         filesystem_async._results_queue = queue.Queue()
         return super().async_save(sharded_state_dict, checkpoint_dir)
 
-    def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, save_state_dict_ret: Any) -> AsyncRequest:
+    def _get_save_and_finalize_callbacks(
+        self, writer: FileSystemWriterAsync, save_state_dict_ret: Any
+    ) -> AsyncRequest:
         return AsyncRequest(
             async_fn=_write_buckets,
             async_fn_args=(writer,),
@@ -54,7 +58,9 @@ def _write_buckets(writer: FileSystemWriterAsync) -> None:
         return
     results: queue.Queue[tuple[int, Any]] = queue.Queue()
     pending: queue.Queue[int] = queue.Queue()
-    for number, bucket in enumerate(FileSystemWriterAsync.preload_tensors(writer.write_buckets, non_blocking=False)):
+    for number, bucket in enumerate(
+        FileSystemWriterAsync.preload_tensors(writer.write_buckets, non_blocking=False)
+    ):
         pending.put(number)
         FileSystemWriterAsync.write_preloaded_data(
             [writer.transforms], number, bucket, results, pending, use_fsync=True
@@ -71,7 +77,7 @@ class _StepKeeper:
         self._distributed = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
 
     def prepare(self) -> None:
-        """Before the load: give a fresh optimizer its state, steps included, and keep loads from asking shards for steps."""
+        """Before the load: give a fresh optimizer its steps, and keep it from asking the shards for them."""
         for part in self._distributed:
             part.init_state_fn(part.optimizer, part.config)
             for state in part.optimizer.state.values():
@@ -123,15 +129,16 @@ def write_checkpoint(
 
 
 def read_checkpoint(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -> tuple[int, bytes]:
-    """Restore model, optimizer and random state; return steps taken and the caller's blob. Collective, as above.
+    """Restore model, optimizer and random state; return steps taken and the caller's blob. Collective, as
+    above.
 
     Raises ValueError for a checkpoint written with the other kind of optimizer.
     """
     common = dist_checkpointing.load_common_state_dict(str(directory))
     if common["distributed_optimizer"] != _is_distributed(optimizer):
         raise ValueError(
-            f"{directory} was written with learner.distributed_optimizer = {str(common['distributed_optimizer']).lower()}: "
-            "set it so to resume from there"
+            f"{directory} was written with learner.distributed_optimizer = "
+            f"{str(common['distributed_optimizer']).lower()}: set it so to resume from there"
         )
     if common["steps"]:
         _read_both(directory, model, optimizer)

@@ -17,11 +17,15 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ratio_cap: float = 5.0  # stream_grpo: the weight of a token never exceeds it
     delta: float = 0.2  # stream_grpo: how far a probability may have moved the way its advantage pushes
     anchor: float = 1e-3  # stream_grpo: weight of the squared log-ratio
-    veto_low: float = 1e-4  # stream_grpo: a sample with one ratio outside [veto_low, veto_high] is not trained at all
+    veto_low: float = (
+        1e-4  # stream_grpo: a sample with one ratio outside [veto_low, veto_high] is not trained at all
+    )
     veto_high: float = 100.0
     clip_low: float = 0.2  # ppo_clip: ratios are clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28
-    reference_kl: float = 0.0  # weight of the divergence from the weights the run started with; 0 keeps no copy of them
+    reference_kl: float = (
+        0.0  # weight of the divergence from the weights the run started with; 0 keeps no copy of them
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.veto_low < 1 < self.veto_high:
@@ -35,7 +39,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Optimizer, its schedule, memory bounds and parallel layout. A step consumes one batch, in one or more updates."""
+    """Optimizer, schedule, memory and layout. A step consumes one batch, in one or more updates."""
 
     lr: float
     lr_min: float = 0.0
@@ -48,7 +52,9 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     micro_batch_tokens: int = 8192  # positions of one forward pass, and so the longest sample
     num_minibatches: int = 1  # optimizer updates per pass over a batch
     num_epochs: int = 1  # passes over a batch
-    train_only: tuple[str, ...] = ()  # substrings of Megatron parameter names, such as ".mlp."; empty trains all
+    train_only: tuple[
+        str, ...
+    ] = ()  # substrings of Megatron parameter names, such as ".mlp."; empty trains all
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     distributed_optimizer: bool = False
@@ -58,7 +64,13 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("micro_batch_tokens", "num_minibatches", "num_epochs", "tensor_parallel", "pipeline_parallel")
+        positive = (
+            "micro_batch_tokens",
+            "num_minibatches",
+            "num_epochs",
+            "tensor_parallel",
+            "pipeline_parallel",
+        )
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"learner.{name} must be 1 or more, not {getattr(self, name)}")
@@ -68,10 +80,12 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.lr <= 0 or not 0 <= self.lr_min <= self.lr:
             raise ValueError("learner.lr must be above 0, and learner.lr_min between 0 and learner.lr")
         if 0 < self.decay_steps <= self.warmup_steps:
-            raise ValueError("learner.decay_steps counts from the first step: set it above learner.warmup_steps")
+            raise ValueError(
+                "learner.decay_steps counts from the first step: set it above learner.warmup_steps"
+            )
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step, the first being 1: linear up over the warm-up, then constant or linear down."""
+        """Learning rate of a step (first: 1): linear up in the warm-up, then constant or linear down."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if not self.decay_steps:
@@ -81,7 +95,7 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step did. Shares are of trained tokens, summed over the step's updates; log-probs are natural."""
+    """What one step did. Shares are of trained tokens, over all updates of the step."""
 
     step: int
     loss: float  # per trained token

@@ -9,9 +9,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def appearing(directory: Path) -> Iterator[Path]:
-    """A hidden sibling to write into; on success it takes the directory's name, on failure the name is left as it was.
+    """A hidden sibling to write into; on success it takes the directory's name, on failure the name is left
+    as it was.
 
-    A directory already there is replaced. What a killed process left half written is swept away by the next to try.
+    A directory already there is replaced. What a killed process left half written is swept away by the next
+    to try.
     """
     yield prepare(directory)
     settle(directory)

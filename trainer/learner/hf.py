@@ -1,7 +1,9 @@
-"""Weights between Hugging Face safetensors directories and a Megatron model, both ways, whatever the parallel layout.
+"""Weights between Hugging Face safetensors directories and a Megatron model, both ways, whatever the parallel
+layout.
 
-Reading: each rank takes its own part. Writing: tensor-parallel parts are joined, pipeline stages sent to rank 0, which writes.
-Megatron keeps query, key and value of one head group together and gate above up; Hugging Face keeps each by itself.
+Reading: each rank takes its own part. Writing: tensor-parallel parts are joined, pipeline stages sent to rank
+0, which writes. Megatron keeps query, key and value of one head group together and gate above up; Hugging
+Face keeps each by itself.
 """
 
 import shutil
@@ -32,7 +34,9 @@ class Origin:
     """Which Hugging Face tensors make up a Megatron parameter, and how."""
 
     names: tuple[str, ...]
-    kind: Literal["whole", "qkv", "gate_up", "rows", "columns"]  # rows, columns: what tensor-parallel ranks divide
+    kind: Literal[
+        "whole", "qkv", "gate_up", "rows", "columns"
+    ]  # rows, columns: what tensor-parallel ranks divide
 
 
 def origins(model: GPTModel) -> dict[str, Origin]:
@@ -58,7 +62,9 @@ def _layer_origins() -> dict[str, Origin]:
     attention = "self_attn."
     return {
         "input_layernorm.weight": Origin(("input_layernorm.weight",), "whole"),
-        "self_attention.linear_qkv.weight": Origin(tuple(f"{attention}{c}_proj.weight" for c in "qkv"), "qkv"),
+        "self_attention.linear_qkv.weight": Origin(
+            tuple(f"{attention}{c}_proj.weight" for c in "qkv"), "qkv"
+        ),
         "self_attention.linear_qkv.bias": Origin(tuple(f"{attention}{c}_proj.bias" for c in "qkv"), "qkv"),
         "self_attention.q_layernorm.weight": Origin((f"{attention}q_norm.weight",), "whole"),
         "self_attention.k_layernorm.weight": Origin((f"{attention}k_norm.weight",), "whole"),
@@ -128,7 +134,7 @@ def _separate(joined: Tensor, num_groups: int, head_width: int) -> list[Tensor]:
 
 @torch.no_grad()
 def gather_weights(model: GPTModel, *, vocab_size: int) -> dict[str, Tensor]:
-    """The whole model under its Hugging Face names, on the host of rank 0; empty elsewhere. Collective over all ranks."""
+    """The whole model by Hugging Face names, on rank 0's host; empty elsewhere. Collective."""
     if parallel_state.get_data_parallel_rank() != 0:
         return {}
     mine = {name: tensor.cpu() for name, tensor in _stage(model, vocab_size)}
@@ -196,11 +202,15 @@ def _receive(model: GPTModel, stage: int) -> dict[str, Tensor]:
 
 
 def write_directory(tensors: dict[str, Tensor], directory: Path, *, source: Path) -> None:
-    """A complete Hugging Face directory: the weights, and the config and tokenizer of `source`. Visible only when whole."""
+    """The weights, with config and tokenizer of `source`. The directory is visible only when whole."""
     with appearing(directory) as partial:
         _write_shards(tensors, partial)
         for path in source.iterdir():
-            if path.is_file() and path.suffix in COPIED_SUFFIXES and path.name not in ("config.json", INDEX_FILE):
+            if (
+                path.is_file()
+                and path.suffix in COPIED_SUFFIXES
+                and path.name not in ("config.json", INDEX_FILE)
+            ):
                 shutil.copyfile(path, partial / path.name)
         config = msgspec.json.decode((source / "config.json").read_bytes())
         dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")

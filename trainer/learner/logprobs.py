@@ -1,7 +1,9 @@
-"""Log-probability of the target and entropy of the distribution, from logits split over tensor-parallel ranks.
+"""Log-probability of the target and entropy of the distribution, from logits split over tensor-parallel
+ranks.
 
-Everything is computed in fp32 and in chunks of rows, so beside the logits themselves and their gradient no array of the
-vocabulary's width is held. Shape suffixes: P positions, V this rank's columns of the vocabulary, C rows of one chunk.
+Everything is computed in fp32 and in chunks of rows, so beside the logits themselves and their gradient no
+array of the vocabulary's width is held. Shape suffixes: P positions, V this rank's columns of the vocabulary,
+C rows of one chunk.
 """
 
 from collections.abc import Iterator
@@ -18,10 +20,17 @@ CHUNK_ELEMENTS = 1 << 26
 class _VocabParallelLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_PV: Tensor, targets_P: Tensor, temperature: float, vocab_size: int, group: ProcessGroup
+        ctx: Any,
+        logits_PV: Tensor,
+        targets_P: Tensor,
+        temperature: float,
+        vocab_size: int,
+        group: ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
         first = group.rank() * logits_PV.size(1)
-        width = min(logits_PV.size(1), max(vocab_size - first, 0))  # what lies beyond is padding of the vocabulary
+        width = min(
+            logits_PV.size(1), max(vocab_size - first, 0)
+        )  # what lies beyond is padding of the vocabulary
         columns_P = (targets_P - first).clamp(0, max(width - 1, 0))
         mine_P = (targets_P >= first) & (targets_P < first + width)
         peaks_P = torch.full_like(targets_P, -torch.inf, dtype=torch.float32)
@@ -56,7 +65,9 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         for rows in _chunks(logits_PV):
             if not ctx.width:
                 continue
-            probabilities_CV = (logits_PV[rows, : ctx.width].float() / ctx.temperature - log_sums_P[rows, None]).exp()
+            probabilities_CV = (
+                logits_PV[rows, : ctx.width].float() / ctx.temperature - log_sums_P[rows, None]
+            ).exp()
             chunk_CV = probabilities_CV.mul_(-gradient_P[rows, None])
             chunk_CV.scatter_add_(1, columns_P[rows, None], (gradient_P[rows] * mine_P[rows])[:, None])
             gradient_PV[rows, : ctx.width] = chunk_CV.to(gradient_PV.dtype)
@@ -68,8 +79,8 @@ def vocab_parallel_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies, both float32 of P, in nats, at the sampling temperature.
 
-    `logits_PV` holds this rank's share of the columns, the last rank's possibly padded beyond `vocab_size`. Gradients flow
-    through the log-probs only: entropy is for reporting. Collective over `group`.
+    `logits_PV` holds this rank's share of the columns, the last rank's possibly padded beyond `vocab_size`.
+    Gradients flow through the log-probs only: entropy is for reporting. Collective over `group`.
     """
     return _VocabParallelLogprobs.apply(logits_PV, targets_P, temperature, vocab_size, group)
 

@@ -1,13 +1,14 @@
 """The objectives, as pure functions of tensors: no Megatron, no collectives, no state.
 
-Every objective returns a *sum* over trained tokens. The caller divides once, by the trained tokens of the whole update,
-so neither the order of samples nor the size of a micro-batch changes the gradient.
+Every objective returns a *sum* over trained tokens. The caller divides once, by the trained tokens of the
+whole update, so neither the order of samples nor the size of a micro-batch changes the gradient.
 
-Notation: mu the behaviour policy that drew the tokens, pi the policy being trained, r = pi / mu per token, A the advantage.
-Shape suffix P: positions of one packed micro-batch.
+Notation: mu the behaviour policy that drew the tokens, pi the policy being trained, r = pi / mu per token, A
+the advantage. Shape suffix P: positions of one packed micro-batch.
 
-Sources: the trust region on probabilities follows DPPO-Binary-TV as used by prime-rl, the truncated weight CISPO
-(MiniMax-M1, arXiv 2506.13585), the clipped surrogate PPO (arXiv 1707.06347) with the separate bounds of DAPO (arXiv 2503.14476).
+Sources: the trust region on probabilities follows DPPO-Binary-TV as used by prime-rl, the truncated weight
+CISPO (MiniMax-M1, arXiv 2506.13585), the clipped surrogate PPO (arXiv 1707.06347) with the separate bounds of
+DAPO (arXiv 2503.14476).
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What an objective sees. Only `policy_logprobs_P` carries a gradient; untrained positions are ignored."""
+    """What an objective sees. Only `policy_logprobs_P` carries a gradient; untrained tokens are ignored."""
 
     policy_logprobs_P: Tensor  # float32, nats
     behaviour_logprobs_P: Tensor  # float32, nats
@@ -46,7 +47,7 @@ class Objective:
 
 
 def stream_grpo(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
-    """-m w A log(pi) + anchor (log r)^2, with w = min(r, cap) held constant; nothing at all for vetoed samples.
+    """-m w A log(pi) + anchor (log r)^2, with w = min(r, cap) held constant; nothing for vetoed samples.
 
     m = 0 where the probability has already moved by more than delta the way A pushes it.
     """
@@ -66,7 +67,10 @@ def ppo_clip(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Object
     clipped_P = ratios_P.clamp(1 - config.clip_low, 1 + config.clip_high)
     free_P, bounded_P = ratios_P * tokens.advantages_P, clipped_P * tokens.advantages_P
     return Objective(
-        -torch.minimum(free_P, bounded_P), ratios_P.detach(), bounded_P.detach() < free_P.detach(), _none(tokens)
+        -torch.minimum(free_P, bounded_P),
+        ratios_P.detach(),
+        bounded_P.detach() < free_P.detach(),
+        _none(tokens),
     )
 
 
@@ -95,7 +99,8 @@ OBJECTIVES: dict[str, Callable[[Tokens, Tensor, LossConfig], Objective]] = {
 def policy_loss(tokens: Tokens, config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The configured objective, summed over trained tokens, and sums to report it by.
 
-    All values of the dictionary are sums over tokens, except `ratio_max`, which is to be reduced by its maximum.
+    All values of the dictionary are sums over tokens, except `ratio_max`, which is to be reduced by its
+    maximum.
     """
     log_ratios_P = tokens.policy_logprobs_P - tokens.behaviour_logprobs_P
     log_ratios_P = torch.where(tokens.trained_P, log_ratios_P, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
@@ -103,14 +108,18 @@ def policy_loss(tokens: Tokens, config: LossConfig) -> tuple[Tensor, dict[str, T
     drift_P = torch.zeros_like(log_ratios_P)
     loss_P = objective.loss_P
     if tokens.reference_logprobs_P is not None:
-        drift_P = (tokens.policy_logprobs_P - tokens.reference_logprobs_P).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        # Half the square: its gradient is drift times the score, that of KL(policy || reference) on tokens of the policy.
+        drift_P = (tokens.policy_logprobs_P - tokens.reference_logprobs_P).clamp(
+            -LOG_RATIO_BOUND, LOG_RATIO_BOUND
+        )
+        # Half the square: its gradient, drift times the score, is that of KL(policy || reference) on-policy.
         loss_P = loss_P + torch.where(objective.vetoed_P, 0.0, config.reference_kl * 0.5 * drift_P.square())
     loss = torch.where(tokens.trained_P, loss_P, 0.0).sum()
     return loss, _sums(tokens, objective, loss, log_ratios_P.detach(), drift_P.detach())
 
 
-def _sums(tokens: Tokens, objective: Objective, loss: Tensor, log_ratios_P: Tensor, drift_P: Tensor) -> dict[str, Tensor]:
+def _sums(
+    tokens: Tokens, objective: Objective, loss: Tensor, log_ratios_P: Tensor, drift_P: Tensor
+) -> dict[str, Tensor]:
     ratios_P = log_ratios_P.exp()
     per_token = {
         "entropy": tokens.entropies_P,

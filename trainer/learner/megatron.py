@@ -1,9 +1,10 @@
 """The learner: batches in, better weights out, on Megatron at any number of processes.
 
-Every rank builds one and calls the same methods with the same arguments in the same order: all of them are collective. The
-same code runs on one CPU process and on many GPUs; only `backend` knows the difference.
+Every rank builds one and calls the same methods with the same arguments in the same order: all of them are
+collective. The same code runs on one CPU process and on many GPUs; only `backend` knows the difference.
 
-Gradients are summed over all micro-batches of an update and divided once, by the update's trained tokens on all ranks.
+Gradients are summed over all micro-batches of an update and divided once, by the update's trained tokens on
+all ranks.
 """
 
 import contextlib
@@ -18,7 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -51,10 +56,10 @@ SUMS = (
 
 
 class Learner:
-    """A policy under training. Needs `backend.join` first; with more than one process, one learner in each."""
+    """A policy under training. Needs `backend.join` first; one in each process of the run."""
 
     def __init__(self, config: LearnerConfig, *, model_directory: Path) -> None:
-        """Read the starting weights from a Hugging Face directory. Raises ValueError where model and layout do not fit."""
+        """Read the starting weights (Hugging Face). Raises ValueError where model and layout do not fit."""
         backend.lay_out(tensor_parallel=config.tensor_parallel, pipeline_parallel=config.pipeline_parallel)
         self.config = config
         self.steps = 0  # taken so far; restored with a checkpoint
@@ -80,7 +85,8 @@ class Learner:
     def step(self, batch: Batch) -> StepMetrics:
         """Learn from one batch: `num_epochs` passes of `num_minibatches` updates each.
 
-        Raises FloatingPointError before an update whose loss or gradient is not finite: the weights stay as they were.
+        Raises FloatingPointError before an update whose loss or gradient is not finite: the weights stay as
+        they were.
         """
         assert batch.num_trained_tokens, "a batch without trained tokens cannot be learned from"
         started = time.perf_counter()
@@ -89,7 +95,9 @@ class Learner:
             group["lr"] = lr
         reference = self._reference_logprobs(batch)
         reports = [
-            self._update([batch.samples[i] for i in chosen], [reference[i] for i in chosen], batch.temperature)
+            self._update(
+                [batch.samples[i] for i in chosen], [reference[i] for i in chosen], batch.temperature
+            )
             for chosen in minibatches(batch, self.config)
         ]
         self.steps += 1
@@ -103,16 +111,20 @@ class Learner:
         if not samples:
             return []
         mine = self._share(samples)
-        values = self._run(mine, functools.partial(self._prepare_logprobs, temperature=temperature), train=False)
+        values = self._run(
+            mine, functools.partial(self._prepare_logprobs, temperature=temperature), train=False
+        )
         flat = torch.zeros(sum(sample.num_tokens for sample in samples), device=backend.device())
         if self._reports:
-            flat.copy_(torch.from_numpy(np.concatenate(unpack(mine, [v.cpu().numpy() for v in values], samples))))
+            flat.copy_(
+                torch.from_numpy(np.concatenate(unpack(mine, [v.cpu().numpy() for v in values], samples)))
+            )
         distributed.all_reduce(flat)
         ends = np.cumsum([sample.num_tokens for sample in samples])[:-1]
         return np.split(flat.cpu().numpy(), ends)
 
     def snapshot(self, version: int) -> None:
-        """Keep a host copy of the present weights under this number; the oldest beyond `snapshots_kept` are dropped."""
+        """Keep a host copy of the present weights; the oldest beyond `snapshots_kept` are dropped."""
         self._snapshots[version] = self._copy_weights()
         for stale in list(self._snapshots)[: -self.config.snapshots_kept or None]:
             del self._snapshots[stale]
@@ -123,7 +135,7 @@ class Learner:
             return self.logprobs(samples, temperature)
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face directory, with config and tokenizer of the starting model. Whole or absent."""
+        """Write a Hugging Face directory, config and tokenizer from the starting model. Whole or absent."""
         with backend.device_scope():
             weights = hf.gather_weights(self._model, vocab_size=self._architecture.vocab_size)
         if distributed.get_rank() == 0:
@@ -131,9 +143,9 @@ class Learner:
         distributed.barrier()
 
     def save(self, directory: Path, extra: bytes) -> None:
-        """Write a checkpoint that continues exactly from here, with the caller's own state in `extra`. Whole or absent.
+        """Write a checkpoint that continues exactly from here, the caller's own state in `extra` included.
 
-        The directory lies on a filesystem that all ranks share.
+        Whole or absent. The directory lies on a filesystem that all ranks share.
         """
         partial = directories.partial_of(directory)
         if distributed.get_rank() == 0:
@@ -146,7 +158,7 @@ class Learner:
         distributed.barrier()
 
     def restore(self, directory: Path) -> bytes:
-        """Go on from a checkpoint, be it of another parallel layout; returns the `extra` it was saved with."""
+        """Go on from a checkpoint, of whatever parallel layout; returns the `extra` it was saved with."""
         with backend.device_scope():
             self.steps, extra = checkpoint.read_checkpoint(directory, self._model, self._optimizer)
         return extra
@@ -157,15 +169,19 @@ class Learner:
 
     @property
     def _reports(self) -> bool:
-        """Whether this rank's copy of a result is the one that counts: all tensor-parallel ranks compute the same."""
-        return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        """Whether this rank's copy of a result counts: all tensor-parallel ranks compute the same."""
+        return (
+            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
 
     def _freeze(self) -> None:
         wanted = self.config.train_only
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(not wanted or any(part in name for part in wanted))
         if not any(parameter.requires_grad for parameter in self._model.parameters()):
-            raise ValueError(f"learner.train_only = {list(wanted)} matches no parameter: '.mlp.' would match every MLP")
+            raise ValueError(
+                f"learner.train_only = {list(wanted)} matches no parameter: '.mlp.' would match every MLP"
+            )
 
     def _wrap(self) -> DistributedDataParallel:
         options = DistributedDataParallelConfig(
@@ -201,7 +217,9 @@ class Learner:
         prepare = functools.partial(self._prepare_loss, reference=reference, temperature=temperature)
         report = self._reduce(self._run(mine, prepare, train=True))
         if report.pop("broken"):
-            raise FloatingPointError("the loss or its gradient is not finite: the weights were left as they were")
+            raise FloatingPointError(
+                "the loss or its gradient is not finite: the weights were left as they were"
+            )
         with backend.device_scope():
             _, report["grad_norm"], _ = self._optimizer.step()
         return report | {"microbatches": len(mine)}
@@ -209,7 +227,7 @@ class Learner:
     def _run(
         self, microbatches: list[MicroBatch], prepare: Callable[[MicroBatch], LossFunction], *, train: bool
     ) -> list[Any]:
-        """Drive Megatron's schedule; on the last pipeline stage, what each micro-batch's loss function reported."""
+        """Drive Megatron's schedule; on the last pipeline stage, the report of each micro-batch."""
 
         def forward(source: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, LossFunction]:
             microbatch = next(source)
@@ -228,7 +246,9 @@ class Learner:
                 forward_only=not train,
             )
 
-    def _prepare_loss(self, microbatch: MicroBatch, *, reference: Logprobs, temperature: float) -> LossFunction:
+    def _prepare_loss(
+        self, microbatch: MicroBatch, *, reference: Logprobs, temperature: float
+    ) -> LossFunction:
         def loss(logits_1PV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             logprobs_P, entropies_P = self._logprobs_of(logits_1PV, microbatch, temperature)
             tokens = Tokens(
@@ -252,7 +272,9 @@ class Learner:
 
         return report
 
-    def _logprobs_of(self, logits_1PV: Tensor, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def _logprobs_of(
+        self, logits_1PV: Tensor, microbatch: MicroBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         return vocab_parallel_logprobs(
             logits_1PV[0],
             _tensor(microbatch.targets_P),
@@ -274,7 +296,7 @@ class Learner:
             return self.logprobs(batch.samples, batch.temperature)
 
     def _reduce(self, reports: list[dict[str, Tensor]]) -> dict[str, float]:
-        """Sums (and the maximum) over micro-batches and ranks; `broken` counts ranks with a gradient that is not finite."""
+        """Sums (and the maximum) over micro-batches and ranks; `broken` counts what is not finite."""
         sums = torch.zeros(len(SUMS) + 1, dtype=torch.float64, device=backend.device())
         peak = torch.zeros((), dtype=torch.float64, device=backend.device())
         if self._reports:
@@ -308,7 +330,7 @@ class Learner:
 
 
 def minibatches(batch: Batch, config: LearnerConfig) -> Iterator[list[int]]:
-    """Indices of the samples of each update in turn: every epoch a new division, the same on all ranks and on a rerun.
+    """Indices of the samples of each update: every epoch a new division, alike on all ranks and reruns.
 
     Depends on which samples there are, not on their order. A part with nothing to train is passed over.
     """

@@ -52,7 +52,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Read `config.json`. Raises ValueError for an architecture that cannot be trained exactly as it was defined."""
+    """Read `config.json`. Raises ValueError for what cannot be trained exactly as it was defined."""
     path = directory / "config.json"
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     if config["model_type"] not in FAMILIES:
@@ -95,7 +95,9 @@ def _refuse_the_unknown(config: dict[str, Any], path: Path) -> None:
 
 
 def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
-    """This rank's part of the model, on the CPU, its weights uninitialised. Call inside `backend.device_scope`."""
+    """This rank's part of the model, on the CPU, its weights uninitialised. Call inside
+    `backend.device_scope`.
+    """
     _check_divisible(architecture, config)
     transformer = transformer_config(architecture, config)
     spec = get_gpt_layer_local_spec(qk_layernorm=architecture.normed_qk, normalization="RMSNorm")
@@ -117,9 +119,11 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
 
 
 def _mark_divided(model: GPTModel) -> None:
-    """Say which weights tensor-parallel ranks hold different parts of. Megatron does so only while initialising them.
+    """Say which weights tensor-parallel ranks hold different parts of. Megatron does so only while
+    initialising them.
 
-    Without it every weight passes for a copy of rank 0's, and the gradient norm counts that rank's part alone.
+    Without it every weight passes for a copy of rank 0's, and the gradient norm counts that rank's part
+    alone.
     """
     for module in model.modules():
         match module:

@@ -213,7 +213,7 @@ async def _settle_routing(
 def _settle(directory: Path) -> tuple[int, str]:
     """Force every file to disk. Returns the weight files' size and SHA-256, in name order."""
     digest, num_bytes = hashlib.sha256(), 0
-    for path in sorted(directory.rglob("*")):
+    for path in sorted(directory.iterdir()):
         if path.is_file():
             if path.suffix == ".safetensors":
                 num_bytes += path.stat().st_size

@@ -123,8 +123,9 @@ class _Episode:
         reply = parse_reply(turn.text, self.config.action)
         if isinstance(reply, FormatError):
             self.format_errors += 1
+            finish_reason = "stop" if turn.stop == "stop" else "length"
             return self.config.format_error(
-                self._live, reason=reply.reason, actions=reply.actions, finish_reason=turn.stop
+                self._live, reason=reply.reason, actions=reply.actions, finish_reason=finish_reason
             )
         self.format_errors = 0
         self.turns[-1] = turn = replace(turn, command=reply.text)

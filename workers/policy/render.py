@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, NoReturn, Protocol, cast
 from uuid import uuid4
 
@@ -87,7 +87,7 @@ class Renderer:
 
         `ended`: the reply itself closes with `end_id`, which is then not fed a second time.
         """
-        rendered = self._render([*self._history(1), ChatMessage("user", self._guard(user))])
+        rendered = self._render([*self._history("u"), ChatMessage("user", self._guard(user))])
         ids = self._encode(self._tail(rendered))
         return ids[self._end_tokens :] if ended else ids
 
@@ -152,40 +152,35 @@ class Renderer:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"chat_template: {error}") from error
 
-    def _history(self, num_replies: int) -> list[ChatMessage]:
-        """A conversation in which the assistant spoke `num_replies` times, each time the mark."""
-        exchange = [ChatMessage("user", "u"), ChatMessage("assistant", self._mark)]
-        return [ChatMessage("system", "s"), *exchange * num_replies]
+    def _history(self, *users: str) -> list[ChatMessage]:
+        """A conversation in which the assistant answered each of `users` with the mark."""
+        exchanges = [(ChatMessage("user", user), ChatMessage("assistant", self._mark)) for user in users]
+        return [ChatMessage("system", "s"), *chain.from_iterable(exchanges)]
 
     def _tail(self, rendered: str) -> str:
-        """What stands behind the assistant's last words."""
-        # A placeholder begins with the mark too; the mark alone is the assistant's.
+        """What stands behind the assistant's last words: behind the last mark that begins no placeholder."""
         return re.split(f"{self._mark}(?![0-9]{{6}})", rendered)[-1]
 
     def _checked_tail(self) -> str:
-        """The template's text behind an assistant's words, up to the user's. Raises RequestError unless it
-        only ever appends.
+        """The template's text between an assistant's words and the next user's. Raises RequestError unless
+        it only ever appends.
         """
-        user = ChatMessage("user", "u")
-        openings = [self._render([*self._history(replies), user]) for replies in range(3)]
+        users = [uuid4().hex for _ in range(3)]
+        openings = [
+            self._render([*self._history(*users[:n]), ChatMessage("user", users[n])]) for n in range(3)
+        ]
         for before, after in pairwise(openings):
             if after.count(self._mark) != before.count(self._mark) + 1:
                 _refuse("an assistant's words do not appear exactly once in its rendering")
             # A template may open the reasoning of the reply to come, and leave that out in later renderings.
             if not before.startswith(after.rpartition(self._mark)[0]):
-                _refuse(
-                    "a later message changes how earlier ones are rendered, so tokens could not be appended"
-                )
-        tails = [opening.rpartition(self._mark)[2] for opening in openings[1:]]
-        if tails[0] != tails[1]:
+                _refuse("a later message changes how earlier ones are rendered: tokens cannot be appended")
+        tails = [self._tail(opening).split(user) for opening, user in zip(openings, users, strict=True)]
+        if len(tails[1]) != 2:
+            _refuse("a user's words do not appear exactly once in their rendering")
+        if tails[1] != tails[2]:
             _refuse("what it puts behind a reply depends on how many came before")
-        probe = uuid4().hex
-        head, found, _ = self._tail(self._render([*self._history(1), ChatMessage("user", probe)])).partition(
-            probe
-        )
-        if not found:
-            _refuse("a user's words do not appear in their rendering")
-        return head
+        return tails[1][0]
 
     def _end_of(self, tail: str) -> tuple[int, int]:
         """How many of the tail's first tokens end the assistant's turn, and the last of them."""

@@ -30,7 +30,6 @@ from workers.policy.render import Renderer
 
 ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
 MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
-CUT_WAIT_S = 0.25
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -45,6 +44,7 @@ class EngineSettings:
 
     request_timeout_s: float = 900.0
     retry_budget_s: float = 120.0  # from the first failure of a request
+    cut_wait_s: float = 0.25  # before a cut reply is continued
 
 
 class SglangPolicies:
@@ -175,7 +175,7 @@ class _Sampler:
                 raise EngineError(
                     f"engine aborts whatever it is asked: {finish.message or 'no reason given'}"
                 )
-            await asyncio.sleep(CUT_WAIT_S)
+            await asyncio.sleep(self.settings.cut_wait_s)
 
     async def _ask(
         self, prompt: Sequence[int], room_tokens: int, rid: str, num_sent: int

@@ -7,6 +7,7 @@ is removed; should the caller's process die, the container ends with its stream,
 
 import asyncio
 import base64
+import contextlib
 import functools
 import io
 import logging
@@ -20,7 +21,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
 from typing import Any, Literal, TypeVar
 
 import docker
@@ -49,6 +49,7 @@ OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output
 PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a diff longer than this is cut, and so applies nowhere
 ENGINE_CALL_S = 120.0
 ENGINE_THREADS = 8
+CONFLICT = 409  # HTTP status
 ARCHIVE_FROM_BYTES = (
     64 * 1024
 )  # through the shell a file costs 0.5 us a byte, an archive 35 ms of the engine's CPU
@@ -153,7 +154,7 @@ class DockerSandboxes:
         """Raises SandboxError unless the engine answers."""
         await self.engine.ping()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def open(self, claim: Claim, *, role: Role) -> AsyncIterator[DockerSandbox]:
         """A fresh container of the claim's task, removed on the way out. Raises ImageMissing, SandboxError."""
         name = f"swerve-{role}-{secrets.token_hex(8)}"
@@ -161,15 +162,14 @@ class DockerSandboxes:
         shell: Shell | None = None
         try:
             async with self._starting:
-                shell = await self._start(claim, role, name)
+                shell = await self._prepare(claim, role, name)
+                await self.engine.start(name)
             sandbox = DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
             head = await sandbox.run(HEAD, timeout_s=OPEN_S)
             sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
             yield sandbox
         finally:
-            if shell is not None:
-                shell.close()
-            await _surely(self._remove(name))
+            await _surely(self._end(name, shell))
 
     async def close(self) -> None:
         """Lets go of the engine. Containers still open are not removed."""
@@ -179,18 +179,19 @@ class DockerSandboxes:
         """Whether this process itself holds the container."""
         return name in self._open
 
-    async def _start(self, claim: Claim, role: Role, name: str) -> Shell:
+    async def _prepare(self, claim: Claim, role: Role, name: str) -> Shell:
+        """Creates the container and attaches to it, so that nothing it prints is missed."""
+        deadline_s = _deadline_s(claim, role)
         await self.engine.create(
-            name, claim.request.task, role, _deadline_s(claim, role), self._labels(claim, role)
+            name, claim.request.task, deadline_s=deadline_s, labels=self._labels(claim, role, deadline_s)
         )
-        stream = await self.engine.attach(name)
-        reader, writer = await asyncio.open_connection(sock=stream, limit=READ_BYTES)
-        try:
-            await self.engine.start(name)
-        except BaseException:
-            writer.close()
-            raise
+        reader, writer = await self.engine.attach(name)
         return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
+
+    async def _end(self, name: str, shell: Shell | None) -> None:
+        await self._remove(name)
+        if shell is not None:
+            await shell.close()
 
     async def _remove(self, name: str) -> None:
         for pause_s in REMOVAL_PAUSES_S:
@@ -202,7 +203,7 @@ class DockerSandboxes:
                 logger.warning("container %s is left to the reaper: %s", name, error)
         self._open.discard(name)
 
-    def _labels(self, claim: Claim, role: Role) -> dict[str, str]:
+    def _labels(self, claim: Claim, role: Role, deadline_s: int) -> dict[str, str]:
         return {
             FLEET: self.fleet,
             "swerve.run": claim.request.run_id,
@@ -210,7 +211,7 @@ class DockerSandboxes:
             ATTEMPT: str(claim.attempt),
             "swerve.worker": claim.worker,
             "swerve.role": role,
-            DEADLINE: str(int(time.time() + _deadline_s(claim, role))),
+            DEADLINE: str(int(time.time()) + deadline_s),
         }
 
 
@@ -225,20 +226,23 @@ class Engine:
     async def ping(self) -> None:
         await self._call("asking the engine", lambda client: client.ping())
 
-    async def create(
-        self, name: str, task: Task, role: Role, deadline_s: int, labels: Mapping[str, str]
-    ) -> None:
+    async def create(self, name: str, task: Task, *, deadline_s: int, labels: Mapping[str, str]) -> None:
         """Raises ImageMissing; never pulls."""
         await self._call(
             f"creating a container of {task.image}",
-            lambda client: client.create_container_from_config(
-                _config(client, task, role, deadline_s, labels), name
-            ),
+            lambda client: client.create_container_from_config(_config(client, task, deadline_s, labels), name),
         )
 
-    async def attach(self, name: str) -> socket.socket:
-        """The container's standard streams, framed; blocking mode off."""
-        return await self._call(f"attaching to {name}", lambda client: _attached(client, name))
+    async def attach(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The container's standard streams; what it prints is framed."""
+        streams: list[socket.socket] = []
+        try:
+            await self._call(f"attaching to {name}", lambda client: streams.append(_attached(client, name)))
+            return await asyncio.open_connection(sock=streams[0], limit=READ_BYTES)
+        except asyncio.CancelledError:
+            for stream in streams:
+                stream.close()
+            raise
 
     async def start(self, name: str) -> None:
         await self._call(f"starting {name}", lambda client: client.start(name))
@@ -300,9 +304,7 @@ class Engine:
         return ask(self._client)
 
 
-def _config(
-    client: docker.APIClient, task: Task, role: Role, deadline_s: int, labels: Mapping[str, str]
-) -> dict[str, Any]:
+def _config(client: docker.APIClient, task: Task, deadline_s: int, labels: Mapping[str, str]) -> dict[str, Any]:
     resources = task.resources
     host_config = client.create_host_config(
         auto_remove=True,
@@ -339,8 +341,9 @@ def _attached(client: docker.APIClient, name: str) -> socket.socket:
             f"DOCKER_HOST is {client.base_url}: only unix:// and plain tcp:// are supported"
         )
     params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-    with closing(client.attach_socket(name, params)) as hijacked:
-        stream = socket.socket(fileno=os.dup(hijacked.fileno()))
+    hijacked: Any = client.attach_socket(name, params)
+    stream = socket.socket(fileno=os.dup(hijacked.fileno()))
+    hijacked._response.close()
     stream.setblocking(False)
     return stream
 
@@ -351,8 +354,11 @@ def _removed(client: docker.APIClient, name: str) -> None:
     except docker_errors.NotFound:
         return
     except docker_errors.APIError as error:
-        if error.status_code != 409:  # "removal is already in progress"
+        if error.status_code != CONFLICT:
             raise
+        # It ended by itself, and the engine is at it already.
+        with contextlib.suppress(docker_errors.NotFound):
+            client.wait(name, condition="removed")
 
 
 def _tar(files: Sequence[File], workdir: str) -> bytes:
@@ -371,7 +377,7 @@ def _writing(files: Sequence[File], workdir: str) -> str:
         path = posixpath.join(workdir, file.path)
         target = shlex.quote(path)
         steps.append(f"mkdir -p {shlex.quote(posixpath.dirname(path))}")
-        steps.append(f"base64 -d >{target} <<<{base64.b64encode(file.content).decode()}")
+        steps.append(f"base64 -d >{target} <<<'{base64.b64encode(file.content).decode()}'")
         steps.append(f"chmod {file.mode:o} {target}")
     return " && ".join(steps)
 

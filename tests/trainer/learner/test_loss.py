@@ -15,11 +15,16 @@ def tokens(policy: Tensor, behaviour: Tensor, advantages: Tensor, **changes: Ten
         "entropies_P": torch.zeros(len(policy)),
     }
     return Tokens(
-        policy_logprobs_P=policy, behaviour_logprobs_P=behaviour, advantages_P=advantages, **(defaults | changes)
+        policy_logprobs_P=policy,
+        behaviour_logprobs_P=behaviour,
+        advantages_P=advantages,
+        **(defaults | changes),
     )
 
 
-def gradient(policy: Tensor, behaviour: Tensor, advantages: Tensor, config: LossConfig, **changes: Tensor) -> Tensor:
+def gradient(
+    policy: Tensor, behaviour: Tensor, advantages: Tensor, config: LossConfig, **changes: Tensor
+) -> Tensor:
     leaf = policy.clone().requires_grad_()
     loss, _ = policy_loss(tokens(leaf, behaviour, advantages, **changes), config)
     return torch.autograd.grad(loss, leaf)[0]
@@ -62,7 +67,10 @@ def test_the_trust_region_stops_what_already_moved_that_way(
     policy: float, behaviour: float, advantage: float, masked: bool
 ) -> None:
     observed = gradient(
-        torch.tensor([policy]).log(), torch.tensor([behaviour]).log(), torch.tensor([advantage]), LossConfig(anchor=0.0)
+        torch.tensor([policy]).log(),
+        torch.tensor([behaviour]).log(),
+        torch.tensor([advantage]),
+        LossConfig(anchor=0.0),
     )
     assert (observed == 0).item() is masked
 
@@ -107,7 +115,9 @@ def test_the_pull_to_the_reference_is_its_drift() -> None:
 def test_sums_count_trained_tokens_only() -> None:
     policy, behaviour = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0, -2.0, -9.0])
     trained = torch.tensor([True, True, False])
-    data = tokens(policy, behaviour, torch.ones(3), trained_P=trained, entropies_P=torch.tensor([0.5, 0.25, 8.0]))
+    data = tokens(
+        policy, behaviour, torch.ones(3), trained_P=trained, entropies_P=torch.tensor([0.5, 0.25, 8.0])
+    )
     loss, sums = policy_loss(data, LossConfig())
     ratio = math.e
     assert sums["tokens"] == 2

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,9 @@ from trainer.learner.megatron import Learner, minibatches
 def joined(samples: tuple[Sample, ...]) -> Sample:
     """All samples as if they were one: what packing without boundaries would compute."""
     arrays = ("tokens_T", "trained_T", "behaviour_logprobs_T", "advantages_T", "versions_T")
-    return replace(samples[0], **{name: np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays})
+    return replace(
+        samples[0], **{name: np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays}
+    )
 
 
 def relative_difference(left: Learner, right: Learner) -> float:
@@ -35,7 +37,7 @@ def relative_difference(left: Learner, right: Learner) -> float:
 
 def test_megatron_is_of_the_line_this_was_written_for() -> None:
     """Its checkpoints need mending in this line, and the next needs more of CUDA than the stand-ins give."""
-    assert Version("0.16.1") <= Version(version("megatron-core")) < Version("0.17")
+    assert Version("0.16.1") <= Version(metadata.version("megatron-core")) < Version("0.17")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -53,14 +55,19 @@ def test_packing_without_boundaries_would_be_noticed(qwen3: Path) -> None:
     samples = make_samples()
     learner = Learner(config(micro_batch_tokens=200), model_directory=qwen3)
     apart, together = learner.logprobs(samples, 1.0), learner.logprobs([joined(samples)], 1.0)[0]
-    difference = np.abs(np.concatenate([a[1:] for a in apart[1:]]) - np.concatenate(
-        [b[1:] for b in np.split(together, np.cumsum([sample.num_tokens for sample in samples])[:-1])[1:]]
-    ))
+    difference = np.abs(
+        np.concatenate([a[1:] for a in apart[1:]])
+        - np.concatenate(
+            [b[1:] for b in np.split(together, np.cumsum([sample.num_tokens for sample in samples])[:-1])[1:]]
+        )
+    )
     assert difference.max() > 0.5
 
 
 @pytest.mark.parametrize("model", ["qwen3", "tied_llama"])
-def test_the_gradient_is_that_of_hugging_face_over_single_samples(model: str, request: pytest.FixtureRequest) -> None:
+def test_the_gradient_is_that_of_hugging_face_over_single_samples(
+    model: str, request: pytest.FixtureRequest
+) -> None:
     directory = request.getfixturevalue(model)
     samples, reference = make_samples(), read_reference(directory)
     learner = Learner(config(clip_grad=0.0, loss=LossConfig(kind="grpo")), model_directory=directory)
@@ -82,13 +89,16 @@ def test_the_gradient_is_that_of_hugging_face_over_single_samples(model: str, re
     }
     for ours, theirs in same.items():
         expected = reference.get_parameter(theirs).grad
-        torch.testing.assert_close(observed[ours].cpu(), expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+        torch.testing.assert_close(
+            observed[ours].cpu(), expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max())
+        )
 
 
 def test_the_gradient_depends_neither_on_order_nor_on_micro_batch_size(qwen3: Path) -> None:
     samples = make_samples()
     learners = [
-        Learner(config(micro_batch_tokens=tokens, clip_grad=0.0), model_directory=qwen3) for tokens in (32, 50, 300, 300)
+        Learner(config(micro_batch_tokens=tokens, clip_grad=0.0), model_directory=qwen3)
+        for tokens in (32, 50, 300, 300)
     ]
     reports = [learner.step(make_batch(samples)) for learner in learners[:3]]
     reports.append(learners[3].step(make_batch(samples[::-1])))
@@ -144,7 +154,9 @@ def test_only_the_named_parameters_are_trained(qwen3: Path) -> None:
     learner = Learner(config(train_only=(".mlp.",)), model_directory=qwen3)
     before = learner._copy_weights()
     train(learner, 2)
-    changed = {name for name, weights in learner._copy_weights().items() if not torch.equal(weights, before[name])}
+    changed = {
+        name for name, weights in learner._copy_weights().items() if not torch.equal(weights, before[name])
+    }
     assert changed == {name for name in before if ".mlp." in name}
 
 
@@ -199,7 +211,9 @@ def test_past_weights_answer_as_they_did_and_the_present_ones_stay(qwen3: Path) 
     present = learner.logprobs(samples, 1.0)
     assert learner.versions_held == (1, 2)
     for version in (1, 2):
-        for expected, observed in zip(recorded[version], learner.logprobs_under(version, samples, 1.0), strict=True):
+        for expected, observed in zip(
+            recorded[version], learner.logprobs_under(version, samples, 1.0), strict=True
+        ):
             np.testing.assert_array_equal(observed, expected)
     np.testing.assert_array_equal(np.concatenate(learner.logprobs(samples, 1.0)), np.concatenate(present))
     with pytest.raises(KeyError):
@@ -222,7 +236,9 @@ def test_half_precision_learns_about_the_same(qwen3: Path) -> None:
 
 def test_the_learning_rate_warms_up_and_decays() -> None:
     schedule = LearnerConfig(lr=1.0, lr_min=0.1, warmup_steps=2, decay_steps=5)
-    assert [schedule.lr_at(step) for step in range(1, 8)] == pytest.approx([0.5, 1.0, 0.7, 0.4, 0.1, 0.1, 0.1])
+    assert [schedule.lr_at(step) for step in range(1, 8)] == pytest.approx(
+        [0.5, 1.0, 0.7, 0.4, 0.1, 0.1, 0.1]
+    )
     assert LearnerConfig(lr=1.0).lr_at(1_000_000) == 1.0
 
 

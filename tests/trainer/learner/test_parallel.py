@@ -67,7 +67,9 @@ def checkpoints(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[b
 
 
 @pytest.fixture(scope="module")
-def results(models: dict[str, Path], checkpoints: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(
+    models: dict[str, Path], checkpoints: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What two processes left behind."""
     results = tmp_path_factory.mktemp("two")
     cases = []
@@ -123,7 +125,10 @@ def test_what_two_processes_saved_one_can_go_on_from(
     assert learner.restore(results / f"{name}-checkpoint") == b"two processes"
     assert set(learner.adam_steps()) == {4.0}
     learner.export(tmp_path / "resumed")
-    restored, exported = load_file(tmp_path / "resumed" / SINGLE_FILE), load_file(results / name / SINGLE_FILE)
+    restored, exported = (
+        load_file(tmp_path / "resumed" / SINGLE_FILE),
+        load_file(results / name / SINGLE_FILE),
+    )
     assert largest_difference(restored, exported) == 0
     uninterrupted = Learner(single(config(**LAYOUTS[name])), model_directory=models[name])
     expected = train(uninterrupted, 7)[4:]

@@ -121,10 +121,13 @@ async def test_what_is_announced_is_what_lies_in_the_directory(publisher: Publis
 
 @contextlib.asynccontextmanager
 async def wedged_engine() -> AsyncGenerator[str]:
-    """The address of something that is in good health and refuses everything else; it is gone afterwards."""
+    """The address of something that is in good health and takes no weights; it is gone afterwards."""
+    about = {"model_path": "wedged", "weight_version": "0"}
 
     async def answer(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
-        return aiohttp.web.Response(status=200 if request.path == "/health" else 500)
+        if request.path in ("/health", "/server_info", "/model_info"):
+            return aiohttp.web.json_response(about)
+        return aiohttp.web.Response(status=500)
 
     async with aiohttp.test_utils.RawTestServer(answer, host="127.0.0.1") as server:
         yield str(server.make_url("")).rstrip("/")
@@ -158,17 +161,14 @@ async def test_a_quarantined_engine_comes_back_once_it_confirms(
 
 
 async def test_an_engine_that_cannot_read_the_weights_goes_on_with_the_old_ones(
-    serving: Serving, redis: Redis, engines: Engines, publisher: Publisher, tmp_path: Path
+    serving: Serving, redis: Redis, publisher: Publisher, tmp_path: Path
 ) -> None:
     await publisher.publish(0, step=0)
-
-    def broken(directory: Path) -> None:
-        directory.mkdir()
-        (directory / "model.safetensors").write_bytes(b"no weights")
-
-    bad = Publisher(redis, RUN, directory=tmp_path / "weights", export=broken, engines=engines)
+    unheard = Publisher(redis, RUN, directory=tmp_path / "weights", export=write_checkpoint, engines=None)
+    await unheard.publish(1, step=1)
+    shutil.rmtree(tmp_path / "weights" / "v000001")
     with pytest.raises(NoEngineServes, match="version 1"):
-        await bad.publish(1, step=1)
+        await publisher.catch_up()
     assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
     await publisher.publish(2, step=1)
     assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "2"

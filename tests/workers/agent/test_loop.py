@@ -191,9 +191,7 @@ async def test_a_long_output_is_cut_in_its_middle(stage: Stage, limit: int) -> N
 
 async def test_a_template_that_cuts_by_itself_is_given_the_whole_output(stage: Stage) -> None:
     agent = AGENT.replace("{{output.output}}", "{{output.output[:20]}}[{{output.output|length}}]")
-    await stage.play(
-        bash("seq -s. 9999"), bash(SUBMIT), claim=claim(agent=agent, observation_chars=1000)
-    )
+    await stage.play(bash("seq -s. 9999"), bash(SUBMIT), claim=claim(agent=agent, observation_chars=1000))
     assert "1.2.3.4.5.6.7.8.9.10[48888]</output>" in stage.told(1)
 
 

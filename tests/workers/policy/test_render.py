@@ -2,7 +2,6 @@
 
 import json
 import random
-from itertools import pairwise
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -253,16 +252,9 @@ def test_a_tokenizer_file_without_control_tokens_is_refused(tokenizer: Tokenizer
 
 
 def test_names_that_transformers_gives_its_templates_exist(tokenizer: Tokenizer) -> None:
-    extras = "{{ strftime_now('%Y') }}{% for i in [1, 2] %}{% break %}{% endfor %}{% generation %}!{% endgeneration %}"
-    first, second = (
-        literal(tokenizer, Renderer(bundle(tokenizer, extras + CHATML)).first_prompt(opening(text)))
-        for text in "ab"
-    )
-    assert all(len(year) == 4 and year.isdigit() for year in (first[:4], second[:4]))
-    assert first[4] == "!"
-
-
-def test_suffixes_do_not_depend_on_what_was_said_before(tokenizer: Tokenizer) -> None:
-    renderer = Renderer(bundle(tokenizer))
-    suffixes = [renderer.suffix("same", ended=True) for _ in range(3)]
-    assert all(left == right for left, right in pairwise(suffixes))
+    loop = "{% for i in [1, 2] %}{% break %}{% endfor %}"
+    marked = "{% generation %}!{% endgeneration %}"
+    renderer = Renderer(bundle(tokenizer, "{{ strftime_now('%Y') }}" + loop + marked + CHATML))
+    text = literal(tokenizer, renderer.first_prompt(opening("u")))
+    assert text[:4].isdigit()
+    assert text[4] == "!"

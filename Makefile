@@ -1,0 +1,53 @@
+# What people run here. Everything works from a fresh clone: each target sets up what it needs.
+PYTHON  := .venv/bin/python
+SEED    ?= 0
+MODEL   ?= demo
+FRESH   ?=
+WORKERS ?= 2
+SLOTS   ?= 6
+
+RUN_DIR := runs/$(MODEL)-seed$(SEED)
+TASKS   := runs/tasks/seed$(SEED)
+
+.PHONY: setup demo test lint gpu-check clean
+
+setup:
+	@bash infra/setup/setup.sh
+
+# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1]: the whole system here; again to go on after Ctrl-C.
+demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
+	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
+	    --workers $(WORKERS) --slots $(SLOTS) $(SERVING_$(MODEL)) \
+	    --prepare "-m trainer.demo images $(TASKS)/family" \
+	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
+	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl
+
+RECIPE_demo         := trainer/recipes/demo.toml
+RECIPE_smollm2-135m := trainer/recipes/smollm2_135m.toml
+
+.PHONY: model-demo model-smollm2-135m
+model-demo:
+model-smollm2-135m: setup
+	@$(PYTHON) -m infra.models.smollm2 --out models/SmolLM2-135M-Instruct
+
+$(TASKS)/heldout.jsonl: | setup
+	@rm -rf $(TASKS)
+	@$(PYTHON) -m trainer.demo tasks --out $(TASKS)/family --seed $(SEED)
+	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
+	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
+
+# The last line is pytest's.
+test: setup
+	@bash infra/setup/test.sh
+
+lint: setup
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m basedpyright
+
+gpu-check:
+	@bash infra/setup/gpu_check.sh
+
+clean:
+	@$(PYTHON) -m infra.services down 2>/dev/null || true
+	rm -rf .venv .run runs .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

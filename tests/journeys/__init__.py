@@ -1,0 +1,1 @@
+"""Whole stories: several real processes, and something goes wrong in the middle."""

@@ -1,0 +1,96 @@
+"""Admission: nothing is trained later than promised, and nothing waits for ever."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.admission import Admission
+from trainer.groups import Group, GroupBook
+
+admissions = st.builds(
+    Admission,
+    max_lag_versions=st.integers(0, 4),
+    groups_per_step=st.integers(1, 4),
+    num_steps=st.integers(1, 12),
+)
+
+
+@dataclass
+class Outcome:
+    lags: list[int]
+    steps: int
+    most_open: int
+
+
+def simulate(admission: Admission, data: st.DataObject) -> Outcome:
+    """A run whose groups finish in any order, and some of which are dropped, driven as the trainer drives it."""
+    book = GroupBook(admission, min_valid_members=2, stragglers="wait")
+    unfinished: dict[int, Group] = {}
+    cursor = version = most_open = 0
+    lags: list[int] = []
+    drops = 30  # endless dropping would be an endless run
+    while version < admission.num_steps:
+        for _ in range(admission.room(begun_steps=version, published_steps=version, live_groups=book.num_live)):
+            unfinished[cursor] = book.expect(cursor, size=2, version=version)
+            cursor += 1
+        most_open = max(most_open, book.num_live)
+        groups = book.take(newest_version=version)
+        if groups is not None:
+            lags += [version - group.asked_at_version for group in groups]
+            version += 1
+            continue
+        assert unfinished, "nothing is open, nothing may be asked for, and yet there is no batch: it would hang"
+        finished = unfinished.pop(data.draw(st.sampled_from(sorted(unfinished))))
+        dropped = drops > 0 and data.draw(st.booleans())
+        drops -= dropped
+        finish(book, finished, has_signal=not dropped)
+    return Outcome(lags, version, most_open)
+
+
+def finish(book: GroupBook, group: Group, *, has_signal: bool) -> None:
+    from tests.trainer.trajectories import member
+
+    for number in range(group.size):
+        reward = float(number) if has_signal else 0.0
+        complete = book.hold(group.cursor, member(group.cursor, number, group_size=group.size, reward=reward))
+    assert complete is group
+    book.verdict(group)
+
+
+@settings(max_examples=150, deadline=None)
+@given(admission=admissions, data=st.data())
+def test_no_group_is_trained_later_than_the_lag_allows_in_whatever_order_they_finish(
+    admission: Admission, data: st.DataObject
+) -> None:
+    outcome = simulate(admission, data)
+    assert outcome.steps == admission.num_steps
+    assert max(outcome.lags) <= admission.max_lag_versions
+    assert outcome.most_open <= (admission.max_lag_versions + 1) * admission.groups_per_step
+
+
+def test_a_dropped_group_gives_its_slot_back() -> None:
+    admission = Admission(max_lag_versions=0, groups_per_step=2, num_steps=5)
+    assert admission.room(begun_steps=0, published_steps=0, live_groups=2) == 0
+    assert admission.room(begun_steps=0, published_steps=0, live_groups=1) == 1
+
+
+def test_a_published_version_opens_one_more_step() -> None:
+    admission = Admission(max_lag_versions=1, groups_per_step=3, num_steps=9)
+    assert admission.room(begun_steps=1, published_steps=0, live_groups=3) == 0
+    assert admission.room(begun_steps=1, published_steps=1, live_groups=3) == 3
+
+
+def test_no_more_is_asked_for_than_the_last_steps_can_use() -> None:
+    admission = Admission(max_lag_versions=8, groups_per_step=2, num_steps=3)
+    assert admission.room(begun_steps=0, published_steps=0, live_groups=0) == 6
+    assert admission.room(begun_steps=2, published_steps=2, live_groups=2) == 0
+    assert "has been asked for" in admission.sentence(begun_steps=2, published_steps=2, live_groups=2)
+
+
+def test_the_sentence_says_why_nothing_is_asked_for() -> None:
+    admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
+    assert admission.sentence(begun_steps=0, published_steps=0, live_groups=1).startswith("open: 3 more groups")
+    closed = admission.sentence(begun_steps=0, published_steps=0, live_groups=4)
+    assert closed.startswith("closed: 4 groups are open")
+    assert "more than 1 versions late" in closed

@@ -1,0 +1,255 @@
+"""The report says what the journal holds, and notices when the books do not balance."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from trainer import curve, report
+from trainer.journal import EndRow, EpisodeRow, EvaluationRow, Fate, Journal, Row, StepRow
+
+EXPECTED_KEYS = {
+    *(
+        "episodes",
+        "success_first_quarter",
+        "success_last_quarter",
+        "heldout_before",
+        "heldout_after",
+        "steps",
+    ),
+    *("lag_mean", "lag_max", "logprob_gap_max", "logprob_gap_mean", "trained_over_sampled"),
+    *("lost", "trained_twice", "dead"),
+}
+
+
+@dataclass
+class Run:
+    """A run's rows; `write` puts them where the report looks."""
+
+    directory: Path
+    rows: list[Row] = field(default_factory=list)
+    episodes: int = 0
+
+    def group(
+        self, cursor: int, rewards: list[float | None], *, fate: Fate = "trained", missing: int = 0
+    ) -> list[str]:
+        ids: list[str] = []
+        for member, reward in enumerate(rewards):
+            self.episodes += 1
+            ids.append(f"{cursor}-{member}")
+            self.rows.append(
+                EpisodeRow(
+                    request_id=ids[-1],
+                    group_id=f"group-{cursor}",
+                    task_id="task",
+                    purpose="train",
+                    member=member,
+                    group_size=len(rewards) + missing,
+                    fate=fate if reward is not None else "failed",
+                    cursor=cursor,
+                    outcome="submitted" if reward is not None else "failed:sandbox",
+                    reward=reward,
+                    finished_at=float(self.episodes),
+                )
+            )
+        return ids
+
+    def step(self, number: int, ids: list[str], **numbers: Any) -> None:
+        row: dict[str, Any] = {
+            "step": number,
+            "version": number - 1,
+            "loss": 0.0,
+            "grad_norm": 1.0,
+            "lr": 1e-5,
+            "reward_mean": 0.5,
+            "num_trajectories": len(ids),
+            "request_ids": tuple(ids),
+            "num_trained_tokens": 10 * len(ids),
+            "num_unique_sampled_tokens": 10 * len(ids),
+        }
+        self.rows.append(StepRow(**(row | numbers)))
+
+    def evaluation(self, name: str, success: float, *, greedy: bool) -> None:
+        self.rows.append(
+            EvaluationRow(
+                name=name,
+                version=0,
+                greedy=greedy,
+                success=success,
+                standard_error=0.1,
+                num_episodes=20,
+                num_failed=0,
+                at=1.0,
+            )
+        )
+
+    def end(self, step: int) -> None:
+        self.rows.append(EndRow(step=step, version=step, reason="steps done"))
+
+    def write(self) -> None:
+        with Journal(self.directory / "journal") as journal:
+            for row in self.rows:
+                journal.append(row)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def reported(run: Run, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    run.write()
+    status = report.main([str(run.directory), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_quarters_follow_the_order_of_finish(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = (
+        run.group(0, [0.0, 0.0])
+        + run.group(1, [1.0, 0.0])
+        + run.group(2, [0.0, 1.0])
+        + run.group(3, [1.0, 1.0])
+    )
+    run.rows.reverse()
+    run.step(1, ids)
+    status, found = reported(run, capsys)
+    assert found.keys() >= EXPECTED_KEYS
+    assert (found["episodes"], found["success_first_quarter"], found["success_last_quarter"]) == (8, 0.0, 1.0)
+    assert (status, found["steps"], found["trained_over_sampled"]) == (0, 1, 1.0)
+
+
+def test_members_of_one_group_do_not_count_as_independent(run: Run) -> None:
+    run.group(0, [1.0] * 4)
+    run.group(1, [0.0] * 4)
+    rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
+    assert report.rate(rows) == (0.5, 0.5), "two draws of 0 and 1, not eight"
+    alone = [replace(row, group_id=row.request_id) for row in rows]
+    assert report.rate(alone)[1] == pytest.approx((8 / 7 * 8 * 0.25) ** 0.5 / 8)
+
+
+def test_a_failed_episode_is_no_zero(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 1.0, 1.0, None]))
+    _, found = reported(run, capsys)
+    assert (found["episodes"], found["success_last_quarter"], found["dead"]) == (3, 1.0, 1)
+
+
+def test_sampled_evaluations_are_reported_and_greedy_ones_beside_them(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.evaluation("heldout_before", 0.1, greedy=False)
+    run.evaluation("heldout_before", 0.2, greedy=True)
+    run.evaluation("heldout_after", 0.9, greedy=True)
+    run.group(0, [1.0])
+    _, found = reported(run, capsys)
+    assert (found["heldout_before"], found["heldout_before_greedy"]) == (0.1, 0.2)
+    assert (found["heldout_after"], found["heldout_after_greedy"]) == (0.9, 0.9)
+
+
+def test_lags_and_gaps_are_weighted_by_what_they_are_means_of(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0]), lag_mean=4.0, lag_max=4, logprob_gap_mean=0.4, logprob_gap_max=0.5)
+    run.step(2, run.group(1, [1.0, 0.0, 1.0]), lag_mean=0.0, logprob_gap_mean=0.0, logprob_gap_max=0.1)
+    _, found = reported(run, capsys)
+    assert (found["lag_mean"], found["lag_max"]) == (1.0, 4)
+    assert (found["logprob_gap_mean"], found["logprob_gap_max"]) == (pytest.approx(0.1), 0.5)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_is_missing_is_open_until_the_run_ends_and_lost_afterwards(
+    run: Run, capsys: pytest.CaptureFixture[str], ended: bool
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]) + run.group(1, [1.0], missing=1))
+    run.group(3, [1.0, 1.0])
+    if ended:
+        run.end(1)
+    status, found = reported(run, capsys)
+    missing = 1 + 2  # a member of group 1, and group 2
+    assert (found["lost"], found["open"]) == ((missing, 0) if ended else (0, missing))
+    assert status == int(ended)
+
+
+def test_what_was_withdrawn_is_not_lost(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.rows += [
+        EpisodeRow(
+            request_id=f"late-{member}",
+            group_id="group-1",
+            task_id="task",
+            purpose="train",
+            member=member,
+            group_size=2,
+            fate="withdrawn",
+            cursor=1,
+        )
+        for member in range(2)
+    ]
+    run.end(1)
+    status, found = reported(run, capsys)
+    assert (status, found["lost"], found["fates"]) == (0, 0, {"trained": 2, "withdrawn": 2})
+
+
+def test_training_one_trajectory_twice_is_unhealthy(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = run.group(0, [1.0, 0.0])
+    run.step(1, ids)
+    run.step(2, ids[:1])
+    status, found = reported(run, capsys)
+    assert (status, found["trained_twice"]) == (1, 1)
+
+
+def test_a_run_resumed_after_its_end_has_not_ended(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.end(1)
+    run.step(2, run.group(1, [1.0], missing=1))
+    status, found = reported(run, capsys)
+    assert (status, found["ended"], found["open"]) == (0, False, 1)
+
+
+def test_a_run_that_has_just_begun_can_be_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.write()
+    assert report.main([str(run.directory)]) == 0
+    assert "0 with a reward; none yet" in capsys.readouterr().out
+
+
+def test_the_table_gives_percent_with_their_sampling_error(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.evaluation("heldout_before", 0.25, greedy=False)
+    run.evaluation("heldout_after", 0.75, greedy=False)
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.write()
+    report.main([str(run.directory)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("held out  ")]
+    assert line.split() == ["held", "out", "25.0", "±", "10.0", "75.0", "±", "10.0", "+50.0"]
+
+
+def test_a_directory_without_a_journal_is_misuse(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        report.main([str(tmp_path)])
+    assert stopped.value.code == 2
+
+
+def test_the_curve_is_drawn(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for cursor in range(10):
+        run.step(cursor + 1, run.group(cursor, [float(cursor > 4), 1.0]), entropy=1.0, lag_max=1)
+    run.evaluation("heldout_before", 0.2, greedy=False)
+    run.write()
+    assert curve.main([str(run.directory)]) == 0
+    assert (run.directory / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rolling_means_cover_their_window_only(run: Run) -> None:
+    run.group(0, [0.0, 0.0, 1.0, 1.0])
+    rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
+    centres, means, _ = curve.rolling(rows, 2)
+    assert (list(centres), list(means)) == ([1.0, 2.0, 3.0], [0.0, 0.5, 1.0])
+
+
+def test_a_curve_of_nothing_is_refused(run: Run) -> None:
+    run.write()
+    with pytest.raises(SystemExit) as stopped:
+        curve.main([str(run.directory)])
+    assert stopped.value.code == 2

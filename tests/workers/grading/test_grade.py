@@ -1,0 +1,405 @@
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import pytest
+
+from pipeline.errors import GraderError, ImageMissing, TaskBroken
+from pipeline.task import ExitCode, File, SwebenchLog, Task
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from trainer.tasksets.__main__ import main as import_tasks
+from trainer.tasksets.records import gold_path, read_gold, read_tasks
+from workers.grading.grade import Grader
+from workers.sandbox.docker import FLEET, DockerSandboxes
+
+pytestmark = pytest.mark.docker
+
+FIX = b"""diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,5 +1,5 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+ 
+ 
+ def sub(a, b):
+"""
+HIDDEN_TESTS = """diff --git a/tests/test_calc.py b/tests/test_calc.py
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -1,4 +1,8 @@
+-from calc import sub
++from calc import add, sub
++
++
++def test_add():
++    assert add(3, 1) == 4
+ 
+ 
+ def test_sub():
+"""
+PYTEST = "#!/bin/bash\nset -e\ncd /workspace\npython3 -m pytest tests/test_calc.py\n"
+
+
+def new_file(path: str, text: str) -> bytes:
+    lines = text.splitlines()
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n"
+    return (head + "".join(f"+{line}\n" for line in lines)).encode()
+
+
+def replaced(path: str, line: int, old: str, new: str) -> bytes:
+    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -{line} +{line} @@\n-{old}\n+{new}\n".encode()
+
+
+NOTE = new_file("NOTE.txt", "done")
+
+
+@pytest.fixture
+def grader(sandboxes: DockerSandboxes) -> Grader:
+    return Grader(sandboxes)
+
+
+@pytest.fixture
+def task(repo_image: RepoImage) -> Task:
+    verdict = ExitCode(
+        eval_script=PYTEST, test_patch=HIDDEN_TESTS.encode(), protected_paths=("tests/test_calc.py",)
+    )
+    return make_task(repo_image.tag, base_commit=repo_image.commit, verdict=verdict)
+
+
+@pytest.fixture
+def scripted(repo_image: RepoImage) -> Callable[[str], Task]:
+    """A task that is graded by the status of the given script alone."""
+    return lambda script: make_task(repo_image.tag, verdict=ExitCode(eval_script=script))
+
+
+@pytest.fixture
+def fleet_tasks(tmp_path: Path, repo_image: RepoImage) -> Path:
+    """The task as swe-task-generator publishes one, imported by the command line."""
+    record = {
+        "instance_id": "acme-calc-7",
+        "repo": "acme/calc",
+        "base_commit": repo_image.commit,
+        "problem_statement": "add() subtracts.\n\n## Files Changed\n- calc.py\n- tests/test_calc.py\n",
+        "gold_patch": FIX.decode() + HIDDEN_TESTS,
+        "fix_patch": FIX.decode().rstrip("\n"),
+        "test_patch": HIDDEN_TESTS.rstrip("\n"),
+        "test_files": ["tests/test_calc.py"],
+        "image_name": repo_image.tag,
+        "eval_script": PYTEST,
+    }
+    (tmp_path / "task_001").mkdir()
+    (tmp_path / "task_001/task.json").write_text(json.dumps(record))
+    assert import_tasks(["import", "fleet", str(tmp_path), "--out", str(tmp_path / "tasks.jsonl")]) == 0
+    return tmp_path / "tasks.jsonl"
+
+
+@pytest.fixture
+def swe_bench_tasks(tmp_path: Path, repo_image: RepoImage) -> Path:
+    """The task as a row of a SWE-bench dataset, imported by the command line; the script as the harness renders it."""
+    script = f"""#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git checkout {repo_image.commit} tests/test_calc.py
+git apply -v - <<'EOF_114329324912'
+{HIDDEN_TESTS}EOF_114329324912
+: '>>>>> Start Test Output'
+python3 -m pytest -rA tests/test_calc.py
+: '>>>>> End Test Output'
+git checkout {repo_image.commit} tests/test_calc.py
+"""
+    row = {
+        "instance_id": "acme__calc-7",
+        "repo": "acme/calc",
+        "version": "1.0",
+        "base_commit": repo_image.commit,
+        "problem_statement": "add() subtracts.",
+        "patch": FIX.decode(),
+        "test_patch": HIDDEN_TESTS,
+        "FAIL_TO_PASS": json.dumps(["tests/test_calc.py::test_add"]),
+        "PASS_TO_PASS": ["tests/test_calc.py::test_sub"],
+        "image": repo_image.tag,
+        "eval_script": script,
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+    }
+    rows, tasks = tmp_path / "rows.jsonl", tmp_path / "tasks.jsonl"
+    rows.write_text(json.dumps(row) + "\n")
+    assert import_tasks(["import", "swe-bench", str(rows), "--out", str(tasks)]) == 0
+    return tasks
+
+
+async def test_a_fleet_task_pays_for_the_fix_alone(grader: Grader, fleet_tasks: Path) -> None:
+    (task,) = read_tasks(fleet_tasks)
+    gold = read_gold(gold_path(fleet_tasks))[task.id].patch.encode()
+    rewards = [await grader.grade(make_claim(task), patch) for patch in (b" \n", NOTE, gold)]
+    assert [reward.value for reward in rewards] == [0.0, 0.0, 1.0]
+    assert [reward.decided_by for reward in rewards] == ["empty patch", "exit status 1", "exit status 0"]
+    assert [reward.applied_by for reward in rewards] == ["", "git apply", "git apply"]
+    assert "1 failed, 1 passed" in rewards[1].log_tail
+    assert rewards[2].grade_cpu_s > 0
+
+
+async def test_a_swe_bench_task_pays_for_the_fix_alone(grader: Grader, swe_bench_tasks: Path) -> None:
+    (task,) = read_tasks(swe_bench_tasks)
+    gold = read_gold(gold_path(swe_bench_tasks))[task.id].patch.encode()
+    rewards = [await grader.grade(make_claim(task), patch) for patch in (b"", NOTE, gold)]
+    assert [reward.value for reward in rewards] == [0.0, 0.0, 1.0]
+    assert [reward.decided_by for reward in rewards[1:]] == ["swebench: RESOLVED_NO", "swebench: RESOLVED_FULL"]
+    tallies = [(reward.fail_to_pass, reward.pass_to_pass) for reward in rewards[1:] if reward.fail_to_pass]
+    assert [(f2p.passed, p2p.passed) for f2p, p2p in tallies if p2p] == [(0, 1), (1, 1)]
+    assert ">>>>> Test Exit Code: 0" in rewards[2].log_tail
+
+
+EXIT_AT_IMPORT = "import os\nos._exit(0)"
+EXIT_AT_COLLECTION = "import os\ndef pytest_collection(session):\n    os._exit(0)"
+EXIT_AT_FINISH = "import os\ndef pytest_sessionfinish(session, exitstatus):\n    os._exit(0)"
+PASS_EVERYTHING = """import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    report.outcome = "passed" """
+FORGED_SUMMARY = "print('=== 2 passed in 0.01s ===', flush=True)\nimport os\nos._exit(0)"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        new_file("tests/conftest.py", EXIT_AT_IMPORT),
+        new_file("tests/conftest.py", EXIT_AT_COLLECTION),
+        new_file("tests/conftest.py", EXIT_AT_FINISH),
+        new_file("tests/conftest.py", PASS_EVERYTHING),
+        new_file("tests/conftest.py", FORGED_SUMMARY),
+        new_file("sitecustomize.py", FORGED_SUMMARY),
+        new_file("pytest.py", FORGED_SUMMARY),
+        new_file("pytest.ini", "[pytest]\naddopts = -k sub"),
+        new_file("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "-k sub"'),
+        replaced("setup.cfg", 5, "addopts = -p no:cacheprovider", "addopts = -k sub"),
+        replaced("calc.py", 1, "def add(a, b):", "import os; os._exit(0)"),
+        replaced("tests/test_calc.py", 5, "    assert sub(3, 1) == 2", "    assert True"),
+    ],
+    ids=[
+        "exit at import", "exit at collection", "exit at finish", "pass everything", "forged summary",
+        "sitecustomize", "shadowed pytest", "pytest.ini", "pyproject", "setup.cfg", "exit in the code", "tests",
+    ],
+)  # fmt: skip
+async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, patch: bytes) -> None:
+    assert (await grader.grade(make_claim(task), patch)).value == 0.0
+
+
+async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Task) -> None:
+    cheat = b"diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n"
+    reward = await grader.grade(make_claim(task), cheat)
+    assert (reward.value, reward.applied_by, reward.decided_by) == (0.0, "git apply", "exit status 1")
+    assert (await grader.grade(make_claim(task), cheat + FIX)).value == 1.0
+
+
+async def test_an_honest_fix_may_change_settings_that_are_not_the_runners(
+    grader: Grader, scripted: Callable[[str], Task]
+) -> None:
+    script = "grep -q 'name = better' setup.cfg && grep -q 'line-length' pyproject.toml && ! test -e conftest2.py"
+    patch = replaced("setup.cfg", 2, "name = calc", "name = better")
+    patch += new_file("pyproject.toml", "[tool.ruff]\nline-length = 88")
+    assert (await grader.grade(make_claim(scripted(script)), patch)).value == 1.0
+
+
+async def test_marks_printed_by_code_under_test_count_for_nothing(grader: Grader, swe_bench_tasks: Path) -> None:
+    (task,) = read_tasks(swe_bench_tasks)
+    lines = [
+        "PASSED tests/test_calc.py::test_add",
+        "PASSED tests/test_calc.py::test_sub",
+        ">>>>> End Test Output",
+        ">>>>> Test Exit Code: 0",
+    ]
+    # Past pytest's capture, straight into what the eval script prints to.
+    forged = f"import os; open(f'/proc/{{os.getppid()}}/fd/1', 'w').write({chr(10).join(lines)!r} + chr(10)); os._exit(5)"
+    reward = await grader.grade(make_claim(task), replaced("calc.py", 1, "def add(a, b):", forged))
+    assert (reward.value, reward.decided_by) == (0.0, "swebench: log rejected")
+
+
+@pytest.mark.parametrize(
+    ("script", "value"),
+    [
+        ("cat >/dev/null\nfalse\n", 0.0),
+        ("cat >/dev/null\ntrue\n", 1.0),
+        ("cat <<'EOF'\nEOF\necho 'EOF'\nEOF=1\nexit 0\n", 1.0),
+        ("cat <<'EOF' >/dev/null\nexit 0\nEOF\nexit 3\n", 0.0),
+        ("(setsid sleep 1000 &)\nsleep 1000 &\nexit 0\n", 1.0),
+        ("kill -9 $$\n", 0.0),
+        ("kill -9 -1; kill -9 1; exit 0\n", 1.0),
+        ("printf 'x%.0s' {1..70000}; head -c 40000000 /dev/zero; exit 0\n", 1.0),
+        ("exec 1>&- 2>&-\nexit 0\n", 1.0),
+    ],
+)
+async def test_the_scripts_own_status_decides(
+    grader: Grader, scripted: Callable[[str], Task], script: str, value: float
+) -> None:
+    assert (await grader.grade(make_claim(scripted(script)), NOTE)).value == value
+
+
+CRLF = b"""diff --git a/windows.txt b/windows.txt
+--- a/windows.txt
++++ b/windows.txt
+@@ -1,3 +1,3 @@
+ one\r
+-two\r
++TWO\r
+ three\r
+"""
+DELETION = b"""diff --git a/logo.bin b/logo.bin
+deleted file mode 100644
+index 9e5bafe4d61bbd65ab1b4f1a4b64e9ffd6a4bd6a..0000000000000000000000000000000000000000
+"""
+EMPTY_FILE = b"diff --git a/empty b/empty\nnew file mode 100644\nindex 0000000..e69de29\n"
+RENAME = b"diff --git a/calc.py b/maths.py\nsimilarity index 100%\nrename from calc.py\nrename to maths.py\n"
+MODE = b"diff --git a/calc.py b/calc.py\nold mode 100644\nnew mode 100755\n"
+BINARY = b"""diff --git a/pixel.bin b/pixel.bin
+new file mode 100644
+index 0000000000000000000000000000000000000000..f6f1a1f2b0e1c1d9b3fd4b9d5e8c0a3f9b6e7c5d
+GIT binary patch
+literal 4
+LcmZQz0SN#A01f~E
+
+literal 0
+HcmV?d00001
+
+"""
+LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(4000)))
+
+
+@pytest.mark.parametrize(
+    ("patch", "script", "applied_by"),
+    [
+        (CRLF, r"printf 'one\r\nTWO\r\nthree\r\n' | cmp - windows.txt", "git apply"),
+        (EMPTY_FILE, "test -e empty && ! test -s empty", "git apply"),
+        (RENAME, "test -e maths.py && ! test -e calc.py", "git apply"),
+        (MODE, "test -x calc.py", "git apply"),
+        (LARGE, "test $(wc -c <large.txt) = 256000", "git apply"),
+        (FIX.rstrip(b"\n"), "grep -q 'a + b' calc.py", "git apply"),
+        (FIX.replace(b"a/calc.py", b"a/./calc.py"), "true", None),
+        (FIX.replace(b" def sub(a, b):", b" def other(a, b):"), "grep -q 'a + b' calc.py", "patch --fuzz"),
+        (b"Some talk first.\n\n" + FIX, "grep -q 'a + b' calc.py", "git apply"),
+        (FIX.replace(b"    return a - b", b"    return nothing"), "true", ""),
+        (b"not a patch at all\n", "true", ""),
+        (new_file("../outside", "x"), "true", ""),
+        (new_file(".git/hooks/post-checkout", "touch /hooked"), "true", ""),
+        (new_file(".git/config", "[core]\nfsmonitor = touch /hooked"), "true", ""),
+    ],
+)
+async def test_patches_apply_as_git_would(
+    grader: Grader, scripted: Callable[[str], Task], patch: bytes, script: str, applied_by: str | None
+) -> None:
+    reward = await grader.grade(make_claim(scripted(script + "\n")), patch)
+    if applied_by is None:
+        assert reward.applied_by in ("git apply", "patch --fuzz", "")
+    else:
+        assert (reward.applied_by, reward.resolved) == (applied_by, applied_by != "")
+
+
+async def test_what_a_sandbox_diffs_the_grader_applies(
+    grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
+) -> None:
+    task = scripted("test $(od -An -tx1 logo.bin | tr -d ' \\n') = 00ff01 && ! test -e long.txt && test -L link\n")
+    async with sandboxes.open(make_claim(task), role="agent") as sandbox:
+        await sandbox.run(r"printf '\0\377\1' >logo.bin; rm long.txt; ln -s calc.py link", timeout_s=30)
+        patch = await sandbox.diff()
+    assert (await grader.grade(make_claim(task), patch)).value == 1.0
+
+
+async def test_a_patch_over_other_ground_merges_three_ways(
+    grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
+) -> None:
+    task = scripted("grep -q 'line 30 changed' long.txt\n")
+    async with sandboxes.open(make_claim(task), role="agent") as sandbox:
+        await sandbox.run("sed -i 's/^line 30$/line 30 changed/' long.txt", timeout_s=30)
+        patch = await sandbox.diff()
+    # Far more context than agrees with the file, but the blob it was made from is known.
+    patch = patch.replace(b" line 28\n line 29\n", b" line 28\n line 28b\n").replace(b"@@ -29,7 +29,7 @@", b"@@ -28,7 +28,7 @@")
+    reward = await grader.grade(make_claim(task), patch)
+    assert reward.applied_by in ("git apply --3way", "patch --fuzz")
+
+
+async def test_files_of_the_verdict_come_after_the_patch(grader: Grader, repo_image: RepoImage) -> None:
+    verdict = ExitCode(
+        eval_script="grep -qx ours NOTE.txt && test -x /opt/check && /opt/check\n",
+        files=(
+            File(path="NOTE.txt", content=b"ours\n"),
+            File(path="/opt/check", content=b"#!/bin/sh\nexit 0\n", mode=0o755),
+        ),
+    )
+    assert (await grader.grade(make_claim(make_task(repo_image.tag, verdict=verdict)), NOTE)).value == 1.0
+
+
+async def test_protected_directories_come_back_and_what_lies_in_their_way_goes(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    verdict = ExitCode(
+        eval_script="grep -q test_sub tests/test_calc.py && ! test -e tests/extra.py && ! test -e absent\n",
+        protected_paths=("tests", "absent"),
+    )
+    task = make_task(repo_image.tag, base_commit="0" * 40, verdict=verdict)
+    gone = b"diff --git a/tests/test_calc.py b/tests/test_calc.py\ndeleted file mode 100644\n--- a/tests/test_calc.py\n+++ /dev/null\n"
+    gone += b"@@ -1,5 +0,0 @@\n-from calc import sub\n-\n-\n-def test_sub():\n-    assert sub(3, 1) == 2\n"
+    assert (await grader.grade(make_claim(task), gone + new_file("tests/extra.py", "x"))).value == 1.0
+    link = b"diff --git a/tests b/tests\nnew file mode 120000\n--- /dev/null\n+++ b/tests\n@@ -0,0 +1 @@\n+/tmp\n\\ No newline at end of file\n"
+    assert (await grader.grade(make_claim(task), gone + link + new_file("absent", "x"))).value == 1.0
+
+
+async def test_a_grader_that_vanishes_gives_no_reward(
+    grader: Grader, sandboxes: DockerSandboxes, docker_client: docker.DockerClient, scripted: Callable[[str], Task]
+) -> None:
+    grading = asyncio.create_task(grader.grade(make_claim(scripted("sleep 1000\n")), NOTE))
+    await asyncio.sleep(1.0)
+    (container,) = docker_client.containers.list(filters={"label": f"{FLEET}={sandboxes.fleet}"})
+    await asyncio.to_thread(container.remove, force=True)
+    with pytest.raises(GraderError, match="grading container failed"):
+        await grading
+
+
+async def test_used_up_cpu_time_is_unresolved(grader: Grader, scripted: Callable[[str], Task]) -> None:
+    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=100.0)
+    reward = await grader.grade(claim, NOTE)
+    assert (reward.value, reward.decided_by) == (0.0, "cpu time used up")
+    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=2.0)
+    assert (await grader.grade(claim, NOTE)).decided_by == "cpu time used up"
+
+
+async def test_tests_that_only_sleep_past_the_limit_give_no_reward(
+    grader: Grader, scripted: Callable[[str], Task]
+) -> None:
+    claim = make_claim(scripted("sleep 1000\n"), grade_cpu_s=100.0, grade_wall_s=1.0)
+    with pytest.raises(GraderError, match="only 0 s of CPU time"):
+        await grader.grade(claim, NOTE)
+
+
+async def test_a_task_that_nobody_can_solve_is_broken(grader: Grader, repo_image: RepoImage) -> None:
+    def broken(**verdict: object) -> Task:
+        return make_task(repo_image.tag, verdict=ExitCode(**{"eval_script": "true\n", **verdict}))  # type: ignore[arg-type]
+
+    log = SwebenchLog(
+        eval_script=": '>>>>> End Test Output'", log_parser="parse_log_pytest", fail_to_pass=("a",), pass_to_pass=()
+    )
+    tasks = {
+        "hidden tests do not apply": broken(test_patch=HIDDEN_TESTS.replace("sub(3", "bus(3").replace("import sub", "import bus").encode()),
+        "eval_script is empty": broken(eval_script=" \n"),
+        "protected_paths": broken(protected_paths=("../x",)),
+        "not a git repository": make_task(repo_image.tag, workdir="/usr"),
+        "not one of swebench's": make_task(repo_image.tag, verdict=_with(log, log_parser="parse_log_nothing")),
+        "both empty": make_task(repo_image.tag, verdict=_with(log, fail_to_pass=())),
+        "End Test Output": make_task(repo_image.tag, verdict=_with(log, eval_script="true")),
+    }
+    for message, task in tasks.items():
+        with pytest.raises(TaskBroken, match=message):
+            await grader.grade(make_claim(task), NOTE)
+    with pytest.raises(ImageMissing):
+        await grader.grade(make_claim(make_task("swerve-test:never")), NOTE)
+
+
+def _with(verdict: SwebenchLog, **changes: object) -> SwebenchLog:
+    from msgspec.structs import replace
+
+    return replace(verdict, **changes)

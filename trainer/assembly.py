@@ -1,0 +1,196 @@
+"""Puts a run together on rank 0 from its recipe, its directory and, where there is one, its newest
+checkpoint.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arq.connections import ArqRedis
+from msgspec.structs import asdict
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from pipeline import queue
+from pipeline.request import Limits, Sampling
+from pipeline.settings import redis_settings
+from pipeline.tokenizer import put_tokenizer
+from trainer.admission import Admission
+from trainer.board import Board
+from trainer.checkpoints import Checkpoints
+from trainer.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
+from trainer.evaluation import HeldOut
+from trainer.groups import GroupBook
+from trainer.inputs import Inputs
+from trainer.intake import Intake
+from trainer.journal import EvaluationRow, Journal, StepRow, read
+from trainer.ledger import Ledger, LedgerState, decode_state
+from trainer.loop import LearnerThread, Loop, Parts
+from trainer.progress import Progress, evaluation_sentence
+from trainer.recipe import Recipe
+from trainer.weights.engines import Engines
+from trainer.weights.publish import Publisher
+
+if TYPE_CHECKING:
+    from trainer.feed import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What has to be opened, and closed again."""
+
+    redis: ArqRedis
+    learner: LearnerThread
+    feed: "Feed"
+    journal: Journal
+    board: Board
+    engines: Engines | None
+    checkpoints: Checkpoints
+    progress: Progress
+
+
+@contextlib.asynccontextmanager
+async def assembled(
+    recipe: Recipe,
+    inputs: Inputs,
+    *,
+    root: Path,
+    run_id: str,
+    router_url: str,
+    progress: Progress,
+    make_feed: "Callable[[], Feed]",
+) -> AsyncIterator[Loop]:
+    """The loop, ready to run; connections and files are closed afterwards. Raises ValueError where Redis
+    cannot be reached.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        redis = await _connect()
+        stack.push_async_callback(redis.aclose)
+        progress.say(f"run {run_id} in {root}")
+        progress.beat("building the learner")
+        learner = LearnerThread()
+        feed = await learner(make_feed)
+        checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
+        state = await _restored(checkpoints, learner, feed, progress)
+        board = Board(root / "board", resumed_at=state.step + 1 if state.step else None)
+        stack.callback(board.close)
+        services = Services(
+            redis=redis,
+            learner=learner,
+            feed=feed,
+            journal=stack.enter_context(_journal(root / "journal", state, recipe, progress)),
+            board=board,
+            engines=await stack.enter_async_context(Engines(router_url))
+            if recipe.weights.engines == "router"
+            else None,
+            checkpoints=checkpoints,
+            progress=progress,
+        )
+        form = RequestForm(
+            run_id=run_id,
+            limits=Limits(**asdict(recipe.rollout.limits)),
+            agent_config=inputs.agent_config,
+            tokenizer=await put_tokenizer(redis, inputs.tokenizer),
+            ids=new_ids(),
+        )
+        yield Loop(recipe, run_id, _parts(recipe, inputs, form, services, state, root / "weights"), state)
+        await learner(feed.stop)
+
+
+def _parts(
+    recipe: Recipe, inputs: Inputs, form: RequestForm, services: Services, state: LedgerState, weights: Path
+) -> Parts:
+    sampling = Sampling(**asdict(recipe.rollout.sampling))
+    admission = Admission(
+        max_lag_versions=recipe.admission.max_lag_versions,
+        groups_per_step=recipe.batch.groups_per_step,
+        num_steps=recipe.num_steps,
+    )
+    ledger = Ledger(services.journal, state)
+    book = GroupBook(
+        admission, min_valid_members=recipe.min_valid_members, stragglers=recipe.admission.stragglers
+    )
+    heldout = HeldOut(
+        services.redis,
+        form,
+        inputs.heldout,
+        recipe.evaluation,
+        sampling=sampling,
+        seed=recipe.seed,
+        ledger=ledger,
+        report=lambda row: _report(row, services),
+    )
+    intake = Intake(
+        services.redis,
+        form.run_id,
+        book=book,
+        ledger=ledger,
+        vocab_size=inputs.tokenizer.vocab_size,
+        max_tokens=recipe.learner.micro_batch_tokens,
+        evaluate=heldout.accept,
+    )
+    order = TaskOrder(inputs.train, seed=recipe.seed)
+    publisher = Publisher(
+        services.redis,
+        form.run_id,
+        directory=weights,
+        export=lambda directory: services.learner.blocking(services.feed.export, directory),
+        engines=services.engines,
+        mode=recipe.weights.pause,
+        keep=recipe.weights.keep,
+    )
+    dispatcher = Dispatcher(
+        services.redis, form, order, book, group_size=recipe.rollout.group_size, sampling=sampling
+    )
+    return Parts(
+        redis=services.redis,
+        feed=services.feed,
+        learner=services.learner,
+        admission=admission,
+        book=book,
+        ledger=ledger,
+        journal=services.journal,
+        intake=intake,
+        dispatcher=dispatcher,
+        heldout=heldout,
+        publisher=publisher,
+        checkpoints=services.checkpoints,
+        board=services.board,
+        progress=services.progress,
+    )
+
+
+def _report(row: EvaluationRow, services: Services) -> None:
+    services.journal.append(row)
+    services.board.show(row)
+    services.progress.say(evaluation_sentence(row))
+
+
+def _journal(directory: Path, state: LedgerState, recipe: Recipe, progress: Progress) -> Journal:
+    """The journal as the checkpoint knew it, its steps shown again."""
+    journal = Journal(directory)
+    journal.truncate_to(state.journal)
+    for row in read(directory, StepRow):
+        progress.show(row, recipe.batch.groups_per_step)
+    return journal
+
+
+async def _connect() -> ArqRedis:
+    url = redis_settings().url
+    try:
+        return await queue.connect(url)
+    except (RedisConnectionError, OSError) as error:
+        raise ValueError(f"no Redis answers at {url}: start it, or set SWERVE_REDIS_URL") from error
+
+
+async def _restored(
+    checkpoints: Checkpoints, learner: LearnerThread, feed: "Feed", progress: Progress
+) -> LedgerState:
+    """The state of the newest checkpoint, with the learner gone back to it; a blank one if there is none."""
+    latest = checkpoints.latest()
+    if latest is None:
+        return LedgerState()
+    state = decode_state(await learner(feed.restore, latest))
+    progress.say(f"resumed from {latest.name}")
+    return state

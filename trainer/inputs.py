@@ -1,0 +1,88 @@
+"""What a recipe names, read and checked before anything is started: tasks, agent, tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pipeline.task import Task
+from pipeline.tokenizer import TokenizerBundle, read_bundle
+from trainer.recipe import Recipe
+from trainer.tasksets.records import read_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    train: list[Task]
+    heldout: list[Task]
+    agent_config: str
+    tokenizer: TokenizerBundle
+
+
+def read_inputs(recipe: Recipe) -> Inputs:
+    """Raises ValueError naming the recipe's field whose file is missing, empty, or at odds with another."""
+    inputs = Inputs(
+        train=_tasks("tasks.train", recipe.tasks.train),
+        heldout=_tasks("tasks.heldout", recipe.tasks.heldout) if recipe.tasks.heldout else [],
+        agent_config=_text("rollout.agent", recipe.rollout.agent),
+        tokenizer=read_bundle(Path(recipe.model)),
+    )
+    shared = {task.id for task in inputs.train} & {task.id for task in inputs.heldout}
+    if shared:
+        raise ValueError(
+            f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}; part them"
+        )
+    _check_context(recipe)
+    return inputs
+
+
+def describe(recipe: Recipe, inputs: Inputs) -> str:
+    """The plan of a run in a few lines."""
+    groups, size = recipe.batch.groups_per_step, recipe.rollout.group_size
+    evaluation, total = recipe.evaluation, recipe.num_steps * groups
+    open_at_most = min((recipe.admission.max_lag_versions + 1) * groups, total)
+    episodes = evaluation.episodes + evaluation.greedy_episodes
+    return "\n".join(
+        (
+            f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
+            "rollouts at most, and as many more as groups without signal are replaced",
+            f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
+            f"{len(inputs.heldout)} held out",
+            f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
+            f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
+            f"group: {recipe.min_valid_members} of {size} members must be graded",
+            f"evaluation: {episodes} held-out episodes each time" if episodes else "evaluation: none",
+            f"checkpoint: every {recipe.checkpoint.every_steps} steps; trajectories are acknowledged then",
+        )
+    )
+
+
+def _tasks(field: str, path: str) -> list[Task]:
+    try:
+        tasks = read_tasks(Path(path))
+    except OSError as error:
+        raise ValueError(
+            f"{field}: {path}: {error.strerror}; make it with `python -m trainer.tasksets`"
+        ) from error
+    if not tasks:
+        raise ValueError(f"{field}: {path} holds no task; a run needs one at least")
+    return tasks
+
+
+def _text(field: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ValueError(f"{field}: {path}: {error.strerror}; give the agent's YAML file") from error
+
+
+def _check_context(recipe: Recipe) -> None:
+    class _Config(msgspec.Struct):
+        max_position_embeddings: int
+
+    config = msgspec.json.decode((Path(recipe.model) / "config.json").read_bytes(), type=_Config)
+    if recipe.rollout.limits.context_tokens > config.max_position_embeddings:
+        raise ValueError(
+            f"rollout.limits.context_tokens is {recipe.rollout.limits.context_tokens}; the model holds "
+            f"{config.max_position_embeddings}: lower it"
+        )

@@ -1,0 +1,531 @@
+"""The order of things in one run, on rank 0: ask, take in, learn, keep, publish, and say so all the while.
+
+reading and asking      goes on beside everything else, a loop of its own
+learner                 lives on one thread; the event loop never waits for arithmetic
+publication             waits for an evaluation under way: its version must not change under it
+checkpoint              comes before the acknowledgements of what it holds, and never holds half an evaluation
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from arq.connections import ArqRedis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from pipeline import census, queue, stream
+from pipeline.telemetry import span
+from pipeline.weights import ServedWeights, WeightVersion, newest_version
+from trainer.admission import Admission
+from trainer.audit import Gap, measure_gap
+from trainer.batch import Batch
+from trainer.board import Board
+from trainer.checkpoints import Checkpoints
+from trainer.dispatch import Dispatcher
+from trainer.evaluation import HeldOut, evaluation_of
+from trainer.groups import Group, GroupBook, make_batch
+from trainer.intake import Intake
+from trainer.journal import EndRow, Fate, Journal, PublicationRow, StepRow, withdrawn_row
+from trainer.learner.config import StepMetrics
+from trainer.ledger import Ledger, LedgerState, SinceStep, encode_state
+from trainer.progress import Progress
+from trainer.recipe import Recipe
+from trainer.weights.engines import EngineFailure
+from trainer.weights.publish import NoEngineServes, Publisher
+
+if TYPE_CHECKING:
+    from trainer.feed import Feed
+
+log = logging.getLogger("swerve.trainer")
+
+READ_BLOCK_MS = 200
+BEAT_S = 1.0
+RETRY_S = 1.0
+REDIS_AWAY = (RedisConnectionError, RedisTimeoutError)
+
+Ending = Literal["finished", "stopped", "nothing to learn"]
+T = TypeVar("T")
+
+
+class LearnerThread:
+    """The learner on a thread of its own: `await learner(function, ...)` runs there, one call at a time."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def __call__(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        """The same for callers on yet another thread."""
+        return self._pool.submit(function, *arguments).result()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of; `run.py` puts it together."""
+
+    redis: ArqRedis
+    feed: "Feed"
+    learner: LearnerThread
+    admission: Admission
+    book: GroupBook
+    ledger: Ledger
+    journal: Journal
+    intake: Intake
+    dispatcher: Dispatcher
+    heldout: HeldOut
+    publisher: Publisher
+    checkpoints: Checkpoints
+    board: Board
+    progress: Progress
+
+
+class Loop:
+    """One run from where its checkpoint left it to its end."""
+
+    def __init__(self, recipe: Recipe, run_id: str, parts: Parts, state: LedgerState) -> None:
+        self._recipe = recipe
+        self._run_id = run_id
+        self._parts = parts
+        self._state = state
+        self._step = state.step
+        self._begun_steps = state.step
+        self._published_steps = state.step
+        self._version = state.version
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._asks = True
+        self._asking = asyncio.Lock()  # a sweep between owing and queueing would take a request for lost
+        self._phase = "starting"
+        self._waiting_since = time.monotonic()
+        parts.dispatcher.cursor = state.cursor
+
+    def stop(self) -> None:
+        """End in good order after what is under way; what is open stays open for a resume."""
+        self._parts.progress.say("stopping in good order; once more to stop at once")
+        self._stop.set()
+        self._changed.set()
+
+    async def run(self) -> Ending:
+        """Everything. Raises what broke, in an ExceptionGroup."""
+        async with asyncio.TaskGroup() as tasks:
+            beside = [tasks.create_task(self._beat())]
+            await self._take_up()
+            beside += [tasks.create_task(self._pump()), tasks.create_task(self._sweep())]
+            ending = await self._train()
+            ending = await self._end(ending)
+            for task in beside:
+                task.cancel()
+        return ending
+
+    # Beginning
+
+    async def _take_up(self) -> None:
+        """Settle what the checkpoint holds, publish its weights, and find out what is still owed."""
+        parts = self._parts
+        self._phase = "taking up what is owed"
+        await stream.open_reader(parts.redis, self._run_id)
+        await stream.acknowledge(parts.redis, self._run_id, list(self._state.pending))
+        await self._withdraw_evaluations()
+        await parts.intake.recover()
+        await self._publish_first()
+        await self._adopt_open_groups()
+        await self._requeue_lost()
+
+    async def _withdraw_evaluations(self) -> None:
+        """An evaluation that a crash cut short starts over: no version is judged by a mix of two tries."""
+        for request_id in await queue.open_ids(self._parts.redis, self._run_id):
+            request = await queue.stored_request(self._parts.redis, request_id)
+            if request is not None and request.purpose == "eval":
+                await queue.withdraw(self._parts.redis, self._run_id, [request_id])
+                name = evaluation_of(request.group_id)
+                self._parts.journal.append(withdrawn_row(request, evaluation=name))
+
+    async def _adopt_open_groups(self) -> None:
+        """Expect every group asked for and not settled; ask for members that were never asked for, or that
+        Redis has lost.
+        """
+        parts = self._parts
+        owed: dict[int, set[int]] = {}
+        for request_id in await queue.open_ids(parts.redis, self._run_id):
+            request = await queue.stored_request(parts.redis, request_id)
+            if request is not None and not parts.ledger.is_closed(request.cursor):
+                parts.book.expect(request.cursor, size=request.group_size, version=request.version_at_enqueue)
+                owed.setdefault(request.cursor, set()).add(request.member)
+        parts.dispatcher.cursor = max(self._state.cursor, parts.book.end, parts.ledger.end)
+        for cursor in parts.ledger.open_cursors(parts.dispatcher.cursor):
+            known = owed.get(cursor, set())
+            members = range(self._recipe.rollout.group_size)
+            missing = [m for m in members if m not in known and parts.book.find(cursor, m) is None]
+            if missing:
+                await parts.dispatcher.complete_group(cursor, missing, version=self._version)
+
+    # Beside everything
+
+    async def _pump(self) -> None:
+        while True:
+            try:
+                await self._parts.intake.read(block_ms=READ_BLOCK_MS)
+                if self._asks and not self._stop.is_set():
+                    async with self._asking:
+                        await self._parts.dispatcher.open_groups(self._room(), version=self._version)
+            except REDIS_AWAY as error:
+                await self._wait_for_redis(error)
+            self._changed.set()
+
+    def _room(self) -> int:
+        return self._parts.admission.room(
+            begun_steps=self._begun_steps,
+            published_steps=self._published_steps,
+            live_groups=self._parts.book.num_live,
+        )
+
+    async def _wait_for_redis(self, error: Exception) -> None:
+        """Until it answers; then read again whatever was delivered into the broken connection."""
+        self._parts.progress.say(f"Redis does not answer ({error}); waiting for it")
+        while True:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(*REDIS_AWAY):
+                await self._parts.intake.recover()
+                self._parts.progress.say("Redis answers again")
+                return
+
+    async def _sweep(self) -> None:
+        """Now and then: what is owed must be somewhere, and every engine must serve the newest weights."""
+        parts = self._parts
+        while True:
+            await asyncio.sleep(self._recipe.admission.sweep_every_s)
+            try:
+                async with self._asking:
+                    await self._requeue_lost()
+                if self._recipe.weights.engines == "router":
+                    await parts.publisher.catch_up()
+            except REDIS_AWAY as error:
+                log.warning("sweep put off: %s", error)
+            except EngineFailure as error:
+                log.warning("engines: %s", error)
+
+    async def _requeue_lost(self) -> None:
+        requeued = await queue.sweep(self._parts.redis, self._run_id)
+        if requeued:
+            self._parts.progress.say(f"queued {len(requeued)} requests again that were owed but in no queue")
+
+    async def _beat(self) -> None:
+        while True:
+            status = self._status()
+            with contextlib.suppress(*REDIS_AWAY):
+                await census.beat_run(self._parts.redis, status)
+            parts = (
+                f"step {status.step}/{status.num_steps}",
+                f"weights v{status.version}",
+                status.phase,
+                status.detail,
+            )
+            self._parts.progress.beat("  ·  ".join(part for part in parts if part))
+            await asyncio.sleep(BEAT_S)
+
+    def _status(self) -> census.RunStatus:
+        return census.RunStatus(
+            run_id=self._run_id,
+            phase=self._phase,
+            detail=self._detail(),
+            step=self._step,
+            num_steps=self._recipe.num_steps,
+            version=max(0, self._version),
+            admission=self._parts.admission.sentence(
+                begun_steps=self._begun_steps,
+                published_steps=self._published_steps,
+                live_groups=self._parts.book.num_live,
+            ),
+            updated_at=time.time(),
+        )
+
+    def _detail(self) -> str:
+        book, heldout = self._parts.book, self._parts.heldout.progress
+        if self._phase != "waiting for trajectories":
+            return heldout
+        per_step = self._recipe.batch.groups_per_step
+        if book.num_ready >= per_step:
+            waits = f"step {self._step + 1} waits for an older group, lest it be trained too late"
+        else:
+            waits = (
+                f"step {self._step + 1} waits for {book.needed} more trajectories; "
+                f"{book.num_ready} of {per_step} groups ready"
+            )
+        return f"{waits}; {heldout}" if heldout else waits
+
+    # Learning
+
+    async def _train(self) -> Ending:
+        recipe = self._recipe
+        while self._step < recipe.num_steps:
+            groups = await self._wait_for_groups()
+            if groups is None:
+                return "stopped" if self._stop.is_set() else "nothing to learn"
+            if self._step == 0 and recipe.evaluation.before:
+                await self._evaluate(
+                    "heldout_before"
+                )  # after the first rollouts: the first step need not wait for it
+            if not await self._learn(groups):
+                continue
+            if not await self._evaluated():
+                return "stopped"
+            if self._step % recipe.checkpoint.every_steps == 0 or self._step == recipe.num_steps:
+                await self._checkpoint()
+            await self._publish()
+            every = recipe.evaluation.every_steps
+            if every and self._step % every == 0 and self._step < recipe.num_steps:
+                await self._evaluate(f"heldout_step_{self._step}")
+            self._waiting_since = time.monotonic()
+        return "finished"
+
+    async def _wait_for_groups(self) -> list[Group] | None:
+        """The groups of the next step; None if there will be none."""
+        self._phase = "waiting for trajectories"
+        while not self._stop.is_set():
+            if self._parts.ledger.groups_without_signal >= self._recipe.batch.max_groups_without_signal:
+                return None
+            self._changed.clear()
+            groups = self._parts.book.take(newest_version=self._version)
+            if groups is not None:
+                return groups
+            await self._changed.wait()
+        return None
+
+    async def _learn(self, groups: list[Group]) -> bool:
+        """Take one step; False if the groups turned out to hold nothing to train."""
+        recipe, parts = self._recipe, self._parts
+        withheld = recipe.admission.stragglers == "withhold"
+        batch, fates = make_batch(
+            groups,
+            step=self._step + 1,
+            version=self._version,
+            temperature=recipe.rollout.sampling.temperature,
+            kind=recipe.batch.advantage,
+            withhold_beyond=recipe.admission.max_lag_versions if withheld else None,
+        )
+        if batch.num_trained_tokens == 0:
+            parts.progress.say("a whole batch was withheld or empty; asking for others")
+            self._close(groups, fates)
+            return False
+        self._begun_steps += 1
+        if batch.lag_max > recipe.admission.max_lag_versions:
+            log.warning("step %d trains trajectories up to %d versions late", batch.step, batch.lag_max)
+        wait_s = time.monotonic() - self._waiting_since
+        self._phase = "optimizer step"
+        with contextlib.ExitStack() as spans:
+            for group in groups:
+                for member in group.members.values():
+                    attributes = {
+                        "step": batch.step,
+                        "request": member.head.request_id,
+                        "version": self._version,
+                    }
+                    if fates[member.head.request_id] == "trained":
+                        spans.enter_context(span("train", traceparent=member.head.traceparent, **attributes))
+            metrics = await parts.learner(parts.feed.step, batch)
+        self._step = batch.step
+        self._phase = "measuring the log-prob gap"
+        gap = await parts.learner(
+            measure_gap, batch, parts.feed.learner.versions_held, parts.feed.logprobs_under
+        )
+        self._record(groups, batch, metrics, gap, wait_s)
+        self._close(groups, fates)
+        return True
+
+    def _close(self, groups: list[Group], fates: dict[str, Fate]) -> None:
+        for group in groups:
+            members = group.members.items()
+            self._parts.ledger.close_group(group, {number: fates[m.head.request_id] for number, m in members})
+
+    def _record(
+        self, groups: list[Group], batch: Batch, metrics: StepMetrics, gap: Gap, wait_s: float
+    ) -> None:
+        since = self._parts.ledger.since_step
+        rewards = [reward for group in groups for reward in group.rewards.values()]
+        row = StepRow(
+            step=batch.step,
+            version=self._version,
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            lr=metrics.lr,
+            reward_mean=(since.reward_sum + sum(rewards)) / (since.num_rewards + len(rewards)),
+            num_trajectories=batch.num_trajectories,
+            request_ids=batch.request_ids,
+            num_trained_tokens=metrics.num_trained_tokens,
+            num_unique_sampled_tokens=sum(
+                member.head.sampled_tokens
+                for group in groups
+                for member in group.members.values()
+                if member.head.request_id in set(batch.request_ids)
+            ),
+            groups_dropped_zero_variance=since.zero_variance,
+            groups_dropped_invalid=since.invalid,
+            lag_max=batch.lag_max,
+            lag_mean=batch.lag_mean,
+            logprob_gap_max=gap.max,
+            logprob_gap_mean=gap.mean,
+            num_gap_tokens=gap.num_tokens,
+            entropy=metrics.entropy,
+            ratio_mean=metrics.ratio_mean,
+            ratio_max=metrics.ratio_max,
+            ess_share=metrics.ess_share,
+            masked_share=metrics.masked_share,
+            vetoed_share=metrics.vetoed_share,
+            wait_s=wait_s,
+            train_s=metrics.train_s,
+            at=time.time(),
+        )
+        self._parts.ledger.since_step = SinceStep()
+        self._parts.journal.append(row)
+        self._parts.board.show(row)
+        self._parts.progress.show(row, len(groups))
+
+    # Keeping and publishing
+
+    async def _checkpoint(self) -> None:
+        """Weights, optimizer and ledger to disk; then, and only then, acknowledge what they hold."""
+        parts = self._parts
+        self._phase = "writing a checkpoint"
+        state = parts.ledger.state(step=self._step, version=self._version, cursor=parts.dispatcher.cursor)
+        place = parts.checkpoints.place(self._step)
+        await parts.learner(parts.feed.save, place, encode_state(state))
+        await asyncio.to_thread(parts.checkpoints.complete, place)
+        await self._insist(lambda: stream.acknowledge(parts.redis, self._run_id, list(state.pending)))
+        parts.ledger.acknowledged(state)
+        parts.intake.forget(state.pending)
+
+    async def _publish_first(self) -> None:
+        """After a resume, the newest version may hold these very weights: then it is brought to the engines
+        again, not renamed.
+
+        Checkpoints of one step hold one step's weights, and a lost step is never the newest of a run that
+        resumed behind it.
+        """
+        parts = self._parts
+        newest = await newest_version(parts.redis, self._run_id)
+        if newest is None or newest.step != self._step or not await asyncio.to_thread(_is_there, newest):
+            await self._publish()
+            return
+        self._phase = "publishing weights"
+        try:
+            served = await parts.publisher.catch_up()
+        except NoEngineServes as error:
+            served = await self._wait_for_engine(newest.version, error)
+        assert served is not None, "a version has been announced"
+        row = PublicationRow(
+            version=newest.version,
+            step=newest.step,
+            num_bytes=newest.num_bytes,
+            engines=served.engines,
+            quarantined=served.quarantined,
+            export_s=0.0,
+            update_s=0.0,
+        )
+        await self._published(row)
+
+    async def _publish(self) -> None:
+        """The present weights as the next free version; without any engine to take it, wait for one."""
+        parts = self._parts
+        self._phase = "publishing weights"
+        version = max(await self._insist(parts.publisher.next_version), self._version + 1)
+        try:
+            row = await parts.publisher.publish(version, self._step)
+        except NoEngineServes as error:
+            served = await self._wait_for_engine(version, error)
+            row = PublicationRow(
+                version=version,
+                step=self._step,
+                num_bytes=0,
+                engines=served.engines,
+                quarantined=served.quarantined,
+                export_s=0.0,
+                update_s=0.0,
+            )
+        await self._published(row)
+
+    async def _published(self, row: PublicationRow) -> None:
+        self._parts.journal.append(row)
+        await self._parts.learner(self._parts.feed.snapshot, row.version)
+        self._version = row.version
+        self._published_steps = self._step
+
+    async def _wait_for_engine(self, version: int, error: EngineFailure) -> ServedWeights:
+        """Until one takes the announced version. Raises the failure again if told to stop meanwhile."""
+        self._parts.progress.say(f"{error}; waiting for one")
+        self._phase = f"waiting for an engine to take weights v{version}"
+        while not self._stop.is_set():
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(EngineFailure):
+                served = await self._parts.publisher.catch_up()
+                assert served is not None, "a version has been announced"
+                return served
+        raise error
+
+    async def _evaluate(self, name: str) -> None:
+        heldout = self._parts.heldout
+        if heldout.is_wanted and name not in self._parts.ledger.evaluations:
+            heldout.start(name, version=self._version, step=self._step)
+            async with self._asking:
+                await self._insist(heldout.send)
+
+    async def _evaluated(self) -> bool:
+        """Wait for an evaluation under way; False if told to stop instead."""
+        self._phase = "evaluating"
+        waits = [asyncio.create_task(self._parts.heldout.finished()), asyncio.create_task(self._stop.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._parts.heldout.progress
+
+    # Ending
+
+    async def _end(self, ending: Ending) -> Ending:
+        """The last evaluation, then an account of everything asked for, then the last checkpoint."""
+        parts = self._parts
+        if ending != "stopped":
+            self._asks = False
+            await self._withdraw_rest()
+            if self._recipe.evaluation.after:
+                await self._evaluate("heldout_after")
+            if not await self._evaluated():
+                ending = "stopped"
+        if ending != "stopped":
+            parts.journal.append(EndRow(step=self._step, version=self._version, reason=ending))
+        if not parts.heldout.progress:
+            await self._checkpoint()
+        self._phase = ending
+        return ending
+
+    async def _withdraw_rest(self) -> None:
+        """Groups that no step will use; their unanswered requests are asked for no longer."""
+        parts = self._parts
+        for group in parts.book.withdraw():
+            parts.ledger.close_group(group, {number: "withdrawn" for number in group.members})
+        settled = parts.ledger.pending_ids
+        for request_id in await queue.open_ids(parts.redis, self._run_id):
+            request = await queue.stored_request(parts.redis, request_id)
+            if request_id not in settled and request is not None:
+                await queue.withdraw(parts.redis, self._run_id, [request_id])
+                parts.journal.append(withdrawn_row(request))
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """`call`, until Redis answers it. Only for calls that may be made twice."""
+        while True:
+            try:
+                return await call()
+            except REDIS_AWAY as error:
+                log.warning("Redis does not answer (%s); trying again", error)
+                await asyncio.sleep(RETRY_S)
+
+
+def _is_there(version: WeightVersion) -> bool:
+    return Path(version.directory).is_dir()
