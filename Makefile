@@ -47,7 +47,8 @@ lint: setup
 gpu-check:
 	@bash infra/setup/gpu_check.sh
 
+# Runs and models are kept.
 clean:
 	@$(PYTHON) -m infra.services down 2>/dev/null || true
-	rm -rf .venv .run runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .run .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -56,7 +56,7 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Queued:
     request_id: str
-    due_at: float  # Unix seconds; in the future while a failed try waits for its next; evaluations date from years ago
+    due_at: float  # Unix seconds; ahead while a failed try waits for the next, years back for evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +114,29 @@ async def live_workers(redis: Redis) -> list[WorkerStatus]:
 
 
 async def silent_workers(redis: Redis) -> dict[str, float]:
-    """When workers that fell silent within the last hour, without a goodbye, were last heard (Unix seconds)."""
+    """When workers that fell silent within the last hour, without a goodbye, were last heard (Unix s)."""
     alive = {status.name for status in await live_workers(redis)}
     return {name: at for name, at in (await _heard(redis)).items() if name not in alive}
 
 
 async def _heard(redis: Redis) -> dict[str, float]:
     await redis.zremrangebyscore(keys.workers(), 0, time.time() - _FORGET_WORKER_S)
-    rows: list[tuple[bytes, float]] = await command(redis, "ZRANGE", keys.workers(), 0, -1, "WITHSCORES")
-    return {name.decode(): at for name, at in rows}
+    rows: list[bytes] = await command(redis, "ZRANGE", keys.workers(), 0, -1, "WITHSCORES")
+    return {name.decode(): float(at) for name, at in zip(rows[::2], rows[1::2], strict=True)}
 
 
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
     """Count everything of one run; the newest `recent` heads are looked at for lags and outcomes."""
     raw = await redis.get(keys.run_status(run_id))
-    open_requests = await _open_requests(redis, run_id)
+    owed = await open_requests(redis, run_id)
     unread, unacknowledged = await _stream_depths(redis, run_id)
     heads = [delivery.head for delivery in await stream.newest_heads(redis, run_id, recent)]
     learned = await weights.newest_version(redis, run_id)
     return RunCensus(
         run_id=run_id,
         status=decode(raw, RunStatus) if raw else None,
-        queued=sum(isinstance(found, Queued) for found in open_requests),
-        claimed=tuple(found for found in open_requests if isinstance(found, Claimed)),
+        queued=sum(isinstance(found, Queued) for found in owed),
+        claimed=tuple(found for found in owed if isinstance(found, Claimed)),
         unread=unread,
         unacknowledged=unacknowledged,
         dead=await command(redis, "HLEN", keys.dead(run_id)),
@@ -159,7 +159,7 @@ def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterat
             yield max(0, learned.version - head.version_first)
 
 
-async def _open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
+async def open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
     """What is owed and not yet answered, oldest first."""
     ids = await queue.open_ids(redis, run_id)
     async with redis.pipeline(transaction=False) as pipe:

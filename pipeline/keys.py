@@ -7,7 +7,9 @@ nothing else spells them.
 
 from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
 
-QUEUE = "swerve:queue"  # zset of request ids by time due; owner arq; one for all runs, which any worker serves
+QUEUE = (
+    "swerve:queue"  # zset of request ids by time due; owner arq; one for all runs, which any worker serves
+)
 
 
 def runs() -> str:

@@ -57,6 +57,8 @@ def encode_body(message: Message) -> bytes:
 def decode_body(data: bytes, kind: type[M]) -> M:
     """Inverse of encode_body. Raises MalformedMessage."""
     try:
+        if zstandard.frame_content_size(data) > MAX_BODY_BYTES:  # else it would be believed, whatever it says
+            raise MalformedMessage(f"body claims to hold more than {MAX_BODY_BYTES} bytes")
         plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BODY_BYTES)
     except zstandard.ZstdError as error:
         raise MalformedMessage(f"body is not zstd: {error}") from error

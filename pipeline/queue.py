@@ -145,7 +145,7 @@ return 0
 """
 
 _BURY = """
--- KEYS: attempt, dead, open; ARGV: my attempt, request id, letter. The letter of an overtaken worker is refused.
+-- KEYS: attempt, dead, open; ARGV: my attempt, request id, letter. An overtaken worker's is refused.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` as redis-py and arq take it: redis://[:password@]host:port/db, rediss:// for TLS, unix:///path.sock."""
+    """`url` as arq takes it: redis://[:password@]host:port/db, rediss:// for TLS, unix:///path.sock?db=0."""
 
     url: str
 

@@ -18,7 +18,7 @@ from pipeline.message import MalformedMessage, decode, decode_body, encode, enco
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 
 GROUP = "learner"
-CONSUMER = "learner"  # one reader by design; the same name after a restart, so that its unacknowledged entries are its own
+CONSUMER = "learner"  # one reader, which finds its unacknowledged entries after a restart
 FENCE_S = 30 * 24 * 3600
 KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
@@ -35,6 +35,14 @@ class Delivery:
     head: TrajectoryHead
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry that is no head; the learner sets it aside."""
+
+    entry_id: str
+    reason: str
+
+
 _PUBLISH = """
 -- KEYS: request, attempt, published, body, stream, lease; ARGV: my attempt, fence seconds, body, head
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'withdrawn' end
@@ -48,7 +56,7 @@ return 'published'
 """
 
 _ACKNOWLEDGE = """
--- KEYS: stream, published, open, dead, then what an answered request leaves; ARGV: group, entry, request id, seconds
+-- KEYS: stream, published, open, dead, what an answer leaves behind; ARGV: group, entry, request id, seconds
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
 redis.call('ZREM', KEYS[3], ARGV[3])
@@ -137,17 +145,15 @@ async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
 
 async def heads_after(
     redis: Redis, positions: dict[str, str], *, block_ms: int = 1000
-) -> list[tuple[str, Delivery]]:
-    """Heads younger than each run's entry id, waiting up to `block_ms` for the first; for `tail`."""
-    wanted = {keys.stream(run_id): entry_id for run_id, entry_id in positions.items()}
-    answer: list[tuple[bytes, list[Entry]]] = await redis.xread(cast(dict[Any, Any], wanted), block=block_ms)
+) -> list[tuple[str, Delivery | Unreadable]]:
+    """What is younger than each run's entry id, with its run; waits up to `block_ms` for the first.
+
+    For `tail`.
+    """
+    wanted: dict[Any, Any] = {keys.stream(run_id): entry_id for run_id, entry_id in positions.items()}
+    answer: list[tuple[bytes, list[Entry]]] = await redis.xread(wanted, block=block_ms)
     runs = {keys.stream(run_id).encode(): run_id for run_id in positions}
-    return [
-        (runs[name], delivery)
-        for name, entries in answer
-        for entry in entries
-        if isinstance(delivery := _delivery(*entry), Delivery)
-    ]
+    return [(runs[name], _delivery(*entry)) for name, entries in answer for entry in entries]
 
 
 async def _read_group(
@@ -170,18 +176,19 @@ async def _deliveries(redis: Redis, run_id: str, entries: list[Entry]) -> list[D
             found.append(delivery)
             continue
         async with redis.pipeline(transaction=True) as pipe:
-            pipe.lpush(keys.malformed(run_id), f"{entry.decode()}: {delivery}")
+            pipe.lpush(keys.malformed(run_id), f"{delivery.entry_id}: {delivery.reason}")
             pipe.ltrim(keys.malformed(run_id), 0, 999)
             pipe.xack(keys.stream(run_id), GROUP, entry)
             await pipe.execute()
     return found
 
 
-def _delivery(entry: bytes, fields: dict[bytes, bytes] | None) -> Delivery | MalformedMessage:
+def _delivery(entry: bytes, fields: dict[bytes, bytes] | None) -> Delivery | Unreadable:
+    """`fields` is None for an entry that was delivered and then trimmed."""
     try:
         return Delivery(entry.decode(), decode((fields or {}).get(b"head", b""), TrajectoryHead))
     except MalformedMessage as error:
-        return error
+        return Unreadable(entry.decode(), str(error))
 
 
 async def _trim(redis: Redis, run_id: str) -> None:

@@ -6,6 +6,8 @@ verdict part (hidden tests, scripts) is opened by the grader only, in a containe
 
 from typing import Literal
 
+import msgspec
+
 from pipeline.message import Message
 
 
@@ -60,7 +62,7 @@ class Resources(Message, frozen=True, kw_only=True):
 
 
 class Task(Message, frozen=True, kw_only=True):
-    """Task(id="demo:calc-7", image="swerve/task-base:1", workdir="/workspace", problem="add() drops ...", ...)"""
+    """Task(id="demo:calc-7", image="swerve/task-base:1", workdir="/workspace", problem="add() ...", ...)"""
 
     id: str  # "{source}:{instance_id}", unique within a taskset
     repo: str

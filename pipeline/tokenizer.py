@@ -5,12 +5,15 @@ Kept in Redis under its hash; every request names the hash. A few megabytes once
 
 import hashlib
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from redis.asyncio import Redis
 
 from pipeline import keys
 from pipeline.message import Message, decode_body, encode_body
+
+T = TypeVar("T")
 
 
 class TokenizerBundle(Message, frozen=True, kw_only=True):
@@ -35,81 +38,85 @@ async def get_tokenizer(redis: Redis, name: str) -> TokenizerBundle | None:
     return None if body is None else decode_body(body, TokenizerBundle)
 
 
+class _Wrapped(msgspec.Struct):
+    content: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    eos_token: str | _Wrapped | None = None  # older files wrap a token in an object
+    bos_token: str | _Wrapped | None = None
+    chat_template: str | None = None
+
+
+class _ModelConfig(msgspec.Struct):
+    vocab_size: int
+    eos_token_id: int | list[int] | None = None
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
+
+
 def read_bundle(model_directory: Path) -> TokenizerBundle:
     """The bundle of a Hugging Face model directory.
 
     Raises ValueError naming the file and field that is missing.
     """
-    config = _json(model_directory / "tokenizer_config.json")
-    model = _json(model_directory / "config.json")
+    config = _read(model_directory / "tokenizer_config.json", _TokenizerConfig)
+    model = _read(model_directory / "config.json", _ModelConfig)
+    tokenizer = _read(model_directory / "tokenizer.json", _Tokenizer)
     template_file = model_directory / "chat_template.jinja"
-    template = template_file.read_text() if template_file.exists() else config.get("chat_template")
-    if not isinstance(template, str):
+    template = template_file.read_text() if template_file.exists() else config.chat_template
+    if template is None:
         raise ValueError(
-            f"{model_directory}: no chat_template in tokenizer_config.json and no chat_template.jinja; add one"
+            f"{model_directory}: no chat_template, neither in tokenizer_config.json nor as a .jinja file"
         )
-    eos_token = _token_text(config.get("eos_token"))
+    eos_token = _text(config.eos_token)
     if not eos_token:
         raise ValueError(
             f"{model_directory}/tokenizer_config.json: eos_token is missing; it ends a turn of the policy"
         )
-    tokenizer_json = (model_directory / "tokenizer.json").read_bytes()
+    stop_token_ids = {token.id for token in tokenizer.added_tokens if token.content == eos_token}
+    match model.eos_token_id:
+        case int(one):
+            stop_token_ids.add(one)
+        case list(several):
+            stop_token_ids.update(several)
+        case None:
+            pass
+    if not stop_token_ids:
+        raise ValueError(
+            f"{model_directory}: no id for {eos_token!r}, neither in tokenizer.json nor in config.json"
+        )
     return TokenizerBundle(
-        tokenizer_json=tokenizer_json,
+        tokenizer_json=(model_directory / "tokenizer.json").read_bytes(),
         chat_template=template,
         eos_token=eos_token,
-        bos_token=_token_text(config.get("bos_token")),
-        stop_token_ids=_stop_ids(tokenizer_json, eos_token, model),
-        vocab_size=_vocab_size(model_directory, model),
+        bos_token=_text(config.bos_token),
+        stop_token_ids=tuple(sorted(stop_token_ids)),
+        vocab_size=model.vocab_size,
     )
 
 
-def _json(path: Path) -> dict[str, object]:
+def _read(path: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing; a model directory needs it") from error
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _token_text(value: object) -> str:
-    """Older files wrap a token in an object with a `content` field."""
-    if isinstance(value, dict):
-        value = value.get("content")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return value if isinstance(value, str) else ""
-
-
-def _vocab_size(model_directory: Path, model: dict[str, object]) -> int:
-    size = model.get("vocab_size")
-    if not isinstance(size, int):
-        raise ValueError(f"{model_directory}/config.json: vocab_size is missing")
-    return size
-
-
-def _stop_ids(tokenizer_json: bytes, eos_token: str, model: dict[str, object]) -> tuple[int, ...]:
-    class _Added(msgspec.Struct):
-        id: int
-        content: str
-
-    class _Tokenizer(msgspec.Struct):
-        added_tokens: list[_Added] = []
-
-    ids = {
-        t.id
-        for t in msgspec.json.decode(tokenizer_json, type=_Tokenizer).added_tokens
-        if t.content == eos_token
-    }
-    configured = model.get("eos_token_id")
-    match configured:
-        case int():
-            ids.add(configured)
-        case list():
-            ids.update(i for i in configured if isinstance(i, int))  # pyright: ignore[reportUnknownVariableType]
-        case _:
-            pass
-    if not ids:
-        raise ValueError(
-            f"no token id for eos_token {eos_token!r}: neither in tokenizer.json nor as eos_token_id in config.json"
-        )
-    return tuple(sorted(ids))
+def _text(token: str | _Wrapped | None) -> str:
+    match token:
+        case _Wrapped(content):
+            return content
+        case str():
+            return token
+        case None:
+            return ""

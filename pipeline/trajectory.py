@@ -39,7 +39,7 @@ class Turn(Message, frozen=True, kw_only=True):
     then spoke.
     """
 
-    kept_tokens: int  # leading tokens of the previous sequence that were seen again unchanged; fewer than all of it: a context cut
+    kept_tokens: int  # leading tokens of the previous sequence seen again unchanged; fewer than all: a cut
     fed: Int32s  # tokens put after them; never trained
     sampled: Int32s  # tokens the policy drew; trained
     logprobs: Float32s  # one per sampled token (nats), under the distribution it was drawn from

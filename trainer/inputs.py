@@ -33,6 +33,13 @@ def read_inputs(recipe: Recipe) -> Inputs:
             f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}; part them"
         )
     _check_context(recipe)
+    evaluation, num_heldout = recipe.evaluation, len(inputs.heldout)
+    needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
+    if num_heldout < needed:
+        raise ValueError(
+            f"tasks.heldout holds {num_heldout} tasks, the evaluation plays {needed}; "
+            "lower evaluation.episodes or greedy_episodes"
+        )
     return inputs
 
 

@@ -240,8 +240,8 @@ def _learning_faults(recipe: Recipe) -> Iterator[str]:
         )
     if 0 < learner.snapshots_kept < needed:
         yield (
-            f"learner.snapshots_kept is {learner.snapshots_kept}; "
-            f"with admission.max_lag_versions = {needed - 2} set it to {needed}, or to 0 to leave the log-prob gap unmeasured"
+            f"learner.snapshots_kept is {learner.snapshots_kept}; with admission.max_lag_versions = "
+            f"{needed - 2} set it to {needed}, or to 0 to leave the log-prob gap unmeasured"
         )
 
 

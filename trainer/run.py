@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trainer.inputs import Inputs, describe, read_inputs
+from trainer.journal import EndRow, read
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.settings import TrainerSettings, trainer_settings
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-    from trainer.inputs import Inputs
     from trainer.loop import Ending, Loop
     from trainer.progress import Progress
 
@@ -58,9 +59,13 @@ def main() -> int:
             return _dry_run(recipe)
         if settings.rank != 0:
             return _follow(recipe, settings)
+        inputs = read_inputs(recipe)
         place = _place(recipe, arguments)
         with _sole_trainer(place):
-            return _lead(recipe, place, settings)
+            if _has_ended(recipe, place):
+                print(f"{place.run_id} has taken its {recipe.num_steps} steps; --set num_steps=... goes on")
+                return _account(place)
+            return _lead(recipe, inputs, place, settings)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -86,8 +91,6 @@ def _parse() -> argparse.Namespace:
 
 
 def _dry_run(recipe: Recipe) -> int:
-    from trainer.inputs import describe, read_inputs
-
     print(to_toml(recipe))
     print(describe(recipe, read_inputs(recipe)))
     return 0
@@ -154,14 +157,16 @@ def _make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
     return Feed(Learner(recipe.learner, model_directory=Path(recipe.model)))
 
 
-def _lead(recipe: Recipe, place: Place, settings: TrainerSettings) -> int:
+def _has_ended(recipe: Recipe, place: Place) -> bool:
+    return any(row.step >= recipe.num_steps for row in read(place.root / "journal", EndRow))
+
+
+def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSettings) -> int:
     """Rank 0: the whole run, then its report."""
     from pipeline.settings import telemetry_settings
     from pipeline.telemetry import start_telemetry
-    from trainer.inputs import read_inputs
     from trainer.progress import open_progress
 
-    inputs = read_inputs(recipe)
     provider = start_telemetry("trainer", telemetry_settings())
     try:
         with open_progress(sys.stdout) as progress:
@@ -189,7 +194,7 @@ def _account(place: Place) -> int:
 
 
 async def _conduct(
-    recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Progress", inputs: "Inputs"
+    recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Progress", inputs: Inputs
 ) -> "Ending":
     from trainer.assembly import assembled
 

@@ -104,5 +104,3 @@ def _check(sample: Sample, *, vocab_size: int, max_tokens: int) -> None:
         raise ValueError(f"{where} has a log-prob that is not finite")
     if logprobs.max() > LOGPROB_SLACK:
         raise ValueError(f"{where} has a log-prob of {logprobs.max():.4f}, above 0")
-    if (sample.versions_T[sample.trained_T] < 0).any():
-        raise ValueError(f"{where} has a sampled token of no weight version")

@@ -1,9 +1,9 @@
 """Makes the base images on this machine out of Debian packages; no container registry is asked.
 
-    python -m infra.images.build [task-base] [python-base] [--force]
+    python -m infra.images.build [task-base] [python-base] [redis] [--force]
 
 ``swerve/task-base:1`` is what tasks that name no image of their own run in: Python, git, patch and pytest.
-``swerve/python-base:1`` is the base of our own service images. Each carries a label with the digest of its
+``swerve/python-base:1`` is the base of our own service images, ``swerve/redis:1`` the queue's. Each carries a label with the digest of its
 recipe: an image that is there and matches is left alone, which takes milliseconds; one made from an older
 recipe is replaced. ``mmdebstrap`` uses the package sources and keys that this machine's apt uses.
 """
@@ -53,8 +53,9 @@ IMAGES = {
     ),
     "python-base": BaseImage(
         tag="swerve/python-base:1",
-        packages=("bash", "ca-certificates", "curl", "python3", "python3-venv", "tini"),
+        packages=("bash", "ca-certificates", "python3", "python3-venv"),
     ),
+    "redis": BaseImage(tag="swerve/redis:1", packages=("redis-server",)),
 }
 
 

@@ -24,14 +24,18 @@ class Outcome:
 
 
 def simulate(admission: Admission, data: st.DataObject) -> Outcome:
-    """A run whose groups finish in any order, and some of which are dropped, driven as the trainer drives it."""
+    """A run whose groups finish in any order, and some of which are dropped, driven as the trainer drives
+    it.
+    """
     book = GroupBook(admission, min_valid_members=2, stragglers="wait")
     unfinished: dict[int, Group] = {}
     cursor = version = most_open = 0
     lags: list[int] = []
     drops = 30  # endless dropping would be an endless run
     while version < admission.num_steps:
-        for _ in range(admission.room(begun_steps=version, published_steps=version, live_groups=book.num_live)):
+        for _ in range(
+            admission.room(begun_steps=version, published_steps=version, live_groups=book.num_live)
+        ):
             unfinished[cursor] = book.expect(cursor, size=2, version=version)
             cursor += 1
         most_open = max(most_open, book.num_live)
@@ -40,7 +44,9 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
             lags += [version - group.asked_at_version for group in groups]
             version += 1
             continue
-        assert unfinished, "nothing is open, nothing may be asked for, and yet there is no batch: it would hang"
+        assert unfinished, (
+            "nothing is open, nothing may be asked for, and yet there is no batch: it would hang"
+        )
         finished = unfinished.pop(data.draw(st.sampled_from(sorted(unfinished))))
         dropped = drops > 0 and data.draw(st.booleans())
         drops -= dropped
@@ -90,7 +96,9 @@ def test_no_more_is_asked_for_than_the_last_steps_can_use() -> None:
 
 def test_the_sentence_says_why_nothing_is_asked_for() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
-    assert admission.sentence(begun_steps=0, published_steps=0, live_groups=1).startswith("open: 3 more groups")
+    assert admission.sentence(begun_steps=0, published_steps=0, live_groups=1).startswith(
+        "open: 3 more groups"
+    )
     closed = admission.sentence(begun_steps=0, published_steps=0, live_groups=4)
     assert closed.startswith("closed: 4 groups are open")
     assert "more than 1 versions late" in closed

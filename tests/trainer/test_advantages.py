@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.trajectories import member
 from trainer.advantages import advantages, has_signal
 from trainer.groups import Group
-from tests.trainer.trajectories import member
 
 rewards = st.dictionaries(st.integers(0, 15), st.floats(0, 1), min_size=2, max_size=16)
 
@@ -26,7 +26,9 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(given: dict[int
 
 
 @given(rewards)
-def test_leave_one_out_is_the_distance_to_the_mean_stretched_by_n_over_n_minus_1(given: dict[int, float]) -> None:
+def test_leave_one_out_is_the_distance_to_the_mean_stretched_by_n_over_n_minus_1(
+    given: dict[int, float],
+) -> None:
     centred = advantages(given, "group_mean")
     stretch = len(given) / (len(given) - 1)
     for number, advantage in advantages(given, "leave_one_out").items():
@@ -34,7 +36,9 @@ def test_leave_one_out_is_the_distance_to_the_mean_stretched_by_n_over_n_minus_1
 
 
 @given(rewards, st.floats(-5, 5))
-def test_a_constant_added_to_every_reward_changes_no_advantage(given: dict[int, float], offset: float) -> None:
+def test_a_constant_added_to_every_reward_changes_no_advantage(
+    given: dict[int, float], offset: float
+) -> None:
     moved = {number: reward + offset for number, reward in given.items()}
     assert advantages(moved, "leave_one_out") == pytest.approx(advantages(given, "leave_one_out"), abs=1e-9)
 

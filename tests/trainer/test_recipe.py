@@ -1,5 +1,6 @@
 """Recipes: what is refused, and how it is said."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,8 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
     ],
 )
 def test_a_mistake_is_refused_by_name_and_with_the_fix(minimal: Path, override: str, complaint: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         load_recipe(minimal, [override])
-    assert complaint in str(caught.value)
 
 
 def test_a_missing_file_and_broken_toml_are_named(minimal: Path) -> None:

@@ -3,6 +3,7 @@ scripted.
 """
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -14,8 +15,10 @@ import pytest
 from redis.asyncio import Redis
 
 from pipeline import keys, queue, stream
-from tests.trainer.scripted_fleet import fleet, task
-from trainer.journal import EndRow, EpisodeRow, PublicationRow, StepRow, read
+from pipeline.request import RolloutRequest
+from tests.trainer.scripted_fleet import alternating, fleet, task
+from trainer.journal import EndRow, EpisodeRow, EvaluationRow, PublicationRow, StepRow, read
+from trainer.report import report_on
 from trainer.tasksets.records import write_tasks
 
 RECIPE = """
@@ -107,21 +110,63 @@ async def test_a_run_takes_its_steps_and_accounts_for_every_request(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
     run = recipe.parent / "run"
-    async with fleet(redis_url) as answered:
-        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "whole")
+
+    def verdict(request: RolloutRequest) -> float | None:
+        if request.task.id == "t0":
+            return 1.0  # never any signal
+        if request.task.id == "t1" and request.member == 3:
+            return None
+        return alternating(request)
+
+    wishes = ("evaluation.episodes=2", "evaluation.greedy_episodes=3")
+    async with fleet(redis_url, verdict) as answered:
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "whole", *sets(*wishes))
         assert await trainer.ended() == 0, trainer.output
     rows = steps(run)
     assert [row.step for row in rows] == [1, 2, 3, 4]
+    assert sum(row.groups_dropped_zero_variance for row in rows) >= 1
     assert all(row.num_gap_tokens == row.num_trained_tokens for row in rows)
     assert max(row.lag_max for row in rows) <= 1
     episodes = list(read(run / "journal", EpisodeRow))
     assert Counter(row.request_id for row in episodes) == Counter(set(answered))
-    assert len(list(read(run / "journal", EndRow))) == 1
+    assert {"trained", "zero_variance", "failed", "evaluated"} == {row.fate for row in episodes}
     assert [row.version for row in read(run / "journal", PublicationRow)] == [0, 1, 2, 3, 4]
+    assert len(list(read(run / "journal", EndRow))) == 1
     assert await queue.open_ids(redis, "whole") == []
     assert (await redis.xpending(keys.stream("whole"), stream.GROUP))["pending"] == 0
+    report = report_on(run / "journal")
+    assert (report.lost, report.trained_twice, report.open, report.trained_over_sampled) == (0, 0, 0, 1.0)
+    assert (run / "curve.png").stat().st_size > 10_000
+    evaluations = list(read(run / "journal", EvaluationRow))
+    assert [(row.name, row.version, row.greedy, row.num_episodes) for row in evaluations] == [
+        ("heldout_before", 0, False, 2),
+        ("heldout_before", 0, True, 3),
+        ("heldout_after", 4, False, 2),
+        ("heldout_after", 4, True, 3),
+    ]
+    second = list(read(run / "journal", PublicationRow))[1]
+    assert evaluations[1].at <= second.at, "no new weights while the old ones are judged"
 
 
+async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_it(
+    recipe: Path, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, file = recipe.parent / "run", recipe.parent / "spans.jsonl"
+    monkeypatch.setenv("SWERVE_TRACE_FILE", str(file))
+    async with fleet(redis_url):
+        trainer = await start(redis_url, recipe, "--run-dir", run, *sets("num_steps=1"))
+        assert await trainer.ended() == 0, trainer.output
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    asked = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "enqueue"}
+    trained = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "train"}
+    assert set(trained) == {request_id for row in steps(run) for request_id in row.request_ids}
+    for request_id, one in trained.items():
+        assert one["trace_id"] == asked[request_id]["trace_id"]
+        assert one["parent_id"] == asked[request_id]["span_id"], "the scripted fleet has no span between"
+    assert len({one["trace_id"] for one in asked.values()}) == len(asked)
+
+
+@pytest.mark.slow
 async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -132,12 +177,136 @@ async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
         cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "cut")
         await cut.reaches(lambda: len(steps(run)) == 3)
         await cut.kill()
+        kept, lost = steps(run)[:2], steps(run)[2]
+        unacknowledged = await pending_requests(redis, "cut")
+        assert set(lost.request_ids) <= unacknowledged, "no checkpoint holds their step"
+        assert unacknowledged.isdisjoint(request_id for row in kept for request_id in row.request_ids)
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
         assert await resumed.ended() == 0, resumed.output
     assert "resumed from step-00000002" in resumed.output
     assert [row.loss for row in steps(run)] == [row.loss for row in steps(recipe.parent / "whole")]
-    trained = Counter(request_id for row in steps(run) for request_id in row.request_ids)
-    assert set(trained.values()) == {1}
+    assert trained_times(run) == {1}
     assert await queue.open_ids(redis, "cut") == []
-    versions = [row.version for row in read(run / "journal", PublicationRow)]
-    assert versions == sorted(set(versions)), "no version number is used twice"
+    report = report_on(run / "journal")
+    assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
+
+
+@pytest.mark.slow
+async def test_what_a_checkpoint_holds_is_acknowledged_on_resume_and_not_trained(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    async with fleet(redis_url):
+        killed = await start(redis_url, recipe, "--run-dir", run, "--run-id", "unsure")
+        await killed.reaches(lambda: len(steps(run)) == 3)
+        await killed.kill()
+        await forget_acknowledgements(redis, "unsure")
+        resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
+        assert await resumed.ended() == 0, resumed.output
+    assert [row.step for row in steps(run)] == [1, 2, 3, 4]
+    assert trained_times(run) == {1}
+    assert await queue.open_ids(redis, "unsure") == []
+    assert await pending_requests(redis, "unsure") == set()
+
+
+@pytest.mark.slow
+async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    async with fleet(redis_url, lambda request: alternating(request) if request.cursor < 2 else 1.0):
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "calm")
+        await trainer.reaches(lambda: len(steps(run)) == 1)
+        trainer.process.send_signal(signal.SIGTERM)
+        assert await trainer.ended() == 0, trainer.output
+    assert "calm: stopped" in trainer.output
+    assert list(read(run / "journal", EndRow)) == []
+    async with fleet(redis_url):
+        resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
+        assert await resumed.ended() == 0, resumed.output
+    assert "resumed from step-00000001" in resumed.output
+    assert [row.step for row in steps(run)] == [1, 2, 3, 4]
+    assert trained_times(run) == {1}
+    again = await start(redis_url, recipe, "--run-dir", run, "--resume")
+    assert await again.ended() == 0, again.output
+    assert "has taken its 4 steps" in again.output
+
+
+async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    async with fleet(redis_url, lambda request: 1.0):
+        trainer = await start(
+            redis_url,
+            recipe,
+            "--run-dir",
+            run,
+            "--run-id",
+            "flat",
+            *sets("batch.max_groups_without_signal=6", "evaluation.after=false"),
+        )
+        assert await trainer.ended() == 1, trainer.output
+    assert "flat: nothing to learn" in trainer.output
+    assert await queue.open_ids(redis, "flat") == []
+    assert report_on(run / "journal").lost == 0
+
+
+async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> None:
+    before = sorted(recipe.parent.iterdir())
+    trainer = await start("redis://nowhere.invalid:1", recipe, "--dry-run")
+    assert await trainer.ended() == 0, trainer.output
+    assert "4 steps x 2 groups x 4 rollouts = 32 trained rollouts" in trainer.output
+    assert "at most 4 groups (16 rollouts) open" in trainer.output
+    assert 'pause = "retract"' in trainer.output, "defaults are spelled out"
+    assert sorted(recipe.parent.iterdir()) == sorted([*before, trainer.log])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--set", "learner.lrr=1"], "Object contains unknown field `lrr` - at `$.learner`"),
+        (["--resume"], "--resume needs --run-dir"),
+        (["--resume", "--run-dir", "absent"], "absent holds no run to resume"),
+        (["--set", "tasks.train=absent.jsonl"], "tasks.train"),
+        (["--set", "tasks.heldout=train.jsonl"], "tasks.heldout shares 5 tasks with tasks.train"),
+        (["--set", "rollout.limits.context_tokens=9000", "--set", "learner.micro_batch_tokens=9000"], "8192"),
+        (["--set", "evaluation.episodes=4"], "tasks.heldout holds 3 tasks"),
+    ],
+)
+async def test_misuse_is_refused_before_anything_is_touched(
+    recipe: Path, arguments: list[str], complaint: str
+) -> None:
+    run = recipe.parent / "run"
+    where = [] if "--run-dir" in arguments or "--resume" in arguments else ["--run-dir", run]
+    trainer = await start("redis://nowhere.invalid:1", recipe, *arguments, *where)
+    assert await trainer.ended() == 2
+    assert complaint in trainer.output
+    assert "Traceback" not in trainer.output
+    assert not run.exists()
+
+
+def sets(*wishes: str) -> list[str]:
+    return [word for wish in wishes for word in ("--set", wish)]
+
+
+def trained_times(run: Path) -> set[int]:
+    return set(Counter(request_id for row in steps(run) for request_id in row.request_ids).values())
+
+
+async def pending_requests(redis: Redis, run_id: str) -> set[str]:
+    """Request ids delivered to the trainer and not acknowledged."""
+    rows = await redis.xpending_range(keys.stream(run_id), stream.GROUP, "-", "+", 1000)
+    unacknowledged = {row["message_id"].decode() for row in rows}
+    heads = await stream.newest_heads(redis, run_id, 1000)
+    return {delivery.head.request_id for delivery in heads if delivery.entry_id in unacknowledged}
+
+
+async def forget_acknowledgements(redis: Redis, run_id: str) -> None:
+    """As if the trainer had died between checkpoint and acknowledgement."""
+    for delivery in await stream.newest_heads(redis, run_id, 1000):
+        entry = [delivery.entry_id]
+        await redis.xclaim(
+            keys.stream(run_id), stream.GROUP, stream.CONSUMER, 0, entry, force=True, justid=True
+        )
+        await redis.zadd(keys.open_requests(run_id), {delivery.head.request_id: delivery.head.enqueued_at})

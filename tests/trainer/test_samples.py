@@ -1,5 +1,7 @@
 """Samples: every sampled token once, exactly as it was drawn, or not at all."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +78,10 @@ def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        (replace(turn([1], [2, 3], kept=0), logprobs=pack_float32s([-1.0])), "2 sampled tokens, but 1 log-probs"),
+        (
+            replace(turn([1], [2, 3], kept=0), logprobs=pack_float32s([-1.0])),
+            "2 sampled tokens, but 1 log-probs",
+        ),
         (replace(turn([1], [2], kept=0), logprobs=b"\0\0\0"), "not a multiple of 4"),
         (replace(turn([1], [2], kept=0), versions=()), "do not cover token 0 of 1"),
         (turn([1], [2], kept=0, logprob=float("nan")), "not finite"),
@@ -87,13 +92,11 @@ def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
         (turn([], [2], kept=0), "nothing was fed before it"),
         (turn([1], [2], kept=1), "turn 0 kept 1 of 0 tokens"),
         (turn([1] * 1000, [2], kept=0), "more than learner.micro_batch_tokens = 1000"),
-        (turn([1], [2], kept=0, version=-1), "no weight version"),
     ],
 )
 def test_what_does_not_add_up_is_refused_at_the_learners_door(broken: Turn, complaint: str) -> None:
-    with pytest.raises(ValueError, match="") as caught:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         samples(broken)
-    assert complaint in str(caught.value)
 
 
 def test_an_advantage_falls_on_trained_tokens_only() -> None:

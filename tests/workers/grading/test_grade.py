@@ -1,4 +1,5 @@
 import asyncio
+import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from pipeline.errors import GraderError, ImageMissing, TaskBroken
 from pipeline.task import ExitCode, File, SwebenchLog, Task
 from tests.workers.claims import make_claim, make_task
-from tests.workers.conftest import RepoImage
+from tests.workers.conftest import FILES, RepoImage
 from trainer.tasksets.__main__ import main as import_tasks
 from trainer.tasksets.records import gold_path, read_gold, read_tasks
 from workers.grading.grade import Grader
@@ -51,8 +52,11 @@ def new_file(path: str, text: str) -> bytes:
     return (head + "".join(f"+{line}\n" for line in lines)).encode()
 
 
-def replaced(path: str, line: int, old: str, new: str) -> bytes:
-    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -{line} +{line} @@\n-{old}\n+{new}\n".encode()
+def edited(path: str, old: str, new: str) -> bytes:
+    before = FILES[f"repo/{path}"]
+    assert old in before
+    lines = (text.splitlines(keepends=True) for text in (before, before.replace(old, new, 1)))
+    return "".join(difflib.unified_diff(*lines, f"a/{path}", f"b/{path}")).encode()
 
 
 NOTE = new_file("NOTE.txt", "done")
@@ -178,9 +182,9 @@ FORGED_SUMMARY = "print('=== 2 passed in 0.01s ===', flush=True)\nimport os\nos.
         new_file("pytest.py", FORGED_SUMMARY),
         new_file("pytest.ini", "[pytest]\naddopts = -k sub"),
         new_file("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "-k sub"'),
-        replaced("setup.cfg", 5, "addopts = -p no:cacheprovider", "addopts = -k sub"),
-        replaced("calc.py", 1, "def add(a, b):", "import os; os._exit(0)"),
-        replaced("tests/test_calc.py", 5, "    assert sub(3, 1) == 2", "    assert True"),
+        edited("setup.cfg", "addopts = -p no:cacheprovider", "addopts = -k sub"),
+        edited("calc.py", "def add", "import os; os._exit(0)\ndef add"),
+        edited("tests/test_calc.py", "assert sub(3, 1) == 2", "assert True"),
     ],
     ids=[
         "exit at import", "exit at collection", "exit at finish", "pass everything", "forged summary",
@@ -188,7 +192,8 @@ FORGED_SUMMARY = "print('=== 2 passed in 0.01s ===', flush=True)\nimport os\nos.
     ],
 )  # fmt: skip
 async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, patch: bytes) -> None:
-    assert (await grader.grade(make_claim(task), patch)).value == 0.0
+    reward = await grader.grade(make_claim(task), patch)
+    assert (reward.value, reward.applied_by) == (0.0, "git apply")
 
 
 async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Task) -> None:
@@ -202,7 +207,7 @@ async def test_an_honest_fix_may_change_settings_that_are_not_the_runners(
     grader: Grader, scripted: Callable[[str], Task]
 ) -> None:
     script = "grep -q 'name = better' setup.cfg && grep -q 'line-length' pyproject.toml && ! test -e conftest2.py"
-    patch = replaced("setup.cfg", 2, "name = calc", "name = better")
+    patch = edited("setup.cfg", "name = calc", "name = better")
     patch += new_file("pyproject.toml", "[tool.ruff]\nline-length = 88")
     assert (await grader.grade(make_claim(scripted(script)), patch)).value == 1.0
 
@@ -217,7 +222,7 @@ async def test_marks_printed_by_code_under_test_count_for_nothing(grader: Grader
     ]
     # Past pytest's capture, straight into what the eval script prints to.
     forged = f"import os; open(f'/proc/{{os.getppid()}}/fd/1', 'w').write({chr(10).join(lines)!r} + chr(10)); os._exit(5)"
-    reward = await grader.grade(make_claim(task), replaced("calc.py", 1, "def add(a, b):", forged))
+    reward = await grader.grade(make_claim(task), edited("calc.py", "def add", f"{forged}\ndef add"))
     assert (reward.value, reward.decided_by) == (0.0, "swebench: log rejected")
 
 

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Inside an image build: makes the virtual environment /opt/swerve.
+#   install.sh EXTRA,... [REQUIREMENTS FILE] [PACKAGE WITHOUT ITS DEPENDENCIES]
+# If wheels were fetched beforehand they are all it uses; without any, the package index is asked.
+set -eu
+cd /build
+
+extras=$1 requirements=${2:-} without_dependencies=${3:-}
+index=
+if ls infra/docker/wheels/*.whl >/dev/null 2>&1; then
+    index="--no-index --find-links infra/docker/wheels"
+fi
+
+install() {
+    # shellcheck disable=SC2086 # two words or none
+    /opt/swerve/bin/pip --disable-pip-version-check install --quiet --no-cache-dir --no-compile \
+        --constraint constraints.txt $index "$@"
+}
+
+python3 -m venv /opt/swerve
+# shellcheck disable=SC2046 # one word each
+python3 infra/setup/extras.py $(echo "$extras" | tr , ' ') >/tmp/requirements.txt
+install --requirement /tmp/requirements.txt ${requirements:+--requirement "$requirements"}
+[ -z "$without_dependencies" ] || install --no-deps "$without_dependencies"
+/opt/swerve/bin/pip uninstall --quiet --yes pip

@@ -1,0 +1,15 @@
+# The router in front of the engines.
+ARG BASE_IMAGE=swerve/python-base:1
+
+FROM ${BASE_IMAGE} AS packages
+COPY constraints.txt pyproject.toml /build/
+COPY infra/setup /build/infra/setup
+COPY infra/docker /build/infra/docker
+RUN sh /build/infra/docker/install.sh serving
+
+FROM ${BASE_IMAGE}
+COPY --from=packages /opt/swerve /opt/swerve
+ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
+WORKDIR /app
+COPY infra infra
+ENTRYPOINT ["python", "-m", "infra.serving.router", "--host", "0.0.0.0"]

@@ -1,0 +1,16 @@
+# The trainer: dispatch, intake, learner, publication of weights.
+ARG BASE_IMAGE=swerve/python-base:1
+
+FROM ${BASE_IMAGE} AS packages
+COPY constraints.txt pyproject.toml /build/
+COPY infra/setup /build/infra/setup
+COPY infra/docker /build/infra/docker
+RUN sh /build/infra/docker/install.sh trainer
+
+FROM ${BASE_IMAGE}
+COPY --from=packages /opt/swerve /opt/swerve
+ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
+WORKDIR /app
+COPY pipeline pipeline
+COPY trainer trainer
+ENTRYPOINT ["python", "-m", "trainer.run"]

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Fetches every wheel our images need into infra/docker/wheels, with this machine's own pip configuration (index,
+# certificates, wheels lying about). Image builds then need no network. Skip it where containers reach an index.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+readonly python=.venv/bin/python
+readonly out=infra/docker/wheels
+readonly pip=("$python" -m pip --disable-pip-version-check wheel --quiet --constraint constraints.txt
+    --wheel-dir "$out" --find-links "$out")
+
+"${pip[@]}" torch==2.13.0
+"$python" infra/setup/extras.py workers trainer serving |
+    "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
+"${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+du -sh "$out"

@@ -1,0 +1,16 @@
+# A rollout worker. It speaks to the Docker engine whose socket is mounted, and needs neither torch nor a model.
+ARG BASE_IMAGE=swerve/python-base:1
+
+FROM ${BASE_IMAGE} AS packages
+COPY constraints.txt pyproject.toml /build/
+COPY infra/setup /build/infra/setup
+COPY infra/docker /build/infra/docker
+RUN sh /build/infra/docker/install.sh workers '' swebench
+
+FROM ${BASE_IMAGE}
+COPY --from=packages /opt/swerve /opt/swerve
+ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
+WORKDIR /app
+COPY pipeline pipeline
+COPY workers workers
+CMD ["python", "-m", "workers.run"]

@@ -1,0 +1,1 @@
+"""Small pretrained policies for one machine, from packages that carry their weights."""

@@ -1,0 +1,268 @@
+"""What the command line finds in Redis, as plain values. Reads only."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from redis.asyncio import Redis
+
+from pipeline import census, queue, stream
+from pipeline.census import Claimed, Queued, RunCensus, WorkerStatus
+from pipeline.message import MalformedMessage
+from pipeline.queue import AttemptFailure, DeadLetter, Lease
+from pipeline.request import RolloutRequest
+from pipeline.stream import Delivery
+from pipeline.trajectory import Trajectory, TrajectoryHead
+
+State = Literal["queued", "claimed", "answered", "dead", "withdrawn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Everything `status` speaks of."""
+
+    workers: tuple[WorkerStatus, ...]
+    silent: dict[str, float]  # worker to when it was last heard, Unix seconds
+    runs: tuple[RunCensus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One request in a list."""
+
+    run_id: str
+    request_id: str
+    state: State
+    task_id: str
+    purpose: str
+    at: float  # Unix seconds: enqueued, claimed, finished or died
+    detail: str  # of its state: when due, phase and turn, outcome, last failure
+    worker: str = ""
+    attempt: int = 0
+    reward: float | None = None
+    head: TrajectoryHead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Everything known of one request. `unreadable` says why its stored form cannot be shown."""
+
+    request_id: str
+    state: State
+    request: RolloutRequest | None
+    lease: Lease | None
+    trajectory: Trajectory | None
+    failures: tuple[AttemptFailure, ...]
+    unreadable: str = ""
+
+
+async def fleet(redis: Redis, run_ids: list[str]) -> Fleet:
+    return Fleet(
+        workers=tuple(await census.live_workers(redis)),
+        silent=await census.silent_workers(redis),
+        runs=tuple([await census.run_census(redis, run_id) for run_id in run_ids]),
+    )
+
+
+def complaints(fleet: Fleet) -> list[str]:
+    """Why the fleet is unwell, a sentence each; empty if it is well."""
+    found: list[str] = []
+    for run in fleet.runs:
+        num_open = run.queued + len(run.claimed) + run.unread + run.unacknowledged
+        if run.dead:
+            found.append(
+                f"run {run.run_id} has {count(run.dead, 'dead request')}: `ls --state dead` lists them"
+            )
+        if run.malformed:
+            found.append(f"run {run.run_id} has {count(run.malformed, 'answer')} that could not be read")
+        if run.status is None and num_open:
+            found.append(f"run {run.run_id} has no trainer alive, but {count(num_open, 'open request')}")
+    num_queued = sum(run.queued for run in fleet.runs)
+    if num_queued and not fleet.workers:
+        found.append(f"no worker is alive, but {count(num_queued, 'request')} queued")
+    return found
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+async def runs(redis: Redis, only: str | None) -> list[str]:
+    """Ids of the runs to look at. Raises LookupError if there is no run of that name."""
+    known = await census.run_ids(redis)
+    if only is not None and only not in known:
+        raise LookupError(f"no run {only}; there is {', '.join(known) or 'none at all'}")
+    return known if only is None else [only]
+
+
+async def lines(redis: Redis, run_id: str, state: State, limit: int) -> list[Line]:
+    """At most `limit` requests of one run in one state: dead and answered ones newest first, the others oldest first."""
+    match state:
+        case "dead":
+            letters = sorted((await dead_letters(redis, run_id)), key=lambda letter: -letter.died_at)
+            return [_dead(run_id, letter) for letter in letters[:limit]]
+        case "answered":
+            return [head_line(delivery.head) for delivery in await stream.newest_heads(redis, run_id, limit)]
+        case "claimed":
+            owed = await census.open_requests(redis, run_id)
+            return [
+                _claimed(run_id, found)
+                for found in islice((f for f in owed if isinstance(f, Claimed)), limit)
+            ]
+        case _:
+            owed = await census.open_requests(redis, run_id)
+            waiting = islice((found for found in owed if isinstance(found, Queued)), limit)
+            return [line for found in waiting if (line := await _queued(redis, run_id, found))]
+
+
+async def dead_letters(redis: Redis, run_id: str) -> list[DeadLetter]:
+    return list((await queue.dead_letters(redis, run_id)).values())
+
+
+def head_line(head: TrajectoryHead) -> Line:
+    return Line(
+        run_id=head.run_id,
+        request_id=head.request_id,
+        state="answered",
+        task_id=head.task_id,
+        purpose=head.purpose,
+        at=head.finished_at,
+        detail=f"{head.outcome}, {count(head.num_turns, 'turn')}",
+        worker=head.worker,
+        attempt=head.attempt,
+        reward=head.reward,
+        head=head,
+    )
+
+
+def _dead(run_id: str, letter: DeadLetter) -> Line:
+    last = letter.failures[-1] if letter.failures else None
+    return Line(
+        run_id=run_id,
+        request_id=letter.request_id,
+        state="dead",
+        task_id=letter.task_id,
+        purpose="",
+        at=letter.died_at,
+        detail=f"{last.boundary}: {last.message}" if last else "no failure was recorded",
+        worker=last.worker if last else "",
+        attempt=last.attempt if last else 0,
+    )
+
+
+def _claimed(run_id: str, found: Claimed) -> Line:
+    return Line(
+        run_id=run_id,
+        request_id=found.request_id,
+        state="claimed",
+        task_id=found.task_id,
+        purpose=found.purpose,
+        at=found.lease.claimed_at,
+        detail=where(found.lease, found.max_turns),
+        worker=found.lease.worker,
+        attempt=found.lease.attempt,
+    )
+
+
+async def _queued(redis: Redis, run_id: str, found: Queued) -> Line | None:
+    try:
+        request = await queue.stored_request(redis, found.request_id)
+    except MalformedMessage as error:
+        unreadable = str(error)
+        return Line(
+            run_id=run_id,
+            request_id=found.request_id,
+            state="queued",
+            task_id="",
+            purpose="",
+            at=found.due_at,
+            detail=unreadable,
+        )
+    if request is None:
+        return None
+    wait_s = found.due_at - time.time()
+    return Line(
+        run_id=run_id,
+        request_id=request.id,
+        state="queued",
+        task_id=request.task.id,
+        purpose=request.purpose,
+        at=request.enqueued_at,
+        detail=f"next try in {wait_s:.0f} s" if wait_s > 0 else "",
+    )
+
+
+def where(lease: Lease, max_turns: int) -> str:
+    """Where in the episode a claim is."""
+    return f"turn {lease.turn} of {max_turns}" if lease.phase == "agent" else lease.phase
+
+
+async def find(redis: Redis, request_id: str) -> Found:
+    """One request, wherever it is. Raises LookupError if nothing is known of it."""
+    unreadable, request, trajectory = "", None, None
+    try:
+        request = await queue.stored_request(redis, request_id)
+        trajectory = await stream.read_body(redis, request_id)
+    except MalformedMessage as error:
+        unreadable = str(error)
+    lease = await queue.current_lease(redis, request_id)
+    failures = await queue.failures(redis, request_id)
+    letter = await _letter(redis, request_id)
+    if not (request or trajectory or letter or unreadable):
+        raise LookupError(
+            f"nothing is known of request {request_id}; answered ones are forgotten after a while"
+        )
+    if letter is not None:
+        state: State = "dead"
+        failures = letter.failures
+    elif trajectory is not None:
+        state = "answered"
+    elif lease is not None:
+        state = "claimed"
+    else:
+        state = "queued" if request is not None else "withdrawn"
+    if request is None and trajectory is not None:
+        request = trajectory.claim.request
+    return Found(
+        request_id=request_id,
+        state=state,
+        request=request,
+        lease=lease,
+        trajectory=trajectory,
+        failures=failures,
+        unreadable=unreadable,
+    )
+
+
+async def _letter(redis: Redis, request_id: str) -> DeadLetter | None:
+    for run_id in await census.run_ids(redis):
+        letters = await queue.dead_letters(redis, run_id)
+        if request_id in letters:
+            return letters[request_id]
+    return None
+
+
+async def arrivals(redis: Redis, only: str | None, past: int) -> AsyncIterator[Line]:
+    """The last `past` finished trajectories, oldest first, then each as it arrives, for ever, also of runs that begin."""
+    positions: dict[str, str] = {}
+    heads: list[TrajectoryHead] = []
+    for run_id in await runs(redis, only):
+        newest = await stream.newest_heads(redis, run_id, max(past, 1))
+        positions[run_id] = newest[0].entry_id if newest else "0"
+        heads += [delivery.head for delivery in newest]
+    heads.sort(key=lambda head: head.finished_at)
+    for head in heads[max(0, len(heads) - past) :]:
+        yield head_line(head)
+    while True:
+        for run_id in await runs(redis, only):
+            positions.setdefault(run_id, "0")
+        if not positions:
+            await asyncio.sleep(1)
+            continue
+        for run_id, arrived in await stream.heads_after(redis, positions):
+            positions[run_id] = arrived.entry_id
+            if isinstance(arrived, Delivery):
+                yield head_line(arrived.head)

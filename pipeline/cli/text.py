@@ -1,0 +1,363 @@
+"""How what was found reads on a terminal.
+
+Policies and commands wrote much of it, so control characters are made visible.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+
+from pipeline.census import Claimed, RunCensus, WorkerStatus
+from pipeline.cli.finding import Fleet, Found, Line, count, where
+from pipeline.message import unpack_float32s
+from pipeline.queue import AttemptFailure
+from pipeline.request import RolloutRequest
+from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
+
+_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+_OPENING_FENCE = re.compile(r"```\w*\s*$")
+_HEAD_LINES, _TAIL_LINES = 12, 6  # of a long output, unless shown in full
+
+
+class Ink:
+    """Colours, if the reader is a terminal."""
+
+    def __init__(self, *, coloured: bool) -> None:
+        self._coloured = coloured
+
+    def bold(self, text: str) -> str:
+        return self._paint("1", text)
+
+    def faint(self, text: str) -> str:
+        return self._paint("2", text)
+
+    def good(self, text: str) -> str:
+        return self._paint("32", text)
+
+    def bad(self, text: str) -> str:
+        return self._paint("31", text)
+
+    def doubtful(self, text: str) -> str:
+        return self._paint("33", text)
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._coloured and text else text
+
+
+def visible(text: str) -> str:
+    """The text with control characters replaced by their pictures: it cannot move the cursor or set the title."""
+    return text.translate(_CONTROL)
+
+
+def age(seconds: float) -> str:
+    """ "42 s", "12 min", "3.5 h", "4 d"."""
+    seconds = max(0.0, seconds)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
+
+
+def status(fleet: Fleet, complaints: Sequence[str], ink: Ink) -> str:
+    """The whole fleet: runs, then workers with their claims, then what is wrong."""
+    now = time.time()
+    idle = [run for run in fleet.runs if _is_past(run)]
+    blocks = [_run_block(run, ink) for run in fleet.runs if run not in idle]
+    if idle:
+        names = ", ".join(run.run_id for run in idle[-5:])
+        blocks.append(ink.faint(f"{count(len(idle), 'earlier run')} with nothing open: {names}"))
+    claims = [claim for run in fleet.runs for claim in run.claimed]
+    blocks.append(_workers_block(fleet, claims, now, ink))
+    if complaints:
+        blocks.append("\n".join(ink.bad(f"unwell: {visible(complaint)}") for complaint in complaints))
+    else:
+        blocks.append(ink.good("well"))
+    return "\n\n".join(blocks)
+
+
+def _is_past(run: RunCensus) -> bool:
+    return not (
+        run.status
+        or run.queued
+        or run.claimed
+        or run.unread
+        or run.unacknowledged
+        or run.dead
+        or run.malformed
+    )
+
+
+def _run_block(run: RunCensus, ink: Ink) -> str:
+    doing = run.status
+    rows = [("trainer", ink.doubtful("silent: no trainer has reported for a while"))]
+    if doing is not None:
+        progress = f"step {doing.step}" + (f" of {doing.num_steps}" if doing.num_steps else "")
+        rows = [("trainer", f"{progress}, {doing.phase}" + (f": {doing.detail}" if doing.detail else ""))]
+        if doing.admission:
+            rows.append(("admission", doing.admission))
+    rows += [
+        ("weights", _weights(run, ink)),
+        ("requests", f"{run.queued:,} queued, {len(run.claimed):,} claimed, {_dead(run, ink)}"),
+        ("answers", f"{run.unread:,} unread, {run.unacknowledged:,} unacknowledged"),
+        ("lag", _lag(run)),
+    ]
+    if run.outcomes:
+        outcomes = sorted(run.outcomes.items(), key=lambda pair: -pair[1])
+        rows.append(("outcomes", ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes)))
+    if run.malformed:
+        rows.append(("unreadable", ink.bad(count(run.malformed, "answer"))))
+    return "\n".join(
+        [
+            f"run {ink.bold(run.run_id)}",
+            *(f"  {name:<11}{visible(value) if name == 'trainer' else value}" for name, value in rows),
+        ]
+    )
+
+
+def _dead(run: RunCensus, ink: Ink) -> str:
+    return ink.bad(f"{run.dead:,} dead") if run.dead else "0 dead"
+
+
+def _weights(run: RunCensus, ink: Ink) -> str:
+    if run.learned is None:
+        return "none published yet"
+    learned = f"v{run.learned.version} learned (step {run.learned.step})"
+    if run.served is None:
+        return f"{learned}, not yet confirmed by any engine"
+    engines = count(len(run.served.engines), "engine")
+    behind = run.served.version < run.learned.version
+    served = f"v{run.served.version} served by {engines}"
+    if run.served.quarantined:
+        served += ", " + ink.doubtful(f"quarantined: {', '.join(run.served.quarantined)}")
+    return f"{learned}, {ink.doubtful(served) if behind else served}"
+
+
+def _lag(run: RunCensus) -> str:
+    if not run.lags:
+        return "nothing has arrived since the newest version"
+    ordered = sorted(run.lags)
+    return f"median {ordered[len(ordered) // 2]}, max {ordered[-1]} versions, over {count(len(ordered), 'arrival')}"
+
+
+def _workers_block(fleet: Fleet, claims: Sequence[Claimed], now: float, ink: Ink) -> str:
+    slots, busy = sum(worker.slots for worker in fleet.workers), len(claims)
+    rows = [f"{count(len(fleet.workers), 'worker')}, {busy} of {count(slots, 'slot')} busy"]
+    if claims:
+        oldest = min(claims, key=lambda claim: claim.lease.claimed_at)
+        rows[0] += f", oldest claim {age(now - oldest.lease.claimed_at)}: {oldest.request_id}"
+    for worker in fleet.workers:
+        rows += _worker_rows(
+            worker, [claim for claim in claims if claim.lease.worker == worker.name], now, ink
+        )
+    for name, heard_at in sorted(fleet.silent.items()):
+        rows.append(f"  {ink.doubtful(f'{name}  silent for {age(now - heard_at)}')}")
+    return "\n".join(rows)
+
+
+def _worker_rows(worker: WorkerStatus, claims: Sequence[Claimed], now: float, ink: Ink) -> list[str]:
+    record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
+    rows = [f"  {ink.bold(worker.name)}  {len(claims)} of {worker.slots} busy, {ink.faint(record)}"]
+    if worker.paused:
+        rows[0] += f", {ink.doubtful(f'paused: {visible(worker.paused)}')}"
+    for claim in sorted(claims, key=lambda claim: claim.lease.claimed_at):
+        again = f"  attempt {claim.lease.attempt}" if claim.lease.attempt > 1 else ""
+        rows.append(
+            f"    {where(claim.lease, claim.max_turns):<16}{age(now - claim.lease.claimed_at):>8}  {claim.task_id}"
+            f"  {ink.faint(claim.request_id)}{ink.doubtful(again)}"
+        )
+    return rows
+
+
+def listing(lines: Sequence[Line], ink: Ink) -> str:
+    """A table, a request a line."""
+    if not lines:
+        return "nothing to list"
+    return "\n".join(row(line, ink) for line in lines)
+
+
+def row(line: Line, ink: Ink) -> str:
+    """One request on one line, as `ls` and `tail` print it."""
+    reward = "" if line.reward is None else f"  reward {line.reward:g}"
+    shade = {"dead": ink.bad, "claimed": ink.bold}.get(line.state, str)
+    attempt = f"  attempt {line.attempt}" if line.attempt > 1 else ""
+    when = time.strftime("%H:%M:%S", time.localtime(line.at))
+    detail = visible(line.detail.replace("\n", " "))[:120]
+    return (
+        f"{when}  {shade(f'{line.state:<8}')}  {line.request_id}  {line.task_id}  "
+        f"{line.purpose:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
+    ).rstrip()
+
+
+def _reward(text: str, reward: float | None, ink: Ink) -> str:
+    return ink.good(text) if reward else ink.faint(text)
+
+
+def found(found: Found, ink: Ink, *, full: bool) -> str:
+    """One request for a person to read: who asked what, each turn, the patch, or why it failed."""
+    blocks = [_header(found, ink)]
+    if found.unreadable:
+        blocks.append(ink.bad(f"its stored form cannot be read: {visible(found.unreadable)}"))
+    if found.trajectory is not None:
+        blocks += [
+            _turn_block(number, turn, ink, full=full) for number, turn in enumerate(found.trajectory.turns, 1)
+        ]
+        blocks.append(_ending(found.trajectory, ink, full=full))
+    blocks += [_failure(failure, ink, full=full) for failure in found.failures]
+    return "\n\n".join(blocks)
+
+
+def _header(found: Found, ink: Ink) -> str:
+    rows = [("state", found.state)]
+    if found.lease is not None and found.request is not None:
+        lease = found.lease
+        rows[0] = (
+            "state",
+            f"claimed by {lease.worker}, attempt {lease.attempt}: {where(lease, found.request.limits.turns)}",
+        )
+    if found.request is not None:
+        rows += _request_rows(found.request)
+    if found.trajectory is not None:
+        rows += _answer_rows(found.trajectory)
+    return "\n".join(
+        [ink.bold(f"request {found.request_id}"), *(f"  {name:<9}{value}" for name, value in rows)]
+    )
+
+
+def _request_rows(request: RolloutRequest) -> list[tuple[str, str]]:
+    member = f"member {request.member + 1} of {request.group_size} of group {request.group_id}"
+    drawn = (
+        "greedily"
+        if request.sampling.temperature == 0
+        else f"at temperature {request.sampling.temperature:g}"
+    )
+    return [
+        ("task", f"{request.task.id}  ({request.task.image})"),
+        ("purpose", f"{request.purpose}, {member}, run {request.run_id}"),
+        (
+            "asked",
+            f"{_clock(request.enqueued_at)} under v{request.version_at_enqueue}, to be sampled {drawn}",
+        ),
+    ]
+
+
+def _answer_rows(trajectory: Trajectory) -> list[tuple[str, str]]:
+    claim, request = trajectory.claim, trajectory.claim.request
+    versions = [span.version for turn in trajectory.turns for span in turn.versions]
+    sampled = sum(len(turn.sampled) // 4 for turn in trajectory.turns)
+    rows = [
+        (
+            "played",
+            f"attempt {claim.attempt} by {claim.worker}, waited {age(claim.claimed_at - request.enqueued_at)}, "
+            f"took {age(trajectory.finished_at - claim.claimed_at)}, until {_clock(trajectory.finished_at)}",
+        ),
+        (
+            "outcome",
+            f"{outcome_tag(trajectory.outcome)}, {count(len(trajectory.turns), 'turn')}, {sampled:,} tokens sampled",
+        ),
+        ("reward", _verdict(trajectory)),
+    ]
+    if versions:
+        spread = (
+            f"v{min(versions)}" if min(versions) == max(versions) else f"v{min(versions)} to v{max(versions)}"
+        )
+        rows.append(("weights", spread))
+    return rows
+
+
+def _verdict(trajectory: Trajectory) -> str:
+    reward = trajectory.reward
+    if reward is None:
+        return "none: it was not graded"
+    tallies = [
+        f"{tally.passed} of {tally.total} {name}"
+        for name, tally in (("fail-to-pass", reward.fail_to_pass), ("pass-to-pass", reward.pass_to_pass))
+        if tally is not None
+    ]
+    decided = ", ".join([visible(reward.decided_by), *tallies])
+    return f"{reward.value:g} ({decided}; graded in {reward.grade_s:.1f} s)"
+
+
+def _turn_block(number: int, turn: Turn, ink: Ink, *, full: bool) -> str:
+    rows = [f"{ink.bold(f'turn {number}')}  {ink.faint(_tokens(turn))}"]
+    thought = _thought(turn)
+    if thought:
+        rows.append(_indented(visible(thought)))
+    if turn.command is None:
+        rows.append(ink.doubtful("  no single command could be read from this"))
+    else:
+        rows.append(_indented(ink.bold(f"$ {visible(turn.command)}")))
+    if turn.observation is not None:
+        seen = turn.observation
+        code = "killed at its deadline" if seen.exit_code is None else f"exit {seen.exit_code}"
+        cut = f", {seen.dropped_chars:,} characters cut" if seen.dropped_chars else ""
+        ending = f"  [{code}, {seen.wall_s:.1f} s{cut}]"
+        rows += [
+            _indented(_shortened(visible(seen.output), full=full)),
+            ink.faint(ending) if seen.exit_code == 0 else ink.doubtful(ending),
+        ]
+    return "\n".join(line for line in rows if line)
+
+
+def _tokens(turn: Turn) -> str:
+    logprobs = unpack_float32s(turn.logprobs)
+    mean = f", mean log-prob {sum(logprobs) / len(logprobs):.3f}" if logprobs else ""
+    spans = " ".join(f"v{span.version}[{span.start}:{span.end}]" for span in turn.versions)
+    seen = turn.kept_tokens + len(turn.fed) // 4
+    ended = "" if turn.stop == "stop" else f", cut off by {turn.stop}"
+    return (
+        f"{seen:,} tokens in, {len(turn.sampled) // 4:,} out{ended}{mean}, {spans}, {turn.generate_s:.1f} s"
+    )
+
+
+def _thought(turn: Turn) -> str:
+    """What the policy said before its command."""
+    if turn.command is None:
+        return turn.text.strip()
+    before, _, _ = turn.text.partition(turn.command)
+    return _OPENING_FENCE.sub("", before).strip()
+
+
+def _ending(trajectory: Trajectory, ink: Ink, *, full: bool) -> str:
+    match trajectory.outcome:
+        case Submitted(patch) | Exhausted(patch=patch):
+            if not patch:
+                return ink.faint("no patch")
+            text = visible(patch.decode(errors="replace")).rstrip("\n")
+            coloured = [_patch_line(line, ink) for line in text.split("\n")]
+            return "\n".join([ink.bold(f"patch, {len(patch):,} bytes"), *coloured])
+        case Failed(boundary, message):
+            return ink.bad(f"failed at {boundary}: {visible(message)}")
+
+
+def _patch_line(line: str, ink: Ink) -> str:
+    if line.startswith("+") and not line.startswith("+++"):
+        return ink.good(line)
+    if line.startswith("-") and not line.startswith("---"):
+        return ink.bad(line)
+    return line
+
+
+def _failure(failure: AttemptFailure, ink: Ink, *, full: bool) -> str:
+    again = "another try might help" if failure.transient else "no other try would help"
+    title = f"attempt {failure.attempt} failed at {failure.boundary}, {_clock(failure.failed_at)}, {failure.worker or 'no worker'}"
+    rows = [ink.bad(title), _indented(f"{visible(failure.message)} ({again})")]
+    if failure.detail:
+        rows.append(_indented(_shortened(visible(failure.detail), full=full)))
+    return "\n".join(rows)
+
+
+def _shortened(text: str, *, full: bool) -> str:
+    lines = text.rstrip("\n").split("\n")
+    if full or len(lines) <= _HEAD_LINES + _TAIL_LINES + 1:
+        return "\n".join(lines)
+    hidden = len(lines) - _HEAD_LINES - _TAIL_LINES
+    return "\n".join([*lines[:_HEAD_LINES], f"... {hidden} lines more, with --full", *lines[-_TAIL_LINES:]])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n")) if text else ""
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
