@@ -6,16 +6,19 @@ FRESH   ?=
 WORKERS ?= 2
 SLOTS   ?= 6
 
-RUN_DIR := runs/$(MODEL)-seed$(SEED)
+RUN_DIR := runs/$(MODEL)
 TASKS   := runs/tasks/seed$(SEED)
+NUM_TRAIN   := 24
+NUM_HELDOUT := 128
 
-.PHONY: setup demo test lint gpu-check clean
+.PHONY: setup demo test lint images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
 
 # make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1]: the whole system here; again to go on after Ctrl-C.
 demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
+	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
 	    --workers $(WORKERS) --slots $(SLOTS) $(SERVING_$(MODEL)) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
@@ -32,7 +35,8 @@ model-smollm2-135m: setup
 
 $(TASKS)/heldout.jsonl: | setup
 	@rm -rf $(TASKS)
-	@$(PYTHON) -m trainer.demo tasks --out $(TASKS)/family --seed $(SEED)
+	@$(PYTHON) -m trainer.demo tasks --out $(TASKS)/family --seed $(SEED) \
+	    --train $(NUM_TRAIN) --heldout $(NUM_HELDOUT)
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
 
@@ -43,6 +47,12 @@ test: setup
 lint: setup
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m basedpyright
+
+# Images for docker-compose.yml, from Debian packages and this machine's package index alone.
+images: setup
+	@$(PYTHON) -m infra.images.build
+	@bash infra/docker/wheels.sh
+	@COMPOSE_PROFILES=cpu,trainer bash infra/docker/compose.sh build
 
 gpu-check:
 	@bash infra/setup/gpu_check.sh

@@ -166,9 +166,12 @@ async def open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
         for request_id in ids:
             pipe.get(keys.lease(request_id))
             pipe.zscore(keys.QUEUE, request_id)
+            pipe.exists(keys.published(request_id))
         rows: list[Any] = await pipe.execute()
     found: list[Claimed | Queued] = []
-    for request_id, lease, score in zip(ids, rows[::2], rows[1::2], strict=True):
+    for request_id, lease, score, published in zip(ids, rows[::3], rows[1::3], rows[2::3], strict=True):
+        if published:
+            continue
         claimed = await _claimed(redis, request_id, lease) if lease else None
         if claimed is not None:
             found.append(claimed)

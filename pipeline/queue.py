@@ -11,6 +11,7 @@ stage.
 import time
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from arq.connections import ArqRedis, RedisSettings, create_pool
@@ -83,8 +84,12 @@ def decode_job(data: bytes) -> dict[str, Any]:
 async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
     """A pool that speaks to arq's queue and, being a Redis client, to everything else.
 
-    Waits for a Redis that starts.
+
+
+    Waits `patience_s` for a Redis that starts. Raises ValueError for what is no Redis URL.
     """
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise ValueError(f"Redis URL {url!r}: it must begin with redis://, rediss:// or unix://")
     settings = RedisSettings.from_dsn(url)
     settings.conn_timeout = 10
     settings.conn_retries = patience_s

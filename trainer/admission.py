@@ -40,15 +40,14 @@ class Admission:
         horizon = min(self.max_lag_versions + published_steps + 1, self.num_steps)
         return max(0, horizon * self.groups_per_step - (begun_steps * self.groups_per_step + live_groups))
 
-    def punctual(self, *, newest_version: int, left_behind: Sequence[int]) -> bool:
+    def punctual(self, lags: Sequence[int]) -> bool:
         """Whether every group that the next step leaves out can still be trained in time.
 
-        `left_behind` are the versions at which those groups were asked for, oldest first. The i-th of them
+        `lags` are of the weights those groups were asked for with, as of now, longest first. The i-th group
         is trained i // groups_per_step steps after the next one, at the earliest.
         """
         return all(
-            newest_version + 1 + place // self.groups_per_step - asked_at <= self.max_lag_versions
-            for place, asked_at in enumerate(left_behind)
+            lag + 1 + place // self.groups_per_step <= self.max_lag_versions for place, lag in enumerate(lags)
         )
 
     def sentence(self, *, begun_steps: int, published_steps: int, live_groups: int) -> str:

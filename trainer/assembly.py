@@ -26,7 +26,8 @@ from trainer.inputs import Inputs
 from trainer.intake import Intake
 from trainer.journal import EvaluationRow, Journal, StepRow, read
 from trainer.ledger import Ledger, LedgerState, decode_state
-from trainer.loop import LearnerThread, Loop, Parts
+from trainer.loop import Loop
+from trainer.parts import LearnerThread, Parts
 from trainer.progress import Progress, evaluation_sentence
 from trainer.recipe import Recipe
 from trainer.weights.engines import Engines
@@ -65,7 +66,7 @@ async def assembled(
     cannot be reached.
     """
     async with contextlib.AsyncExitStack() as stack:
-        redis = await _connect()
+        redis = await connect()
         stack.push_async_callback(redis.aclose)
         progress.say(f"run {run_id} in {root}")
         progress.beat("building the learner")
@@ -172,11 +173,12 @@ def _journal(directory: Path, state: LedgerState, recipe: Recipe, progress: Prog
     journal = Journal(directory)
     journal.truncate_to(state.journal)
     for row in read(directory, StepRow):
-        progress.show(row, recipe.batch.groups_per_step)
+        progress.recall(row, recipe.batch.groups_per_step)
     return journal
 
 
-async def _connect() -> ArqRedis:
+async def connect() -> ArqRedis:
+    """The Redis of this machine's settings. Raises ValueError if it does not answer."""
     url = redis_settings().url
     try:
         return await queue.connect(url)

@@ -5,7 +5,7 @@ reward whose tokens add up. Too few of them, or all worth the same, and the grou
 is ready, and the oldest asked for goes first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.trajectory import TrajectoryHead
@@ -17,6 +17,9 @@ from trainer.recipe import AdvantageKind, Stragglers
 from trainer.samples import with_advantage
 
 _PREFIX = "g"
+
+Lag = Callable[[int], int]
+"""How far a weight version is behind the newest, as `Timeline.lag` says."""
 
 
 def group_id_of(cursor: int) -> str:
@@ -141,16 +144,16 @@ class GroupBook:
         self._ready[group.cursor] = group
         return "trained"
 
-    def take(self, *, newest_version: int) -> list[Group] | None:
+    def take(self, lag_of: Lag) -> list[Group] | None:
         """The groups of the next step, oldest first; None while there are too few, or while one must be
         waited for.
         """
         chosen = sorted(self._ready)[: self._admission.groups_per_step]
-        if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, newest_version):
+        if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, lag_of):
             return None
         return [self._ready.pop(cursor) for cursor in chosen]
 
-    def _awaits_straggler(self, chosen: list[int], newest_version: int) -> bool:
+    def _awaits_straggler(self, chosen: list[int], lag_of: Lag) -> bool:
         """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag
         allows.
         """
@@ -160,15 +163,15 @@ class GroupBook:
             **self._open,
             **{cursor: group for cursor, group in self._ready.items() if cursor not in chosen},
         }
-        left_behind = sorted(group.asked_at_version for group in rest.values())
-        return not self._admission.punctual(newest_version=newest_version, left_behind=left_behind)
+        lags = sorted((lag_of(group.asked_at_version) for group in rest.values()), reverse=True)
+        return not self._admission.punctual(lags)
 
 
 def make_batch(
     groups: Iterable[Group],
     *,
     step: int,
-    version: int,
+    lag_of: Lag,
     temperature: float,
     kind: AdvantageKind,
     withhold_beyond: int | None,
@@ -187,14 +190,14 @@ def make_batch(
             if (
                 fate == "trained"
                 and withhold_beyond is not None
-                and version - member.lag_from > withhold_beyond
+                and lag_of(member.lag_from) > withhold_beyond
             ):
                 fate = "late"
             fates[member.head.request_id] = fate
             if fate == "trained":
                 trained.append(member)
                 samples += [with_advantage(sample, worth[number]) for sample in member.samples]
-    lags = [max(0, version - member.lag_from) for member in trained]
+    lags = [lag_of(member.lag_from) for member in trained]
     batch = Batch(
         step=step,
         samples=tuple(samples),

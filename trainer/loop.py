@@ -11,81 +11,42 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from arq.connections import ArqRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import WatchError
 
 from pipeline import census, queue, stream
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion, newest_version
-from trainer.admission import Admission
 from trainer.audit import Gap, measure_gap
 from trainer.batch import Batch
-from trainer.board import Board
-from trainer.checkpoints import Checkpoints
-from trainer.dispatch import Dispatcher
-from trainer.evaluation import HeldOut, evaluation_of
-from trainer.groups import Group, GroupBook, make_batch
-from trainer.intake import Intake
-from trainer.journal import EndRow, Fate, Journal, PublicationRow, StepRow, withdrawn_row
+from trainer.groups import Group, make_batch
+from trainer.journal import EndRow, Fate, PublicationRow, StepRow, read, withdrawn_row
 from trainer.learner.config import StepMetrics
-from trainer.ledger import Ledger, LedgerState, SinceStep, encode_state
-from trainer.progress import Progress
+from trainer.ledger import LedgerState, SinceStep, encode_state
+from trainer.parts import Parts
 from trainer.recipe import Recipe
+from trainer.recovery import adopt, recover
+from trainer.timeline import Timeline
 from trainer.weights.engines import EngineFailure
-from trainer.weights.publish import NoEngineServes, Publisher
+from trainer.weights.publish import NoEngineServes
 
 if TYPE_CHECKING:
-    from trainer.feed import Feed
+    pass
 
 log = logging.getLogger("swerve.trainer")
 
 READ_BLOCK_MS = 200
 BEAT_S = 1.0
 RETRY_S = 1.0
-REDIS_AWAY = (RedisConnectionError, RedisTimeoutError)
+REDIS_AWAY = (RedisConnectionError, RedisTimeoutError, WatchError)
+"""The last is what a connection lost in the middle of an enqueue's transaction is reported as."""
 
 Ending = Literal["finished", "stopped", "nothing to learn"]
 T = TypeVar("T")
-
-
-class LearnerThread:
-    """The learner on a thread of its own: `await learner(function, ...)` runs there, one call at a time."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
-
-    async def __call__(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
-
-    def blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        """The same for callers on yet another thread."""
-        return self._pool.submit(function, *arguments).result()
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of; `run.py` puts it together."""
-
-    redis: ArqRedis
-    feed: "Feed"
-    learner: LearnerThread
-    admission: Admission
-    book: GroupBook
-    ledger: Ledger
-    journal: Journal
-    intake: Intake
-    dispatcher: Dispatcher
-    heldout: HeldOut
-    publisher: Publisher
-    checkpoints: Checkpoints
-    board: Board
-    progress: Progress
 
 
 class Loop:
@@ -102,11 +63,14 @@ class Loop:
         self._version = state.version
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
+        self._timeline = Timeline()
+        for row in read(parts.journal.directory, PublicationRow):
+            self._timeline.add(row.version, row.step)
+        self._ended = any(row.step >= recipe.num_steps for row in read(parts.journal.directory, EndRow))
         self._asks = True
         self._asking = asyncio.Lock()  # a sweep between owing and queueing would take a request for lost
         self._phase = "starting"
         self._waiting_since = time.monotonic()
-        parts.dispatcher.cursor = state.cursor
 
     def stop(self) -> None:
         """End in good order after what is under way; what is open stays open for a resume."""
@@ -118,55 +82,26 @@ class Loop:
         """Everything. Raises what broke, in an ExceptionGroup."""
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self._beat())]
-            await self._take_up()
-            beside += [tasks.create_task(self._pump()), tasks.create_task(self._sweep())]
-            ending = await self._train()
-            ending = await self._end(ending)
+            self._phase = "taking up what is owed"
+            await recover(self._parts, self._run_id, self._state)
+            ending: Ending = "finished"
+            if not self._ended:
+                try:
+                    await self._take_up()
+                    beside += [tasks.create_task(self._pump()), tasks.create_task(self._sweep())]
+                    ending = await self._train()
+                except NoEngineServes:  # told to stop while waiting for one
+                    ending = "stopped"
+                ending = await self._end(ending)
             for task in beside:
                 task.cancel()
         return ending
 
-    # Beginning
-
     async def _take_up(self) -> None:
-        """Settle what the checkpoint holds, publish its weights, and find out what is still owed."""
-        parts = self._parts
-        self._phase = "taking up what is owed"
-        await stream.open_reader(parts.redis, self._run_id)
-        await stream.acknowledge(parts.redis, self._run_id, list(self._state.pending))
-        await self._withdraw_evaluations()
-        await parts.intake.recover()
+        """Publish the checkpoint's weights, and ask for what is missing of what is owed."""
         await self._publish_first()
-        await self._adopt_open_groups()
+        await adopt(self._parts, self._run_id, self._recipe.rollout.group_size, version=self._version)
         await self._requeue_lost()
-
-    async def _withdraw_evaluations(self) -> None:
-        """An evaluation that a crash cut short starts over: no version is judged by a mix of two tries."""
-        for request_id in await queue.open_ids(self._parts.redis, self._run_id):
-            request = await queue.stored_request(self._parts.redis, request_id)
-            if request is not None and request.purpose == "eval":
-                await queue.withdraw(self._parts.redis, self._run_id, [request_id])
-                name = evaluation_of(request.group_id)
-                self._parts.journal.append(withdrawn_row(request, evaluation=name))
-
-    async def _adopt_open_groups(self) -> None:
-        """Expect every group asked for and not settled; ask for members that were never asked for, or that
-        Redis has lost.
-        """
-        parts = self._parts
-        owed: dict[int, set[int]] = {}
-        for request_id in await queue.open_ids(parts.redis, self._run_id):
-            request = await queue.stored_request(parts.redis, request_id)
-            if request is not None and not parts.ledger.is_closed(request.cursor):
-                parts.book.expect(request.cursor, size=request.group_size, version=request.version_at_enqueue)
-                owed.setdefault(request.cursor, set()).add(request.member)
-        parts.dispatcher.cursor = max(self._state.cursor, parts.book.end, parts.ledger.end)
-        for cursor in parts.ledger.open_cursors(parts.dispatcher.cursor):
-            known = owed.get(cursor, set())
-            members = range(self._recipe.rollout.group_size)
-            missing = [m for m in members if m not in known and parts.book.find(cursor, m) is None]
-            if missing:
-                await parts.dispatcher.complete_group(cursor, missing, version=self._version)
 
     # Beside everything
 
@@ -280,7 +215,7 @@ class Loop:
                 return "stopped"
             if self._step % recipe.checkpoint.every_steps == 0 or self._step == recipe.num_steps:
                 await self._checkpoint()
-            await self._publish()
+            await self._publish(await self._next_version())
             every = recipe.evaluation.every_steps
             if every and self._step % every == 0 and self._step < recipe.num_steps:
                 await self._evaluate(f"heldout_step_{self._step}")
@@ -294,7 +229,7 @@ class Loop:
             if self._parts.ledger.groups_without_signal >= self._recipe.batch.max_groups_without_signal:
                 return None
             self._changed.clear()
-            groups = self._parts.book.take(newest_version=self._version)
+            groups = self._parts.book.take(self._timeline.lag)
             if groups is not None:
                 return groups
             await self._changed.wait()
@@ -307,7 +242,7 @@ class Loop:
         batch, fates = make_batch(
             groups,
             step=self._step + 1,
-            version=self._version,
+            lag_of=self._timeline.lag,
             temperature=recipe.rollout.sampling.temperature,
             kind=recipe.batch.advantage,
             withhold_beyond=recipe.admission.max_lag_versions if withheld else None,
@@ -351,6 +286,7 @@ class Loop:
     ) -> None:
         since = self._parts.ledger.since_step
         rewards = [reward for group in groups for reward in group.rewards.values()]
+        heads = {m.head.request_id: m.head for group in groups for m in group.members.values()}
         row = StepRow(
             step=batch.step,
             version=self._version,
@@ -361,12 +297,7 @@ class Loop:
             num_trajectories=batch.num_trajectories,
             request_ids=batch.request_ids,
             num_trained_tokens=metrics.num_trained_tokens,
-            num_unique_sampled_tokens=sum(
-                member.head.sampled_tokens
-                for group in groups
-                for member in group.members.values()
-                if member.head.request_id in set(batch.request_ids)
-            ),
+            num_unique_sampled_tokens=sum(heads[one].sampled_tokens for one in batch.request_ids),
             groups_dropped_zero_variance=since.zero_variance,
             groups_dropped_invalid=since.invalid,
             lag_max=batch.lag_max,
@@ -405,61 +336,57 @@ class Loop:
 
     async def _publish_first(self) -> None:
         """After a resume, the newest version may hold these very weights: then it is brought to the engines
-        again, not renamed.
+        again under its number.
 
-        Checkpoints of one step hold one step's weights, and a lost step is never the newest of a run that
-        resumed behind it.
+        It does if it is of the checkpoint's step: a run publishes as soon as it has resumed, so a version of
+        steps that were lost is never the newest for long enough to be mistaken for one of steps taken since.
         """
-        parts = self._parts
-        newest = await newest_version(parts.redis, self._run_id)
+        newest = await newest_version(self._parts.redis, self._run_id)
         if newest is None or newest.step != self._step or not await asyncio.to_thread(_is_there, newest):
-            await self._publish()
-            return
+            await self._publish(await self._next_version())
+        else:
+            await self._publish(newest.version)
+
+    async def _next_version(self) -> int:
+        return max(await self._insist(self._parts.publisher.next_version), self._version + 1)
+
+    async def _publish(self, version: int) -> None:
+        """Bring the present weights to the engines as `version`; without any engine to take it, wait for
+        one.
+        """
         self._phase = "publishing weights"
+        row = await self._insist(lambda: self._deliver(version))
+        self._parts.journal.append(row)
+        await self._parts.learner(self._parts.feed.snapshot, version)
+        self._timeline.add(version, self._step)
+        self._version = version
+        self._published_steps = self._step
+
+    async def _deliver(self, version: int) -> PublicationRow:
+        """May be called again if Redis went away under it."""
+        parts, began = self._parts, time.monotonic()
+        newest = await newest_version(parts.redis, self._run_id)
         try:
+            if newest is None or newest.version < version:
+                return await parts.publisher.publish(version, self._step)
             served = await parts.publisher.catch_up()
         except NoEngineServes as error:
-            served = await self._wait_for_engine(newest.version, error)
+            served = await self._wait_for_engine(version, error)
+        newest = await newest_version(parts.redis, self._run_id)
+        assert newest is not None, "a version has been announced"
         assert served is not None, "a version has been announced"
-        row = PublicationRow(
-            version=newest.version,
-            step=newest.step,
+        return PublicationRow(
+            version=version,
+            step=self._step,
             num_bytes=newest.num_bytes,
             engines=served.engines,
             quarantined=served.quarantined,
             export_s=0.0,
-            update_s=0.0,
+            update_s=time.monotonic() - began,
         )
-        await self._published(row)
-
-    async def _publish(self) -> None:
-        """The present weights as the next free version; without any engine to take it, wait for one."""
-        parts = self._parts
-        self._phase = "publishing weights"
-        version = max(await self._insist(parts.publisher.next_version), self._version + 1)
-        try:
-            row = await parts.publisher.publish(version, self._step)
-        except NoEngineServes as error:
-            served = await self._wait_for_engine(version, error)
-            row = PublicationRow(
-                version=version,
-                step=self._step,
-                num_bytes=0,
-                engines=served.engines,
-                quarantined=served.quarantined,
-                export_s=0.0,
-                update_s=0.0,
-            )
-        await self._published(row)
-
-    async def _published(self, row: PublicationRow) -> None:
-        self._parts.journal.append(row)
-        await self._parts.learner(self._parts.feed.snapshot, row.version)
-        self._version = row.version
-        self._published_steps = self._step
 
     async def _wait_for_engine(self, version: int, error: EngineFailure) -> ServedWeights:
-        """Until one takes the announced version. Raises the failure again if told to stop meanwhile."""
+        """Until one takes the announced version. Raises NoEngineServes if told to stop meanwhile."""
         self._parts.progress.say(f"{error}; waiting for one")
         self._phase = f"waiting for an engine to take weights v{version}"
         while not self._stop.is_set():

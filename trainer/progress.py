@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from trainer.journal import EvaluationRow, StepRow
 
@@ -24,19 +25,10 @@ HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
 SMOOTHED_STEPS = 10
 
-COLUMNS = (
-    "step",
-    "reward",
-    "smoothed",
-    "kept/dropped",
-    "lag",
-    "gap",
-    "loss",
-    "grad",
-    "tokens",
-    "wait s",
-    "train s",
-)
+COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
+"""They fit into 80 characters."""
+
+LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
 
 
 class Progress(Protocol):
@@ -48,6 +40,10 @@ class Progress(Protocol):
 
     def show(self, row: StepRow, num_groups: int) -> None:
         """A step was taken, on `num_groups` groups."""
+        ...
+
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        """A step taken before this process began."""
         ...
 
     def beat(self, sentence: str) -> None:
@@ -93,6 +89,9 @@ class Lines(AbstractContextManager["Lines", None]):
         cells = cells_of(row, num_groups, self._smoothing.add(row.reward_mean))
         self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
 
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        self._smoothing.add(row.reward_mean)
+
     def beat(self, sentence: str) -> None:
         if time.monotonic() - self._wrote_at >= HEARTBEAT_S:
             self.say(f"... {sentence}")
@@ -124,6 +123,9 @@ class Screen(AbstractContextManager["Screen", None]):
     def show(self, row: StepRow, num_groups: int) -> None:
         self._rows.append(cells_of(row, num_groups, self._smoothing.add(row.reward_mean)))
 
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        self.show(row, num_groups)
+
     def beat(self, sentence: str) -> None:
         self._spinner.update(text=sentence)
 
@@ -140,18 +142,18 @@ class Screen(AbstractContextManager["Screen", None]):
         self._live.stop()
 
     def _picture(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for name in COLUMNS:
             table.add_column(name, justify="right", no_wrap=True)
         for cells in self._rows:
             table.add_row(*cells)
-        return Group(table, self._spinner) if self._rows else Group(self._spinner)
+        return Group(table, Text(LEGEND, style="dim"), self._spinner) if self._rows else Group(self._spinner)
 
 
 def cells_of(row: StepRow, num_groups: int, smoothed: float) -> tuple[str, ...]:
     """A step's row as text, in the order of COLUMNS."""
     dropped = row.groups_dropped_zero_variance + row.groups_dropped_invalid
-    gap = f"{row.logprob_gap_mean:.1e}/{row.logprob_gap_max:.1e}" if row.num_gap_tokens else "-"
+    gap = f"{row.logprob_gap_mean:.0e}/{row.logprob_gap_max:.0e}" if row.num_gap_tokens else "-"
     return (
         str(row.step),
         f"{row.reward_mean:.3f}",
@@ -159,8 +161,8 @@ def cells_of(row: StepRow, num_groups: int, smoothed: float) -> tuple[str, ...]:
         f"{num_groups}/{dropped}",
         f"{row.lag_mean:.1f}/{row.lag_max}",
         gap,
-        f"{row.loss:+.4f}",
-        f"{row.grad_norm:.3f}",
+        f"{row.loss:+.3f}",
+        f"{row.grad_norm:.2f}",
         str(row.num_trained_tokens),
         f"{row.wait_s:.1f}",
         f"{row.train_s:.1f}",

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainer.inputs import Inputs, describe, read_inputs
-from trainer.journal import EndRow, read
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.settings import TrainerSettings, trainer_settings
 
@@ -62,9 +61,6 @@ def main() -> int:
         inputs = read_inputs(recipe)
         place = _place(recipe, arguments)
         with _sole_trainer(place):
-            if _has_ended(recipe, place):
-                print(f"{place.run_id} has taken its {recipe.num_steps} steps; --set num_steps=... goes on")
-                return _account(place)
             return _lead(recipe, inputs, place, settings)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -108,6 +104,7 @@ def _place(recipe: Recipe, arguments: argparse.Namespace) -> Place:
         raise ValueError(
             f"{root} holds a run already: add --resume to go on with it, or choose another --run-dir"
         )
+    asyncio.run(_refuse_known(run_id))
     root.mkdir(parents=True, exist_ok=True)
     (root / "recipe.toml").write_text(to_toml(recipe))
     (root / "run.json").write_bytes(msgspec.json.encode(RunFile(run_id=run_id, started_at=time.time())))
@@ -121,11 +118,28 @@ def _resumed_place(recipe: Recipe, root: Path, run_id: str | None) -> Place:
         raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
     if run_id not in (None, run.run_id):
         raise ValueError(f"{root} holds the run {run.run_id}, not {run_id}; leave --run-id out")
-    for change in differences(load_recipe(root / "recipe.toml"), recipe):
+    changes = differences(load_recipe(root / "recipe.toml"), recipe)
+    for change in changes:
         if change.startswith(FIXED):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
+    if changes:
+        (root / "recipe.toml").replace(root / "recipe.before.toml")
+        (root / "recipe.toml").write_text(to_toml(recipe))
     return Place(root.resolve(), run.run_id)
+
+
+async def _refuse_known(run_id: str) -> None:
+    """A new run must not take up an older one's requests. Raises ValueError, also where Redis cannot be
+    reached.
+    """
+    from pipeline import keys
+    from trainer.assembly import connect
+
+    redis = await connect()
+    async with contextlib.aclosing(redis):
+        if await redis.exists(keys.stream(run_id), keys.weights(run_id)):
+            raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
 @contextlib.contextmanager
@@ -155,10 +169,6 @@ def _make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
 
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
     return Feed(Learner(recipe.learner, model_directory=Path(recipe.model)))
-
-
-def _has_ended(recipe: Recipe, place: Place) -> bool:
-    return any(row.step >= recipe.num_steps for row in read(place.root / "journal", EndRow))
 
 
 def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSettings) -> int:

@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING
 
 from arq.connections import ArqRedis
@@ -132,7 +132,7 @@ async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerS
 
 
 @contextlib.asynccontextmanager
-async def _background(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[None]:
     """Endless loops beside the body; cancelled and awaited when it ends."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:

@@ -5,11 +5,12 @@ FROM ${BASE_IMAGE} AS packages
 COPY constraints.txt pyproject.toml /build/
 COPY infra/setup /build/infra/setup
 COPY infra/docker /build/infra/docker
-RUN sh /build/infra/docker/install.sh serving infra/setup/engine.txt sglang
+RUN sh /build/infra/docker/install.sh '' infra/setup/engine.txt sglang
 
 FROM ${BASE_IMAGE}
 COPY --from=packages /opt/swerve /opt/swerve
 ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /app
-COPY infra infra
+COPY infra/__init__.py infra/commandline.py infra/
+COPY infra/serving infra/serving
 ENTRYPOINT ["python", "-m", "infra.serving.engine", "--host", "0.0.0.0"]

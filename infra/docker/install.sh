@@ -1,11 +1,11 @@
 #!/bin/sh
 # Inside an image build: makes the virtual environment /opt/swerve.
-#   install.sh EXTRA,... [REQUIREMENTS FILE] [PACKAGE WITHOUT ITS DEPENDENCIES]
+#   install.sh LIST,... [REQUIREMENTS FILE] [PACKAGE WITHOUT ITS DEPENDENCIES]      lists as in extras.py
 # If wheels were fetched beforehand they are all it uses; without any, the package index is asked.
 set -eu
 cd /build
 
-extras=$1 requirements=${2:-} without_dependencies=${3:-}
+lists=$1 requirements=${2:-} without_dependencies=${3:-}
 index=
 if ls infra/docker/wheels/*.whl >/dev/null 2>&1; then
     index="--no-index --find-links infra/docker/wheels"
@@ -19,7 +19,7 @@ install() {
 
 python3 -m venv /opt/swerve
 # shellcheck disable=SC2046 # one word each
-python3 infra/setup/extras.py $(echo "$extras" | tr , ' ') >/tmp/requirements.txt
+python3 infra/setup/extras.py $(echo "$lists" | tr , ' ') >/tmp/requirements.txt
 install --requirement /tmp/requirements.txt ${requirements:+--requirement "$requirements"}
 [ -z "$without_dependencies" ] || install --no-deps "$without_dependencies"
 /opt/swerve/bin/pip uninstall --quiet --yes pip

@@ -10,7 +10,9 @@ readonly pip=("$python" -m pip --disable-pip-version-check wheel --quiet --const
     --wheel-dir "$out" --find-links "$out")
 
 "${pip[@]}" torch==2.13.0
-"$python" infra/setup/extras.py workers trainer serving |
+"$python" infra/setup/extras.py base workers trainer serving |
     "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
+# A dependency only of Pythons before 3.11.3, such as Debian's in our base image.
+"${pip[@]}" async-timeout
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
 du -sh "$out"

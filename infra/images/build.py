@@ -53,7 +53,7 @@ IMAGES = {
     ),
     "python-base": BaseImage(
         tag="swerve/python-base:1",
-        packages=("bash", "ca-certificates", "python3", "python3-venv"),
+        packages=("bash", "ca-certificates", "libgomp1", "libstdc++6", "python3", "python3-venv"),
     ),
     "redis": BaseImage(tag="swerve/redis:1", packages=("redis-server",)),
 }

@@ -31,11 +31,8 @@ STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IP
 HIDDEN = ("triton.knobs", "megatron")
 
 COMMON_FLAGS = (
-    "--skip-tokenizer-init",
-    "--skip-server-warmup",
-    "--sleep-on-idle",
-    "--grammar-backend",
-    "none",
+    *("--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none"),
+    *("--log-level-http", "warning"),  # the router asks for health every second
 )
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),

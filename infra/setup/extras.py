@@ -1,6 +1,6 @@
-"""Prints the requirements in pyproject.toml, one a line: the base packages and those of the extras named.
+"""Prints the requirements in pyproject.toml, one a line, of the lists named: base, or an extra.
 
-python infra/setup/extras.py workers dev | pip install --constraint constraints.txt --requirement /dev/stdin
+python infra/setup/extras.py base workers | pip install --constraint constraints.txt --requirement /dev/stdin
 """
 
 import sys
@@ -11,11 +11,11 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def requirements(extras: Sequence[str]) -> Iterator[str]:
+def requirements(names: Sequence[str]) -> Iterator[str]:
     project = tomllib.loads(PROJECT.read_text())["project"]
-    yield from project["dependencies"]
-    for extra in extras:
-        yield from project["optional-dependencies"][extra]
+    lists = {"base": project["dependencies"], **project["optional-dependencies"]}
+    for name in names:
+        yield from lists[name]
 
 
 if __name__ == "__main__":

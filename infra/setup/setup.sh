@@ -40,7 +40,7 @@ install_packages() {
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
     # First and by itself: asked for in this form, a CPU build lying on the machine is preferred to the CUDA one.
     "${pip[@]}" torch==2.13.0
-    "$venv/bin/python" infra/setup/extras.py workers trainer serving dev |
+    "$venv/bin/python" infra/setup/extras.py base workers trainer serving dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
 }

@@ -1,1 +1,1 @@
-"""The queue's command line: what it finds (`finding`), how that reads (`text`), what its verbs do (`verbs`)."""
+"""The queue's command line: what it finds, how that reads, what its verbs do."""

@@ -86,8 +86,8 @@ def complaints(fleet: Fleet) -> list[str]:
     return found
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 async def runs(redis: Redis, only: str | None) -> list[str]:
@@ -99,7 +99,7 @@ async def runs(redis: Redis, only: str | None) -> list[str]:
 
 
 async def lines(redis: Redis, run_id: str, state: State, limit: int) -> list[Line]:
-    """At most `limit` requests of one run in one state: dead and answered ones newest first, the others oldest first."""
+    """At most `limit` requests of a run in one state: dead and answered newest first, others oldest first."""
     match state:
         case "dead":
             letters = sorted((await dead_letters(redis, run_id)), key=lambda letter: -letter.died_at)
@@ -246,7 +246,7 @@ async def _letter(redis: Redis, request_id: str) -> DeadLetter | None:
 
 
 async def arrivals(redis: Redis, only: str | None, past: int) -> AsyncIterator[Line]:
-    """The last `past` finished trajectories, oldest first, then each as it arrives, for ever, also of runs that begin."""
+    """The last `past` finished trajectories, oldest first, then each as it arrives, for ever."""
     positions: dict[str, str] = {}
     heads: list[TrajectoryHead] = []
     for run_id in await runs(redis, only):

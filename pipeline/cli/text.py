@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from pipeline.census import Claimed, RunCensus, WorkerStatus
+from pipeline.census import Claimed, RunCensus
 from pipeline.cli.finding import Fleet, Found, Line, count, where
 from pipeline.message import unpack_float32s
 from pipeline.queue import AttemptFailure
@@ -45,7 +45,7 @@ class Ink:
 
 
 def visible(text: str) -> str:
-    """The text with control characters replaced by their pictures: it cannot move the cursor or set the title."""
+    """The text with pictures of its control characters: it cannot move the cursor or set the title."""
     return text.translate(_CONTROL)
 
 
@@ -137,34 +137,39 @@ def _lag(run: RunCensus) -> str:
     if not run.lags:
         return "nothing has arrived since the newest version"
     ordered = sorted(run.lags)
-    return f"median {ordered[len(ordered) // 2]}, max {ordered[-1]} versions, over {count(len(ordered), 'arrival')}"
+    over = count(len(ordered), "arrival")
+    return f"median {ordered[len(ordered) // 2]}, max {ordered[-1]} versions, over {over}"
 
 
 def _workers_block(fleet: Fleet, claims: Sequence[Claimed], now: float, ink: Ink) -> str:
-    slots, busy = sum(worker.slots for worker in fleet.workers), len(claims)
-    rows = [f"{count(len(fleet.workers), 'worker')}, {busy} of {count(slots, 'slot')} busy"]
+    live = {worker.name for worker in fleet.workers}
+    slots = sum(worker.slots for worker in fleet.workers)
+    busy = sum(claim.lease.worker in live for claim in claims)
+    rows = [f"{count(len(live), 'worker')}, {busy} of {count(slots, 'slot')} busy"]
     if claims:
         oldest = min(claims, key=lambda claim: claim.lease.claimed_at)
         rows[0] += f", oldest claim {age(now - oldest.lease.claimed_at)}: {oldest.request_id}"
     for worker in fleet.workers:
-        rows += _worker_rows(
-            worker, [claim for claim in claims if claim.lease.worker == worker.name], now, ink
-        )
-    for name, heard_at in sorted(fleet.silent.items()):
-        rows.append(f"  {ink.doubtful(f'{name}  silent for {age(now - heard_at)}')}")
+        record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
+        num_claims = sum(claim.lease.worker == worker.name for claim in claims)
+        rows.append(f"  {ink.bold(worker.name)}  {num_claims} of {worker.slots} busy, {ink.faint(record)}")
+        if worker.paused:
+            rows.append(f"    {ink.doubtful(f'paused: {visible(worker.paused)}')}")
+        rows += _claim_rows(worker.name, claims, now, ink)
+    for name in sorted(fleet.silent.keys() | {claim.lease.worker for claim in claims} - live):
+        silence = f"silent for {age(now - fleet.silent[name])}" if name in fleet.silent else "never heard"
+        rows += [f"  {ink.bold(name)}  {ink.doubtful(silence)}", *_claim_rows(name, claims, now, ink)]
     return "\n".join(rows)
 
 
-def _worker_rows(worker: WorkerStatus, claims: Sequence[Claimed], now: float, ink: Ink) -> list[str]:
-    record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
-    rows = [f"  {ink.bold(worker.name)}  {len(claims)} of {worker.slots} busy, {ink.faint(record)}"]
-    if worker.paused:
-        rows[0] += f", {ink.doubtful(f'paused: {visible(worker.paused)}')}"
-    for claim in sorted(claims, key=lambda claim: claim.lease.claimed_at):
+def _claim_rows(worker: str, claims: Sequence[Claimed], now: float, ink: Ink) -> list[str]:
+    mine = [claim for claim in claims if claim.lease.worker == worker]
+    rows: list[str] = []
+    for claim in sorted(mine, key=lambda claim: claim.lease.claimed_at):
         again = f"  attempt {claim.lease.attempt}" if claim.lease.attempt > 1 else ""
         rows.append(
-            f"    {where(claim.lease, claim.max_turns):<16}{age(now - claim.lease.claimed_at):>8}  {claim.task_id}"
-            f"  {ink.faint(claim.request_id)}{ink.doubtful(again)}"
+            f"    {where(claim.lease, claim.max_turns):<16}{age(now - claim.lease.claimed_at):>8}"
+            f"  {claim.task_id}  {ink.faint(claim.request_id)}{ink.doubtful(again)}"
         )
     return rows
 
@@ -236,7 +241,7 @@ def _request_rows(request: RolloutRequest) -> list[tuple[str, str]]:
         ("purpose", f"{request.purpose}, {member}, run {request.run_id}"),
         (
             "asked",
-            f"{_clock(request.enqueued_at)} under v{request.version_at_enqueue}, to be sampled {drawn}",
+            f"{_clock(request.enqueued_at)} under v{request.version_at_enqueue}, sampling {drawn}",
         ),
     ]
 
@@ -245,16 +250,15 @@ def _answer_rows(trajectory: Trajectory) -> list[tuple[str, str]]:
     claim, request = trajectory.claim, trajectory.claim.request
     versions = [span.version for turn in trajectory.turns for span in turn.versions]
     sampled = sum(len(turn.sampled) // 4 for turn in trajectory.turns)
+    turns = count(len(trajectory.turns), "turn")
     rows = [
         (
             "played",
-            f"attempt {claim.attempt} by {claim.worker}, waited {age(claim.claimed_at - request.enqueued_at)}, "
+            f"attempt {claim.attempt} by {claim.worker}, "
+            f"waited {age(claim.claimed_at - request.enqueued_at)}, "
             f"took {age(trajectory.finished_at - claim.claimed_at)}, until {_clock(trajectory.finished_at)}",
         ),
-        (
-            "outcome",
-            f"{outcome_tag(trajectory.outcome)}, {count(len(trajectory.turns), 'turn')}, {sampled:,} tokens sampled",
-        ),
+        ("outcome", f"{outcome_tag(trajectory.outcome)}, {turns}, {sampled:,} sampled tokens"),
         ("reward", _verdict(trajectory)),
     ]
     if versions:
@@ -320,13 +324,13 @@ def _thought(turn: Turn) -> str:
 
 def _ending(trajectory: Trajectory, ink: Ink, *, full: bool) -> str:
     match trajectory.outcome:
-        case Submitted(patch) | Exhausted(patch=patch):
+        case Submitted(patch=patch) | Exhausted(patch=patch):
             if not patch:
                 return ink.faint("no patch")
             text = visible(patch.decode(errors="replace")).rstrip("\n")
             coloured = [_patch_line(line, ink) for line in text.split("\n")]
             return "\n".join([ink.bold(f"patch, {len(patch):,} bytes"), *coloured])
-        case Failed(boundary, message):
+        case Failed(boundary=boundary, message=message):
             return ink.bad(f"failed at {boundary}: {visible(message)}")
 
 
@@ -340,7 +344,8 @@ def _patch_line(line: str, ink: Ink) -> str:
 
 def _failure(failure: AttemptFailure, ink: Ink, *, full: bool) -> str:
     again = "another try might help" if failure.transient else "no other try would help"
-    title = f"attempt {failure.attempt} failed at {failure.boundary}, {_clock(failure.failed_at)}, {failure.worker or 'no worker'}"
+    where_and_when = f"{failure.boundary}, {_clock(failure.failed_at)}, {failure.worker or 'no worker'}"
+    title = f"attempt {failure.attempt} failed at {where_and_when}"
     rows = [ink.bad(title), _indented(f"{visible(failure.message)} ({again})")]
     if failure.detail:
         rows.append(_indented(_shortened(visible(failure.detail), full=full)))

@@ -4,9 +4,11 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,7 +18,7 @@ from redis.exceptions import RedisError
 from pipeline import queue
 from pipeline.cli import finding, text
 from pipeline.cli.finding import Found, State
-from pipeline.message import unpack_float32s, unpack_int32s
+from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.settings import redis_settings
 
 LISTED: tuple[State, ...] = ("dead", "claimed", "queued", "answered")
@@ -28,20 +30,30 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("arq").setLevel(logging.ERROR)
     try:
         return asyncio.run(_run(arguments, url))
+    except (
+        BrokenPipeError
+    ):  # whoever read has had enough; Python would complain about it once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (RedisError, OSError, TimeoutError) as error:
         print(f"Redis at {_without_password(url)} does not answer: {error}", file=sys.stderr)
         return 1
-    except LookupError as error:
+    except MalformedMessage as error:
+        print(f"written by another release, or not by this software: {error}", file=sys.stderr)
+        return 1
+    except (LookupError, ValueError) as error:
         print(error.args[0], file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 0
+        return 130
 
 
 async def _run(arguments: argparse.Namespace, url: str) -> int:
     redis = await queue.connect(url, patience_s=0)
     try:
-        return await VERBS[arguments.verb](redis, arguments)
+        status = await VERBS[arguments.verb](redis, arguments)
+        sys.stdout.flush()
+        return status
     finally:
         await redis.aclose()
 
@@ -82,15 +94,23 @@ async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """Runs until interrupted, or until nobody reads any more."""
-    ink = _ink()
-    with contextlib.suppress(BrokenPipeError):
-        async for line in finding.arrivals(redis, arguments.run, arguments.past):
-            if arguments.json:
-                _print_json(line)
-            else:
-                print(text.row(line, ink), flush=True)
+    """Until interrupted."""
+    following = asyncio.create_task(_follow(redis, arguments))
+    # Not by KeyboardInterrupt: a cancellation that comes while Python code runs can get lost in redis-py's
+    # time limits.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
     return 0
+
+
+async def _follow(redis: ArqRedis, arguments: argparse.Namespace) -> None:
+    ink = _ink()
+    async for line in finding.arrivals(redis, arguments.run, arguments.past):
+        if arguments.json:
+            _print_json(line)
+        else:
+            print(text.row(line, ink), flush=True)
 
 
 async def _requeue(redis: ArqRedis, arguments: argparse.Namespace) -> int:
@@ -132,10 +152,9 @@ async def _mend(
                 {"request_id": letter.request_id, "run_id": run_id, "outcome": outcome, "reason": reason}
             )
         else:
-            tries = finding.count(len(letter.failures), "failed try").replace("trys", "tries")
-            print(
-                f"{outcome}: {letter.request_id}  {letter.task_id}  run {run_id}, {tries}{reason and f', {reason}'}"
-            )
+            tries = finding.count(len(letter.failures), "failed try", "failed tries")
+            told = f"{outcome}: {letter.request_id}  {letter.task_id}  run {run_id}, {tries}"
+            print(f"{told}; {reason}" if reason else told)
     if not (dead or arguments.json):
         print("nothing is dead")
     return 1 if refused else 0
@@ -155,11 +174,9 @@ def _as_text(value: Any) -> Any:
         case bytes():
             return value.decode(errors="replace")
         case dict():
-            entries: dict[str, Any] = value
-            return {name: _as_text(inner) for name, inner in entries.items()}
+            return {name: _as_text(inner) for name, inner in cast(dict[str, Any], value).items()}
         case list() | tuple():
-            items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
-            return [_as_text(inner) for inner in items]
+            return [_as_text(inner) for inner in cast(Iterable[Any], value)]
         case _:
             return value
 

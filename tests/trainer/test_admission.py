@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.trajectories import behind, member
 from trainer.admission import Admission
 from trainer.groups import Group, GroupBook
 
@@ -39,7 +40,7 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
             unfinished[cursor] = book.expect(cursor, size=2, version=version)
             cursor += 1
         most_open = max(most_open, book.num_live)
-        groups = book.take(newest_version=version)
+        groups = book.take(behind(version))
         if groups is not None:
             lags += [version - group.asked_at_version for group in groups]
             version += 1
@@ -55,8 +56,6 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
 
 
 def finish(book: GroupBook, group: Group, *, has_signal: bool) -> None:
-    from tests.trainer.trajectories import member
-
     for number in range(group.size):
         reward = float(number) if has_signal else 0.0
         complete = book.hold(group.cursor, member(group.cursor, number, group_size=group.size, reward=reward))

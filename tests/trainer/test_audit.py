@@ -24,7 +24,7 @@ def batch(*samples: Sample) -> Batch:
 
 
 def off_by(version: int, samples: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:
-    """A learner whose log-probs under version v are v tenths too high, and absurd where nothing is trained."""
+    """A learner whose log-probs under version v are v tenths too high, absurd where nothing is trained."""
     assert temperature == 1.0
     return [
         np.where(s.trained_T, s.behaviour_logprobs_T + version / 10, 99).astype(np.float32) for s in samples

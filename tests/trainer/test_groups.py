@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.trajectories import member
+from tests.trainer.trajectories import behind, member
 from trainer.admission import Admission
 from trainer.groups import Group, GroupBook, cursor_of, group_id_of, make_batch
 from trainer.recipe import Stragglers
@@ -65,19 +65,19 @@ def test_the_oldest_asked_for_is_trained_first_whenever_it_came() -> None:
     b = book(groups_per_step=2)
     for cursor in (3, 1, 2):
         b.verdict(fill(b, cursor, [0.0, 1.0]))
-    taken = b.take(newest_version=0)
+    taken = b.take(behind(0))
     assert taken is not None
     assert [group.cursor for group in taken] == [1, 2]
-    assert b.take(newest_version=0) is None, "one is too few"
+    assert b.take(behind(0)) is None, "one is too few"
 
 
 def test_a_step_waits_for_a_group_it_would_leave_behind_for_too_long() -> None:
     b = book(max_lag=1)
     b.expect(0, size=2, version=0)
     b.verdict(fill(b, 1, [0.0, 1.0], version=1))
-    assert b.take(newest_version=1) is None
+    assert b.take(behind(1)) is None
     b.verdict(fill(b, 0, [0.0, 1.0]))
-    taken = b.take(newest_version=1)
+    taken = b.take(behind(1))
     assert taken is not None
     assert taken[0].cursor == 0
 
@@ -86,14 +86,14 @@ def test_a_step_does_not_wait_where_the_recipe_lets_groups_run_late() -> None:
     b = book(max_lag=1, stragglers="train")
     b.expect(0, size=2, version=0)
     b.verdict(fill(b, 1, [0.0, 1.0], version=1))
-    assert b.take(newest_version=1) is not None
+    assert b.take(behind(1)) is not None
 
 
 def test_a_batch_trains_valid_members_with_their_advantage_and_states_its_lag() -> None:
     b = book()
     group = fill(b, 0, [1.0, 0.0, None], version=2)
     batch, fates = make_batch(
-        [group], step=5, version=4, temperature=1.0, kind="leave_one_out", withhold_beyond=None
+        [group], step=5, lag_of=behind(4), temperature=1.0, kind="leave_one_out", withhold_beyond=None
     )
     assert batch.request_ids == ("r0.0", "r0.1")
     assert [sample.advantages_T.tolist() for sample in batch.samples] == [[0, 1, 1], [0, -1, -1]]
@@ -107,7 +107,7 @@ def test_a_withheld_member_keeps_its_say_in_the_baseline() -> None:
     group = b.hold(0, member(0, 1, group_size=2, reward=0.0, version=3))
     assert group is not None
     batch, fates = make_batch(
-        [group], step=1, version=4, temperature=1.0, kind="leave_one_out", withhold_beyond=2
+        [group], step=1, lag_of=behind(4), temperature=1.0, kind="leave_one_out", withhold_beyond=2
     )
     assert fates == {"r0.0": "late", "r0.1": "trained"}
     assert [sample.advantages_T.tolist() for sample in batch.samples] == [[0, -1, -1]]

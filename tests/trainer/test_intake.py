@@ -13,6 +13,7 @@ from pipeline.message import encode, pack_float32s
 from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import head_of
 from tests.trainer.scripted_fleet import VOCAB_SIZE, answer, played, task, work_off
+from tests.trainer.trajectories import behind
 from trainer.admission import Admission
 from trainer.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.groups import GroupBook
@@ -70,7 +71,7 @@ async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool)
     assert await side.intake.read(block_ms=10) == 3
-    (group,) = side.book.take(newest_version=0) or []
+    (group,) = side.book.take(behind(0)) or []
     sampled = [member.samples[0].num_trained_tokens for _, member in sorted(group.members.items())]
     assert sampled == [8, 10, 12]
     assert side.pending() == [], "a group in hand is not settled"
@@ -83,7 +84,7 @@ async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side
     await side.pool.xadd(keys.stream("run"), {"head": encode(original.head)})
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
-    (group,) = side.book.take(newest_version=0) or []
+    (group,) = side.book.take(behind(0)) or []
     assert len(group.members[0].entries) == 2
     assert side.intake.num_arrived == 3
     assert group.members[0].head.request_id == first
@@ -113,7 +114,7 @@ async def test_a_dead_member_closes_its_group_without_a_reward(side: Side) -> No
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool, lambda request: None if request.member == 0 else float(request.member == 1))
     await side.intake.read(block_ms=10)
-    (group,) = side.book.take(newest_version=0) or []
+    (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {1: 1.0, 2: 0.0}
 
 
@@ -125,7 +126,7 @@ async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: Sid
     await queue.requeue(side.pool, "run", dead)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
-    (group,) = side.book.take(newest_version=0) or []
+    (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
     assert len(group.members[0].entries) == 2
 
@@ -153,7 +154,7 @@ async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: Sid
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
     assert side.intake.num_refused == 1
-    (group,) = side.book.take(newest_version=0) or []
+    (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {1: 1.0, 2: 0.0}
     assert group.fates("trained")[0] == "refused"
 
@@ -171,7 +172,7 @@ async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: Side
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
     other = await side.restarted()
-    taken = other.book.take(newest_version=0)
+    taken = other.book.take(behind(0))
     assert taken is not None
     assert other.book.num_ready == 1
 

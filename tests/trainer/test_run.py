@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -229,7 +231,33 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
     assert trained_times(run) == {1}
     again = await start(redis_url, recipe, "--run-dir", run, "--resume")
     assert await again.ended() == 0, again.output
-    assert "has taken its 4 steps" in again.output
+    assert "calm: finished" in again.output
+    assert len(list(read(run / "journal", EndRow))) == 1
+
+
+@pytest.mark.slow
+async def test_a_redis_that_goes_away_for_a_while_costs_no_trajectory(recipe: Path, tmp_path: Path) -> None:
+    run, directory = recipe.parent / "run", tmp_path / "redis"
+    directory.mkdir()
+    server = durable_redis(directory)
+    url = f"unix://{directory}/redis.sock?db=0"
+    try:
+        trainer = await start(url, recipe, "--run-dir", run, "--run-id", "outage", *sets("num_steps=3"))
+        async with fleet(url, lambda request: alternating(request) if request.cursor < 2 else 1.0):
+            await trainer.reaches(lambda: len(steps(run)) == 1)
+        server.kill()
+        server.wait()
+        await trainer.reaches(lambda: "Redis does not answer" in trainer.output)
+        server = durable_redis(directory)
+        async with fleet(url):
+            assert await trainer.ended() == 0, trainer.output
+    finally:
+        server.kill()
+        server.wait()
+    assert "Redis answers again" in trainer.output
+    assert [row.step for row in steps(run)] == [1, 2, 3]
+    report = report_on(run / "journal")
+    assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
 
 
 async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
@@ -284,6 +312,19 @@ async def test_misuse_is_refused_before_anything_is_touched(
     assert complaint in trainer.output
     assert "Traceback" not in trainer.output
     assert not run.exists()
+
+
+def durable_redis(directory: Path) -> subprocess.Popen[bytes]:
+    """A server that keeps every write it has confirmed, ready to be killed."""
+    socket = directory / "redis.sock"
+    socket.unlink(missing_ok=True)
+    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(directory), "--save", ""]
+    durable = ["--appendonly", "yes", "--appendfsync", "always"]
+    server = subprocess.Popen(["redis-server", *options, *durable], stdout=subprocess.DEVNULL)
+    while not socket.exists():
+        assert server.poll() is None
+        time.sleep(0.02)
+    return server
 
 
 def sets(*wishes: str) -> list[str]:

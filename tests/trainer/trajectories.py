@@ -7,7 +7,12 @@ from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
 from tests.trainer.scripted_fleet import task
 from trainer.batch import Sample
-from trainer.groups import Member, group_id_of
+from trainer.groups import Lag, Member, group_id_of
+
+
+def behind(newest: int) -> Lag:
+    """Lags of a run that never crashed, in which steps and versions are one."""
+    return lambda version: newest - version
 
 
 def head(

@@ -17,7 +17,9 @@ FROM {base}
 ENV PYTHONDONTWRITEBYTECODE=1 GIT_AUTHOR_DATE=2025-01-01T00:00:00Z GIT_COMMITTER_DATE=2025-01-01T00:00:00Z
 COPY repo /workspace
 WORKDIR /workspace
-RUN git init -q . && git add -A && git -c user.name=t -c user.email=t@example.invalid commit -qm base \\
+RUN git init -q . && git config user.name t && git config user.email t@example.invalid \\
+ && sed -i 's/^line 29$/line 29 of old/' long.txt && git add -A && git commit -qm older \\
+ && sed -i 's/^line 29 of old$/line 29/' long.txt && git add -A && git commit -qm base \\
  && cp -r /workspace /testbed
 """,
     "repo/calc.py": "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a - b\n",

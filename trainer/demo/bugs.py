@@ -18,8 +18,9 @@ ONE_LINE_SHARE = 0.3
 class Bug(msgspec.Struct, frozen=True, kw_only=True):
     """A function with one wrong line.
 
-    `lines` is the broken body; `index` the wrong line in it; `good` its repair; `mark` a text found in the wrong line
-    and nowhere else in its file; `guess` a pair (lines below the ``def``, text) written without looking.
+    `lines` is the broken body; `index` the wrong line in it; `good` its repair; `mark` a text found in the
+    wrong line and nowhere else in its file; `guess` a pair (lines below the ``def``, text) written without
+    looking.
     """
 
     kind: str
@@ -66,7 +67,7 @@ def _expression(
     bad: Callable[[str, str], str],
     good: Callable[[str, str], str],
 ) -> Bug:
-    """A bug in one expression of two variables: either ``return <expr>`` at once, or buried in a longer body."""
+    """A bug in an expression of two variables: ``return <expr>`` at once, or buried in a longer body."""
     a, b, v, w, _ = _names(rng, words)
     guess = (1, f"    return {good(a, b)}")
     if rng.random() < ONE_LINE_SHARE:
@@ -79,32 +80,57 @@ def _expression(
             lines.insert(0, f"    {b} = {b} + {rng.randint(2, 9)}" if banned != "+" else f"    {b} = {b} * 2")
             index = 2
     return Bug(
-        kind=kind, parameters=(a, b), lines=tuple(lines), index=index, good=fixed, hint=hint, mark=mark,
-        guess=guess, calls=_numbers(rng),
-    )  # fmt: skip
+        kind=kind,
+        parameters=(a, b),
+        lines=tuple(lines),
+        index=index,
+        good=fixed,
+        hint=hint,
+        mark=mark,
+        guess=guess,
+        calls=_numbers(rng),
+    )
 
 
 def _operator(rng: random.Random, words: tuple[str, ...]) -> Bug:
     good, bad = rng.sample(list(OPERATORS), 2)
     return _expression(
-        rng, words, kind="operator", hint=f"it should {OPERATORS[good]}, not {OPERATORS[bad]}",
-        banned=bad, mark=f" {bad} ", bad=lambda x, y: f"{x} {bad} {y}", good=lambda x, y: f"{x} {good} {y}",
-    )  # fmt: skip
+        rng,
+        words,
+        kind="operator",
+        hint=f"it should {OPERATORS[good]}, not {OPERATORS[bad]}",
+        banned=bad,
+        mark=f" {bad} ",
+        bad=lambda x, y: f"{x} {bad} {y}",
+        good=lambda x, y: f"{x} {good} {y}",
+    )
 
 
 def _swap(rng: random.Random, words: tuple[str, ...]) -> Bug:
     return _expression(
-        rng, words, kind="swap", hint="it should subtract the other way round", banned="-", mark=" - ",
-        bad=lambda x, y: f"{y} - {x}", good=lambda x, y: f"{x} - {y}",
-    )  # fmt: skip
+        rng,
+        words,
+        kind="swap",
+        hint="it should subtract the other way round",
+        banned="-",
+        mark=" - ",
+        bad=lambda x, y: f"{y} - {x}",
+        good=lambda x, y: f"{x} - {y}",
+    )
 
 
 def _extreme(rng: random.Random, words: tuple[str, ...]) -> Bug:
     good, bad, which = rng.choice([("max", "min", "larger"), ("min", "max", "smaller")])
     return _expression(
-        rng, words, kind="extreme", hint=f"it should take the {which} one", banned="", mark=f"{bad}(",
-        bad=lambda x, y: f"{bad}({x}, {y})", good=lambda x, y: f"{good}({x}, {y})",
-    )  # fmt: skip
+        rng,
+        words,
+        kind="extreme",
+        hint=f"it should take the {which} one",
+        banned="",
+        mark=f"{bad}(",
+        bad=lambda x, y: f"{bad}({x}, {y})",
+        good=lambda x, y: f"{good}({x}, {y})",
+    )
 
 
 def _constant(rng: random.Random, words: tuple[str, ...]) -> Bug:
@@ -116,43 +142,68 @@ def _constant(rng: random.Random, words: tuple[str, ...]) -> Bug:
     if rng.random() < 0.5:
         lines[0], lines[1], index = lines[1], lines[0], 0
     return Bug(
-        kind="constant", parameters=(a, b), lines=tuple(lines), index=index,
-        good=lines[index].replace(str(bad), str(good)), hint=f"it uses {bad} where {good} is right", mark=f" {bad}",
-        guess=(1, f"    return {a} * {good}"), calls=_numbers(rng),
-    )  # fmt: skip
+        kind="constant",
+        parameters=(a, b),
+        lines=tuple(lines),
+        index=index,
+        good=lines[index].replace(str(bad), str(good)),
+        hint=f"it uses {bad} where {good} is right",
+        mark=f" {bad}",
+        guess=(1, f"    return {a} * {good}"),
+        calls=_numbers(rng),
+    )
 
 
 def _start(rng: random.Random, words: tuple[str, ...]) -> Bug:
     a, _, total, item, extra = _names(rng, words)
     bad = rng.randint(1, 9)
     lines = [
-        f"    {total} = {bad}", f"    for {item} in {a}:", f"        {total} += {item}", f"    return {total}",
-    ]  # fmt: skip
+        f"    {total} = {bad}",
+        f"    for {item} in {a}:",
+        f"        {total} += {item}",
+        f"    return {total}",
+    ]
     index = 0
     if rng.random() < 0.5:
         lines.insert(0, f"    {extra} = {a}[1]")
         lines[-1] = f"    return {total} + {extra}"
         index = 1
     return Bug(
-        kind="start", parameters=(a,), lines=tuple(lines), index=index, good=f"    {total} = 0",
-        hint="it should start counting at 0", mark=f"{total} = {bad}", guess=(1, "    total = 0"), calls=_lists(rng),
-    )  # fmt: skip
+        kind="start",
+        parameters=(a,),
+        lines=tuple(lines),
+        index=index,
+        good=f"    {total} = 0",
+        hint="it should start counting at 0",
+        mark=f"{total} = {bad}",
+        guess=(1, "    total = 0"),
+        calls=_lists(rng),
+    )
 
 
 def _range(rng: random.Random, words: tuple[str, ...]) -> Bug:
     a, b, total, step, _ = _names(rng, words)
     lines = [
-        f"    {total} = {b}", f"    for {step} in range({a}):", f"        {total} += {step}", f"    return {total}",
-    ]  # fmt: skip
+        f"    {total} = {b}",
+        f"    for {step} in range({a}):",
+        f"        {total} += {step}",
+        f"    return {total}",
+    ]
     index = 1
     if rng.random() < 0.5:
         lines.insert(0, f"    {b} = {b} * {rng.randint(2, 9)}")
         index = 2
     return Bug(
-        kind="range", parameters=(a, b), lines=tuple(lines), index=index, good=f"    for {step} in range({a} + 1):",
-        hint="it leaves out the last step", mark="range(", guess=(2, f"    for step in range({a} + 1):"),
+        kind="range",
+        parameters=(a, b),
+        lines=tuple(lines),
+        index=index,
+        good=f"    for {step} in range({a} + 1):",
+        hint="it leaves out the last step",
+        mark="range(",
+        guess=(2, f"    for step in range({a} + 1):"),
         calls=_numbers(rng),
-    )  # fmt: skip
+    )
 
 
 def _index(rng: random.Random, words: tuple[str, ...]) -> Bug:
@@ -165,17 +216,26 @@ def _index(rng: random.Random, words: tuple[str, ...]) -> Bug:
     if rng.random() < ONE_LINE_SHARE:
         lines, index = [f"    return {a}[{bad}]"], 0
     return Bug(
-        kind="index", parameters=(a,), lines=tuple(lines), index=index, good=lines[index].replace(f"[{bad}]", f"[{good}]"),
-        hint=f"it should look at the {which} item", mark=f"[{bad}]", guess=(1, f"    return {a}[{good}]"),
+        kind="index",
+        parameters=(a,),
+        lines=tuple(lines),
+        index=index,
+        good=lines[index].replace(f"[{bad}]", f"[{good}]"),
+        hint=f"it should look at the {which} item",
+        mark=f"[{bad}]",
+        guess=(1, f"    return {a}[{good}]"),
         calls=_lists(rng),
-    )  # fmt: skip
+    )
 
 
 def _edge(rng: random.Random, words: tuple[str, ...]) -> Bug:
     a, b, v, _, _ = _names(rng, words)
     lines = [
-        f"    {v} = {b} + {rng.randint(2, 5)}", f"    if {a} > {v}:", f"        return {a} + 1", f"    return {v} - 1",
-    ]  # fmt: skip
+        f"    {v} = {b} + {rng.randint(2, 5)}",
+        f"    if {a} > {v}:",
+        f"        return {a} + 1",
+        f"    return {v} - 1",
+    ]
     index = 1
     bound = int(lines[0].rsplit(" ", 1)[1])
     if rng.random() < 0.5:
@@ -184,10 +244,16 @@ def _edge(rng: random.Random, words: tuple[str, ...]) -> Bug:
     limits = rng.sample(range(2, 9), 3)
     calls = tuple((limit + bound - (index - 1), limit) for limit in limits)
     return Bug(
-        kind="edge", parameters=(a, b), lines=tuple(lines), index=index, good=f"    if {a} >= {v}:",
-        hint="the limit itself should pass", mark=" > ", guess=(1, f"    if {a} >= {b}:"),
+        kind="edge",
+        parameters=(a, b),
+        lines=tuple(lines),
+        index=index,
+        good=f"    if {a} >= {v}:",
+        hint="the limit itself should pass",
+        mark=" > ",
+        guess=(1, f"    if {a} >= {b}:"),
         calls=(*calls, (limits[0] + bound + 3, limits[0]), (1, limits[0])),
-    )  # fmt: skip
+    )
 
 
 def _unused(rng: random.Random, words: tuple[str, ...]) -> Bug:
@@ -203,10 +269,16 @@ def _unused(rng: random.Random, words: tuple[str, ...]) -> Bug:
         lines.insert(0, f"    {a} = {a} + 1")
         index = 2
     return Bug(
-        kind="unused", parameters=(a, b), lines=tuple(lines), index=index, good=f"    {w} = {v} {operator} {b}",
-        hint=f"it makes no use of {b}", mark=f"{v} {operator} {v}", guess=(1, f"    return {a} {operator} {b}"),
+        kind="unused",
+        parameters=(a, b),
+        lines=tuple(lines),
+        index=index,
+        good=f"    {w} = {v} {operator} {b}",
+        hint=f"it makes no use of {b}",
+        mark=f"{v} {operator} {v}",
+        guess=(1, f"    return {a} {operator} {b}"),
         calls=_numbers(rng),
-    )  # fmt: skip
+    )
 
 
 KINDS: dict[str, Callable[[random.Random, tuple[str, ...]], Bug]] = {

@@ -16,7 +16,10 @@ HEADERS = ("import math", "import os", "import sys", "# small sums", "# kept sim
 
 
 class DemoTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One broken repository. `line` counts from 1 in `path`; `checks` pairs a call with the text of its right value."""
+    """One broken repository.
+
+    `line` counts from 1 in `path`; `checks` pairs a call with the text of its right value.
+    """
 
     name: str
     split: Split
@@ -74,12 +77,11 @@ def make_tasks(seed: int, split: Split, count: int) -> list[DemoTask]:
 
 
 def _draw(rng: random.Random, split: Split, name: str) -> DemoTask | None:
-    """One attempt; None where the bug does not show or its line is not the only suspicious one in its file."""
+    """One attempt; None where the bug does not show or its line is not its file's only suspicious one."""
     bug = make_bug(rng, rng.choice(list(KINDS)), LOCALS)
     directory = rng.choice(DIRECTORIES)
     functions = _distinct(rng, split, 4)
-    modules = list({module_name(rng) for _ in range(3)})
-    modules.sort(key=lambda _: rng.random())
+    modules = list(dict.fromkeys(module_name(rng) for _ in range(3)))
     if len(modules) < 2:
         return None
     path = f"{directory}/{modules[0]}.py"
@@ -95,10 +97,18 @@ def _draw(rng: random.Random, split: Split, name: str) -> DemoTask | None:
     (call, value), wrong = checks[0], _value(functions[0], bug, checks[0][0], mended=False)
     offset, guess = bug.guess
     return DemoTask(
-        name=name, split=split, kind=bug.kind, files=files, path=path, function=functions[0], line=line, good=bug.good,
-        guess=(line - bug.index - 1 + offset, guess), checks=checks,
+        name=name,
+        split=split,
+        kind=bug.kind,
+        files=files,
+        path=path,
+        function=functions[0],
+        line=line,
+        good=bug.good,
+        guess=(line - bug.index - 1 + offset, guess),
+        checks=checks,
         issue=f"{functions[0]} is wrong: {bug.hint}. {call} should be {value}, not {wrong}.",
-    )  # fmt: skip
+    )
 
 
 def _distinct(rng: random.Random, split: Split, count: int) -> list[str]:

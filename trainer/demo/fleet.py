@@ -111,7 +111,7 @@ def _commit_base(task: DemoTask, repo: Path) -> str:
 
 
 def _derive_patches(task: DemoTask, repo: Path, tests: dict[str, str]) -> tuple[str, str, str]:
-    """(head commit, fix patch, test patch), made in a copy so that the task's own repository never sees the fix."""
+    """(head commit, fix patch, test patch), made in a copy: the task's repository never sees the fix."""
     with tempfile.TemporaryDirectory() as scratch:
         clone = Path(scratch) / "repo"
         shutil.copytree(repo, clone)
@@ -137,7 +137,7 @@ def _write_files(root: Path, files: dict[str, str]) -> None:
 
 
 def _git(repo: Path, *arguments: str) -> str:
-    # Nothing of the caller's git configuration may reach the commit, or its hash would differ between machines.
+    # Were the caller's git configuration to reach the commit, its hash would differ between machines.
     quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "PATH": os.defpath}
     dated = {"GIT_AUTHOR_DATE": CREATED_AT, "GIT_COMMITTER_DATE": CREATED_AT}
     done = subprocess.run(

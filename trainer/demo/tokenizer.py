@@ -27,19 +27,22 @@ _CODE_WORDS = (
     "first", "last",
 )  # fmt: skip
 PHRASES = (
-    "You mend small Python repositories.\nEvery turn: one THOUGHT line, then one bash block.\nTo finish, run: ",
-    "FORMAT ERROR. Every turn: one THOUGHT line, then one bash block.",
-    "ISSUE: ", " is wrong: ", " should be ", ", not ", ". ", "it should ", "it should subtract the other way round",
+   
+    "You mend small Python repositories.\n"
+    "Every turn: one THOUGHT line, then one bash block.\nTo finish, run: ",
+    "FORMAT ERROR. Every turn: one THOUGHT line, then one bash block.", "ISSUE: ", " is wrong: ",
+    " should be ", ", not ", ". ", "it should ", "it should subtract the other way round",
     "it should take the ", " one", "it uses ", " where ", " is right", "it should start counting at 0",
     "it leaves out the last step", "it should look at the ", " item", "the limit itself should pass",
     "it makes no use of ", "THOUGHT: ", "\n```bash\n", "\n```", rehearsal.SUBMIT,
     "<returncode>0</returncode>\n<output>\n", "<returncode>1</returncode>\n<output>\n",
-    "<returncode>2</returncode>\n<output>\n", "</output>", "find it.", "read it.", "looks easy, change line ",
-    "change line ", "test it.", "not right, start over.", "done.", "grep -rn 'def ", "(' .", "cat -n ",
-    "git checkout -q . && ", "sed -i '", "s|.*|", "|' ", 'python3 -c "from ', " import ", "; print(",
-    ')" 2>&1 | tail -n 1', "    return ", "        return ", "    for ", "    if ", " in range(", "        ", "    ",
-    "     ", " in ", " = ", " += ", " + ", " - ", " * ", " == ", " > ", " >= ", ", ", "):", ".py", "./", "def ",
-    "# small sums", "# kept simple", "import ",
+    "<returncode>2</returncode>\n<output>\n", "</output>", "find it.", "read it.",
+    "looks easy, change line ", "change line ", "test it.", "not right, start over.", "done.",
+    "grep -rn 'def ", "(' .", "cat -n ", "git checkout -q . && ", "sed -i '", "s|.*|", "|' ",
+    'python3 -c "from ', " import ", "; print(", ')" 2>&1 | tail -n 1', "    return ", "        return ",
+    "    for ", "    if ", " in range(", "        ", "    ", "     ", " in ", " = ", " += ", " + ", " - ",
+    " * ", " == ", " > ", " >= ", ", ", "):", ".py", "./", "def ", "# small sums", "# kept simple",
+    "import ",
 )  # fmt: skip
 
 

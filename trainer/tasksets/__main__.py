@@ -1,7 +1,7 @@
 """`python -m trainer.tasksets import fleet DIR --out tasks.jsonl`: published tasks into a task file.
 
-Writes the task file and, beside it, the solutions: tasks.jsonl has tasks.gold.jsonl. Writes nothing if any task
-is refused, and says which. Exit status 0, or 1 after a refusal.
+Writes the task file and, beside it, the solutions: tasks.jsonl has tasks.gold.jsonl. Writes nothing if any
+task is refused, and says which. Exit status 0, or 1 after a refusal.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Fields of a published record, checked as they are taken; a record that will not do is refused by file and field."""
+"""Fields of a published record, checked as they are taken; a record that will not do is refused by file and
+field.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Tasks of fleet-ai's swe-task-generator: `DIR/task_*/task.json` beside a Dockerfile and a copy of the eval script.
+"""Tasks of fleet-ai's swe-task-generator: `DIR/task_*/task.json` beside a Dockerfile and a copy of the eval
+script.
 
 As published, the eval script runs whatever tests the container has; it does not bring the hidden ones. So the
 hidden tests (`test_patch`) go into the verdict, to be applied by the grader, and their files are protected.
@@ -21,7 +22,9 @@ _FILES_CHANGED = re.compile(
 
 
 def import_fleet(directory: Path) -> tuple[list[Task], list[Gold]]:
-    """Tasks and their solutions, by folder name. Raises ValueError naming file and field; unknown fields are ignored."""
+    """Tasks and their solutions, by folder name. Raises ValueError naming file and field; unknown fields are
+    ignored.
+    """
     files = sorted(directory.glob("task_*/task.json"))
     if not files:
         raise ValueError(f"{directory}: no task_*/task.json in it")

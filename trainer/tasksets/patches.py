@@ -4,6 +4,7 @@ import ast
 import re
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_SAME = re.compile(r"diff --git a/(.+) b/\1")
 _NAMED = re.compile(r"(?:--- |\+\+\+ |rename (?:from|to) |copy to )(.+)")
 
 
@@ -16,6 +17,8 @@ def paths_of(patch: str) -> tuple[str, ...]:
             left -= {"+": 1, "-": 1, "\\": 0}.get(line[:1], 2)
         elif hunk := _HUNK.match(line):
             left = sum(1 if count is None else int(count) for count in hunk.groups())
+        elif same := _SAME.fullmatch(line):  # all there is of an empty or binary file, or of a changed mode
+            paths[same[1]] = None
         elif named := _NAMED.fullmatch(line):
             path = _path(named[1], prefixed=line[0] in "-+")
             if path:

@@ -1,4 +1,5 @@
-"""Rows of SWE-bench datasets in the form of swebench 5.x: with `image`, `eval_script`, `log_parser` and `eval_type`.
+"""Rows of SWE-bench datasets in the form of swebench 5.x: with `image`, `eval_script`, `log_parser` and
+`eval_type`.
 
 Older rows lack these four; the swebench 4.x package renders them, in an environment of its own.
 """
@@ -18,7 +19,7 @@ EVAL_TYPES = get_args(get_type_hints(SwebenchLog)["eval_type"])
 
 
 def import_swe_bench(file: Path) -> tuple[list[Task], list[Gold]]:
-    """Tasks and their solutions, one for each row of a JSONL file. Raises ValueError naming line and field."""
+    """Tasks and their solutions, one a row of a JSONL file. Raises ValueError naming line and field."""
     tasks: list[Task] = []
     golds: list[Gold] = []
     seen: set[str] = set()

@@ -135,7 +135,12 @@ class Publisher:
         engines = self._engines
         if engines is None:
             return await self._record(version, [], [])
-        routed = {worker.url: worker for worker in await engines.routed()}
+        try:
+            routed = {worker.url: worker for worker in await engines.routed()}
+        except EngineFailure as error:
+            raise NoEngineServes(
+                f"nobody can be told of weight version {version.version}: {error}"
+            ) from error
         urls = sorted({*routed, *await self._quarantined()})
         outcomes = await asyncio.gather(*(self._bring(engines, url, version) for url in urls))
         confirmed = [url for url, good in zip(urls, outcomes, strict=True) if good]

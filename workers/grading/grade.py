@@ -1,9 +1,9 @@
 """The grader: a fresh container, the patch, the hidden tests, a verdict.
 
-An infrastructure failure is never a verdict: whatever breaks raises GraderError, and TaskBroken where no other
-try helps. A patch that does not apply, tests that fail and tests that use up their CPU time are verdicts. No
-step is believed by what it prints, which code under test could print too, but by its exit status alone, which
-comes over the sandbox's own channel.
+An infrastructure failure is never a verdict: whatever breaks raises GraderError, and TaskBroken where no
+other try helps. A patch that does not apply, tests that fail and tests that use up their CPU time are
+verdicts. No step is believed by what it prints, which code under test could print too, but by its exit status
+alone, which comes over the sandbox's own channel.
 """
 
 import asyncio

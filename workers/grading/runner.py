@@ -1,8 +1,8 @@
 """How a patch can bend the test runner instead of fixing the code, and what of it shows.
 
-Two defences: files that govern the runner go back to what the image has, and an exit status of 0 counts only if the runner's own
-closing line says the same. A patch whose code, inside the test process, prints a whole forged report still passes; only the hidden
-tests' author could tell it apart.
+Two defences: files that govern the runner go back to what the image has, and an exit status of 0 counts only
+if the runner's own closing line says the same. A patch whose code, inside the test process, prints a whole
+forged report still passes; only the hidden tests' author could tell it apart.
 """
 
 import configparser
@@ -44,7 +44,8 @@ _RUNS_PYTEST = re.compile(r"(?:^|[\s;&|(/!`])(?:pytest|py\.test)(?:$|[\s;&|)`])"
 _RUNS_UNITTEST = re.compile(r"\s-m\s+unittest\b")
 _PYTEST_STARTS = re.compile(r"^=+ test session starts =+$", re.MULTILINE)
 _PYTEST_ENDS = re.compile(
-    r"^(?:=+ )?(\d+ [a-z]+(?: [a-z]+)?(?:, \d+ [a-z]+(?: [a-z]+)?)*) in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?$",
+    r"^(?:=+ )?(\d+ [a-z]+(?: [a-z]+)?(?:, \d+ [a-z]+(?: [a-z]+)?)*)"
+    r" in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?$",
     re.MULTILINE,
 )
 _UNITTEST_ENDS = re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+OK(?: \(.*\))?$", re.MULTILINE)
@@ -66,7 +67,8 @@ def same_pytest_settings(name: str, old: bytes | None, new: bytes | None) -> boo
 def contradiction(script: str, log: str) -> str | None:
     """Why `log` belies an exit status of 0 of `script`; None if it does not.
 
-    A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Of other runners nothing is asked.
+    A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Of other runners
+    nothing is asked.
     """
     plain = _ANSI.sub("", log).replace("\r\n", "\n")
     commands = [

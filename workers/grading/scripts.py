@@ -1,7 +1,9 @@
-"""What runs in the grading container before the tests: the patch goes in, what it must not touch comes back, hidden tests follow.
+"""What runs in the grading container before the tests: the patch goes in, what it must not touch comes back,
+hidden tests follow.
 
-The scripts are files in GRADE_DIR, outside the repository, and say how they ended by their exit status alone: nothing of the patch can
-pass for it. No code of the patch runs before the eval script does. Statuses are kept off the ones shells and git use themselves.
+The scripts are files in GRADE_DIR, outside the repository, and say how they ended by their exit status alone:
+nothing of the patch can pass for it. No code of the patch runs before the eval script does. Statuses are kept
+off the ones shells and git use themselves.
 """
 
 from workers.grading.runner import CONTROL_NAMES, SETTINGS_NAMES
@@ -46,7 +48,8 @@ undo
 exit {DOES_NOT_APPLY}
 """
 
-# One line for each settings file that differs from its copy: path, old and new content, base64, "-" for an absent file.
+# One line for each settings file that differs from its copy: path, old and new content, base64, "-" for an
+# absent file.
 CHANGED_SETTINGS = f"""
 show() {{ if [ -e "$1" ]; then base64 -w 0 "$1"; else printf -; fi; }}
 {{ {_find(SETTINGS_NAMES)}; cd {GRADE_DIR}/settings && find . -type f -print0; }} | sort -zu |
@@ -78,17 +81,22 @@ done
 [ -e {TAMPERED} ] || exit 0
 while IFS= read -r -d '' path; do
   rm -rf -- "$path"
-  [ ! -e {GRADE_DIR}/settings/"$path" ] || {{ clear_way "$path"; cp -a {GRADE_DIR}/settings/"$path" "$path"; }}
+  [ -e {GRADE_DIR}/settings/"$path" ] || continue
+  clear_way "$path"
+  cp -a {GRADE_DIR}/settings/"$path" "$path"
 done <{TAMPERED}
 """
 
-# $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected whether listed or not.
+# $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected
+# whether listed or not.
 RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
 base=$1
 git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
 {{
   cat {PROTECTED}
-  [ ! -e {TESTS} ] || git apply --numstat -z {TESTS} | while IFS=$'\\t' read -r -d '' _ _ path; do printf '%s\\0' "$path"; done
+  [ ! -e {TESTS} ] || git apply --numstat -z {TESTS} | while IFS=$'\\t' read -r -d '' _ _ path; do
+    printf '%s\\0' "$path"
+  done
 }} | while IFS= read -r -d '' path; do
   rm -rf -- "$path"
   git cat-file -e "$base:$path" 2>/dev/null || continue

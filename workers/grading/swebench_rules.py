@@ -1,7 +1,8 @@
 """The one place that knows the swebench package (5.x): its log parsers and its rule for "resolved".
 
-Importing `swebench.harness` the ordinary way pulls in some eighty packages (Docker, datasets, Modal, ...) that grading a log does not
-need. An empty stand-in for that package, with its real path, leaves its modules importable one by one.
+Importing `swebench.harness` the ordinary way pulls in some eighty packages (Docker, datasets, Modal, ...)
+that grading a log does not need. An empty stand-in for that package, with its real path, leaves its modules
+importable one by one.
 """
 
 import importlib.util
@@ -46,7 +47,9 @@ _MARKS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it would not read the log."""
+    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it would
+    not read the log.
+    """
 
     status: str
     fail_to_pass: Tally
@@ -70,13 +73,17 @@ def check(verdict: SwebenchLog) -> None:
 
 
 class Marks:
-    """The script's marks made unforgeable: a nonce in each, known to the script alone, instead of text that any test can print."""
+    """The script's marks made unforgeable: a nonce in each, known to the script alone, instead of text that
+    any test can print.
+    """
 
     def __init__(self) -> None:
         self._nonce = secrets.token_hex(8)
 
     def in_script(self, script: str) -> str:
-        """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
+        """`script` with its own marks, and with the test command's exit status recorded, as the official
+        harness does.
+        """
         lines: list[str] = []
         for line in script.splitlines():
             ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
@@ -89,7 +96,9 @@ class Marks:
         return text
 
     def in_log(self, log: str) -> str:
-        """`log` as the official script would have printed it; marks that the script did not print are defaced."""
+        """`log` as the official script would have printed it; marks that the script did not print are
+        defaced.
+        """
         for mark in _MARKS:
             log = log.replace(mark, f"(printed by a test) {mark[3:]}").replace(self._secret(mark), mark)
         return log
@@ -99,7 +108,9 @@ class Marks:
 
 
 def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
-    """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large log."""
+    """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large
+    log.
+    """
     spec = _types.TestSpec(
         instance_id=instance_id,
         image="",

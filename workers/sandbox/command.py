@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """`output` is stdout and stderr as they came, as bytes: a policy may emit anything. `exit_code` None: killed at its deadline."""
+    """`output` is stdout and stderr as they came, as bytes: a policy may emit anything. `exit_code` None:
+    killed at its deadline.
+    """
 
     exit_code: int | None
     output: bytes

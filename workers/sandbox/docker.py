@@ -1,8 +1,9 @@
 """Docker containers for the two roles of an episode: the agent's, and the grader's fresh one.
 
-Four engine calls a container (create, attach, start, remove); a command costs none, it travels over the attached stream (shell.py).
-Everything the engine, its client or the socket can raise leaves here as a SandboxError. Whatever happens to the caller, its container
-is removed; should the caller's process die, the container ends with its stream, at its deadline, or by the reaper, whichever is first.
+Four engine calls a container (create, attach, start, remove); a command costs none, it travels over the
+attached stream (shell.py). Everything the engine, its client or the socket can raise leaves here as a
+SandboxError. Whatever happens to the caller, its container is removed; should the caller's process die, the
+container ends with its stream, at its deadline, or by the reaper, whichever is first.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import socket
 import tarfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +40,7 @@ from workers.sandbox.shell import HOLDER, KILL, READ_BYTES, Shell
 
 Role = Literal["agent", "grade"]
 T = TypeVar("T")
+Client = Any  # docker.APIClient, which has no types
 
 FLEET = "swerve.fleet"
 REQUEST = "swerve.request"
@@ -47,7 +49,7 @@ DEADLINE = "swerve.deadline"
 
 OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output
 PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a diff longer than this is cut, and so applies nowhere
-ENGINE_CALL_S = 120.0
+ENGINE_CALL_S = 120
 ENGINE_THREADS = 8
 CONFLICT = 409  # HTTP status
 ARCHIVE_FROM_BYTES = (
@@ -60,7 +62,8 @@ DEADLINE_GRACE_S = (
 )
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
-# What root needs to work with files of any owner, to become another user as some test suites do, and to kill what that user runs.
+# What root needs to work with files of any owner, to become another user as some test suites do, and to kill
+# what that user runs.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 
 # Nothing pages, draws progress bars or asks questions; a task's own environment goes on top.
@@ -100,15 +103,17 @@ class DockerSandbox:
     async def run(
         self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES
     ) -> CommandResult:
-        """A fresh `bash -c command` in the workdir, stdin closed. Keeps `keep_bytes` of each end of the output.
+        """A fresh `bash -c command` in the workdir, stdin closed. Keeps `keep_bytes` of each end of the
+        output.
 
-        At `timeout_s` every process of the container but its holder is killed. Raises SandboxError if the container is gone or
-        something survives. What a command leaves in the background lives on.
+        At `timeout_s` every process of the container but its holder is killed. Raises SandboxError if the
+        container is gone or something survives. What a command leaves in the background lives on.
         """
         return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes)
 
     async def diff(self) -> bytes:
-        """The workdir against the commit that it started from, untracked files included; ends what still runs in the container.
+        """The workdir against the commit that it started from, untracked files included; ends what still runs
+        in the container.
 
         Empty if the repository was broken so that git refuses: then there is no patch to speak of.
         """
@@ -119,7 +124,7 @@ class DockerSandbox:
         return result.output if result.exit_code == 0 else b""
 
     async def put(self, files: Sequence[File]) -> None:
-        """Writes `files` as root, their directories with them. Raises SandboxError if one cannot be written."""
+        """Writes `files` as root, their directories with them. Raises SandboxError if one cannot be."""
         if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
             await self._engine.put_archive(self.id, _tar(files, self._workdir))
             return
@@ -128,7 +133,9 @@ class DockerSandbox:
             raise SandboxError(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
     async def cpu_s(self) -> float:
-        """CPU time that the container has used, by its cgroup. While a command runs the engine is asked, which takes about a second."""
+        """CPU time that the container has used, by its cgroup. While a command runs the engine is asked,
+        which takes about a second.
+        """
         if self._shell.busy:
             return await self._engine.cpu_s(self.id)
         result = await self.run(CPU_NANOSECONDS, timeout_s=OPEN_S)
@@ -140,8 +147,9 @@ class DockerSandbox:
 class DockerSandboxes:
     """The containers of one worker process.
 
-    `max_starting` bounds how many start at once: an engine starts no more per second with more in flight, each only takes longer.
-    `fleet` sets these containers apart from those of other fleets on the same engine, which the reaper must leave alone.
+    `max_starting` bounds how many start at once: an engine starts no more per second with more in flight,
+    each only takes longer. `fleet` sets these containers apart from those of other fleets on the same engine,
+    which the reaper must leave alone.
     """
 
     def __init__(self, *, max_starting: int = 4, fleet: str = "default") -> None:
@@ -155,8 +163,8 @@ class DockerSandboxes:
         await self.engine.ping()
 
     @contextlib.asynccontextmanager
-    async def open(self, claim: Claim, *, role: Role) -> AsyncIterator[DockerSandbox]:
-        """A fresh container of the claim's task, removed on the way out. Raises ImageMissing, SandboxError."""
+    async def open(self, claim: Claim, *, role: Role) -> AsyncGenerator[DockerSandbox, None]:
+        """A fresh container of the claim's task, removed at the end. Raises ImageMissing, SandboxError."""
         name = f"swerve-{role}-{secrets.token_hex(8)}"
         self._open.add(name)
         shell: Shell | None = None
@@ -216,12 +224,14 @@ class DockerSandboxes:
 
 
 class Engine:
-    """The engine calls that we make, each in a thread of our own; the one place where Docker's errors become ours."""
+    """The engine calls that we make, each in a thread of our own; the one place where Docker's errors become
+    ours.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="docker")
         self._connecting = threading.Lock()
-        self._client: docker.APIClient | None = None
+        self._client: Client | None = None
 
     async def ping(self) -> None:
         await self._call("asking the engine", lambda client: client.ping())
@@ -230,7 +240,9 @@ class Engine:
         """Raises ImageMissing; never pulls."""
         await self._call(
             f"creating a container of {task.image}",
-            lambda client: client.create_container_from_config(_config(client, task, deadline_s, labels), name),
+            lambda client: client.create_container_from_config(
+                _config(client, task, deadline_s, labels), name
+            ),
         )
 
     async def attach(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -276,7 +288,7 @@ class Engine:
             self._client.close()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def _call(self, doing: str, ask: Callable[[docker.APIClient], T]) -> T:
+    async def _call(self, doing: str, ask: Callable[[Client], T]) -> T:
         """Waits for the answer even when cancelled, so that a removal cannot overtake a creation."""
         answer = asyncio.get_running_loop().run_in_executor(self._threads, self._asked, ask)
         try:
@@ -295,7 +307,7 @@ class Engine:
         ) as error:
             raise SandboxError(f"{doing}: {error}") from error
 
-    def _asked(self, ask: Callable[[docker.APIClient], T]) -> T:
+    def _asked(self, ask: Callable[[Client], T]) -> T:
         with self._connecting:
             if self._client is None:
                 self._client = docker.APIClient(
@@ -304,7 +316,7 @@ class Engine:
         return ask(self._client)
 
 
-def _config(client: docker.APIClient, task: Task, deadline_s: int, labels: Mapping[str, str]) -> dict[str, Any]:
+def _config(client: Client, task: Task, deadline_s: int, labels: Mapping[str, str]) -> dict[str, Any]:
     resources = task.resources
     host_config = client.create_host_config(
         auto_remove=True,
@@ -334,7 +346,7 @@ def _config(client: docker.APIClient, task: Task, deadline_s: int, labels: Mappi
     )
 
 
-def _attached(client: docker.APIClient, name: str) -> socket.socket:
+def _attached(client: Client, name: str) -> socket.socket:
     """A duplicate of the hijacked connection, for the client's own is closed with its response."""
     if client.base_url.startswith(("https://", "http+docker://ssh")):
         raise docker_errors.DockerException(
@@ -348,7 +360,7 @@ def _attached(client: docker.APIClient, name: str) -> socket.socket:
     return stream
 
 
-def _removed(client: docker.APIClient, name: str) -> None:
+def _removed(client: Client, name: str) -> None:
     try:
         client.remove_container(name, v=True, force=True)
     except docker_errors.NotFound:

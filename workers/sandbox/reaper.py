@@ -1,7 +1,8 @@
 """Removes containers that nobody will come back for.
 
-A container whose worker died ends by itself within its deadline, but "within" may be hours; the reaper looks at the leases instead. Any
-worker may reap for any other: a lease says whether the try that a container was made for is still going on.
+A container whose worker died ends by itself within its deadline, but "within" may be hours; the reaper looks
+at the leases instead. Any worker may reap for any other: a lease says whether the try that a container was
+made for is still going on.
 """
 
 import time
@@ -15,10 +16,12 @@ async def reap(
     *,
     alive: Callable[[str, int], Awaitable[bool]],
 ) -> list[str]:
-    """Removes each container of this fleet that is past its deadline or whose try has ended; returns their names.
+    """Removes each container of this fleet that is past its deadline or whose try has ended; returns their
+    names.
 
-    `alive(request_id, attempt)` says whether that try still holds its lease. Containers that this process itself holds are left to it.
-    Raises SandboxError if the engine does not answer, and whatever `alive` raises.
+    `alive(request_id, attempt)` says whether that try still holds its lease. Containers that this process
+    itself holds are left to it. Raises SandboxError if the engine does not answer, and whatever `alive`
+    raises.
     """
     reaped: list[str] = []
     for name, labels in await sandboxes.engine.labelled(sandboxes.fleet):

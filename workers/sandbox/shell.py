@@ -1,25 +1,27 @@
 """How commands reach a container: one attached stream to its first process, no engine call per command.
 
-The first process is a bash that runs HOLDER. It reads a command, runs it in a fresh `bash -c` in the workdir with stdin closed, and
-reports the status behind a nonce that only this one command has. It holds nothing of a command's shell, so nothing carries over but files
-and whatever was left running in the background.
+The first process is a bash that runs HOLDER. It reads a command, runs it in a fresh `bash -c` in the workdir
+with stdin closed, and reports the status behind a nonce that only this one command has. It holds nothing of a
+command's shell, so nothing carries over but files and whatever was left running in the background.
 
-Being process 1 it cannot be signalled to death from within, adopts and reaps orphans, and can kill every other process of the container
-with one `kill -9 -1`, which no fork outruns. It ends when the stream ends (its worker died) or at the container's deadline.
+Being process 1 it cannot be signalled to death from within, adopts and reaps orphans, and can kill every
+other process of the container with one `kill -9 -1`, which no fork outruns. It ends when the stream ends (its
+worker died) or at the container's deadline.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError
 from workers.sandbox.command import CommandResult
 from workers.sandbox.output import Capped, Frames
 
-# $1 deadline in seconds, $2 workdir. `set -m` gives each command its own process group and leaves SIGINT alone, which a plain `&` would
-# ignore. A command too long for one argument of execve travels as a here-string.
+# $1 deadline in seconds, $2 workdir. `set -m` gives each command its own process group and leaves SIGINT
+# alone, which a plain `&` would ignore. A command too long for one argument of execve travels as a here-
+# string.
 HOLDER = r"""
 exec 2>/dev/null
 set -m
@@ -100,18 +102,17 @@ class Shell:
         answer = self._underway = _Answer(keep_bytes)
         exit_code: int | None = None
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            async with asyncio.timeout(timeout_s):
                 await self._ask(answer, b"short" if len(text) <= LONGEST_ARGUMENT_BYTES else b"long", text)
                 exit_code = await self._end_of(answer)
         except TimeoutError:
-            assert deadline.expired(), "the stream raises SandboxError"
             await self._end_by_force(answer)
         self._underway = None
         output, dropped_bytes = answer.output.kept()
         return CommandResult(exit_code, output, dropped_bytes, time.monotonic() - started)
 
     async def clear(self) -> None:
-        """Kills every process but the holder. Raises SandboxError unless the holder says that none is left."""
+        """Kills every process but the holder. Raises SandboxError unless the holder sees none left."""
         if self._underway is not None:
             await self._end_by_force(self._underway)
             return
@@ -156,7 +157,7 @@ class Shell:
 
 
 @asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
+async def _patience() -> AsyncGenerator[None, None]:
     """For what the holder does at once if it lives. Raises SandboxError if it takes longer than KILL_S."""
     try:
         async with asyncio.timeout(KILL_S):
@@ -166,7 +167,9 @@ async def _patience() -> AsyncIterator[None]:
 
 
 class _Answer:
-    """Picks one command's output out of the stream: all between its begin and its end line, both of which carry its nonce."""
+    """Picks one command's output out of the stream: all between its begin and its end line, both of which
+    carry its nonce.
+    """
 
     def __init__(self, keep_bytes: int) -> None:
         self.nonce = secrets.token_hex(16).encode()

@@ -15,9 +15,19 @@ from trainer.demo.images import build_images
 
 PREFIX = "swerve-demo-test"
 FIELDS = {
-    "instance_id", "repo", "base_commit", "head_commit", "problem_statement", "gold_patch", "fix_patch", "test_patch",
-    "test_files", "changed_files", "image_name", "eval_script",
-}  # fmt: skip
+    "instance_id",
+    "repo",
+    "base_commit",
+    "head_commit",
+    "problem_statement",
+    "gold_patch",
+    "fix_patch",
+    "test_patch",
+    "test_files",
+    "changed_files",
+    "image_name",
+    "eval_script",
+}
 
 
 def graded(record: dict[str, str], *patches: str) -> int:

@@ -28,9 +28,14 @@ def checked_out(files: dict[str, str], root: Path) -> Path:
 
 def bash(command: str, root: Path) -> tuple[int, str]:
     done = subprocess.run(
-        ["bash", "-c", command], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        ["bash", "-c", command],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
         env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout
 
 

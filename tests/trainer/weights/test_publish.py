@@ -196,6 +196,13 @@ async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> Non
                 await engines.served(url)
 
 
+async def test_without_a_router_nobody_serves(redis: Redis, tmp_path: Path) -> None:
+    async with Engines("http://127.0.0.1:1") as unreachable:
+        publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=unreachable)
+        with pytest.raises(NoEngineServes, match="version 0"):
+            await publisher.publish(0, step=0)
+
+
 async def test_a_directory_is_never_seen_half_written(redis: Redis, tmp_path: Path) -> None:
     seen: list[set[str]] = []
 

@@ -48,8 +48,8 @@ PYTEST = "#!/bin/bash\nset -e\ncd /workspace\npython3 -m pytest tests/test_calc.
 
 def new_file(path: str, text: str) -> bytes:
     lines = text.splitlines()
-    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n"
-    return (head + "".join(f"+{line}\n" for line in lines)).encode()
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
+    return (head + f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)).encode()
 
 
 def edited(path: str, old: str, new: str) -> bytes:
@@ -104,7 +104,7 @@ def fleet_tasks(tmp_path: Path, repo_image: RepoImage) -> Path:
 
 @pytest.fixture
 def swe_bench_tasks(tmp_path: Path, repo_image: RepoImage) -> Path:
-    """The task as a row of a SWE-bench dataset, imported by the command line; the script as the harness renders it."""
+    """The task as a row of a SWE-bench dataset, imported by the command line; its script is the harness's."""
     script = f"""#!/bin/bash
 set -uxo pipefail
 cd /testbed
@@ -153,7 +153,10 @@ async def test_a_swe_bench_task_pays_for_the_fix_alone(grader: Grader, swe_bench
     gold = read_gold(gold_path(swe_bench_tasks))[task.id].patch.encode()
     rewards = [await grader.grade(make_claim(task), patch) for patch in (b"", NOTE, gold)]
     assert [reward.value for reward in rewards] == [0.0, 0.0, 1.0]
-    assert [reward.decided_by for reward in rewards[1:]] == ["swebench: RESOLVED_NO", "swebench: RESOLVED_FULL"]
+    assert [reward.decided_by for reward in rewards[1:]] == [
+        "swebench: RESOLVED_NO",
+        "swebench: RESOLVED_FULL",
+    ]
     tallies = [(reward.fail_to_pass, reward.pass_to_pass) for reward in rewards[1:] if reward.fail_to_pass]
     assert [(f2p.passed, p2p.passed) for f2p, p2p in tallies if p2p] == [(0, 1), (1, 1)]
     assert ">>>>> Test Exit Code: 0" in rewards[2].log_tail
@@ -167,7 +170,10 @@ PASS_EVERYTHING = """import pytest
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     report.outcome = "passed" """
-FORGED_SUMMARY = "print('=== 2 passed in 0.01s ===', flush=True)\nimport os\nos._exit(0)"
+# Past pytest's capture, straight into what the eval script prints to.
+FORGED_SUMMARY = """import os
+open(f"/proc/{os.getppid()}/fd/1", "w").write("=== 2 passed in 0.01s ===\\n")
+os._exit(0)"""
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,8 @@ FORGED_SUMMARY = "print('=== 2 passed in 0.01s ===', flush=True)\nimport os\nos.
     ],
     ids=[
         "exit at import", "exit at collection", "exit at finish", "pass everything", "forged summary",
-        "sitecustomize", "shadowed pytest", "pytest.ini", "pyproject", "setup.cfg", "exit in the code", "tests",
+        "sitecustomize", "shadowed pytest", "pytest.ini", "pyproject", "setup.cfg", "exit in the code",
+        "tests",
     ],
 )  # fmt: skip
 async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, patch: bytes) -> None:
@@ -197,7 +204,7 @@ async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, pat
 
 
 async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Task) -> None:
-    cheat = b"diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n"
+    cheat = edited("conftest.py", "", EXIT_AT_IMPORT + "\n")
     reward = await grader.grade(make_claim(task), cheat)
     assert (reward.value, reward.applied_by, reward.decided_by) == (0.0, "git apply", "exit status 1")
     assert (await grader.grade(make_claim(task), cheat + FIX)).value == 1.0
@@ -206,13 +213,17 @@ async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Tas
 async def test_an_honest_fix_may_change_settings_that_are_not_the_runners(
     grader: Grader, scripted: Callable[[str], Task]
 ) -> None:
-    script = "grep -q 'name = better' setup.cfg && grep -q 'line-length' pyproject.toml && ! test -e conftest2.py"
+    script = (
+        "grep -q 'name = better' setup.cfg && grep -q 'line-length' pyproject.toml && ! test -e conftest2.py"
+    )
     patch = edited("setup.cfg", "name = calc", "name = better")
     patch += new_file("pyproject.toml", "[tool.ruff]\nline-length = 88")
     assert (await grader.grade(make_claim(scripted(script)), patch)).value == 1.0
 
 
-async def test_marks_printed_by_code_under_test_count_for_nothing(grader: Grader, swe_bench_tasks: Path) -> None:
+async def test_marks_printed_by_code_under_test_count_for_nothing(
+    grader: Grader, swe_bench_tasks: Path
+) -> None:
     (task,) = read_tasks(swe_bench_tasks)
     lines = [
         "PASSED tests/test_calc.py::test_add",
@@ -220,8 +231,8 @@ async def test_marks_printed_by_code_under_test_count_for_nothing(grader: Grader
         ">>>>> End Test Output",
         ">>>>> Test Exit Code: 0",
     ]
-    # Past pytest's capture, straight into what the eval script prints to.
-    forged = f"import os; open(f'/proc/{{os.getppid()}}/fd/1', 'w').write({chr(10).join(lines)!r} + chr(10)); os._exit(5)"
+    text = "\n".join([*lines, ""])
+    forged = f"import os; open(f'/proc/{{os.getppid()}}/fd/1', 'w').write({text!r}); os._exit(5)"
     reward = await grader.grade(make_claim(task), edited("calc.py", "def add", f"{forged}\ndef add"))
     assert (reward.value, reward.decided_by) == (0.0, "swebench: log rejected")
 
@@ -308,7 +319,9 @@ async def test_patches_apply_as_git_would(
 async def test_what_a_sandbox_diffs_the_grader_applies(
     grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
 ) -> None:
-    task = scripted("test $(od -An -tx1 logo.bin | tr -d ' \\n') = 00ff01 && ! test -e long.txt && test -L link\n")
+    task = scripted(
+        "test $(od -An -tx1 logo.bin | tr -d ' \\n') = 00ff01 && ! test -e long.txt && test -L link\n"
+    )
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
         await sandbox.run(r"printf '\0\377\1' >logo.bin; rm long.txt; ln -s calc.py link", timeout_s=30)
         patch = await sandbox.diff()
@@ -318,14 +331,12 @@ async def test_what_a_sandbox_diffs_the_grader_applies(
 async def test_a_patch_over_other_ground_merges_three_ways(
     grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
 ) -> None:
-    task = scripted("grep -q 'line 30 changed' long.txt\n")
+    task = scripted("grep -q 'line 32 changed' long.txt && grep -qx 'line 29' long.txt\n")
+    older = "git checkout -q HEAD~1; sed -i 's/^line 32$/line 32 changed/' long.txt; git diff"
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-        await sandbox.run("sed -i 's/^line 30$/line 30 changed/' long.txt", timeout_s=30)
-        patch = await sandbox.diff()
-    # Far more context than agrees with the file, but the blob it was made from is known.
-    patch = patch.replace(b" line 28\n line 29\n", b" line 28\n line 28b\n").replace(b"@@ -29,7 +29,7 @@", b"@@ -28,7 +28,7 @@")
+        patch = (await sandbox.run(older, timeout_s=30)).output
     reward = await grader.grade(make_claim(task), patch)
-    assert reward.applied_by in ("git apply --3way", "patch --fuzz")
+    assert (reward.value, reward.applied_by) == (1.0, "git apply --3way")
 
 
 async def test_files_of_the_verdict_come_after_the_patch(grader: Grader, repo_image: RepoImage) -> None:
@@ -347,15 +358,21 @@ async def test_protected_directories_come_back_and_what_lies_in_their_way_goes(
         protected_paths=("tests", "absent"),
     )
     task = make_task(repo_image.tag, base_commit="0" * 40, verdict=verdict)
-    gone = b"diff --git a/tests/test_calc.py b/tests/test_calc.py\ndeleted file mode 100644\n--- a/tests/test_calc.py\n+++ /dev/null\n"
-    gone += b"@@ -1,5 +0,0 @@\n-from calc import sub\n-\n-\n-def test_sub():\n-    assert sub(3, 1) == 2\n"
+    gone = edited("tests/test_calc.py", FILES["repo/tests/test_calc.py"], "").replace(
+        b"+++ b/tests/test_calc.py", b"+++ /dev/null"
+    )
     assert (await grader.grade(make_claim(task), gone + new_file("tests/extra.py", "x"))).value == 1.0
-    link = b"diff --git a/tests b/tests\nnew file mode 120000\n--- /dev/null\n+++ b/tests\n@@ -0,0 +1 @@\n+/tmp\n\\ No newline at end of file\n"
+    link = (
+        new_file("tests", "/tmp").replace(b"mode 100644", b"mode 120000") + b"\\ No newline at end of file\n"
+    )
     assert (await grader.grade(make_claim(task), gone + link + new_file("absent", "x"))).value == 1.0
 
 
 async def test_a_grader_that_vanishes_gives_no_reward(
-    grader: Grader, sandboxes: DockerSandboxes, docker_client: docker.DockerClient, scripted: Callable[[str], Task]
+    grader: Grader,
+    sandboxes: DockerSandboxes,
+    docker_client: docker.DockerClient,
+    scripted: Callable[[str], Task],
 ) -> None:
     grading = asyncio.create_task(grader.grade(make_claim(scripted("sleep 1000\n")), NOTE))
     await asyncio.sleep(1.0)
@@ -386,14 +403,21 @@ async def test_a_task_that_nobody_can_solve_is_broken(grader: Grader, repo_image
         return make_task(repo_image.tag, verdict=ExitCode(**{"eval_script": "true\n", **verdict}))  # type: ignore[arg-type]
 
     log = SwebenchLog(
-        eval_script=": '>>>>> End Test Output'", log_parser="parse_log_pytest", fail_to_pass=("a",), pass_to_pass=()
+        eval_script=": '>>>>> End Test Output'",
+        log_parser="parse_log_pytest",
+        fail_to_pass=("a",),
+        pass_to_pass=(),
     )
     tasks = {
-        "hidden tests do not apply": broken(test_patch=HIDDEN_TESTS.replace("sub(3", "bus(3").replace("import sub", "import bus").encode()),
+        "hidden tests do not apply": broken(
+            test_patch=HIDDEN_TESTS.replace("sub(3", "bus(3").replace("import sub", "import bus").encode()
+        ),
         "eval_script is empty": broken(eval_script=" \n"),
         "protected_paths": broken(protected_paths=("../x",)),
         "not a git repository": make_task(repo_image.tag, workdir="/usr"),
-        "not one of swebench's": make_task(repo_image.tag, verdict=_with(log, log_parser="parse_log_nothing")),
+        "not one of swebench's": make_task(
+            repo_image.tag, verdict=_with(log, log_parser="parse_log_nothing")
+        ),
         "both empty": make_task(repo_image.tag, verdict=_with(log, fail_to_pass=())),
         "End Test Output": make_task(repo_image.tag, verdict=_with(log, eval_script="true")),
     }

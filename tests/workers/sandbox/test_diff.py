@@ -53,11 +53,14 @@ async def test_commits_of_the_agent_count(sandboxes: DockerSandboxes, repo_image
     assert await diff_after(sandboxes, repo_image.tag, f"{edit}; {commit}") == plain
 
 
-async def test_configuration_does_not_change_a_diff(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
+async def test_configuration_does_not_change_a_diff(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
     edit = "echo x >>calc.py; echo y >new.py"
     hostile = r"""
-git config --global diff.noprefix true; git config --global core.pager 'tr a-z A-Z'; git config color.ui always
-git config --global diff.external 'echo external'; git config diff.mnemonicPrefix true; git config diff.renames copies
+git config --global diff.noprefix true; git config --global core.pager 'tr a-z A-Z'
+git config color.ui always; git config --global diff.external 'echo external'
+git config diff.mnemonicPrefix true; git config diff.renames copies
 printf '#!/bin/sh\necho hook\nexit 1\n' >.git/hooks/pre-commit; chmod +x .git/hooks/*
 printf '*.py\n' >~/.ignored; git config --global core.excludesFile ~/.ignored; touch .git/index.lock
 """

@@ -2,9 +2,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 
@@ -22,7 +19,9 @@ from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 pytestmark = pytest.mark.docker
 
 LEAVE_DAEMONS = """
-setsid sleep 1000 & nohup sleep 1000 >/dev/null 2>&1 & (setsid bash -c 'trap "" TERM INT HUP; while :; do sleep 1; done' &)
+setsid sleep 1000 &
+nohup sleep 1000 >/dev/null 2>&1 &
+(setsid bash -c 'trap "" TERM INT HUP; while :; do sleep 1; done' &)
 python3 -c 'import os,time
 if not os.fork():
     os.setsid()
@@ -46,7 +45,7 @@ async def test_each_command_gets_a_fresh_shell_in_the_workdir(sandbox: DockerSan
 
 async def test_a_command_finds_stdin_closed_and_signals_as_usual(sandbox: DockerSandbox) -> None:
     result = await sandbox.run(
-        "cat; python3 -c 'import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)'",
+        "cat; python3 -c 'from signal import *; print(getsignal(SIGINT) is default_int_handler)'",
         timeout_s=30,
     )
     assert result.output == b"True\n"
@@ -99,7 +98,11 @@ async def test_a_background_process_neither_delays_nor_joins_later_answers(sandb
         ("printf '%s' 'é\udcff\U0001f40d'", 0, "é\udcff\U0001f40d".encode("utf-8", "surrogateescape")),
         ("printf '%s' '\ud800'", 0, b"?"),
         ("printf '%s' 'a\x01\x1b\r\n\x7f'", 0, b"a\x01\x1b\r\n\x7f"),
-        ("echo 0123456789abcdef0123456789abcdef:end 0 0; exit 4", 4, b"0123456789abcdef0123456789abcdef:end 0 0\n"),
+        (
+            "echo 0123456789abcdef0123456789abcdef:end 0 0; exit 4",
+            4,
+            b"0123456789abcdef0123456789abcdef:end 0 0\n",
+        ),
         ("cat <<'EOF'\n$HOME\nEOF", 0, b"$HOME\n"),
         ("echo 'unfinished", 2, b"bash: -c: line 1: unexpected EOF while looking for matching `''\n"),
         ("", 0, b""),
@@ -264,12 +267,14 @@ async def main():
 
 asyncio.run(main())
 """
-    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    with worker:
-        assert worker.stdout is not None
-        name = worker.stdout.readline().strip()
-        docker_client.api.inspect_container(name)
-        os.kill(worker.pid, signal.SIGKILL)
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    name = (await worker.stdout.readline()).decode().strip()
+    docker_client.api.inspect_container(name)
+    worker.kill()
+    await worker.wait()
     async with asyncio.timeout(60):
         with contextlib.suppress(NotFound):
             while True:
@@ -279,7 +284,9 @@ asyncio.run(main())
 
 async def test_files_are_put_where_they_belong(sandbox: DockerSandbox) -> None:
     large = bytes(range(256)) * 1024
-    await sandbox.put([File(path="it's/a b", content=b"\0\xff", mode=0o600), File(path="/opt/x/run", content=b"")])
+    await sandbox.put(
+        [File(path="it's/a b", content=b"\0\xff", mode=0o600), File(path="/opt/x/run", content=b"")]
+    )
     await sandbox.put([File(path="deep/large", content=large, mode=0o755), File(path="/opt/y", content=b"")])
     result = await sandbox.run(
         """stat -c '%a %s %U' "it's/a b" /opt/x/run deep/large /opt/y; sha256sum deep/large | cut -c1-64""",

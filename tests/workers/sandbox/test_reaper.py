@@ -53,7 +53,10 @@ async def test_past_its_deadline_a_container_goes_although_its_try_lives(
     labels = {FLEET: sandboxes.fleet, REQUEST: "r", ATTEMPT: "1"}
     late, stopped = (
         docker_client.containers.create(
-            repo_image.tag, ["true"], labels=labels | {DEADLINE: str(int(time.time()) - 1)}, network_mode="none"
+            repo_image.tag,
+            ["true"],
+            labels=labels | {DEADLINE: str(int(time.time()) - 1)},
+            network_mode="none",
         )
         for _ in range(2)
     )

@@ -1,0 +1,95 @@
+"""Services: started where none answers, and nothing is stopped that we did not start."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import services
+from infra.services import Service
+
+SERVER = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def service(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A program that listens on a port, with its notes in a directory of its own."""
+    monkeypatch.setattr(services, "RUN", tmp_path)
+    monkeypatch.setattr(services, "REDIS_DATA", tmp_path / "redis")
+
+    def answers() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", port)) == 0
+
+    service = Service("listener", (sys.executable, "-c", SERVER.format(port=port)), answers)
+    yield service
+    services.take_down(service)
+
+
+def test_a_service_that_does_not_answer_is_started_and_stopped_again(service: Service) -> None:
+    assert services.bring_up(service, attached=True) is not None
+    assert service.answers()
+    assert services.take_down(service)
+    assert not service.answers()
+
+
+def test_a_service_that_answers_is_left_alone(service: Service, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        assert services.bring_up(service, attached=True) is None
+        assert not services.take_down(service)
+        assert service.answers()
+
+
+def test_a_note_of_a_process_that_is_gone_stops_nobody_else(service: Service) -> None:
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        service.note.write_text(f"{bystander.pid} 1")  # the same number, given to another process since
+        assert not services.take_down(service)
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_a_service_that_cannot_be_started_says_what_is_missing(service: Service) -> None:
+    missing = Service("missing", ("no-such-daemon",), lambda: False)
+    with pytest.raises(RuntimeError, match="no-such-daemon is not installed"):
+        services.bring_up(missing, attached=True)
+
+
+def test_a_service_that_ends_at_once_is_an_error_with_its_last_words(service: Service) -> None:
+    failing = Service("failing", (sys.executable, "-c", "raise SystemExit('out of luck')"), lambda: False)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        services.bring_up(failing, attached=True)
+
+
+def test_an_attached_service_ends_when_its_starter_is_killed(service: Service, port: int) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from infra import services
+services.RUN = Path({str(services.RUN)!r})
+services.REDIS_DATA = services.RUN / "redis"
+command = (sys.executable, "-c", {service.command[2]!r})
+services.bring_up(services.Service("listener", command, lambda: services.time.sleep(1) or True), attached=True)
+print("up", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"up\n"
+        assert service.answers()
+        starter.kill()
+    for _ in range(500):
+        if not service.answers():
+            return
+        time.sleep(0.02)
+    raise AssertionError("the service lives on")

@@ -1,0 +1,310 @@
+"""The command line, run as a person or a script would run it."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from arq.connections import ArqRedis
+
+from pipeline import census, keys, queue, stream
+from pipeline.__main__ import main
+from pipeline.cli import text
+from pipeline.queue import Lease
+from pipeline.request import Claim
+from pipeline.trajectory import Failed, Observation
+from tests.pipeline import samples
+
+BROKEN = Failed(boundary="sandbox", message="container vanished", transient=True)
+Line = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def run(pool: ArqRedis, redis_url: str, capsys: pytest.CaptureFixture[str]) -> Line:
+    """A command line's exit status, output and error output.
+
+    In a thread, for it has an event loop of its own.
+    """
+
+    async def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = await asyncio.to_thread(main, [*words, "--redis", redis_url])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+async def taken(pool: ArqRedis, **fields: Any) -> Claim:
+    request = samples.request(**fields)
+    await queue.enqueue(pool, request)
+    claim = await queue.claim(pool, request.id, "host/1")
+    assert isinstance(claim, Claim)
+    return claim
+
+
+async def answered(pool: ArqRedis, **fields: Any) -> str:
+    claim = await taken(pool)
+    assert await stream.publish(pool, samples.trajectory(claim, **fields)) == "published"
+    return claim.request.id
+
+
+async def buried(pool: ArqRedis) -> str:
+    claim = await taken(pool)
+    await queue.record_failure(pool, claim, BROKEN, detail="Traceback: boom")
+    await queue.bury(pool, claim)
+    await stream.publish(pool, samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None))
+    return claim.request.id
+
+
+async def trainer_lives(pool: ArqRedis) -> None:
+    status = census.RunStatus(run_id=samples.RUN, phase="waiting", detail="2 of 8", step=3, num_steps=9)
+    await census.beat_run(pool, status)
+
+
+async def worker_lives(pool: ArqRedis, name: str = "host/1") -> None:
+    now = time.time()
+    status = census.WorkerStatus(
+        name=name, slots=4, running=(), finished=7, failed=1, started_at=now, updated_at=now
+    )
+    await census.beat_worker(pool, status)
+
+
+async def known_run(pool: ArqRedis) -> None:
+    """A run that began and whose trainer is gone."""
+    await trainer_lives(pool)
+    await pool.delete(keys.run_status(samples.RUN))
+
+
+async def test_status_of_a_fleet_at_work_is_well(pool: ArqRedis, run: Line) -> None:
+    await trainer_lives(pool)
+    await worker_lives(pool)
+    claim = await taken(pool)
+    lease = Lease(worker="host/1", attempt=1, claimed_at=time.time() - 90, phase="agent", turn=5)
+    await queue.renew(pool, claim, lease)
+    await queue.enqueue(pool, samples.request())
+    await answered(pool)
+    status, out, _ = await run("status")
+    assert status == 0, out
+    assert "step 3 of 9, waiting: 2 of 8" in out
+    assert "1 queued, 1 claimed, 0 dead" in out
+    assert "1 unread, 0 unacknowledged" in out
+    assert "1 worker, 1 of 4 slots busy" in out
+    assert "turn 5 of 20" in out
+    assert claim.request.id in out
+    assert out.endswith("well\n")
+
+
+async def test_status_names_each_reason_to_be_unwell(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    await buried(pool)
+    await queue.enqueue(pool, samples.request())
+    status, out, _ = await run("status")
+    reasons = [line.removeprefix("unwell: ") for line in out.splitlines() if line.startswith("unwell: ")]
+    assert status == 1
+    assert reasons == [
+        "run laptop has 1 dead request: `ls --state dead` lists them",
+        "run laptop has no trainer alive, but 2 open requests",
+        "no worker is alive, but 1 request queued",
+    ]
+    assert "no trainer has reported for a while" in out
+
+
+async def test_status_says_which_worker_fell_silent(pool: ArqRedis, run: Line) -> None:
+    await trainer_lives(pool)
+    await worker_lives(pool)
+    await taken(pool)
+    await pool.delete(keys.worker("host/1"))
+    _, out, _ = await run("status")
+    assert "host/1  silent for " in out
+    assert "opening" in out, "what it holds is shown with it"
+
+
+async def test_status_for_a_pipe_is_one_object(pool: ArqRedis, run: Line) -> None:
+    await trainer_lives(pool)
+    await buried(pool)
+    status, out, _ = await run("status", "--json")
+    (line,) = out.splitlines()
+    found = json.loads(line)
+    assert (status, found["well"], len(found["complaints"])) == (1, False, 1)
+    assert found["fleet"]["runs"][0]["dead"] == 1
+
+
+async def test_a_run_that_is_over_takes_one_line(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    status, out, _ = await run("status")
+    assert (status, out.splitlines()[0]) == (0, "1 earlier run with nothing open: laptop")
+
+
+async def test_ls_tells_requests_apart_by_state(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    waiting, held = samples.request(), await taken(pool)
+    await queue.enqueue(pool, waiting)
+    done, dead = await answered(pool), await buried(pool)
+    expected = {
+        "queued": [waiting.id],
+        "claimed": [held.request.id],
+        "answered": [dead, done],
+        "dead": [dead],
+    }
+    for state, ids in expected.items():
+        status, out, _ = await run("ls", "--state", state, "--json")
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert (status, [row["request_id"] for row in rows]) == (0, ids)
+        assert {row["state"] for row in rows} == {state}
+    _, out, _ = await run("ls")
+    assert [line.split()[1] for line in out.splitlines()] == [
+        "dead",
+        "claimed",
+        "queued",
+        "answered",
+        "answered",
+    ]
+    assert "sandbox: container vanished" in out
+
+
+async def test_ls_keeps_to_its_limit_and_its_run(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    for _ in range(3):
+        await queue.enqueue(pool, samples.request())
+    _, out, _ = await run("ls", "--limit", "2")
+    assert len(out.splitlines()) == 2
+    status, _, err = await run("ls", "--run", "another")
+    assert (status, err) == (2, "no run another; there is laptop\n")
+
+
+async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: Line) -> None:
+    long = Observation(
+        exit_code=1, output="\n".join(f"line {n}" for n in range(50)), dropped_chars=9, wall_s=2.0
+    )
+    turns = (
+        samples.turn(),
+        samples.turn(observation=long),
+        samples.turn(command=None, text="hm", observation=None),
+    )
+    request_id = await answered(pool, turns=turns)
+    status, out, _ = await run("show", request_id)
+    assert status == 0
+    for expected in (
+        "demo:calc-7",
+        "reward   1 (exit_code 0",
+        "weights  v3 to v4",
+        "turn 1  4 tokens in, 3 out, mean log-prob -0.583, v3[0:2] v4[2:3]",
+        "  THOUGHT: look at the file\n  $ cat calc.py\n  def add(a, b):\n      return a\n  [exit 0, 0.1 s]",
+        "32 lines more, with --full",
+        "[exit 1, 2.0 s, 9 characters cut]",
+        "no single command could be read",
+        "+    return a + b",
+    ):
+        assert expected in out
+    _, full, _ = await run("show", request_id, "--full")
+    assert "line 25" in full
+    assert "line 25" not in out
+
+
+async def test_show_for_a_pipe_gives_token_ids_and_text(pool: ArqRedis, run: Line) -> None:
+    _, out, _ = await run("show", await answered(pool), "--json")
+    found = json.loads(out)["trajectory"]
+    assert (found["turns"][0]["fed"], found["turns"][0]["sampled"]) == ([1, 2, 3, 4], [5, 6, 7])
+    assert found["turns"][0]["logprobs"] == [-0.5, -0.25, -1.0]
+    assert found["outcome"]["patch"].startswith("--- a/calc.py")
+
+
+async def test_show_works_for_what_is_not_answered(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    waiting, held, dead = samples.request(), await taken(pool), await buried(pool)
+    await queue.enqueue(pool, waiting)
+    assert "state    queued" in (await run("show", waiting.id))[1]
+    assert "claimed by host/1, attempt 1: opening" in (await run("show", held.request.id))[1]
+    _, out, _ = await run("show", dead)
+    assert "state    dead" in out
+    assert "container vanished (another try might help)" in out
+    assert "Traceback: boom" in out
+    status, _, err = await run("show", "never-asked")
+    assert (status, "nothing is known of request never-asked" in err) == (2, True)
+
+
+async def test_requeue_and_drop_say_what_they_did(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    first, second, third = [await buried(pool) for _ in range(3)]
+    status, out, _ = await run("requeue", first)
+    assert (status, out) == (0, f"requeued: {first}  demo:calc-7  run laptop, 1 failed try\n")
+    assert await pool.zscore(keys.QUEUE, first) is not None
+    status, out, _ = await run("drop", second, "--json")
+    assert json.loads(out) == {"request_id": second, "run_id": "laptop", "outcome": "dropped", "reason": ""}
+    await pool.delete(keys.request(third))
+    status, out, _ = await run("requeue", "--all")
+    assert status == 1
+    assert out.startswith(f"left as it was: {third}")
+    assert list(await queue.dead_letters(pool, samples.RUN)) == [third]
+    status, out, _ = await run("drop", "--all")
+    assert (status, out.split(":")[0]) == (0, "dropped")
+    assert (await run("drop", "--all"))[1] == "nothing is dead\n"
+    status, _, err = await run("requeue", first)
+    assert (status, "not among the dead" in err) == (2, True)
+
+
+async def test_tail_follows_arrivals_until_interrupted(pool: ArqRedis, redis_url: str) -> None:
+    await known_run(pool)
+    _, seen = await answered(pool), await answered(pool)
+    command = [sys.executable, "-m", "pipeline", "tail", "-n", "1", "--json", "--redis", redis_url]
+    child = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    ids = [json.loads(await child.stdout.readline())["request_id"]]
+    new = await answered(pool)
+    ids.append(json.loads(await child.stdout.readline())["request_id"])
+    child.send_signal(signal.SIGINT)
+    rest, err = await child.communicate()
+    assert (ids, child.returncode, rest, err) == ([seen, new], 0, b"", b"")
+
+
+async def test_a_reader_that_goes_away_ends_tail_quietly(pool: ArqRedis, redis_url: str) -> None:
+    await known_run(pool)
+    await answered(pool)
+    command = f"{sys.executable} -m pipeline tail --redis '{redis_url}' | head -n 1; echo ${{PIPESTATUS[0]}}"
+    child = await asyncio.create_subprocess_exec(
+        *("bash", "-c", command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    await child.stdout.readline()
+    ending = asyncio.create_task(child.communicate())
+    while not ending.done():  # `tail` notices at its first line after the reader is gone
+        await answered(pool)
+        await asyncio.wait({ending}, timeout=0.05)
+    assert ending.result() == (b"0\n", b"")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["fly"], ["ls", "--limit", "0"], ["requeue"], ["requeue", "x", "--all"]]
+)
+def test_a_command_line_that_makes_no_sense_is_misuse(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+
+
+def test_a_redis_that_does_not_answer_is_said_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--redis", "redis://:secret@127.0.0.1:1/0", "status"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Redis at redis://:***@127.0.0.1:1/0 does not answer")
+    assert main(["--redis", "http://elsewhere", "status"]) == 2
+
+
+def test_what_a_policy_wrote_cannot_steer_the_terminal() -> None:
+    assert text.visible("a\x1b]0;title\x07b\tc\n") == "a␛]0;title␇b\tc\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(3.2, "3 s"), (720, "12 min"), (3 * 3600, "3.0 h"), (9 * 86400, "9 d"), (-1, "0 s")],
+)
+def test_ages_read_at_a_glance(seconds: float, shown: str) -> None:
+    assert text.age(seconds) == shown

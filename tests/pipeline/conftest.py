@@ -1,0 +1,17 @@
+"""A pool as trainer and workers use it, on the Redis of the session."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from arq.connections import ArqRedis
+from redis.asyncio import Redis
+
+from pipeline import queue
+
+
+@pytest.fixture
+async def pool(redis: Redis, redis_url: str) -> AsyncIterator[ArqRedis]:
+    """Speaks to arq's queue; the database is empty at first."""
+    pool = await queue.connect(redis_url)
+    yield pool
+    await pool.aclose()

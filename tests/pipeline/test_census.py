@@ -1,0 +1,140 @@
+"""The counts are of what is there, and say who fell silent."""
+
+import time
+from typing import Any
+
+from arq.connections import ArqRedis
+
+from pipeline import census, keys, queue, stream, weights
+from pipeline.census import Claimed, Queued, RunStatus, WorkerStatus
+from pipeline.queue import Lease
+from pipeline.request import Claim
+from pipeline.trajectory import VersionSpan
+from tests.pipeline import samples
+
+
+def worker(name: str, **fields: Any) -> WorkerStatus:
+    given: dict[str, Any] = {
+        "name": name,
+        "slots": 4,
+        "running": (),
+        "finished": 0,
+        "failed": 0,
+        "started_at": time.time(),
+        "updated_at": time.time(),
+    }
+    return WorkerStatus(**(given | fields))
+
+
+async def taken(pool: ArqRedis, **fields: Any) -> Claim:
+    request = samples.request(**fields)
+    await queue.enqueue(pool, request)
+    claim = await queue.claim(pool, request.id, "host/1")
+    assert isinstance(claim, Claim)
+    return claim
+
+
+async def test_every_request_is_counted_where_it_is(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    for _ in range(3):
+        await queue.enqueue(pool, samples.request())
+    held = await taken(pool)
+    await queue.renew(pool, held, Lease(worker="host/1", attempt=1, claimed_at=1.0, phase="agent", turn=2))
+    for _ in range(2):
+        await stream.publish(pool, samples.trajectory(await taken(pool)))
+    (read,) = await stream.read_new(pool, samples.RUN, count=1)
+    await queue.bury(pool, await taken(pool))
+    found = await census.run_census(pool, samples.RUN)
+    assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 1, 1, 1)
+    claims = {claim.request_id: claim for claim in found.claimed}
+    assert (claims[held.request.id].lease.turn, claims[held.request.id].max_turns) == (2, 20)
+    assert found.outcomes == {"submitted": 2}
+    await stream.acknowledge(pool, samples.RUN, [(read.entry_id, read.head.request_id)])
+    assert (await census.run_census(pool, samples.RUN)).unacknowledged == 0
+
+
+async def test_what_is_owed_comes_oldest_first(pool: ArqRedis) -> None:
+    old, new = samples.request(enqueued_at=10.0), samples.request(enqueued_at=20.0)
+    for request in (new, old):
+        await queue.enqueue(pool, request)
+    claim = await queue.claim(pool, new.id, "host/1")
+    assert isinstance(claim, Claim)
+    waiting, held = await census.open_requests(pool, samples.RUN)
+    assert waiting == Queued(request_id=old.id, due_at=10.0)
+    assert isinstance(held, Claimed)
+
+
+async def test_lag_is_of_what_arrived_since_the_newest_version(pool: ArqRedis) -> None:
+    published_at = time.time()
+
+    async def arrive(version_first: int, finished_at: float, **fields: Any) -> None:
+        turn = samples.turn(versions=(VersionSpan(version_first, 0, 3),))
+        claim = await taken(pool, **fields)
+        await stream.publish(pool, samples.trajectory(claim, turns=(turn,), finished_at=finished_at))
+
+    newest = weights.WeightVersion(
+        run_id=samples.RUN,
+        version=9,
+        step=9,
+        directory="/weights",
+        num_bytes=1,
+        sha256="",
+        published_at=published_at,
+    )
+    await weights.announce(pool, newest)
+    await arrive(2, published_at - 1)
+    await arrive(0, published_at + 1, purpose="eval")
+    await arrive(7, published_at + 1)
+    await arrive(9, published_at + 2)
+    assert (await census.run_census(pool, samples.RUN)).lags == (0, 2)
+
+
+async def test_a_trainer_and_a_worker_are_alive_while_they_beat(pool: ArqRedis) -> None:
+    status = RunStatus(run_id=samples.RUN, phase="optimizer step")
+    await census.beat_run(pool, status)
+    await census.beat_worker(pool, worker("host/2"))
+    await census.beat_worker(pool, worker("host/1"))
+    assert await census.run_ids(pool) == [samples.RUN]
+    assert (await census.run_census(pool, samples.RUN)).status == status
+    assert [found.name for found in await census.live_workers(pool)] == ["host/1", "host/2"]
+    for key in (keys.run_status(samples.RUN), keys.worker("host/1")):
+        assert 0 < await pool.ttl(key) <= census.STATUS_EXPIRES_S
+
+
+async def test_a_worker_that_stops_beating_is_silent_until_it_says_goodbye(pool: ArqRedis) -> None:
+    heard_at = time.time() - 60
+    await census.beat_worker(pool, worker("host/1", updated_at=heard_at))
+    assert await census.silent_workers(pool) == {}
+    await pool.delete(keys.worker("host/1"))
+    assert await census.live_workers(pool) == []
+    assert await census.silent_workers(pool) == {"host/1": heard_at}
+    await census.forget_worker(pool, "host/1")
+    assert await census.silent_workers(pool) == {}
+
+
+async def test_a_worker_silent_for_long_is_forgotten(pool: ArqRedis) -> None:
+    await census.beat_worker(pool, worker("host/1", updated_at=time.time() - 2 * 3600))
+    await pool.delete(keys.worker("host/1"))
+    assert await census.silent_workers(pool) == {}
+
+
+async def test_a_poisoned_request_does_not_hide_the_others(pool: ArqRedis) -> None:
+    poisoned, fine = await taken(pool), await taken(pool)
+    await pool.set(keys.request(poisoned.request.id), b"\xff rubbish")
+    found = await census.run_census(pool, samples.RUN)
+    assert [claim.request_id for claim in found.claimed] == [fine.request.id]
+
+
+async def test_unread_is_counted_also_after_a_deletion(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    for _ in range(4):
+        await stream.publish(pool, samples.trajectory(await taken(pool)))
+    await stream.read_new(pool, samples.RUN, count=1)
+    third = (await stream.newest_heads(pool, samples.RUN, 2))[1]
+    await pool.xdel(keys.stream(samples.RUN), third.entry_id)
+    found = await census.run_census(pool, samples.RUN)
+    assert (found.unread, found.unacknowledged) == (2, 1)
+
+
+async def test_a_fleet_keeps_its_name(pool: ArqRedis) -> None:
+    assert await census.fleet_id(pool) == await census.fleet_id(pool)

@@ -1,0 +1,328 @@
+"""A request that was enqueued is answered, withdrawn or dead, whatever happens to those who work on it."""
+
+import asyncio
+import pickle
+import time
+
+import msgspec
+import pytest
+from arq.connections import ArqRedis
+from arq.worker import Worker, func
+
+from pipeline import keys, queue, stream
+from pipeline.message import MalformedMessage
+from pipeline.queue import Lease
+from pipeline.request import Claim, RolloutRequest
+from pipeline.trajectory import Failed
+from tests.pipeline import samples
+
+BROKEN = Failed(boundary="sandbox", message="container vanished", transient=True)
+
+
+async def claimed(pool: ArqRedis, request_id: str, worker: str = "host/1") -> Claim:
+    claim = await queue.claim(pool, request_id, worker)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+async def enqueued(pool: ArqRedis, **fields: object) -> RolloutRequest:
+    request = samples.request(**fields)
+    await queue.enqueue(pool, request)
+    return request
+
+
+async def taken(pool: ArqRedis, worker: str = "host/1", **fields: object) -> Claim:
+    """A claim on a new request that arq has handed out, as it would be in a worker."""
+    request = await enqueued(pool, **fields)
+    return await claimed(pool, request.id, worker)
+
+
+async def lapse(pool: ArqRedis, claim: Claim) -> None:
+    """The worker dies and time passes: its lease and arq's own mark are gone."""
+    await pool.delete(keys.lease(claim.request.id), keys.arq_in_progress(claim.request.id))
+
+
+async def buried(pool: ArqRedis) -> Claim:
+    claim = await taken(pool)
+    await queue.record_failure(pool, claim, BROKEN, detail="Traceback")
+    await queue.bury(pool, claim)
+    failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
+    assert await stream.publish(pool, failed) == "published"
+    await pool.zrem(keys.QUEUE, claim.request.id)  # arq, after the job
+    await pool.delete(keys.arq_job(claim.request.id))
+    return claim
+
+
+async def queued_ids(pool: ArqRedis) -> set[str]:
+    return {raw.decode() for raw in await pool.zrange(keys.QUEUE, 0, -1)}
+
+
+async def test_a_claim_carries_the_request_and_counts_attempts(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    first = await claimed(pool, request.id)
+    await queue.release(pool, first)
+    second = await claimed(pool, request.id, "host/2")
+    assert first.request == second.request == request
+    assert (first.attempt, second.attempt, second.worker) == (1, 2, "host/2")
+
+
+async def test_one_claim_is_in_force_at_a_time(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    assert await queue.claim(pool, claim.request.id, "host/2") == "held"
+
+
+async def test_a_claim_race_has_one_winner(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    answers = await asyncio.gather(*(queue.claim(pool, request.id, f"host/{n}") for n in range(8)))
+    assert sum(isinstance(answer, Claim) for answer in answers) == 1
+    assert [answer for answer in answers if not isinstance(answer, Claim)] == ["held"] * 7
+
+
+async def test_what_is_gone_or_answered_cannot_be_claimed(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await stream.publish(pool, samples.trajectory(claim))
+    assert await queue.claim(pool, claim.request.id, "host/2") == "answered"
+    assert await queue.claim(pool, "never-asked", "host/2") == "gone"
+
+
+async def test_a_lease_says_where_the_claim_is_and_lapses_by_itself(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    lease = Lease(worker="host/1", attempt=1, claimed_at=1.0, phase="agent", turn=3)
+    assert await queue.renew(pool, claim, lease)
+    assert await queue.current_lease(pool, claim.request.id) == lease
+    for key in (keys.lease(claim.request.id), keys.arq_in_progress(claim.request.id)):
+        assert 0 < await pool.pttl(key) <= queue.LEASE_S * 1000
+
+
+async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(pool: ArqRedis) -> None:
+    old = await taken(pool)
+    await lapse(pool, old)
+    new = await claimed(pool, old.request.id, "host/2")
+    lease = Lease(worker="host/1", attempt=old.attempt, claimed_at=old.claimed_at)
+    assert not await queue.renew(pool, old, lease)
+    assert await stream.publish(pool, samples.trajectory(old)) == "fenced"
+    assert not await queue.bury(pool, old)
+    await queue.release(pool, old)
+    assert await queue.is_leased(pool, old.request.id, new.attempt), (
+        "an overtaken worker cannot let go for another"
+    )
+    assert not await queue.is_leased(pool, old.request.id, old.attempt)
+    assert await stream.publish(pool, samples.trajectory(new)) == "published"
+
+
+async def test_a_released_request_need_not_wait_for_its_lease(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.release(pool, claim)
+    assert await queue.current_lease(pool, claim.request.id) is None
+    assert (await claimed(pool, claim.request.id)).attempt == 2
+
+
+async def test_a_withdrawn_request_stops_its_worker(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.withdraw(pool, samples.RUN, [claim.request.id])
+    assert not await queue.renew(pool, claim, Lease(worker="host/1", attempt=1, claimed_at=1.0))
+    assert await stream.publish(pool, samples.trajectory(claim)) == "withdrawn"
+    assert await queue.open_ids(pool, samples.RUN) == []
+    assert await queued_ids(pool) == set()
+    assert await queue.claim(pool, claim.request.id, "host/2") == "gone"
+
+
+async def test_a_withdrawn_request_leaves_nothing_for_ever(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.withdraw(pool, samples.RUN, [claim.request.id])
+    left = [key for key in await pool.keys(f"*{claim.request.id}*") if await pool.ttl(key) == -1]
+    assert left == []
+
+
+async def test_an_id_asked_again_does_not_let_an_old_worker_in(pool: ArqRedis) -> None:
+    old = await taken(pool)
+    await queue.withdraw(pool, samples.RUN, [old.request.id])
+    await lapse(pool, old)
+    await queue.enqueue(pool, old.request)
+    new = await claimed(pool, old.request.id, "host/2")
+    assert await stream.publish(pool, samples.trajectory(old)) == "fenced"
+    assert await stream.publish(pool, samples.trajectory(new)) == "published"
+
+
+async def test_sweep_finds_what_a_crash_left_behind(pool: ArqRedis) -> None:
+    never_queued, running, waiting = samples.request(), await taken(pool), await enqueued(pool)
+    await pool.set(keys.request(never_queued.id), msgspec.msgpack.encode(never_queued))
+    await pool.zadd(keys.open_requests(samples.RUN), {never_queued.id: never_queued.enqueued_at})
+    answered = await taken(pool)
+    await stream.publish(pool, samples.trajectory(answered))
+    dead = await buried(pool)
+    await pool.zrem(keys.QUEUE, running.request.id, answered.request.id)
+    assert await queue.sweep(pool, samples.RUN) == [never_queued.id]
+    assert await queued_ids(pool) == {never_queued.id, waiting.id}
+    assert dead.request.id not in await queued_ids(pool)
+    assert await queue.sweep(pool, samples.RUN) == [], "it may be called at any time"
+
+
+async def test_sweep_finds_a_request_whose_job_arq_removed_under_its_successor(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await pool.delete(keys.arq_job(claim.request.id))
+    await pool.zrem(keys.QUEUE, claim.request.id)
+    assert await queue.sweep(pool, samples.RUN) == [], "its worker still breathes"
+    await lapse(pool, claim)
+    assert await queue.sweep(pool, samples.RUN) == [claim.request.id]
+
+
+async def test_evaluations_go_first(pool: ArqRedis) -> None:
+    training, evaluation = await enqueued(pool), await enqueued(pool, purpose="eval")
+    assert [raw.decode() for raw in await pool.zrange(keys.QUEUE, 0, -1)] == [evaluation.id, training.id]
+
+
+async def test_enqueueing_twice_queues_once(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    await queue.enqueue(pool, request)
+    assert await queue.open_ids(pool, samples.RUN) == [request.id]
+    assert await pool.zcard(keys.QUEUE) == 1
+
+
+async def test_the_job_is_msgpack_and_carries_the_id_only(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    data = await pool.get(keys.arq_job(request.id))
+    assert data is not None
+    job = msgspec.msgpack.decode(data)
+    assert (job["f"], job["a"]) == (queue.JOB_NAME, [request.id])
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(data)
+
+
+async def test_a_failed_try_leaves_evidence_and_counts(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    assert await queue.record_failure(pool, claim, BROKEN, detail="x" * 30_000) == 1
+    assert await queue.record_failure(pool, claim, BROKEN) == 2
+    first, _ = await queue.failures(pool, claim.request.id)
+    assert (first.attempt, first.worker, first.boundary, first.message) == (
+        1,
+        "host/1",
+        "sandbox",
+        BROKEN.message,
+    )
+    assert len(first.detail) == 20_000, "the end of a long log is what tells"
+
+
+async def test_a_dead_letter_keeps_its_evidence(pool: ArqRedis) -> None:
+    claim = await buried(pool)
+    await acknowledge_all(pool)
+    letters = await queue.dead_letters(pool, samples.RUN)
+    (failure,) = letters[claim.request.id].failures
+    assert (failure.message, failure.detail) == (BROKEN.message, "Traceback")
+    for key in (keys.request, keys.failures, keys.body):
+        assert await pool.ttl(key(claim.request.id)) == -1, key
+
+
+async def acknowledge_all(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    read = [
+        *await stream.read_unacknowledged(pool, samples.RUN),
+        *await stream.read_new(pool, samples.RUN, block_ms=1),
+    ]
+    await stream.acknowledge(pool, samples.RUN, [(one.entry_id, one.head.request_id) for one in read])
+
+
+async def test_a_requeued_request_has_a_fresh_budget(pool: ArqRedis) -> None:
+    dead = await buried(pool)
+    await acknowledge_all(pool)
+    await queue.requeue(pool, samples.RUN, dead.request.id)
+    assert await queue.dead_letters(pool, samples.RUN) == {}
+    assert await queued_ids(pool) == {dead.request.id}
+    again = await claimed(pool, dead.request.id)
+    assert again.attempt > dead.attempt, "the fence goes on counting"
+    assert await queue.record_failure(pool, again, BROKEN) == 1
+    assert await stream.publish(pool, samples.trajectory(again)) == "published"
+
+
+async def test_a_request_requeued_before_its_failure_was_settled_stays_owed(pool: ArqRedis) -> None:
+    dead = await buried(pool)
+    await queue.requeue(pool, samples.RUN, dead.request.id)
+    await acknowledge_all(pool)
+    assert await queue.open_ids(pool, samples.RUN) == [dead.request.id]
+    assert await pool.ttl(keys.request(dead.request.id)) == -1
+
+
+async def test_the_worker_that_buried_a_request_cannot_answer_it_after_a_requeue(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.bury(pool, claim)
+    await queue.requeue(pool, samples.RUN, claim.request.id)
+    assert await stream.publish(pool, samples.trajectory(claim, outcome=BROKEN, reward=None)) == "fenced"
+
+
+async def test_only_the_dead_are_requeued_or_dropped(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    with pytest.raises(KeyError):
+        await queue.requeue(pool, samples.RUN, request.id)
+    with pytest.raises(KeyError):
+        await queue.drop(pool, samples.RUN, request.id)
+
+
+async def test_a_dropped_request_is_forgotten(pool: ArqRedis) -> None:
+    dead = await buried(pool)
+    await queue.drop(pool, samples.RUN, dead.request.id)
+    assert await queue.dead_letters(pool, samples.RUN) == {}
+    assert await queue.open_ids(pool, samples.RUN) == []
+    assert await queue.sweep(pool, samples.RUN) == []
+
+
+async def test_a_poisoned_request_is_buried_with_its_run(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    poison = msgspec.msgpack.encode({"run_id": samples.RUN, "id": request.id, "task": 7})
+    await pool.set(keys.request(request.id), poison)
+    with pytest.raises(MalformedMessage, match="task") as caught:
+        await queue.claim(pool, request.id, "host/1")
+    await queue.bury_unreadable(pool, request.id, caught.value)
+    letter = (await queue.dead_letters(pool, samples.RUN))[request.id]
+    assert "task" in letter.failures[0].message
+    with pytest.raises(ValueError, match="task"):
+        await queue.requeue(pool, samples.RUN, request.id)
+    await queue.drop(pool, samples.RUN, request.id)
+
+
+async def test_a_request_that_does_not_even_tell_its_run_is_kept_where_it_is_seen(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    await pool.set(keys.request(request.id), b"\xff rubbish")
+    await queue.bury_unreadable(pool, request.id, MalformedMessage("rubbish"))
+    assert list(await queue.dead_letters(pool, queue.UNREADABLE)) == [request.id]
+
+
+async def test_sweep_buries_a_poisoned_request_once(pool: ArqRedis) -> None:
+    request = await enqueued(pool)
+    await pool.set(keys.request(request.id), msgspec.msgpack.encode({"run_id": samples.RUN}))
+    await pool.zrem(keys.QUEUE, request.id)
+    assert await queue.sweep(pool, samples.RUN) == []
+    letters = await queue.dead_letters(pool, samples.RUN)
+    assert list(letters) == [request.id]
+    assert await queue.sweep(pool, samples.RUN) == []
+    assert await queue.dead_letters(pool, samples.RUN) == letters
+
+
+async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis) -> None:
+    dead = await taken(pool, enqueued_at=time.time() - 5)
+    await lapse(pool, dead)
+    claims: list[Claim] = []
+
+    async def job(_ctx: object, request_id: str) -> None:
+        claims.append(await claimed(pool, request_id, "host/2"))
+        await stream.publish(pool, samples.trajectory(claims[-1]))
+
+    worker = Worker(
+        functions=[func(job, name=queue.JOB_NAME)],  # pyright: ignore[reportArgumentType]
+        queue_name=keys.QUEUE,
+        redis_pool=pool,
+        burst=True,
+        poll_delay=0.01,
+        handle_signals=False,
+        keep_result=0,
+        job_serializer=queue.encode_job,
+        job_deserializer=queue.decode_job,
+    )
+    await worker.async_run()
+    assert [(claim.request.id, claim.attempt) for claim in claims] == [(dead.request.id, 2)]
+    assert await queued_ids(pool) == set()
+    assert await queue.sweep(pool, samples.RUN) == []
+
+
+async def test_a_url_that_is_no_redis_is_the_users_mistake() -> None:
+    with pytest.raises(ValueError, match="redis://"):
+        await queue.connect("http://example")

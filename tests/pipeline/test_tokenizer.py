@@ -1,0 +1,78 @@
+"""The tokenizer travels by content; a model directory that lacks something says what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from pipeline.tokenizer import get_tokenizer, put_tokenizer, read_bundle
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write(tmp_path, "config", vocab_size=100, eos_token_id=2)
+    write(tmp_path, "tokenizer_config", eos_token="<|end|>", chat_template="{{ messages }}")
+    write(
+        tmp_path,
+        "tokenizer",
+        added_tokens=[{"id": 7, "content": "<|end|>"}, {"id": 8, "content": "<|other|>"}],
+    )
+    return tmp_path
+
+
+def write(directory: Path, name: str, **fields: Any) -> None:
+    (directory / f"{name}.json").write_text(json.dumps(fields))
+
+
+def test_all_ids_that_end_a_turn_are_found(model: Path) -> None:
+    assert read_bundle(model).stop_token_ids == (2, 7)
+    write(model, "config", vocab_size=100, eos_token_id=[7, 9, 3])
+    assert read_bundle(model).stop_token_ids == (3, 7, 9)
+
+
+def test_a_token_may_be_wrapped_as_older_files_do(model: Path) -> None:
+    write(model, "tokenizer_config", eos_token={"content": "<|end|>", "lstrip": False}, chat_template="x")
+    assert read_bundle(model).eos_token == "<|end|>"
+
+
+def test_a_template_file_goes_before_the_configuration(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ newer }}")
+    assert read_bundle(model).chat_template == "{{ newer }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "complaint"),
+    [
+        ("config", {"eos_token_id": 2}, r"config\.json: .*vocab_size"),
+        ("tokenizer_config", {"eos_token": "<|end|>"}, "no chat_template"),
+        ("tokenizer_config", {"chat_template": "x"}, "eos_token is missing"),
+        ("tokenizer", {"added_tokens": 7}, r"tokenizer\.json: .*added_tokens"),
+    ],
+)
+def test_what_is_missing_is_named(model: Path, name: str, fields: dict[str, Any], complaint: str) -> None:
+    write(model, name, **fields)
+    with pytest.raises(ValueError, match=complaint):
+        read_bundle(model)
+
+
+def test_an_end_without_an_id_is_refused(model: Path) -> None:
+    write(model, "config", vocab_size=100)
+    write(model, "tokenizer", added_tokens=[])
+    with pytest.raises(ValueError, match="no id for"):
+        read_bundle(model)
+
+
+def test_a_missing_file_is_named(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
+        read_bundle(model)
+
+
+async def test_the_name_is_the_content(redis: Redis, model: Path) -> None:
+    bundle = read_bundle(model)
+    name = await put_tokenizer(redis, bundle)
+    assert await put_tokenizer(redis, bundle) == name
+    assert await get_tokenizer(redis, name) == bundle
+    assert await get_tokenizer(redis, "unknown") is None

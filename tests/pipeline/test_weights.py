@@ -1,0 +1,43 @@
+"""Versions only go up, and what engines confirmed can be read back."""
+
+import pytest
+from redis.asyncio import Redis
+
+from pipeline import weights
+from pipeline.weights import ServedWeights, WeightVersion
+
+
+def version(number: int, run_id: str = "laptop") -> WeightVersion:
+    return WeightVersion(
+        run_id=run_id,
+        version=number,
+        step=number,
+        directory=f"/weights/v{number}",
+        num_bytes=1,
+        sha256="",
+        published_at=1.0,
+    )
+
+
+async def test_the_newest_version_is_the_last_announced(redis: Redis) -> None:
+    assert await weights.newest_version(redis, "laptop") is None
+    await weights.announce(redis, version(0))
+    await weights.announce(redis, version(3))
+    await weights.announce(redis, version(1, run_id="another"))
+    assert await weights.newest_version(redis, "laptop") == version(3)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+async def test_a_version_is_never_announced_twice_nor_an_older_one_after_it(
+    redis: Redis, number: int
+) -> None:
+    await weights.announce(redis, version(3))
+    with pytest.raises(ValueError, match="not above the newest announced, 3"):
+        await weights.announce(redis, version(number))
+
+
+async def test_what_engines_confirmed_is_read_back(redis: Redis) -> None:
+    served = ServedWeights(version=3, engines=("http://a",), quarantined=("http://b",), confirmed_at=2.0)
+    assert await weights.served_weights(redis, "laptop") is None
+    await weights.record_served(redis, "laptop", served)
+    assert await weights.served_weights(redis, "laptop") == served

@@ -1,0 +1,84 @@
+"""Who may import whom, and who may not bring torch along."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT: dict[str, set[str]] = {
+    "pipeline": set(),
+    "workers": {"pipeline"},
+    "trainer": {"pipeline"},
+    "infra": {"pipeline"},
+}
+HEAVY = {"aiohttp", "docker", "megatron", "numpy", "sglang", "tokenizers", "torch", "transformers"}
+# torch and megatron belong to the learner; the warm start is a learner's first hour.
+LEARNERS = ("trainer/learner/", "trainer/feed.py", "trainer/warmstart")
+FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Packages that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield (node.module or "").split(".")[0]
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {path.parts[0] for path in FILES} == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_towards_the_contract(path: Path) -> None:
+    package = path.parts[0]
+    assert not set(imported(path)) & (MAY_IMPORT.keys() - {package} - MAY_IMPORT[package])
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "pipeline"], ids=str)
+def test_the_contract_imports_nothing_heavy(path: Path) -> None:
+    assert not set(imported(path)) & HEAVY
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if not str(path).startswith(LEARNERS)], ids=str)
+def test_only_the_learner_imports_torch(path: Path) -> None:
+    if path.parts[0] != "infra":  # what it stands on: engines are made of torch
+        assert not set(imported(path)) & {"torch", "megatron"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("pipeline.cli.verbs", HEAVY),
+        ("workers.run, workers.rollout, workers.policy.sglang, workers.grading.grade", {"torch", "megatron"}),
+        (
+            "trainer.report, trainer.curve, trainer.board, trainer.recipe, trainer.weights.publish",
+            {"torch", "megatron"},
+        ),
+    ],
+)
+def test_a_process_without_a_learner_never_loads_torch(modules: str, absent: set[str]) -> None:
+    code = f"import sys, {modules}; print(*(m for m in {sorted(absent)!r} if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["pipeline", "workers.run", "trainer.run", "trainer.report", "trainer.curve"]
+)
+def test_help_needs_nothing_heavy(command: str) -> None:
+    code = (
+        "import contextlib, io, runpy, sys\n"
+        "sys.argv = ['x', '--help']\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    runpy.run_module({command!r}, run_name='__main__')\n"
+        "print(*(m for m in ('torch', 'megatron', 'docker', 'transformers') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
