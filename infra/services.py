@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +75,9 @@ SERVICES = (
 )
 
 
+children: dict[str, processes.Child] = {}
+
+
 def bring_up(service: Service, *, attached: bool) -> float | None:
     """Start ``service`` unless it answers; the seconds it took, or None. Raises RuntimeError if it cannot
     be started.
@@ -90,22 +92,24 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     child = processes.start(
         service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
     )
+    children[service.name] = child
     service.note.write_text(f"{child.pid} {began_at_ticks(child.pid)}")
     return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
 
 
 def take_down(service: Service) -> bool:
-    """Stop ``service`` if we started it. True if it was stopped."""
+    """Stop ``service`` if we started it, now or in an earlier process. True if it was stopped."""
     pid = started_pid(service)
     service.note.unlink(missing_ok=True)
-    if pid is None:
-        return False
-    os.kill(pid, signal.SIGTERM)
-    give_up_at = time.monotonic() + STOP_S
-    while is_running(pid) and time.monotonic() < give_up_at:
-        time.sleep(0.05)
-    processes.kill_group(pid)
-    return True
+    if child := children.pop(service.name, None):
+        child.stop(STOP_S)
+    elif pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        give_up_at = time.monotonic() + STOP_S
+        while began_at_ticks(pid) is not None and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        processes.kill_group(pid)
+    return pid is not None
 
 
 def started_pid(service: Service) -> int | None:
@@ -122,16 +126,6 @@ def began_at_ticks(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def is_running(pid: int) -> bool:
-    """False too for one that has ended and waits to be reaped; ours are reaped here."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,9 @@ episodes first.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FREE_FAILURES = 3
+LONGEST_PAUSE_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -62,3 +65,25 @@ class Admission:
             "one more could be trained "
             f"more than {self.max_lag_versions} versions late"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """Slows asking down while groups come back broken, lest an outage eat the task order and bury thousands
+    of requests.
+    """
+
+    failed_groups: int  # in a row, dropped because too few of their members were graded
+    last_failed_at: float  # on the clock that `now` is read from, seconds
+
+    @property
+    def pause_s(self) -> float:
+        """Between two groups: none for the first few failures, then 1 s, doubling up to a minute."""
+        beyond = self.failed_groups - FREE_FAILURES
+        return 0.0 if beyond <= 0 else min(2.0 ** (beyond - 1), LONGEST_PAUSE_S)
+
+    def room(self, room: int, *, open_groups: int, now: float) -> int:
+        """What is left of `room`: one group at a time, each after a pause."""
+        if not self.pause_s:
+            return room
+        return min(room, 1) if open_groups == 0 and now >= self.last_failed_at + self.pause_s else 0

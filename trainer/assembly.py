@@ -29,7 +29,7 @@ from trainer.ledger import Ledger, LedgerState, decode_state
 from trainer.loop import Loop
 from trainer.parts import LearnerThread, Parts
 from trainer.progress import Progress, evaluation_sentence
-from trainer.recipe import Recipe
+from trainer.recipe import Recipe, WeightsRecipe
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
 
@@ -132,18 +132,7 @@ def _parts(
         evaluate=heldout.accept,
     )
     order = TaskOrder(inputs.train, seed=recipe.seed)
-    publisher = Publisher(
-        services.redis,
-        form.run_id,
-        directory=weights,
-        export=lambda directory: services.learner.blocking(services.feed.export, directory),
-        engines=services.engines,
-        mode=recipe.weights.pause,
-        keep=recipe.weights.keep,
-    )
-    dispatcher = Dispatcher(
-        services.redis, form, order, book, group_size=recipe.rollout.group_size, sampling=sampling
-    )
+    group_size = recipe.rollout.group_size
     return Parts(
         redis=services.redis,
         feed=services.feed,
@@ -153,12 +142,24 @@ def _parts(
         ledger=ledger,
         journal=services.journal,
         intake=intake,
-        dispatcher=dispatcher,
+        dispatcher=Dispatcher(services.redis, form, order, book, group_size=group_size, sampling=sampling),
         heldout=heldout,
-        publisher=publisher,
+        publisher=_publisher(recipe.weights, form.run_id, services, weights),
         checkpoints=services.checkpoints,
         board=services.board,
         progress=services.progress,
+    )
+
+
+def _publisher(recipe: WeightsRecipe, run_id: str, services: Services, directory: Path) -> Publisher:
+    return Publisher(
+        services.redis,
+        run_id,
+        directory=directory,
+        export=lambda place: services.learner.blocking(services.feed.export, place),
+        engines=services.engines,
+        mode=recipe.pause,
+        keep=recipe.keep,
     )
 
 

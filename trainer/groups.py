@@ -92,6 +92,10 @@ class GroupBook:
         return len(self._open) + len(self._ready)
 
     @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
     def num_ready(self) -> int:
         return len(self._ready)
 

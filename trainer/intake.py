@@ -53,6 +53,7 @@ class Intake:
         self._held_entries: set[str] = set()
         self.num_arrived = 0
         self.num_refused = 0
+        self.last_failed = ""  # request id
 
     async def recover(self) -> int:
         """Take in what was delivered before and not acknowledged; returns how many entries. Entries already
@@ -99,6 +100,8 @@ class Intake:
             log.warning("%s came twice; the second copy is dropped", head.request_id)
             held.entries.append(delivery.entry_id)
             return
+        if head.reward is None:
+            self.last_failed = head.request_id
         samples, fault = await self._samples(head)
         entries = [*(held.entries if held else []), delivery.entry_id]
         group = self._book.hold(cursor, Member(head=head, samples=samples, entries=entries, fault=fault))
@@ -142,7 +145,7 @@ class Intake:
     def _close(self, group: Group) -> None:
         verdict = self._book.verdict(group)
         if verdict == "trained":
-            self._ledger.groups_without_signal = 0
+            self._ledger.note_signal()
         else:
             self._ledger.drop_group(group, verdict)
 

@@ -11,12 +11,14 @@ Settled groups are known by cursor, their place in the run's task order: all bel
 above.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 
 from msgspec import field, structs
 
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
+from trainer.admission import Brake
 from trainer.groups import Group
 from trainer.journal import Fate, Journal, episode_row
 
@@ -59,6 +61,7 @@ class Ledger:
         self.evaluations = list(state.evaluations)
         self.groups_without_signal = state.groups_without_signal
         self.since_step = state.since_step
+        self.brake = Brake(failed_groups=0, last_failed_at=0.0)
 
     @property
     def end(self) -> int:
@@ -90,6 +93,11 @@ class Ledger:
             self.settle(member.head, member.entries, fates[number], cursor=group.cursor)
         self.close(group.cursor)
 
+    def note_signal(self) -> None:
+        """A group came back with something to learn from."""
+        self.groups_without_signal = 0
+        self.brake = Brake(failed_groups=0, last_failed_at=0.0)
+
     def drop_group(self, group: Group, verdict: Fate) -> None:
         """Settle a group that is not trained; its rewards still count in the next step's row."""
         since = self.since_step
@@ -100,6 +108,10 @@ class Ledger:
             reward_sum=since.reward_sum + sum(group.rewards.values()),
             num_rewards=since.num_rewards + len(group.rewards),
         )
+        if verdict == "too_few_valid":
+            self.brake = Brake(failed_groups=self.brake.failed_groups + 1, last_failed_at=time.monotonic())
+        else:
+            self.brake = Brake(failed_groups=0, last_failed_at=0.0)
         self.groups_without_signal += verdict == "zero_variance"
         self.close_group(group, group.fates(verdict))
 

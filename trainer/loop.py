@@ -45,7 +45,7 @@ RETRY_S = 1.0
 REDIS_AWAY = (RedisConnectionError, RedisTimeoutError, WatchError)
 """The last is what a connection lost in the middle of an enqueue's transaction is reported as."""
 
-Ending = Literal["finished", "stopped", "nothing to learn"]
+Ending = Literal["finished", "stopped", "failing", "nothing to learn"]
 T = TypeVar("T")
 
 
@@ -67,6 +67,7 @@ class Loop:
         for row in read(parts.journal.directory, PublicationRow):
             self._timeline.add(row.version, row.step)
         self._ended = any(row.step >= recipe.num_steps for row in read(parts.journal.directory, EndRow))
+        self._failures_told = 0
         self._asks = True
         self._asking = asyncio.Lock()  # a sweep between owing and queueing would take a request for lost
         self._phase = "starting"
@@ -109,6 +110,7 @@ class Loop:
         while True:
             try:
                 await self._parts.intake.read(block_ms=READ_BLOCK_MS)
+                await self._tell_of_failures()
                 if self._asks and not self._stop.is_set():
                     async with self._asking:
                         await self._parts.dispatcher.open_groups(self._room(), version=self._version)
@@ -117,11 +119,24 @@ class Loop:
             self._changed.set()
 
     def _room(self) -> int:
-        return self._parts.admission.room(
+        book = self._parts.book
+        room = self._parts.admission.room(
             begun_steps=self._begun_steps,
             published_steps=self._published_steps,
-            live_groups=self._parts.book.num_live,
+            live_groups=book.num_live,
         )
+        return self._parts.ledger.brake.room(room, open_groups=book.num_open, now=time.monotonic())
+
+    async def _tell_of_failures(self) -> None:
+        """Once per group that failed after others: what is the matter, and that less is asked for."""
+        brake = self._parts.ledger.brake
+        if brake.pause_s and brake.failed_groups != self._failures_told:
+            evidence = await queue.failures(self._parts.redis, self._parts.intake.last_failed)
+            last = f", the last at {evidence[-1].boundary}: {evidence[-1].message}" if evidence else ""
+            self._parts.progress.say(
+                f"{brake.failed_groups} groups in a row failed{last}; the next is asked for in {brake.pause_s:.0f} s"
+            )
+        self._failures_told = brake.failed_groups
 
     async def _wait_for_redis(self, error: Exception) -> None:
         """Until it answers; then read again whatever was delivered into the broken connection."""
@@ -195,6 +210,9 @@ class Loop:
                 f"step {self._step + 1} waits for {book.needed} more trajectories; "
                 f"{book.num_ready} of {per_step} groups ready"
             )
+            since = self._parts.ledger.since_step
+            if since.zero_variance + since.invalid:
+                waits += f", {since.zero_variance} dropped without signal, {since.invalid} for failures"
         return f"{waits}; {heldout}" if heldout else waits
 
     # Learning
@@ -204,7 +222,7 @@ class Loop:
         while self._step < recipe.num_steps:
             groups = await self._wait_for_groups()
             if groups is None:
-                return "stopped" if self._stop.is_set() else "nothing to learn"
+                return self._why_no_groups()
             if self._step == 0 and recipe.evaluation.before:
                 await self._evaluate(
                     "heldout_before"
@@ -222,11 +240,20 @@ class Loop:
             self._waiting_since = time.monotonic()
         return "finished"
 
+    def _why_no_groups(self) -> Ending:
+        if self._stop.is_set():
+            return "stopped"
+        return "failing" if self._has_failed_too_often() else "nothing to learn"
+
+    def _has_failed_too_often(self) -> bool:
+        return self._parts.ledger.brake.failed_groups >= self._recipe.batch.max_failed_groups
+
     async def _wait_for_groups(self) -> list[Group] | None:
         """The groups of the next step; None if there will be none."""
         self._phase = "waiting for trajectories"
         while not self._stop.is_set():
-            if self._parts.ledger.groups_without_signal >= self._recipe.batch.max_groups_without_signal:
+            signalless = self._parts.ledger.groups_without_signal
+            if signalless >= self._recipe.batch.max_groups_without_signal or self._has_failed_too_often():
                 return None
             self._changed.clear()
             groups = self._parts.book.take(self._timeline.lag)
@@ -416,17 +443,20 @@ class Loop:
     # Ending
 
     async def _end(self, ending: Ending) -> Ending:
-        """The last evaluation, then an account of everything asked for, then the last checkpoint."""
+        """The last evaluation, then an account of everything asked for, then the last checkpoint.
+
+        A run that was stopped, or that nothing but failures came back to, is left as it is for a resume.
+        """
         parts = self._parts
-        if ending != "stopped":
+        if ending not in ("stopped", "failing"):
             self._asks = False
             await self._withdraw_rest()
             if self._recipe.evaluation.after:
                 await self._evaluate("heldout_after")
-            if not await self._evaluated():
+            if await self._evaluated():
+                parts.journal.append(EndRow(step=self._step, version=self._version, reason=ending))
+            else:
                 ending = "stopped"
-        if ending != "stopped":
-            parts.journal.append(EndRow(step=self._step, version=self._version, reason=ending))
         if not parts.heldout.progress:
             await self._checkpoint()
         self._phase = ending

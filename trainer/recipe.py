@@ -66,6 +66,9 @@ class BatchRecipe(Part, kw_only=True):
     max_groups_without_signal: int = (
         200  # in a row, each member worth the same; then there is nothing left to learn and the run ends
     )
+    max_failed_groups: int = (
+        50  # in a row, too few of their members graded; then the run stops, to be resumed
+    )
 
 
 class WeightsRecipe(Part, kw_only=True):
@@ -181,6 +184,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     floors = {
         "num_steps": (recipe.num_steps, 1),
         "batch.groups_per_step": (recipe.batch.groups_per_step, 1),
+        "batch.max_failed_groups": (recipe.batch.max_failed_groups, 1),
         "batch.max_groups_without_signal": (recipe.batch.max_groups_without_signal, 1),
         "admission.max_lag_versions": (recipe.admission.max_lag_versions, 0),
         "checkpoint.every_steps": (recipe.checkpoint.every_steps, 1),

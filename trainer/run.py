@@ -186,7 +186,7 @@ def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSetting
     finally:
         provider.shutdown()
     print(f"{place.run_id}: {ending}")
-    return _account(place) or (1 if ending == "nothing to learn" else 0)
+    return _account(place) or (1 if ending in ("nothing to learn", "failing") else 0)
 
 
 def _account(place: Place) -> int:

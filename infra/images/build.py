@@ -3,9 +3,10 @@
     python -m infra.images.build [task-base] [python-base] [redis] [--force]
 
 ``swerve/task-base:1`` is what tasks that name no image of their own run in: Python, git, patch and pytest.
-``swerve/python-base:1`` is the base of our own service images, ``swerve/redis:1`` the queue's. Each carries a label with the digest of its
-recipe: an image that is there and matches is left alone, which takes milliseconds; one made from an older
-recipe is replaced. ``mmdebstrap`` uses the package sources and keys that this machine's apt uses.
+``swerve/python-base:1`` is the base of our own service images, ``swerve/redis:1`` is Redis. Each carries a
+label with the digest of its recipe: an image that is there and matches is left alone, which takes
+milliseconds; one made from an older recipe is replaced. ``mmdebstrap`` uses the package sources and keys
+that this machine's apt uses.
 """
 
 import argparse

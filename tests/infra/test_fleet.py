@@ -55,10 +55,12 @@ def test_a_part_that_dies_time_and_again_ends_the_fleet(
     fleet: Fleet, part: Callable[[str, str], Part]
 ) -> None:
     fleet.start(part("hopeless", "raise SystemExit('no such model')"))
+    for _ in range(MAX_DEATHS):
+        fleet.running["hopeless"][1].process.wait()
+        fleet.revive()
+    fleet.running["hopeless"][1].process.wait()
     with pytest.raises(RuntimeError, match="no such model"):
-        for _ in range(MAX_DEATHS + 1):
-            fleet.running["hopeless"][1].process.wait()
-            fleet.revive()
+        fleet.revive()
 
 
 def test_stopping_ends_a_part_that_ignores_it_and_its_children(

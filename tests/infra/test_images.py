@@ -1,6 +1,7 @@
 """Base images without a registry."""
 
 import docker
+import pytest
 
 from infra.images.build import IMAGES, bootstrap_command, ensure_image, main
 
@@ -33,9 +34,7 @@ def test_packages_are_taken_from_where_this_machine_takes_them() -> None:
     assert not any("://" in word for word in command)
 
 
-def test_an_unknown_image_is_misuse(capsys) -> None:  # noqa: ANN001
-    try:
+def test_an_unknown_image_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
         main(["task-bass"])
-    except SystemExit as ended:
-        assert ended.code == 2
     assert "no image is called task-bass" in capsys.readouterr().err

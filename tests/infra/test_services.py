@@ -73,13 +73,16 @@ def test_a_service_that_ends_at_once_is_an_error_with_its_last_words(service: Se
 
 def test_an_attached_service_ends_when_its_starter_is_killed(service: Service, port: int) -> None:
     code = f"""
-import sys, time
+import socket, sys, time
 from pathlib import Path
 from infra import services
 services.RUN = Path({str(services.RUN)!r})
 services.REDIS_DATA = services.RUN / "redis"
-command = (sys.executable, "-c", {service.command[2]!r})
-services.bring_up(services.Service("listener", command, lambda: services.time.sleep(1) or True), attached=True)
+def answers():
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", {port})) == 0
+listener = services.Service("listener", (sys.executable, "-c", {service.command[2]!r}), answers)
+services.bring_up(listener, attached=True)
 print("up", flush=True)
 time.sleep(600)
 """

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.trajectories import behind, member
-from trainer.admission import Admission
+from trainer.admission import FREE_FAILURES, LONGEST_PAUSE_S, Admission, Brake
 from trainer.groups import Group, GroupBook
 
 admissions = st.builds(
@@ -101,3 +101,17 @@ def test_the_sentence_says_why_nothing_is_asked_for() -> None:
     closed = admission.sentence(begun_steps=0, published_steps=0, live_groups=4)
     assert closed.startswith("closed: 4 groups are open")
     assert "more than 1 versions late" in closed
+
+
+def test_a_few_failed_groups_slow_nothing_down() -> None:
+    assert Brake(failed_groups=FREE_FAILURES, last_failed_at=9.0).room(7, open_groups=3, now=9.0) == 7
+
+
+def test_an_outage_is_met_with_one_group_at_a_time_each_after_a_longer_pause() -> None:
+    brake = Brake(failed_groups=FREE_FAILURES + 3, last_failed_at=100.0)
+    assert brake.pause_s == 4.0
+    assert brake.room(7, open_groups=0, now=103.9) == 0
+    assert brake.room(7, open_groups=0, now=104.0) == 1
+    assert brake.room(7, open_groups=1, now=104.0) == 0, "it is under way"
+    assert brake.room(0, open_groups=0, now=104.0) == 0, "the lag still bounds it"
+    assert Brake(failed_groups=1000, last_failed_at=0.0).pause_s == LONGEST_PAUSE_S

@@ -280,6 +280,24 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     assert report_on(run / "journal").lost == 0
 
 
+async def test_an_outage_is_met_with_patience_and_ends_where_a_resume_can_go_on(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    async with fleet(redis_url, lambda request: None):
+        limit = sets("batch.max_failed_groups=5")
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "outage", *limit)
+        assert await trainer.ended() == 1, trainer.output
+    assert "5 groups in a row failed, the last at sandbox: the container vanished" in trainer.output
+    assert "outage: failing" in trainer.output
+    assert await redis.hlen(keys.dead("outage")) == 5 * 4
+    async with fleet(redis_url):
+        resumed = await start(redis_url, recipe, "--run-dir", run, "--resume", *limit)
+        assert await resumed.ended() == 0, resumed.output
+    assert [row.step for row in steps(run)] == [1, 2, 3, 4]
+    assert report_on(run / "journal").lost == 0
+
+
 async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> None:
     before = sorted(recipe.parent.iterdir())
     trainer = await start("redis://nowhere.invalid:1", recipe, "--dry-run")

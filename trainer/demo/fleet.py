@@ -65,7 +65,8 @@ def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
         "test_patch": test_patch,
         "test_files": list(tests),
         "changed_files": [task.path, *tests],
-        "image_name": f"{image_prefix}:{task.name}",
+        # The tag names the content: an image left by another version of the family must never be taken for this one.
+        "image_name": f"{image_prefix}:{task.name}-{base_commit[:12]}",
         "eval_script": script,
         "pr_number": 1,
         "pr_title": f"Mend {task.function}",
