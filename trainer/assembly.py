@@ -110,7 +110,10 @@ def _parts(
     )
     ledger = Ledger(services.journal, state)
     book = GroupBook(
-        admission, min_valid_members=recipe.min_valid_members, stragglers=recipe.admission.stragglers
+        admission,
+        min_valid_members=recipe.min_valid_members,
+        stragglers=recipe.admission.stragglers,
+        train_without_signal=recipe.batch.train_without_signal,
     )
     heldout = HeldOut(
         services.redis,

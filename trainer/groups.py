@@ -80,10 +80,18 @@ class Group:
 class GroupBook:
     """All groups asked for and not yet taken or dropped."""
 
-    def __init__(self, admission: Admission, *, min_valid_members: int, stragglers: Stragglers) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        *,
+        min_valid_members: int,
+        stragglers: Stragglers,
+        train_without_signal: bool = False,
+    ) -> None:
         self._admission = admission
         self._min_valid_members = min_valid_members
         self._stragglers = stragglers
+        self._train_without_signal = train_without_signal
         self._open: dict[int, Group] = {}
         self._ready: dict[int, Group] = {}
 
@@ -143,7 +151,7 @@ class GroupBook:
         rewards = list(group.rewards.values())
         if len(rewards) < self._min_valid_members:
             return "too_few_valid"
-        if not has_signal(rewards):
+        if not has_signal(rewards) and not self._train_without_signal:
             return "zero_variance"
         self._ready[group.cursor] = group
         return "trained"

@@ -134,7 +134,8 @@ class Loop:
             evidence = await queue.failures(self._parts.redis, self._parts.intake.last_failed)
             last = f", the last at {evidence[-1].boundary}: {evidence[-1].message}" if evidence else ""
             self._parts.progress.say(
-                f"{brake.failed_groups} groups in a row failed{last}; the next is asked for in {brake.pause_s:.0f} s"
+                f"{brake.failed_groups} groups in a row failed{last}; "
+                f"the next is asked for in {brake.pause_s:.0f} s"
             )
         self._failures_told = brake.failed_groups
 

@@ -63,6 +63,7 @@ class BatchRecipe(Part, kw_only=True):
         None  # a group with fewer graded members is dropped; None: half of it, 2 at least
     )
     advantage: AdvantageKind = "leave_one_out"
+    train_without_signal: bool = False  # also train groups whose members are all worth the same, to no advantage
     max_groups_without_signal: int = (
         200  # in a row, each member worth the same; then there is nothing left to learn and the run ends
     )

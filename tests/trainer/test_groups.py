@@ -117,3 +117,15 @@ def test_a_groups_id_tells_its_cursor() -> None:
     assert cursor_of(group_id_of(12)) == 12
     with pytest.raises(ValueError, match="no group of a training run"):
         cursor_of("heldout_before:3")
+
+
+def test_a_group_without_signal_is_trained_where_the_recipe_says_so() -> None:
+    admission = Admission(max_lag_versions=1, groups_per_step=1, num_steps=4)
+    b = GroupBook(admission, min_valid_members=2, stragglers="wait", train_without_signal=True)
+    group = fill(b, 0, [0.0, 0.0])
+    assert b.verdict(group) == "trained"
+    batch, _ = make_batch(
+        [group], step=1, lag_of=behind(0), temperature=1.0, kind="leave_one_out", withhold_beyond=None
+    )
+    assert batch.num_trajectories == 2
+    assert all((sample.advantages_T == 0).all() for sample in batch.samples)

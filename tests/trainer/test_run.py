@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from pipeline import keys, queue, stream
 from pipeline.request import RolloutRequest
 from tests.trainer.scripted_fleet import alternating, fleet, task
+from trainer.admission import FREE_FAILURES
 from trainer.journal import EndRow, EpisodeRow, EvaluationRow, PublicationRow, StepRow, read
 from trainer.report import report_on
 from trainer.tasksets.records import write_tasks
@@ -280,6 +281,7 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     assert report_on(run / "journal").lost == 0
 
 
+@pytest.mark.slow
 async def test_an_outage_is_met_with_patience_and_ends_where_a_resume_can_go_on(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -290,7 +292,8 @@ async def test_an_outage_is_met_with_patience_and_ends_where_a_resume_can_go_on(
         assert await trainer.ended() == 1, trainer.output
     assert "5 groups in a row failed, the last at sandbox: the container vanished" in trainer.output
     assert "outage: failing" in trainer.output
-    assert await redis.hlen(keys.dead("outage")) == 5 * 4
+    most_open = 2 * 2
+    assert await redis.hlen(keys.dead("outage")) <= (FREE_FAILURES + most_open) * 4
     async with fleet(redis_url):
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume", *limit)
         assert await resumed.ended() == 0, resumed.output
