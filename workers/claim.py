@@ -1,8 +1,8 @@
 """The shell between queue and stage: claims a request, breathes while the stage runs, and settles what came of it.
 
-It knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one of: published, handed back for another try,
-or dead-lettered (and published as failed, so that its group can close). A bug of ours is an ending too, not a crash: it is recorded with its
-traceback and tried again within the request's budget.
+It knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one of: published, handed back for
+another try, or dead-lettered (and published as failed, so that its group can close). A bug of ours is an ending too, not a crash:
+it is recorded with its traceback and tried again within the request's budget.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tests marked gpu, on a machine with a CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
-# The machine brings its own torch; set-up would install another. Needs megatron-core, msgspec and pytest beside it.
+# What can be checked on one CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
+# The machine brings its own torch; set-up would install another. Needs megatron-core, msgspec, safetensors, transformers and pytest
+# beside it; the short run needs sglang, smg, Redis and Docker too, and is left out, in so many words, where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,4 +16,22 @@ if not torch.cuda.is_available():
     sys.exit("gpu-check: torch sees no CUDA device")
 print(f"gpu-check: {torch.cuda.get_device_name()}, torch {torch.__version__}")
 CHECK
-"$python" -m pytest -x -q -m gpu tests/trainer
+
+echo "gpu-check: the learner's parity, packing, loss and resume tests on the device"
+"$python" -m pytest -x -q -m "not cpu_only" tests/trainer/learner
+
+if "$python" -c "import sglang, smg, docker, arq" 2>/dev/null && command -v dockerd redis-server >/dev/null; then
+    echo "gpu-check: two steps of the demo with SGLang on the device"
+    tasks=runs/tasks/gpu-check
+    [ -f "$tasks/train.jsonl" ] || {
+        "$python" -m trainer.demo tasks --out "$tasks/family" --seed 0 --train 8 --heldout 8
+        "$python" -m trainer.tasksets import fleet "$tasks/family/train" --out "$tasks/train.jsonl"
+        "$python" -m trainer.tasksets import fleet "$tasks/family/heldout" --out "$tasks/heldout.jsonl"
+    }
+    "$python" -m infra.local trainer/recipes/demo.toml --run-dir runs/gpu-check --fresh --device cuda --dtype float32 \
+        --prepare "-m trainer.demo images $tasks/family" -- --set num_steps=2 \
+        --set tasks.train="$PWD/$tasks/train.jsonl" --set tasks.heldout="$PWD/$tasks/heldout.jsonl" \
+        --set evaluation.episodes=8 --set evaluation.greedy_episodes=0
+else
+    echo "gpu-check: sglang, smg, redis-server or dockerd is missing here: the short run with SGLang was NOT made"
+fi

@@ -61,6 +61,7 @@ def test_a_heartbeat_is_written_only_after_a_silence(monkeypatch: pytest.MonkeyP
 
 def test_a_terminal_keeps_the_steps_and_the_present_in_view() -> None:
     ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
     with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
         progress = open_progress(terminal)
         assert isinstance(progress, Screen)
@@ -69,7 +70,8 @@ def test_a_terminal_keeps_the_steps_and_the_present_in_view() -> None:
             progress.show(row(1, 0.5), 2)
             progress.say("engine e1 came back")
         terminal.flush()
-        shown = screen.read(100_000).decode()
+        # A terminal gives a line or so at a time; None says that nothing is left.
+        shown = b"".join(iter(lambda: screen.read(100_000), None)).decode()
     for text in ("step 2 waits for 3 more trajectories", *COLUMNS, "1e-05/1e-03", "engine e1 came back"):
         assert text in shown, "nothing is cut off at 80 characters"
 
