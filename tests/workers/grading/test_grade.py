@@ -375,8 +375,10 @@ async def test_a_grader_that_vanishes_gives_no_reward(
     scripted: Callable[[str], Task],
 ) -> None:
     grading = asyncio.create_task(grader.grade(make_claim(scripted("sleep 1000\n")), NOTE))
-    await asyncio.sleep(1.0)
-    (container,) = docker_client.containers.list(filters={"label": f"{FLEET}={sandboxes.fleet}"})
+    mine = {"label": f"{FLEET}={sandboxes.fleet}", "status": "running"}
+    while not (containers := docker_client.containers.list(filters=mine)):
+        await asyncio.sleep(0.1)
+    (container,) = containers
     await asyncio.to_thread(container.remove, force=True)
     with pytest.raises(GraderError, match="grading container failed"):
         await grading
