@@ -376,7 +376,7 @@ async def test_a_grader_that_vanishes_gives_no_reward(
 ) -> None:
     grading = asyncio.create_task(grader.grade(make_claim(scripted("sleep 1000\n")), NOTE))
     mine = {"label": f"{FLEET}={sandboxes.fleet}", "status": "running"}
-    while not (containers := docker_client.containers.list(filters=mine)):
+    while not (containers := docker_client.containers.list(filters=mine)):  # noqa: ASYNC110 - a container sets no Event
         await asyncio.sleep(0.1)
     (container,) = containers
     await asyncio.to_thread(container.remove, force=True)
