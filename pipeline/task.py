@@ -49,7 +49,34 @@ class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
     protected_paths: tuple[str, ...] = ()
 
 
-Verdict = ExitCode | SwebenchLog
+class R2eExpected(Message, frozen=True, kw_only=True, tag="r2e_expected"):
+    """Resolved if pytest's short summary in the eval script's log says of every test exactly what `expected` says.
+
+    Failures that are expected must fail: one test more, less or otherwise, and the patch is unresolved.
+    """
+
+    eval_script: str
+    expected: dict[str, str]  # name -> PASSED, FAILED, ERROR, SKIPPED, ...; names as R2E-Gym shortens them
+    protected_paths: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+
+
+class TestsJson(Message, frozen=True, kw_only=True, tag="tests_json"):
+    """Resolved if the parser, given the log, reports every one of `tests` as PASSED.
+
+    The eval script runs the tests; `parser` is a Python program called as `python3 parser.py STDOUT STDERR
+    OUT.json` (STDERR is empty: the log is merged) that writes {"tests": [{"name": ..., "status": ...}]}. It runs
+    in a container of its own, where no code of the patch has ever run.
+    """
+
+    eval_script: str
+    parser: str
+    tests: tuple[str, ...]
+    protected_paths: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+
+
+Verdict = ExitCode | SwebenchLog | R2eExpected | TestsJson
 
 
 class Resources(Message, frozen=True, kw_only=True):
@@ -71,5 +98,12 @@ class Task(Message, frozen=True, kw_only=True):
     workdir: str  # absolute; the repository's root in the image
     problem: str  # what the agent is told
     verdict: Verdict
+    setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout
+    setup_patch: bytes = (
+        b""  # a git diff that makes the problem (SWE-smith's bug); part of the base in both containers
+    )
+    hidden_paths: tuple[
+        str, ...
+    ] = ()  # absolute or in the workdir; what would give the answer away, taken out of the agent's container
     resources: Resources = Resources()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])

@@ -7,6 +7,8 @@ engine held, with ids and log-probs as the engine reported them. Nothing is ever
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import msgspec
+
 from pipeline.message import Float32s, Int32s, Message
 from pipeline.request import Claim, Purpose
 
@@ -89,6 +91,9 @@ class Reward(Message, frozen=True, kw_only=True):
     decided_by: str  # e.g. "exit_code 0", "empty patch", "swebench: RESOLVED_NO", "cpu time used up"
     fail_to_pass: Tally | None = None
     pass_to_pass: Tally | None = None
+    tests: dict[str, str] = msgspec.field(
+        default_factory=dict[str, str]
+    )  # outcome of each test that the verdict asks for, by name; "" if the log does not mention it
     applied_by: str = ""  # rung of the patch ladder: "git apply", "git apply --3way", "patch --fuzz"
     log_tail: str = ""
     grade_s: float = 0.0

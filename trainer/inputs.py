@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from pipeline.task import Task
+from pipeline.taskfile import read_tasks
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.recipe import Recipe
-from trainer.tasksets.records import read_tasks
 
 
 @dataclass(frozen=True, slots=True)

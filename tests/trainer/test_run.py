@@ -18,11 +18,11 @@ from redis.asyncio import Redis
 
 from pipeline import keys, queue, stream
 from pipeline.request import RolloutRequest
+from pipeline.taskfile import write_tasks
 from tests.trainer.scripted_fleet import alternating, fleet, task
 from trainer.admission import FREE_FAILURES
 from trainer.journal import EndRow, EpisodeRow, EvaluationRow, PublicationRow, StepRow, read
 from trainer.report import report_on
-from trainer.tasksets.records import write_tasks
 
 RECIPE = """
 name = "tiny"

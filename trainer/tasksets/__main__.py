@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.taskfile import gold_path, write_gold, write_tasks
 from trainer.tasksets.fleet import import_fleet
-from trainer.tasksets.records import gold_path, write_gold, write_tasks
 from trainer.tasksets.swe_bench import import_swe_bench
 
 IMPORTERS = {"fleet": import_fleet, "swe-bench": import_swe_bench}

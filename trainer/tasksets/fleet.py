@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from pipeline.task import ExitCode, Task
+from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.patches import paths_of
-from trainer.tasksets.records import Gold
 
 WORKDIR = "/workspace"
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(/\S*)", re.MULTILINE | re.IGNORECASE)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from pipeline.task import SwebenchLog, Task
+from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.patches import paths_of
-from trainer.tasksets.records import Gold
 
 WORKDIR = "/testbed"
 ENV = {"BASH_ENV": "/root/.bashrc"}  # where these images activate the environment that the tests need

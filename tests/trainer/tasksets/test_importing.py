@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pipeline.task import ExitCode, SwebenchLog
+from pipeline.taskfile import gold_path, read_gold, read_tasks, write_tasks
 from trainer.tasksets.__main__ import main
-from trainer.tasksets.records import gold_path, read_gold, read_tasks, write_tasks
 
 TEST_PATCH = (
     "diff --git a/tests/a.py b/tests/a.py\n--- a/tests/a.py\n+++ b/tests/a.py\n@@ -1 +1 @@\n-1\n+hidden\n"

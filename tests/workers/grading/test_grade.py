@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.errors import GraderError, ImageMissing, TaskBroken
 from pipeline.task import ExitCode, File, SwebenchLog, Task
+from pipeline.taskfile import gold_path, read_gold, read_tasks
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
 from trainer.tasksets.__main__ import main as import_tasks
-from trainer.tasksets.records import gold_path, read_gold, read_tasks
 from workers.grading.grade import Grader
 from workers.sandbox.docker import FLEET, DockerSandboxes
 

@@ -1,11 +1,13 @@
-"""Task files: one `pipeline.task.Task` a line as JSON, bytes in base64. Solutions lie in a file of their own.
+"""Task files: one `pipeline.task.Task` a line as JSON, bytes in base64.
 
-A task file may go to any worker; the gold file never leaves the trainer's side.
+Beside tasks.jsonl lie tasks.gold.jsonl, the solutions, which never leave the side of those who own the tasks, and
+tasks.verified.jsonl, what the grader made of them.
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -15,10 +17,34 @@ T = TypeVar("T")
 
 
 class Gold(msgspec.Struct, frozen=True, kw_only=True):
-    """The known solution of the task `id`, hidden tests left out."""
+    """The known solution of the task `id`, hidden tests left out; and the hidden tests, as far as they are a diff."""
 
     id: str
     patch: str
+    test_patch: str = ""
+
+
+State = Literal["empty", "useless", "tests_only", "gold"]
+Found = Literal[0, 1, "infrastructure"]
+EXPECTED: dict[State, Found] = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1}
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What the production grader said of one task's four states, the worst of all repeats."""
+
+    task: str  # its id
+    fingerprint: str  # of the task as it was verified
+    states: dict[State, Found]
+    ok: bool
+    reason: str  # "" if ok
+    verdict_kind: str
+    seconds: float
+    verified_at: float  # Unix seconds
+
+
+def fingerprint(task: Task) -> str:
+    """Changes with anything that the task says: a verification counts for the very task that it was made of."""
+    return hashlib.sha256(msgspec.json.encode(task, order="deterministic")).hexdigest()
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
@@ -38,6 +64,21 @@ def read_tasks(path: Path) -> list[Task]:
 def gold_path(tasks_path: Path) -> Path:
     """Where the solutions of the tasks in `tasks_path` are kept: tasks.jsonl has tasks.gold.jsonl."""
     return tasks_path.with_suffix(f".gold{tasks_path.suffix}")
+
+
+def verified_path(tasks_path: Path) -> Path:
+    """Where the verifications of the tasks in `tasks_path` are kept: tasks.jsonl has tasks.verified.jsonl."""
+    return tasks_path.with_suffix(f".verified{tasks_path.suffix}")
+
+
+def write_verified(path: Path, verifications: Iterable[Verification]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in verifications))
+
+
+def read_verified(path: Path) -> dict[str, Verification]:
+    """The verifications by task id. Raises ValueError naming the line that is not one."""
+    verifications = [_record(path, number, line, Verification) for number, line in _lines(path)]
+    return {one.task: one for one in verifications}
 
 
 def write_gold(path: Path, golds: Iterable[Gold]) -> None:
