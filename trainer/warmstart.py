@@ -36,8 +36,8 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     finished policy's logits, because so short a schooling leaves even its sure tokens uncertain.
     """
 
-    num_lessons: int = 14_336
-    hasty_share: float = 0.2
+    num_lessons: int = 28_672
+    hasty_share: float = 0.12
     num_repeat_steps: int = 300
     repeat_every: int = 8
     repeat_length: int = 64
