@@ -1,46 +1,135 @@
-"""`python -m trainer.tasksets import fleet DIR --out tasks.jsonl`: published tasks into a task file.
+"""`python -m trainer.tasksets import SOURCE PATH --out tasks.jsonl`: published tasks into a task file.
 
-Writes the task file and, beside it, the solutions: tasks.jsonl has tasks.gold.jsonl. Writes nothing if any
-task is refused, and says which. Exit status 0, or 1 after a refusal.
+Writes the task file and, beside it, the solutions: tasks.jsonl has tasks.gold.jsonl. If any task is refused, writes
+nothing and says which, all of them, by file, row and field. `split` makes two files that share no task; `export`
+writes what other tools read. Exit status 0; 1 after a refusal; 2 for a command line that makes no sense.
 """
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.taskfile import gold_path, write_gold, write_tasks
-from trainer.tasksets.fleet import import_fleet
-from trainer.tasksets.swe_bench import import_swe_bench
+from trainer.tasksets import (
+    fleet,
+    r2e_gym,
+    splitting,
+    swe_bench,
+    swe_bench_pro,
+    swe_gym,
+    swe_rebench,
+    swe_smith,
+)
+from trainer.tasksets.exports import add_export_parser
+from trainer.tasksets.filters import Selection, ids_in, selected
+from trainer.tasksets.importing import Refused, tasks_of
 
-IMPORTERS = {"fleet": import_fleet, "swe-bench": import_swe_bench}
+IMPORTERS = {
+    "fleet": fleet.IMPORTER,
+    "swe-bench": swe_bench.IMPORTER,
+    "swe-gym": swe_gym.IMPORTER,
+    "r2e-gym": r2e_gym.IMPORTER,
+    "swe-smith": swe_smith.IMPORTER,
+    "swe-bench-pro": swe_bench_pro.IMPORTER,
+    "swe-rebench": swe_rebench.IMPORTER,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        tasks, golds = IMPORTERS[options.kind](options.source)
-        write_tasks(options.out, tasks)
-        write_gold(gold_path(options.out), golds)
+        print(options.run(options))
+    except Refused as refused:
+        print("\n".join(refused.reasons), file=sys.stderr)
+        print(f"{len(refused.reasons)} refused; nothing was written", file=sys.stderr)
+        return 1
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(tasks)} tasks in {options.out}, their solutions in {gold_path(options.out)}")
     return 0
+
+
+def _import(options: argparse.Namespace) -> str:
+    importer = IMPORTERS[options.source]
+    selection = Selection(
+        only=ids_in(options.only) if options.only else frozenset(),
+        repos=tuple(options.repo),
+        max_bytes=options.max_bytes,
+        first=options.first,
+    )
+    rows = selected(importer.read(options.path, options.split), importer, options.source, selection)
+    tasks, golds = tasks_of(importer, importer.complete(rows, options))
+    write_tasks(options.out, tasks)
+    write_gold(gold_path(options.out), golds)
+    kinds = Counter(str(task.verdict.__struct_config__.tag) for task in tasks)
+    judged = ", ".join(f"{count} by {kind}" for kind, count in sorted(kinds.items()))
+    return f"{len(tasks)} tasks ({judged}) in {options.out}, their solutions in {gold_path(options.out)}"
+
+
+def _split(options: argparse.Namespace) -> str:
+    out = options.out or options.path.parent
+    written = splitting.split(options.path, out, options.train, options.heldout, options.seed)
+    return "\n".join(f"{count} tasks in {file}" for file, count in written.items())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.tasksets", description=__doc__)
-    kinds = parser.add_subparsers(required=True).add_parser("import", help="published tasks into a task file")
-    sources = kinds.add_subparsers(dest="kind", required=True)
-    fleet = sources.add_parser("fleet", help="a directory of swe-task-generator's task_*/task.json")
-    swe_bench = sources.add_parser(
-        "swe-bench", help="a JSONL file of SWE-bench rows as swebench 5.x has them"
-    )
-    for source in (fleet, swe_bench):
-        source.add_argument("source", type=Path)
-        source.add_argument("--out", type=Path, required=True, metavar="TASKS.jsonl")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_import(verbs.add_parser("import", help="published tasks into a task file"))
+    _add_split(verbs.add_parser("split", help="one task file into two: to train on, and to hold out"))
+    add_export_parser(verbs)
     return parser
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    sources = parser.add_subparsers(dest="source", metavar="SOURCE", required=True)
+    for name, importer in IMPORTERS.items():
+        source = sources.add_parser(name, help=importer.help, description=importer.help)
+        add = source.add_argument
+        add("path", type=Path, metavar="PATH", help=".jsonl, .json, .parquet, or a saved dataset's directory")
+        add("--out", type=Path, required=True, metavar="TASKS.jsonl")
+        add("--split", metavar="NAME", help="where the path has several")
+        add("--first", type=_positive, metavar="N", help="at most N, of those that the other options leave")
+        add("--only", metavar="IDS", help="these instance ids: A,B,C, or one a line in the file of @FILE")
+        add(
+            "--repo",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help="such as 'django/*'; may be repeated",
+        )
+        help_ = "of problem statement, patch and hidden tests together"
+        add("--max-bytes", type=_positive, metavar="N", help=help_)
+        importer.add_options(source)
+        source.set_defaults(run=_import)
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
+    parser.add_argument("--train", type=_positive, metavar="N", help="by default all that are not held out")
+    parser.add_argument(
+        "--heldout", type=_amount, required=True, metavar="M", help="a number, or a share: 0.1"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="by default where TASKS.jsonl is")
+    parser.set_defaults(run=_split)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _amount(text: str) -> float:
+    """A whole number from 1 up, or a share between 0 and 1."""
+    number = float(text)
+    if number <= 0 or (number >= 1 and not number.is_integer()):
+        raise argparse.ArgumentTypeError(f"{text} is neither a number of tasks nor a share of them")
+    return number
 
 
 if __name__ == "__main__":

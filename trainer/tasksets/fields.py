@@ -1,45 +1,107 @@
-"""Fields of a published record, checked as they are taken; a record that will not do is refused by file and
+"""Fields of a published record, checked as they are taken; a record that will not do is refused by file, row and
 field.
 """
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One record as it was read; `where` names it in errors."""
+    """One record as it was read; `where` names its file and row in errors.
+
+    A record that could not be read has `broken`, the reason, and no values: whatever is taken from it raises
+    ValueError with that reason.
+    """
 
     where: str
     values: Mapping[str, Any]
+    broken: str = ""
 
     def text(self, name: str) -> str:
         """A string that is not blank. Raises ValueError."""
-        value = self.values.get(name)
+        value = self.value(name)
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{self.where}: {name}: must be a non-empty string, is {_shown(value)}")
-        return value
+            raise self.refusal(name, f"must be a non-empty string, is {_shown(value)}")
+        return self._encodable(name, value)
 
     def optional_text(self, name: str) -> str:
         """A string, or "" if it is absent or null. Raises ValueError."""
-        value = self.values.get(name) or ""
+        value = self.value(name)
+        if value is None:
+            return ""
         if not isinstance(value, str):
-            raise ValueError(f"{self.where}: {name}: must be a string, is {_shown(value)}")
-        return value
+            raise self.refusal(name, f"must be a string, is {_shown(value)}")
+        return self._encodable(name, value)
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """A list of strings, itself or as JSON text; () if it is absent or null. Raises ValueError."""
-        value = self.values.get(name) or []
-        if isinstance(value, str):
+        """A list of strings, itself or as JSON or Python text; () if it is absent, null or "". Raises ValueError."""
+        value = self._parsed(name)
+        if value is None:
+            return ()
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.refusal(name, f"must be a list of strings, is {_shown(value)}")
+        if not all(isinstance(item, str) for item in value):
+            raise self.refusal(name, f"must be a list of strings, is {_shown(value)}")
+        return tuple(self._encodable(name, item) for item in value)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object, itself or as JSON or Python text; {} if it is absent, null or "". Raises ValueError."""
+        value = self._parsed(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise self.refusal(name, f"must be an object with names, is {_shown(value)}")
+        return dict(value)
+
+    def whole(self, name: str) -> int:
+        """A whole number, itself or as text. Raises ValueError."""
+        value = self.value(name)
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.refusal(name, f"must be a whole number, is {_shown(value)}")
+        return value
+
+    def value(self, name: str) -> Any:
+        """Whatever is there, None if it is absent. Raises ValueError for a record that could not be read."""
+        if self.broken:
+            raise ValueError(f"{self.where}: {self.broken}")
+        return self.values.get(name)
+
+    def refusal(self, name: str, why: str) -> ValueError:
+        """The error to raise because of the field `name`."""
+        return ValueError(f"{self.where}: {name}: {why}")
+
+    def having(self, **values: Any) -> "Fields":
+        """The same record with `values` put into it."""
+        return replace(self, values={**self.values, **values})
+
+    def _parsed(self, name: str) -> Any:
+        """The value, read as JSON or as a Python literal if it is text; None if it is absent or blank."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            return value
+        if not value.strip():
+            return None
+        try:
+            return json.loads(value)
+        except ValueError as not_json:
             try:
-                value = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{self.where}: {name}: not JSON: {error}") from error
-        if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{self.where}: {name}: must be a list of strings, is {_shown(value)}")
-        return tuple(value)
+                return ast.literal_eval(value.strip())
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                why = f"neither JSON nor a Python literal: {not_json}, in {_shown(value)}"
+                raise self.refusal(name, why) from not_json
+
+    def _encodable(self, name: str, value: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self.refusal(name, f"not text in UTF-8: {error}") from error
+        return value
 
 
 def _shown(value: object) -> str:

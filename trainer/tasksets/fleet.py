@@ -1,8 +1,9 @@
-"""Tasks of fleet-ai's swe-task-generator: `DIR/task_*/task.json` beside a Dockerfile and a copy of the eval
-script.
+"""Tasks of fleet-ai's swe-task-generator: `task_*/task.json` beside a Dockerfile and a copy of the eval script, or
+rows that either of its two prepare_dataset scripts made of them.
 
 As published, the eval script runs whatever tests the container has; it does not bring the hidden ones. So the
-hidden tests (`test_patch`) go into the verdict, to be applied by the grader, and their files are protected.
+hidden tests (`test_patch`) go into the verdict, to be applied by the grader, and their files are protected. The
+generator calls any file with "test" in its path a test: one that is none, such as latest.py, goes to the solution.
 """
 
 import json
@@ -12,73 +13,106 @@ from pathlib import Path
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.patches import paths_of
+from trainer.tasksets.importing import Importer
+from trainer.tasksets.patches import divided, ended, paths_of
+from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/workspace"
+HIDDEN_PATHS = ("/eval_script.sh",)  # every image has a copy
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(/\S*)", re.MULTILINE | re.IGNORECASE)
 _FILES_CHANGED = re.compile(
     r"^##[ \t]+files changed\b.*?(?=^#{1,2}[ \t]|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE
 )
+_NO_TESTS = re.compile(r"latest|fastest|greatest|contest|attest|protest|detest", re.IGNORECASE)
+_TESTS = re.compile(r"test|(?:^|[/_.-])specs?(?:[/_.-]|$)", re.IGNORECASE)
 
 
-def import_fleet(directory: Path) -> tuple[list[Task], list[Gold]]:
-    """Tasks and their solutions, by folder name. Raises ValueError naming file and field; unknown fields are
-    ignored.
+def read(path: Path, split: str | None) -> list[Fields]:
+    """Every task directory under `path` by name, or rows; no split of directories is known.
+
+    Raises ValueError naming the path.
     """
-    files = sorted(directory.glob("task_*/task.json"))
-    if not files:
-        raise ValueError(f"{directory}: no task_*/task.json in it")
-    tasks: list[Task] = []
-    golds: list[Gold] = []
-    first: dict[str, Path] = {}
-    for file in files:
-        fields = _fields(file)
-        instance_id = fields.text("instance_id")
-        if instance_id in first:
-            raise ValueError(f"{file}: instance_id: {instance_id!r} is that of {first[instance_id]} too")
-        first[instance_id] = file
-        tasks.append(_task(fields, file.with_name("Dockerfile")))
-        golds.append(
-            Gold(id=tasks[-1].id, patch=fields.optional_text("fix_patch") or fields.text("gold_patch"))
-        )
-    return tasks, golds
-
-
-def _fields(file: Path) -> Fields:
+    files = sorted(path.glob("task_*/task.json")) or sorted(path.glob("tasks/task_*/task.json"))
+    if files and split is not None:
+        raise ValueError(f"{path}: --split {split}: task directories have no splits; leave it out")
+    if files:
+        return [_directory(file) for file in files]
     try:
-        values = json.loads(file.read_text())
+        return read_rows(path, split)
     except ValueError as error:
-        raise ValueError(f"{file}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file}: must be a JSON object")
-    return Fields(str(file), values)
+        none = f"{path}: no task_*/task.json in it; and as rows: " if path.is_dir() else ""
+        raise ValueError(f"{none}{error}") from error
 
 
-def _task(fields: Fields, dockerfile: Path) -> Task:
-    fields.text("gold_patch")
-    test_patch = fields.text("test_patch")
-    protected = dict.fromkeys((*fields.strings("test_files"), *paths_of(test_patch)))
-    return Task(
+def task_of(fields: Fields) -> tuple[Task, Gold]:
+    """The task and its solution. Raises ValueError naming file and field; unknown fields are ignored."""
+    fix, tests = _patches(fields)
+    listed = (path for path in fields.strings("test_files") if _is_test(path))
+    task = Task(
         id=f"fleet:{fields.text('instance_id')}",
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
         image=fields.text("image_name"),
-        workdir=_workdir(dockerfile),
-        problem=_without_files_changed(fields.text("problem_statement")),
+        workdir=fields.optional_text("workdir") or WORKDIR,
+        problem=_without_files_changed(fields),
         verdict=ExitCode(
             eval_script=fields.text("eval_script"),
-            test_patch=test_patch.encode("utf-8", "surrogateescape"),
-            protected_paths=tuple(protected),
+            test_patch=tests.encode(),
+            protected_paths=tuple(dict.fromkeys((*listed, *paths_of(tests)))),
         ),
+        hidden_paths=HIDDEN_PATHS,
     )
+    return task, Gold(id=task.id, patch=fix, test_patch=tests)
 
 
-def _workdir(dockerfile: Path) -> str:
-    """The last WORKDIR, for that is where commands run."""
+IMPORTER = Importer(
+    help="swe-task-generator's task directories, or rows that a prepare_dataset script made of them",
+    task_of=task_of,
+    read=read,
+    size=("problem_statement", "gold_patch"),
+)
+
+
+def _directory(file: Path) -> Fields:
+    """task.json, and as `workdir` the Dockerfile's last, for that is where commands run."""
+    try:
+        values = json.loads(file.read_bytes().decode())
+    except ValueError as error:
+        return Fields(str(file), {}, broken=f"not JSON: {error}")
+    if not isinstance(values, dict):
+        return Fields(str(file), {}, broken="must be a JSON object")
+    dockerfile = file.with_name("Dockerfile")
     found = _WORKDIR.findall(dockerfile.read_text()) if dockerfile.exists() else []
-    return found[-1] if found else WORKDIR
+    return Fields(str(file), values).having(workdir=found[-1] if found else WORKDIR)
 
 
-def _without_files_changed(problem: str) -> str:
-    """`problem` less its list of changed files, which gives the place of the fix away."""
-    return _FILES_CHANGED.sub("", problem).strip()
+def _patches(fields: Fields) -> tuple[str, str]:
+    """The solution without tests, and the tests; what is not there by itself is taken out of `gold_patch`."""
+    gold = fields.text("gold_patch")
+    listed = fields.strings("test_files")
+    tests, no_tests = divided(fields.optional_text("test_patch"), _is_test)
+    if not tests:
+        tests, _ = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
+    if not tests.strip():
+        raise fields.refusal("test_patch", "must be a non-empty string: gold_patch has no tests in it either")
+    hidden = paths_of(tests)
+    fix = ended(fields.optional_text("fix_patch"))
+    if fix.strip():
+        return fix + (no_tests if not set(paths_of(no_tests)) & set(paths_of(fix)) else ""), tests
+    _, fix = divided(gold, lambda path: path in hidden or (path in listed and _is_test(path)))
+    if not fix.strip():
+        raise fields.refusal("gold_patch", "has nothing but tests in it")
+    return fix, tests
+
+
+def _is_test(path: str) -> bool:
+    """Whether it may be one; the generator's own rule less the words that happen to have "test" in them."""
+    return _TESTS.search(_NO_TESTS.sub("", path)) is not None
+
+
+def _without_files_changed(fields: Fields) -> str:
+    """The problem less its list of changed files, which gives the place of the fix away."""
+    problem = _FILES_CHANGED.sub("", fields.text("problem_statement")).strip()
+    if not problem:
+        raise fields.refusal("problem_statement", "says nothing but which files changed")
+    return problem

@@ -1,7 +1,8 @@
-"""Which files a patch is about."""
+"""Patches taken apart: which files one is about, and one patch a file."""
 
 import ast
 import re
+from collections.abc import Callable, Iterator
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _SAME = re.compile(r"diff --git a/(.+) b/\1")
@@ -11,19 +12,56 @@ _NAMED = re.compile(r"(?:--- |\+\+\+ |rename (?:from|to) |copy to )(.+)")
 def paths_of(patch: str) -> tuple[str, ...]:
     """Every path that a git or unified diff touches, old names and new, in order of appearance."""
     paths: dict[str, None] = {}
-    left = 0  # lines of the hunk under way, counted once for each side they stand on
-    for line in patch.splitlines():
-        if left > 0:
-            left -= {"+": 1, "-": 1, "\\": 0}.get(line[:1], 2)
-        elif hunk := _HUNK.match(line):
-            left = sum(1 if count is None else int(count) for count in hunk.groups())
-        elif same := _SAME.fullmatch(line):  # all there is of an empty or binary file, or of a changed mode
+    for line, in_hunk in _lines(patch):
+        if in_hunk:
+            continue
+        line = line.rstrip("\r\n")
+        if same := _SAME.fullmatch(line):  # all there is of an empty or binary file, or of a changed mode
             paths[same[1]] = None
         elif named := _NAMED.fullmatch(line):
             path = _path(named[1], prefixed=line[0] in "-+")
             if path:
                 paths[path] = None
     return tuple(paths)
+
+
+def sections(patch: str) -> list[str]:
+    """`patch` in pieces, one a file; together they are the patch."""
+    pieces: list[list[str]] = []
+    named = True  # the piece under way has its "---" line: another one begins the next piece
+    for line, in_hunk in _lines(patch):
+        begins = not in_hunk and (line.startswith("diff --git ") or (named and line.startswith("--- ")))
+        if begins or not pieces:
+            pieces.append([])
+        if not in_hunk and line.startswith(("diff --git ", "--- ")):
+            named = line.startswith("--- ")
+        pieces[-1].append(line)
+    return ["".join(piece) for piece in pieces]
+
+
+def divided(patch: str, belongs: Callable[[str], bool]) -> tuple[str, str]:
+    """`patch` in two: files with a path that `belongs`, and the others."""
+    chosen: list[str] = []
+    others: list[str] = []
+    for section in sections(ended(patch)):
+        (chosen if any(belongs(path) for path in paths_of(section)) else others).append(section)
+    return "".join(chosen), "".join(others)
+
+
+def ended(patch: str) -> str:
+    """`patch` with a newline at its end, without which git calls it corrupt; "" stays ""."""
+    return patch if not patch or patch.endswith("\n") else patch + "\n"
+
+
+def _lines(patch: str) -> Iterator[tuple[str, bool]]:
+    """Lines with their ends, and whether each is content of a hunk."""
+    left = 0  # lines of the hunk under way, counted once for each side they stand on
+    for line in re.findall(r"[^\n]*\n|[^\n]+", patch):
+        yield line, left > 0
+        if left > 0:
+            left -= {"+": 1, "-": 1, "\\": 0}.get(line[:1], 2)
+        elif hunk := _HUNK.match(line):
+            left = sum(1 if count is None else int(count) for count in hunk.groups())
 
 
 def _path(name: str, *, prefixed: bool) -> str:

@@ -1,74 +1,180 @@
-"""Rows of SWE-bench datasets in the form of swebench 5.x: with `image`, `eval_script`, `log_parser` and
-`eval_type`.
+"""SWE-bench (full, Lite, Verified, Multilingual): rows, or the task repository that swebench 5.x keeps on disk.
 
-Older rows lack these four; the swebench 4.x package renders them, in an environment of its own.
+Rows of 5.x have `image`, `eval_script`, `log_parser` and `eval_type`. Older rows lack them: the image's name follows
+from the id, and swebench 4.1.0 renders the rest once, at import.
 """
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.patches import paths_of
+from trainer.tasksets.importing import Importer
+from trainer.tasksets.patches import ended, paths_of
+from trainer.tasksets.rendering import rendered
+from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/testbed"
-ENV = {"BASH_ENV": "/root/.bashrc"}  # where these images activate the environment that the tests need
+ENV = {"BASH_ENV": "/root/.bashrc"}  # where these images activate the environment that the tests need, if any
+START_MARK = ">>>>> Start Test Output"
+END_MARK = ">>>>> End Test Output"
 EVAL_TYPES = get_args(get_type_hints(SwebenchLog)["eval_type"])
+_FILES = {  # columns that a task repository keeps in files of their own
+    "patch": "gold.patch",
+    "test_patch": "test.patch",
+    "eval_script": "eval.sh",
+    "problem_statement": "problem_statement.md",
+}
 
 
-def import_swe_bench(file: Path) -> tuple[list[Task], list[Gold]]:
-    """Tasks and their solutions, one a row of a JSONL file. Raises ValueError naming line and field."""
-    tasks: list[Task] = []
-    golds: list[Gold] = []
-    seen: set[str] = set()
-    for number, line in enumerate(file.read_text().split("\n"), 1):
-        if not line.strip():
-            continue
-        fields = Fields(f"{file}:{number}", _row(file, number, line))
-        task = _task(fields)
-        if task.id in seen:
-            raise ValueError(f"{fields.where}: instance_id: {fields.text('instance_id')!r} was there before")
-        seen.add(task.id)
-        tasks.append(task)
-        golds.append(Gold(id=task.id, patch=fields.text("patch")))
-    return tasks, golds
+def read(path: Path, split: str | None) -> list[Fields]:
+    """Rows, or what a task repository publishes. Raises ValueError naming the path."""
+    if (path / "sweb.yaml").exists() or any(path.glob("tasks/*/task.yaml")):
+        return _task_repository(path, split)
+    return read_rows(path, split)
 
 
-def _row(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{number}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{file}:{number}: must be a JSON object")
-    return row
+def complete(rows: list[Fields], options: Namespace) -> list[Fields]:
+    """`rows` with what 5.x rows have. Raises ValueError if it has to be rendered and cannot be here."""
+    lacking = {number: row for number, row in enumerate(rows) if _lacks_grader(row)}
+    made = dict(zip(lacking, rendered(list(lacking.values())), strict=True))
+    return [made.get(number, row) for number, row in enumerate(rows)]
 
 
-def _task(fields: Fields) -> Task:
-    eval_type = fields.text("eval_type")
-    if eval_type not in EVAL_TYPES:
-        raise ValueError(f"{fields.where}: eval_type: must be one of {EVAL_TYPES}, is {eval_type!r}")
-    fail_to_pass, pass_to_pass = fields.strings("FAIL_TO_PASS"), fields.strings("PASS_TO_PASS")
-    if not fail_to_pass and not pass_to_pass:
-        raise ValueError(f"{fields.where}: FAIL_TO_PASS: empty, and so is PASS_TO_PASS: any patch would do")
-    return Task(
-        id=f"swe-bench:{fields.text('instance_id')}",
+def task_of(fields: Fields) -> tuple[Task, Gold]:
+    """The task and its solution. Raises ValueError naming file, row and field."""
+    instance_id = fields.text("instance_id")
+    task = Task(
+        id=f"swe-bench:{instance_id}",
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
-        image=fields.text("image"),
+        image=fields.optional_text("image") or image_of(instance_id),
         workdir=WORKDIR,
         problem=fields.text("problem_statement"),
-        verdict=SwebenchLog(
-            eval_script=fields.text("eval_script"),
-            log_parser=fields.text("log_parser"),
-            fail_to_pass=fail_to_pass,
-            pass_to_pass=pass_to_pass,
-            eval_type=eval_type,
-            repo=fields.text("repo"),
-            version=fields.optional_text("version"),
-            protected_paths=paths_of(fields.text("test_patch")),
-        ),
+        verdict=log_verdict(fields, fields.text("log_parser")),
         env=ENV,
     )
+    return task, Gold(id=task.id, patch=ended(fields.text("patch")), test_patch=hidden_tests(fields))
+
+
+IMPORTER = Importer(
+    help="rows of SWE-bench (full, Lite, Verified, Multilingual), or a task repository of swebench 5.x",
+    task_of=task_of,
+    read=read,
+    complete=complete,
+)
+
+
+def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
+    """The row's eval script, judged by its log. Raises ValueError for one that would pass or fail any patch."""
+    eval_script = fields.text("eval_script")
+    if END_MARK not in eval_script:
+        raise fields.refusal("eval_script", f"does not print {END_MARK!r}: no log of it would be accepted")
+    eval_type = fields.optional_text("eval_type") or "pass_and_fail"
+    if eval_type not in EVAL_TYPES:
+        raise fields.refusal("eval_type", f"must be one of {', '.join(EVAL_TYPES)}, is {eval_type!r}")
+    assets = fields.mapping("image_assets")
+    if assets.get("test_patch") or assets.get("patch"):
+        raise fields.refusal(
+            "image_assets", "binary files for the tests cannot be staged: leave this row out"
+        )
+    fail_to_pass = fields.strings("FAIL_TO_PASS")
+    if not fail_to_pass:
+        raise fields.refusal("FAIL_TO_PASS", "empty: a patch that does nothing would do")
+    return SwebenchLog(
+        eval_script=eval_script,
+        log_parser=log_parser,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=fields.strings("PASS_TO_PASS"),
+        eval_type=eval_type,
+        repo=fields.text("repo"),
+        version=fields.optional_text("version"),
+        protected_paths=paths_of(hidden_tests(fields)),
+    )
+
+
+def hidden_tests(fields: Fields) -> str:
+    """The row's test patch. Raises ValueError if it is about no file."""
+    test_patch = ended(fields.text("test_patch"))
+    if not paths_of(test_patch):
+        raise fields.refusal("test_patch", "not a diff: it names no file")
+    return test_patch
+
+
+def image_of(instance_id: str) -> str:
+    """The published image's name, by rule."""
+    return f"docker.io/swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_')}:latest".lower()
+
+
+def _lacks_grader(row: Fields) -> bool:
+    return not row.broken and not all(row.values.get(name) for name in ("eval_script", "log_parser"))
+
+
+def _task_repository(path: Path, split: str | None) -> list[Fields]:
+    """Tasks in the splits that sweb.yaml publishes, or in `split`, by name."""
+    tasks = {file: _task(file) for file in sorted(path.glob("tasks/*/task.yaml"))}
+    published = _yaml(path / "sweb.yaml").get("splits", ["test"]) if (path / "sweb.yaml").exists() else None
+    wanted = published if split is None else [split]
+    chosen = [
+        _with_files(file.parent, task)
+        for file, task in tasks.items()
+        if task.broken or wanted is None or task.values.get("split") in wanted
+    ]
+    if not chosen:
+        known = {str(task.values.get("split")) for task in tasks.values()}
+        raise ValueError(
+            f"{path}: no task of split {' or '.join(wanted or ())} in it; there are {', '.join(sorted(known))}"
+        )
+    return chosen
+
+
+def _task(file: Path) -> Fields:
+    try:
+        return Fields(str(file.parent), _yaml(file))
+    except ValueError as error:
+        return Fields(str(file.parent), {}, broken=str(error).removeprefix(f"{file.parent}/"))
+
+
+def _with_files(directory: Path, task: Fields) -> Fields:
+    if task.broken:
+        return task
+    try:
+        texts = {column: _text(directory / name) for column, name in _FILES.items()}
+        return task.having(**_tests(directory / "tests.json"), **texts)
+    except ValueError as error:
+        return Fields(task.where, {}, broken=str(error).removeprefix(f"{directory}/"))
+
+
+def _tests(file: Path) -> dict[str, Any]:
+    try:
+        tests = json.loads(_text(file))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}: not JSON: {error}") from error
+    if not isinstance(tests, dict):
+        raise ValueError(f"{file}: must be a JSON object")
+    return tests
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    """What a YAML file says, every scalar as the text that stands there: version 3.10 is not 3.1."""
+    import yaml
+
+    try:
+        value = yaml.load(_text(file), yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file}: must be a YAML mapping")
+    return value
+
+
+def _text(file: Path) -> str:
+    """With its line ends as they are: a patch may need them."""
+    try:
+        return file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{file}: cannot be read: {reason}") from error

@@ -1,167 +1,237 @@
-import json
+"""What every source has in common: which rows are taken, how all that will not do are told of, and the split."""
+
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pipeline.task import ExitCode, SwebenchLog
-from pipeline.taskfile import gold_path, read_gold, read_tasks, write_tasks
-from trainer.tasksets.__main__ import main
-
-TEST_PATCH = (
-    "diff --git a/tests/a.py b/tests/a.py\n--- a/tests/a.py\n+++ b/tests/a.py\n@@ -1 +1 @@\n-1\n+hidden\n"
+from pipeline.taskfile import (
+    EXPECTED,
+    Verification,
+    fingerprint,
+    gold_path,
+    read_gold,
+    read_tasks,
+    read_verified,
+    verified_path,
+    write_tasks,
+    write_verified,
 )
-FLEET: dict[str, Any] = {
-    "instance_id": "acme-calc-7",
-    "repo": "acme/calc",
-    "base_commit": "abc",
-    "problem_statement": "It is wrong.\n\n## Files Changed\n- `src/a.py`\n- `tests/a.py`\n\n## Notes\nHurry.",
-    "gold_patch": "the gold",
-    "fix_patch": "the fix",
-    "test_patch": TEST_PATCH,
-    "test_files": ["tests/b.py"],
-    "image_name": "acme/task:latest",
-    "eval_script": "pytest\n",
-    "pr_number": 7,
-}
-SWE_BENCH: dict[str, Any] = {
-    "instance_id": "acme__calc-7",
-    "repo": "acme/calc",
-    "version": "1.0",
-    "base_commit": "abc",
-    "problem_statement": "It is wrong.",
-    "patch": "the gold",
-    "test_patch": TEST_PATCH,
-    "FAIL_TO_PASS": '["t::a"]',
-    "PASS_TO_PASS": ["t::b"],
-    "image": "acme/task:latest",
-    "eval_script": "pytest\n",
-    "log_parser": "parse_log_pytest",
-    "eval_type": "pass_and_fail",
+from tests.trainer.tasksets.published import fixture_rows, imported, write_lines
+from trainer.tasksets.__main__ import IMPORTERS, main
+
+ROW = fixture_rows("swe_bench/verified.jsonl")[0]
+BAD = {
+    "no repo": ROW | {"repo": None},
+    "no grader": ROW | {"eval_script": "true\n"},
+    "no problem": ROW | {"problem_statement": " "},
+    "bad tests": ROW | {"FAIL_TO_PASS": "["},
+    "a list": [ROW],
+    "cut": '{"instance_id": ',
+    "twice": ROW | {"instance_id": "first"},
 }
 
 
-def write_fleet(directory: Path, *records: dict[str, Any]) -> Path:
-    for number, record in enumerate(records, 1):
-        folder = directory / f"task_{number:03d}"
-        folder.mkdir(parents=True)
-        (folder / "task.json").write_text(json.dumps(record))
-    return directory
+def row(instance_id: str, **changes: Any) -> dict[str, Any]:
+    return ROW | {"instance_id": instance_id} | changes
 
 
-def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    return path
+def lines(path: Path, *rows: object) -> Path:
+    return write_lines(path / "rows.jsonl", *rows)
 
 
-def run(tmp_path: Path, kind: str, source: Path) -> Path:
-    out = tmp_path / "tasks.jsonl"
-    assert main(["import", kind, str(source), "--out", str(out)]) == 0
-    return out
+def ids(tmp_path: Path, rows: Path, *options: str) -> list[str]:
+    return list(imported(tmp_path, "swe-bench", rows, *options))
 
 
-def test_a_fleet_task_keeps_its_hidden_tests_and_loses_what_gives_it_away(tmp_path: Path) -> None:
-    source = write_fleet(tmp_path / "fleet", FLEET)
-    (task,) = read_tasks(run(tmp_path, "fleet", source))
-    assert (task.id, task.image, task.workdir) == ("fleet:acme-calc-7", "acme/task:latest", "/workspace")
-    assert task.problem == "It is wrong.\n\n## Notes\nHurry."
-    assert task.verdict == ExitCode(
-        eval_script="pytest\n",
-        test_patch=TEST_PATCH.encode(),
-        protected_paths=("tests/b.py", "tests/a.py"),
-    )
-
-
-def test_the_workdir_is_the_dockerfiles_last(tmp_path: Path) -> None:
-    source = write_fleet(tmp_path / "fleet", FLEET)
-    (source / "task_001/Dockerfile").write_text("FROM a\nWORKDIR /one\nRUN x\nworkdir /two\nCMD bash\n")
-    assert read_tasks(run(tmp_path, "fleet", source))[0].workdir == "/two"
-
-
-def test_a_swe_bench_row_becomes_a_log_verdict(tmp_path: Path) -> None:
-    (task,) = read_tasks(run(tmp_path, "swe-bench", write_rows(tmp_path / "rows.jsonl", SWE_BENCH)))
-    assert (task.id, task.workdir) == ("swe-bench:acme__calc-7", "/testbed")
-    assert task.verdict == SwebenchLog(
-        eval_script="pytest\n",
-        log_parser="parse_log_pytest",
-        fail_to_pass=("t::a",),
-        pass_to_pass=("t::b",),
-        repo="acme/calc",
-        version="1.0",
-        protected_paths=("tests/a.py",),
-    )
-
-
-@pytest.mark.parametrize("kind", ["fleet", "swe-bench"])
-def test_solutions_lie_in_a_file_of_their_own(tmp_path: Path, kind: str) -> None:
-    sources = {
-        "fleet": write_fleet(tmp_path / "fleet", FLEET),
-        "swe-bench": write_rows(tmp_path / "rows.jsonl", SWE_BENCH),
-    }
-    out = run(tmp_path, kind, sources[kind])
-    (task,) = read_tasks(out)
-    assert read_gold(gold_path(out))[task.id].patch == {"fleet": "the fix", "swe-bench": "the gold"}[kind]
-    assert "the gold" not in out.read_text()
-    assert "the fix" not in out.read_text()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        *(({field: ""}, f"{field}: must be a non-empty string") for field in (
-            "instance_id", "repo", "base_commit", "problem_statement", "gold_patch", "image_name",
-            "eval_script", "test_patch",
-        )),
-        ({"repo": None}, "repo: must be a non-empty string, is absent"),
-        ({"eval_script": " \n"}, "eval_script"),
-        ({"test_files": "tests"}, "test_files: not JSON"),
-        ({"test_files": [1]}, "test_files: must be a list of strings"),
-        ({"instance_id": "other"}, "instance_id: 'other' is that of"),
-    ],
-)  # fmt: skip
-def test_a_fleet_task_that_will_not_do_is_refused_by_file_and_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
-) -> None:
-    source = write_fleet(tmp_path / "fleet", FLEET | {"instance_id": "other"}, FLEET | change)
-    out = tmp_path / "tasks.jsonl"
-    assert main(["import", "fleet", str(source), "--out", str(out)]) == 1
-    told = capsys.readouterr().err
-    assert "task_002/task.json" in told
-    assert message in told
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: Path, *options: str) -> str:
+    out = tmp_path / "refused.jsonl"
+    assert main(["import", "swe-bench", str(rows), "--out", str(out), *options]) == 1
     assert not out.exists()
+    assert not gold_path(out).exists()
+    return capsys.readouterr().err
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kinds=st.lists(st.sampled_from(["good", *BAD]), max_size=8))
+def test_exactly_the_bad_rows_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: list[str]
+) -> None:
+    rows = [row("first")] + [
+        row(f"good-{i}") if kind == "good" else BAD[kind] for i, kind in enumerate(kinds)
+    ]
+    path = lines(tmp_path, *rows)
+    bad = [number for number, kind in enumerate(kinds, 2) if kind != "good"]
+    if not bad:
+        assert len(ids(tmp_path, path)) == len(rows)
+        return
+    *told, last = refused(tmp_path, capsys, path).splitlines()
+    assert [line.split(": ")[0] for line in told] == [f"{path}:{number}" for number in bad]
+    assert last == f"{len(bad)} refused; nothing was written"
+
+
+def test_solutions_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+    tasks = imported(tmp_path, "swe-bench", lines(tmp_path, row("a")))
+    assert "default=default" in tasks["a"][1].patch
+    assert "default=default" not in (tmp_path / "tasks.jsonl").read_text()
+
+
+def test_an_unknown_source_is_misuse_and_the_known_ones_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", "swe-bank", "rows.jsonl", "--out", "t.jsonl"])
+    told = capsys.readouterr().err
+    assert all(source in told for source in IMPORTERS)
+    assert IMPORTERS.keys() == {
+        "fleet", "swe-bench", "swe-gym", "r2e-gym", "swe-smith", "swe-bench-pro", "swe-rebench"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "arguments",
     [
-        ({"image": None}, ":3: image: must be a non-empty string, is absent"),
-        ({"eval_script": ""}, ":3: eval_script"),
-        ({"log_parser": None}, ":3: log_parser"),
-        ({"eval_type": "both"}, ":3: eval_type: must be one of"),
-        ({"FAIL_TO_PASS": "[]", "PASS_TO_PASS": []}, ":3: FAIL_TO_PASS: empty"),
-        ({"FAIL_TO_PASS": "t::a"}, ":3: FAIL_TO_PASS: not JSON"),
-        ({"instance_id": "other"}, ":3: instance_id: 'other' was there before"),
+        [],
+        ["import"],
+        ["import", "fleet", "tasks"],
+        ["import", "fleet", "tasks", "--out", "t", "--first", "0"],
+        ["import", "fleet", "tasks", "--out", "t", "--max-bytes", "many"],
+        ["split", "tasks.jsonl"],
+        ["split", "tasks.jsonl", "--heldout", "1.5"],
+        ["split", "tasks.jsonl", "--heldout", "0"],
     ],
 )
-def test_a_row_that_will_not_do_is_refused_by_line_and_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+def test_a_command_line_that_makes_no_sense_is_misuse(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+
+
+def test_rows_are_picked_by_id_repository_size_and_number(tmp_path: Path) -> None:
+    long = "x" * 2000
+    path = lines(
+        tmp_path,
+        row("a", repo="django/django"),
+        row("b", repo="Django/channels", problem_statement=long),
+        row("c", repo="acme/units"),
+        row("d", repo="acme/units"),
+    )
+    (tmp_path / "ids").write_text("d\n\nswe-bench:a\n")
+    assert ids(tmp_path, path) == ["a", "b", "c", "d"]
+    assert ids(tmp_path, path, "--first", "2") == ["a", "b"]
+    assert ids(tmp_path, path, "--first", "9") == ["a", "b", "c", "d"]
+    assert ids(tmp_path, path, "--only", "d, swe-bench:b") == ["b", "d"]
+    assert ids(tmp_path, path, "--only", f"@{tmp_path / 'ids'}") == ["a", "d"]
+    assert ids(tmp_path, path, "--repo", "django/*") == ["a", "b"]
+    assert ids(tmp_path, path, "--repo", "*/django", "--repo", "acme/*") == ["a", "c", "d"]
+    assert ids(tmp_path, path, "--max-bytes", "2000") == ["a", "c", "d"]
+    assert ids(tmp_path, path, "--repo", "acme/*", "--first", "1") == ["c"]
+
+
+def test_rows_that_were_not_asked_for_need_not_do(tmp_path: Path) -> None:
+    path = lines(tmp_path, row("a"), row("b", eval_script=None, repo="not/known"))
+    assert ids(tmp_path, path, "--only", "a") == ["a"]
+
+
+def test_a_row_that_cannot_be_read_is_refused_whatever_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", SWE_BENCH | {"instance_id": "other"}, SWE_BENCH | change)
-    assert main(["import", "swe-bench", str(source), "--out", str(tmp_path / "tasks.jsonl")]) == 1
-    assert f"rows.jsonl{message}" in capsys.readouterr().err
+    told = refused(tmp_path, capsys, lines(tmp_path, row("a"), "{"), "--only", "a", "--repo", "*")
+    assert "rows.jsonl:2: not JSON" in told
 
 
-def test_an_empty_or_absent_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "fleet", str(tmp_path), "--out", str(tmp_path / "t")]) == 1
-    assert "no task_*/task.json" in capsys.readouterr().err
-    assert main(["import", "swe-bench", str(tmp_path / "none"), "--out", str(tmp_path / "t")]) == 1
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "a,nowhere,gone"], "--only: no row has the id gone, nowhere"),
+        (["--only", ","], "--only ,: no ids in it"),
+        (["--only", "@nowhere"], "nowhere"),
+        (["--repo", "django/*"], "none of 1 rows is left by --repo"),
+        (["--max-bytes", "1", "--first", "3"], "none of 1 rows is left by --max-bytes, --first"),
+        (["--split", "dev"], "--split dev: there are no splits in it"),
+    ],
+)
+def test_filters_that_leave_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert message in refused(tmp_path, capsys, lines(tmp_path, row("a")), *options)
+
+
+def test_a_place_that_cannot_be_written_to_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "nowhere/tasks.jsonl"
+    assert main(["import", "swe-bench", str(lines(tmp_path, row("a"))), "--out", str(out)]) == 1
+    assert str(out) in capsys.readouterr().err
 
 
 def test_a_task_file_says_which_line_is_no_task(tmp_path: Path) -> None:
-    out = run(tmp_path, "fleet", write_fleet(tmp_path / "fleet", FLEET))
+    imported(tmp_path, "swe-bench", lines(tmp_path, row("a")))
+    out = tmp_path / "tasks.jsonl"
     tasks = read_tasks(out)
     out.write_bytes(out.read_bytes() + b'{"id": 5}\n')
     with pytest.raises(ValueError, match=r"tasks\.jsonl:2: not a Task: .*\$\.id"):
         read_tasks(out)
     with pytest.raises(ValueError, match="stands for two tasks"):
         write_tasks(out, tasks * 2)
+
+
+def split(path: Path, *options: str) -> tuple[list[str], list[str]]:
+    assert main(["split", str(path), *options]) == 0
+    parts = (path.with_name(f"tasks.{name}.jsonl") for name in ("train", "heldout"))
+    train, heldout = ([task.id for task in read_tasks(part)] for part in parts)
+    return train, heldout
+
+
+def test_both_sides_of_a_split_keep_what_was_verified(tmp_path: Path) -> None:
+    imported(tmp_path, "swe-bench", lines(tmp_path, *(row(letter) for letter in "abcd")))
+    path = tmp_path / "tasks.jsonl"
+    verified = [
+        Verification(
+            task=task.id,
+            fingerprint=fingerprint(task),
+            states=EXPECTED,
+            ok=True,
+            reason="",
+            verdict_kind="swebench_log",
+            seconds=1.0,
+            verified_at=0.0,
+        )
+        for task in read_tasks(path)[1:]
+    ]
+    write_verified(verified_path(path), verified)
+    for name, ids_ in zip(("train", "heldout"), split(path, "--heldout", "2"), strict=True):
+        part = verified_path(path.with_name(f"tasks.{name}.jsonl"))
+        assert read_verified(part) == {one.task: one for one in verified if one.task in ids_}
+
+
+def test_a_split_shares_no_task_and_keeps_to_its_seed(tmp_path: Path) -> None:
+    every = [f"swe-bench:{letter}" for letter in "abcdefghij"]
+    imported(tmp_path, "swe-bench", lines(tmp_path, *(row(letter) for letter in "abcdefghij")))
+    path = tmp_path / "tasks.jsonl"
+    train, heldout = split(path, "--train", "5", "--heldout", "3")
+    assert (len(train), len(heldout)) == (5, 3)
+    assert not set(train) & set(heldout)
+    assert train == sorted(train)
+    assert read_gold(path.with_name("tasks.train.gold.jsonl")).keys() == set(train)
+    assert split(path, "--heldout", "3")[1] == heldout
+    assert {tuple(split(path, "--heldout", "0.3", "--seed", str(seed))[1]) for seed in range(5)} != {
+        tuple(heldout)
+    }
+    train, heldout = split(path, "--heldout", "0.3")
+    assert sorted(train + heldout) == every
+    write_tasks(path, reversed(read_tasks(path)))
+    assert sorted(split(path, "--heldout", "3")[1]) == heldout
+
+
+@pytest.mark.parametrize(
+    "options", [["--train", "8", "--heldout", "3"], ["--heldout", "0.01"], ["--heldout", "10"]]
+)
+def test_a_split_that_tasks_do_not_suffice_for_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    imported(tmp_path, "swe-bench", lines(tmp_path, *(row(letter) for letter in "abcdefghij")))
+    assert main(["split", str(tmp_path / "tasks.jsonl"), *options]) == 1
+    assert "10 tasks cannot be divided into" in capsys.readouterr().err
+    assert not (tmp_path / "tasks.train.jsonl").exists()

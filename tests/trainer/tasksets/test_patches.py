@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainer.tasksets.patches import paths_of
+from trainer.tasksets.patches import divided, ended, paths_of, sections
 
 HUNK = "@@ -1,2 +1,2 @@\n-x\n+y\n z\n"
 
@@ -23,3 +25,27 @@ HUNK = "@@ -1,2 +1,2 @@\n-x\n+y\n z\n"
 )  # fmt: skip
 def test_every_touched_path_is_found_and_no_other(patch: str, paths: tuple[str, ...]) -> None:
     assert paths_of(patch) == paths
+
+
+GIT = f"diff --git a/x/a.py b/x/a.py\nindex 1..2 100644\n--- a/x/a.py\n+++ b/x/a.py\n{HUNK}"
+PLAIN = f"--- a/b.py\n+++ b/b.py\n{HUNK}"
+BINARY = "diff --git a/logo.bin b/logo.bin\nGIT binary patch\nliteral 4\nLcmZQz\n\n"
+MODE = "diff --git a/run b/run\nold mode 100644\nnew mode 100755\n"
+TRAP = "--- a/c.sql\n+++ b/c.sql\n@@ -1,3 +1,2 @@\n--- a/not-a-file\n-diff --git a/no b/no\n+++ b/not-a-file\n x\n"
+FEED = "diff --git a/d b/d\n--- a/d\n+++ b/d\n@@ -1,2 +1,2 @@\n one\x0ctwo\n--- a/still-in-the-hunk\n+-- b\n"
+
+
+@given(
+    st.sampled_from([(GIT, BINARY, MODE, FEED), (PLAIN, TRAP)]).flatmap(
+        lambda one: st.lists(st.sampled_from(one))
+    )
+)
+def test_sections_are_one_a_file_and_make_the_patch_again(files: list[str]) -> None:
+    assert sections("".join(files)) == files
+
+
+def test_a_patch_is_divided_by_its_paths_and_ends_with_a_newline() -> None:
+    patch = GIT + BINARY + FEED + MODE
+    chosen, others = divided(patch.rstrip("\n"), lambda path: path in ("x/a.py", "logo.bin"))
+    assert (chosen, others) == (GIT + BINARY, FEED + MODE)
+    assert [ended(text) for text in ("", "a", "a\n")] == ["", "a\n", "a\n"]

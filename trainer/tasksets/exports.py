@@ -1,0 +1,248 @@
+"""Task files out again, in the shapes that other tools read: `python -m trainer.tasksets export KIND tasks.jsonl`.
+
+JSONL shapes keep a task's columns as its source has them, so that the same importer reads them back. The parquet shapes
+are for trainers that look at the eval script's exit status and nothing else: a script that ends otherwise than its tests
+is made to end as they do, and a task that no exit status can judge is refused.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.task import ExitCode, SwebenchLog, Task
+from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
+from trainer.tasksets import r2e_gym, swe_bench_pro, swe_rebench, swe_smith
+from trainer.tasksets.eval_scripts import with_status_of_tests
+
+Row = dict[str, Any]
+GENERATOR = "swe-task-generator"  # what its own script calls the source of its tasks
+_INSTEAD = "leave it out, or export it as instances-jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an export is made of. `data_source` is what its rows say they come from."""
+
+    task: Task
+    gold: Gold | None
+    data_source: str
+
+    @property
+    def instance_id(self) -> str:
+        return self.task.id.partition(":")[2]
+
+
+def export(options: argparse.Namespace) -> str:
+    """Writes `options.out` and says what is in it. Raises ValueError or OSError, and writes nothing, if it cannot."""
+    tasks = read_tasks(options.path)
+    if not tasks:
+        raise ValueError(f"{options.path}: no tasks in it")
+    golds = read_gold(gold_path(options.path)) if gold_path(options.path).exists() else {}
+    named = options.data_source
+    records = [Record(task, golds.get(task.id), named or _data_source(task)) for task in tasks]
+    content = KINDS[options.kind](records)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_bytes(content)
+    return f"{len(tasks)} tasks of {options.path} in {options.out}, as {options.kind}"
+
+
+def add_export_parser(subparsers: Any) -> None:
+    """The command line's `export`, among the `subparsers` of its other commands."""
+    parser = subparsers.add_parser("export", help="a task file in a shape that another tool reads")
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
+    parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH")
+    parser.add_argument(
+        "--data-source", metavar="NAME", help="said of every row; by default each task's own source"
+    )
+    parser.set_defaults(run=export)
+
+
+def _instances(records: Sequence[Record]) -> bytes:
+    """One line a task: what it asks, and as metadata its columns and where they come from."""
+    return _json_lines(
+        {
+            "text": record.task.problem,
+            "metadata": {"instance": instance_of(record), "data_source": record.data_source},
+        }
+        for record in records
+    )
+
+
+def _instance_ids(records: Sequence[Record]) -> bytes:
+    return "".join(f"{record.instance_id}\n" for record in records).encode()
+
+
+def _docker_images(records: Sequence[Record]) -> bytes:
+    """Each image once, in the order of first use."""
+    return "".join(f"{image}\n" for image in dict.fromkeys(record.task.image for record in records)).encode()
+
+
+def _parquet_generator(records: Sequence[Record]) -> bytes:
+    """Four columns of text; `prompt` and `instance` are JSON."""
+    return _parquet(
+        [
+            {
+                "data_source": record.data_source,
+                "prompt": json.dumps([{"role": "user", "content": record.task.problem}], ensure_ascii=False),
+                "env_class": "null",
+                "instance": json.dumps(
+                    instance_of(record) | judged_by_exit_status(record), ensure_ascii=False
+                ),
+            }
+            for record in records
+        ]
+    )
+
+
+def _parquet_flat(records: Sequence[Record]) -> bytes:
+    """One column a field, `prompt` a list of chat messages."""
+    return _parquet(
+        [
+            {
+                "data_source": record.data_source,
+                "prompt": [{"role": "user", "content": record.task.problem}],
+                "env_class": "null",
+                "instance_id": record.instance_id,
+                "problem_statement": record.task.problem,
+                "image_name": record.task.image,
+                "repo": record.task.repo,
+                "base_commit": record.task.base_commit,
+                **judged_by_exit_status(record),
+            }
+            for record in records
+        ]
+    )
+
+
+KINDS: dict[str, Callable[[Sequence[Record]], bytes]] = {
+    "instances-jsonl": _instances,
+    "evaluation-jsonl": _instances,  # an evaluator reads what a trainer reads
+    "instance-ids": _instance_ids,
+    "docker-images": _docker_images,
+    "parquet-generator": _parquet_generator,
+    "parquet-flat": _parquet_flat,
+}
+
+
+def instance_of(record: Record) -> Row:
+    """The task's columns as its source has them, and the two that every older tool looks for.
+
+    Without an eval script one of those tools takes any patch for a solution; so there always is one.
+    """
+    task = record.task
+    row_of = _ROWS.get(_source(task))
+    if row_of is None:
+        raise ValueError(
+            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(_ROWS)}"
+        )
+    return row_of(task, record.gold) | {"image_name": task.image, "eval_script": task.verdict.eval_script}
+
+
+def judged_by_exit_status(record: Record) -> Row:
+    """The columns of a task whose eval script's exit status is its verdict. Raises ValueError if there is no such script."""
+    task, gold = record.task, record.gold
+    match task.verdict:
+        case ExitCode(eval_script=script):
+            pass
+        case SwebenchLog() if task.setup_patch:
+            raise ValueError(f"{task.id}: setup_patch: there is no column for what makes the bug: {_INSTEAD}")
+        case SwebenchLog(eval_script=script):
+            script = _ending_as_its_tests(task, script)
+        case verdict:
+            kind = verdict.__struct_config__.tag
+            raise ValueError(
+                f"{task.id}: a {kind} verdict on it is no exit status: export it as instances-jsonl"
+            )
+    fix = gold.patch if gold else ""
+    tests = _tests(task, gold)
+    return {"eval_script": script, "gold_patch": fix + tests, "test_patch": tests, "fix_patch": fix}
+
+
+def _ending_as_its_tests(task: Task, script: str) -> str:
+    try:
+        return with_status_of_tests(script)
+    except ValueError as error:
+        raise ValueError(f"{task.id}: eval_script: {error}; {_INSTEAD}") from error
+
+
+def _source(task: Task) -> str:
+    return task.id.partition(":")[0]
+
+
+def _data_source(task: Task) -> str:
+    return GENERATOR if _source(task) == "fleet" else _source(task)
+
+
+def _tests(task: Task, gold: Gold | None) -> str:
+    if isinstance(task.verdict, ExitCode) and task.verdict.test_patch:
+        return task.verdict.test_patch.decode("utf-8", "surrogateescape")
+    return gold.test_patch if gold else ""
+
+
+def _fleet_row(task: Task, gold: Gold | None) -> Row:
+    assert isinstance(task.verdict, ExitCode)
+    fix, tests = gold.patch if gold else "", _tests(task, gold)
+    return {
+        "instance_id": task.id.partition(":")[2],
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "problem_statement": task.problem,
+        "gold_patch": fix + tests,
+        "fix_patch": fix,
+        "test_patch": tests,
+        "test_files": list(task.verdict.protected_paths),
+        "workdir": task.workdir,
+    }
+
+
+def _swe_bench_row(task: Task, gold: Gold | None) -> Row:
+    """As swebench 5.x has it; `image_name` is what trainers look for."""
+    verdict = task.verdict
+    row = {
+        "instance_id": task.id.partition(":")[2],
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "problem_statement": task.problem,
+        "patch": gold.patch if gold else "",
+        "test_patch": _tests(task, gold),
+        "image": task.image,
+    }
+    if isinstance(verdict, SwebenchLog):
+        row |= {
+            "version": verdict.version,
+            "FAIL_TO_PASS": list(verdict.fail_to_pass),
+            "PASS_TO_PASS": list(verdict.pass_to_pass),
+            "log_parser": verdict.log_parser,
+            "eval_type": verdict.eval_type,
+        }
+    return row
+
+
+_ROWS: dict[str, Callable[[Task, Gold | None], Row]] = {
+    "fleet": _fleet_row,
+    "swe-bench": _swe_bench_row,
+    "swe-gym": _swe_bench_row,
+    "r2e-gym": r2e_gym.row_of,
+    "swe-smith": swe_smith.row_of,
+    "swe-bench-pro": swe_bench_pro.row_of,
+    "swe-rebench": swe_rebench.row_of,
+}
+
+
+def _json_lines(rows: Any) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _parquet(rows: list[Row]) -> bytes:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("writing parquet needs pyarrow: pip install pyarrow") from error
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()

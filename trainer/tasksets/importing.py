@@ -1,0 +1,72 @@
+"""Rows into tasks: what a source has to say about itself, and one import with all its refusals together."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.task import Task
+from pipeline.taskfile import Gold
+from trainer.tasksets.fields import Fields
+from trainer.tasksets.rows import read_rows
+
+
+class Refused(ValueError):
+    """Rows that will not do: `reasons` has one a row, each naming file, row and field."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("\n".join(reasons))
+        self.reasons = tuple(reasons)
+
+
+def no_options(parser: ArgumentParser) -> None:
+    """A source with the ordinary command line."""
+
+
+def as_they_are(rows: list[Fields], options: Namespace) -> list[Fields]:
+    return rows
+
+
+def instance_id(fields: Fields) -> str:
+    return fields.text("instance_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """One source of tasks.
+
+    `read` gives all rows of a path; `id_of` is what `--only` picks by, the fields named by `repo` and `size` are what
+    `--repo` and `--max-bytes` look at; `complete` is given the rows picked and the command line, which `add_options`
+    may add to, and adds what lies outside of them. All of them, and `task_of`, raise ValueError naming file, row and field.
+    """
+
+    help: str
+    task_of: Callable[[Fields], tuple[Task, Gold]]
+    read: Callable[[Path, str | None], list[Fields]] = read_rows
+    complete: Callable[[list[Fields], Namespace], list[Fields]] = as_they_are
+    add_options: Callable[[ArgumentParser], None] = no_options
+    id_of: Callable[[Fields], str] = instance_id
+    repo: str = "repo"
+    size: tuple[str, ...] = ("problem_statement", "patch", "test_patch")
+
+
+def tasks_of(importer: Importer, rows: Iterable[Fields]) -> tuple[list[Task], list[Gold]]:
+    """Tasks and their solutions, in the order of `rows`. Raises Refused with every row that will not do."""
+    tasks: dict[str, Task] = {}
+    golds: list[Gold] = []
+    first: dict[str, str] = {}
+    refusals: list[str] = []
+    for fields in rows:
+        try:
+            task, gold = importer.task_of(fields)
+            if task.id in first:
+                raise fields.refusal("id", f"{task.id!r} is that of {first[task.id]} too")
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        first[task.id] = fields.where
+        tasks[task.id] = task
+        golds.append(gold)
+    if refusals:
+        raise Refused(refusals)
+    return list(tasks.values()), golds

@@ -1,0 +1,180 @@
+"""Rows of SWE-bench Pro, with the two files that its repository keeps for each: how to run the tests, and how to read
+what they print.
+
+The rows alone cannot be graded. `--run-scripts DIR` names the repository's folder run_scripts, in which each task has
+a folder with run_script.sh and parser.py.
+"""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from pipeline.task import File, Resources, Task, TestsJson
+from pipeline.taskfile import Gold
+from trainer.tasksets.checkout import GIT_ENV, checkout
+from trainer.tasksets.fields import Fields
+from trainer.tasksets.importing import Importer
+from trainer.tasksets.patches import ended, paths_of
+
+WORKDIR = "/app"
+IMAGES = "jefzda/sweap-images"
+RUN_SCRIPT = "/workspace/run_script.sh"  # where SWE-bench Pro puts it
+RESOURCES = Resources(memory_bytes=16 * 1024**3)  # SWE-bench Pro gives 5 to 30 GiB
+ASSETS = {"run_script": "run_script.sh", "parser": "parser.py"}  # by the column that a row may have them in
+TAG_CHARS = 128  # what a registry allows
+ELEMENT_WEB = "element-hq/element-web"
+_OR_FAIL = " || exit 1"
+FULL_ELEMENT_WEB = "instance_element-hq__element-web-ec0f940ef0e8e3b61078f145f34dc40d1938e6c5-vnan"
+
+
+def task_of(fields: Fields) -> tuple[Task, Gold]:
+    """The task and its solution. Raises ValueError naming file, row and field."""
+    fail_to_pass = fields.strings("fail_to_pass")
+    if not fail_to_pass:
+        raise fields.refusal("fail_to_pass", "empty: a patch that does nothing would do")
+    base_commit, test_patch = fields.text("base_commit"), ended(fields.optional_text("test_patch"))
+    restore = fields.text("before_repo_set_cmd").strip().split("\n")[-1].strip()
+    selected = fields.strings("selected_test_files_to_run")
+    if not selected:
+        raise fields.refusal("selected_test_files_to_run", "empty: there would be nothing to run")
+    task = Task(
+        id=f"swe-bench-pro:{fields.text('instance_id')}",
+        repo=fields.text("repo"),
+        base_commit=base_commit,
+        image=_image(fields),
+        workdir=WORKDIR,
+        problem=_problem(fields),
+        verdict=TestsJson(
+            eval_script=_eval_script(restore, selected),
+            parser=_asset(fields, "parser"),
+            tests=tuple(dict.fromkeys((*fail_to_pass, *fields.strings("pass_to_pass")))),
+            protected_paths=tuple(dict.fromkeys((*paths_of(test_patch), *_restored(fields, restore)))),
+            files=(File(path=RUN_SCRIPT, content=_asset(fields, "run_script").encode(), mode=0o755),),
+        ),
+        setup_script=checkout(base_commit),
+        resources=RESOURCES,
+    )
+    return task, Gold(id=task.id, patch=ended(fields.text("patch")), test_patch=test_patch)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What the command line of this source has besides the ordinary."""
+    parser.add_argument(
+        "--run-scripts",
+        type=Path,
+        metavar="DIR",
+        help="the folder run_scripts of SWE-bench Pro's repository: a run_script.sh and a parser.py for each task",
+    )
+
+
+def with_run_scripts(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
+    """The rows with the columns `run_script` and `parser`, read from the folder where a row has none.
+
+    Raises ValueError if the folder is not there. A row for which it has no files stays as it is, and is refused when
+    it is used.
+    """
+    directory: Path | None = options.run_scripts
+    if directory is None:
+        return rows
+    if not directory.is_dir():
+        raise ValueError(f"--run-scripts: {directory}: no such directory")
+    return [fields if fields.broken else _with_assets(fields, directory) for fields in rows]
+
+
+IMPORTER = Importer(
+    help="rows of SWE-bench Pro; needs --run-scripts",
+    task_of=task_of,
+    complete=with_run_scripts,
+    add_options=add_options,
+)
+
+
+def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
+    """A row that `task_of` makes `task` of, without a folder of scripts beside it."""
+    verdict = task.verdict
+    assert isinstance(verdict, TestsJson)
+    (run_script,) = verdict.files
+    *_, restore, run = verdict.eval_script.splitlines()
+    return {
+        "instance_id": task.id.partition(":")[2],
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "image_name": task.image,
+        "problem_statement": task.problem,
+        "patch": gold.patch if gold else "",
+        "test_patch": gold.test_patch if gold else "",
+        "fail_to_pass": repr(list(verdict.tests)),
+        "pass_to_pass": "[]",
+        "before_repo_set_cmd": restore.removesuffix(_OR_FAIL),
+        "selected_test_files_to_run": repr(shlex.split(run)[-1].split(",")),
+        "run_script": run_script.content.decode("utf-8", "surrogateescape"),
+        "parser": verdict.parser,
+    }
+
+
+def _eval_script(restore: str, selected: tuple[str, ...]) -> str:
+    """The hidden tests out of the commit that brought them, then SWE-bench Pro's own script."""
+    return f"""{GIT_ENV}
+cd {WORKDIR}
+{restore}{_OR_FAIL}
+bash {RUN_SCRIPT} {shlex.quote(",".join(selected))}
+"""
+
+
+def _restored(fields: Fields, restore: str) -> list[str]:
+    """What `git checkout COMMIT -- PATHS` names."""
+    try:
+        words = shlex.split(restore)
+    except ValueError as error:
+        raise fields.refusal("before_repo_set_cmd", f"its last line is no command: {error}") from error
+    return words[words.index("--") + 1 :] if words[:2] == ["git", "checkout"] and "--" in words else []
+
+
+def _problem(fields: Fields) -> str:
+    """What SWE-bench Pro tells: the problem, what is required of a solution, and names that the tests call."""
+    parts = [fields.text("problem_statement")]
+    for heading, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
+        text = fields.optional_text(name)
+        parts += [f"{heading}:\n{text}"] if text.strip() else []
+    return "\n\n".join(parts)
+
+
+def _image(fields: Fields) -> str:
+    """The row's own name; else by its tag; else by the rule that tags are made by."""
+    if name := fields.optional_text("image_name").strip():
+        return name
+    tag = fields.optional_text("dockerhub_tag").strip() or _tag(fields)
+    return f"{IMAGES}:{tag}"
+
+
+def _tag(fields: Fields) -> str:
+    instance_id, repo = fields.text("instance_id"), fields.text("repo").lower()
+    owner, slash, name = repo.partition("/")
+    if not slash:
+        raise fields.refusal(
+            "dockerhub_tag", f"absent, and repo is not owner/name, which would tell it: {repo!r}"
+        )
+    version = instance_id.removeprefix("instance_")
+    if instance_id != FULL_ELEMENT_WEB:
+        version = version.removesuffix("-vnan")
+        name = "element" if repo == ELEMENT_WEB else name
+    return f"{owner}.{name}-{version}"[:TAG_CHARS]
+
+
+def _with_assets(fields: Fields, directory: Path) -> Fields:
+    folder = directory / fields.text("instance_id")
+    found = {
+        column: (folder / file).read_text()
+        for column, file in ASSETS.items()
+        if not fields.optional_text(column) and (folder / file).is_file()
+    }
+    return fields.having(**found)
+
+
+def _asset(fields: Fields, column: str) -> str:
+    if not fields.optional_text(column).strip():
+        raise fields.refusal(
+            column, f"absent: --run-scripts DIR must have {fields.text('instance_id')}/{ASSETS[column]}"
+        )
+    return fields.text(column)

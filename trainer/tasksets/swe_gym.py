@@ -1,0 +1,82 @@
+"""SWE-Gym, and its Subset with a column `eval_script`.
+
+The full dataset's scripts are made by a fork of swebench that no package index has, so its rows need them put in
+first. How a script is judged follows from the script: by its log where it marks the tests' output, otherwise by its
+exit status, which is first made that of the tests.
+"""
+
+from pipeline.task import ExitCode, SwebenchLog, Task
+from pipeline.taskfile import Gold
+from trainer.tasksets.eval_scripts import with_status_of_tests
+from trainer.tasksets.fields import Fields
+from trainer.tasksets.importing import Importer
+from trainer.tasksets.patches import ended, paths_of
+from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, hidden_tests, log_verdict
+
+PARSERS = {  # swebench's own, for the repositories that the fork adds
+    "bokeh/bokeh": "parse_log_pytest",
+    "conan-io/conan": "parse_log_pytest",
+    "dask/dask": "parse_log_pytest",
+    "facebookresearch/hydra": "parse_log_pytest",
+    "getmoto/moto": "parse_log_pytest",
+    "iterative/dvc": "parse_log_pytest",
+    "modin-project/modin": "parse_log_pytest",
+    "pandas-dev/pandas": "parse_log_pytest",
+    "project-monai/monai": "parse_log_pytest",
+    "pydantic/pydantic": "parse_log_pytest_v2",
+    "python/mypy": "parse_log_pytest",
+}
+NO_SCRIPT = (
+    "absent: it takes SWE-Gym's fork of the harness (SWE-Gym/SWE-Bench-Fork), which no package index has; in an"
+    " environment with the fork, add the column as swebench.harness.test_spec.make_test_spec(row).eval_script"
+)
+
+
+def task_of(fields: Fields) -> tuple[Task, Gold]:
+    """The task and its solution. Raises ValueError naming file, row and field."""
+    instance_id = fields.text("instance_id")
+    if not fields.optional_text("eval_script").strip():
+        raise fields.refusal("eval_script", NO_SCRIPT)
+    task = Task(
+        id=f"swe-gym:{instance_id}",
+        repo=fields.text("repo"),
+        base_commit=fields.text("base_commit"),
+        image=_image(fields, instance_id),
+        workdir=WORKDIR,
+        problem=fields.text("problem_statement"),
+        verdict=_verdict(fields),
+        env=ENV,
+    )
+    return task, Gold(
+        id=task.id, patch=ended(fields.text("patch")), test_patch=ended(fields.text("test_patch"))
+    )
+
+
+IMPORTER = Importer(help="rows of SWE-Gym or its Subset, with a column eval_script", task_of=task_of)
+
+
+def _verdict(fields: Fields) -> SwebenchLog | ExitCode:
+    script = fields.text("eval_script")
+    if START_MARK in script and END_MARK in script:
+        repo = fields.text("repo")
+        parser = fields.optional_text("log_parser") or PARSERS.get(repo.lower())
+        if parser is None:
+            raise fields.refusal("repo", f"no log parser is known for {repo!r}; add a column log_parser")
+        return log_verdict(fields, parser)
+    try:
+        script = with_status_of_tests(script)
+    except ValueError as error:
+        raise fields.refusal("eval_script", str(error)) from error
+    test_patch = hidden_tests(fields)
+    brings_tests = "git apply" in script or "patch -p1" in script
+    return ExitCode(
+        eval_script=script,
+        test_patch=b"" if brings_tests else test_patch.encode(),
+        protected_paths=paths_of(test_patch),
+    )
+
+
+def _image(fields: Fields, instance_id: str) -> str:
+    named = fields.optional_text("image_name") or fields.optional_text("image")
+    rule = f"docker.io/xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}:latest".lower()
+    return named or rule
