@@ -8,7 +8,8 @@ The process becomes SGLang's own server: its pid, its signals, its exit status. 
 - ``/health`` answers at once, also while generation is paused for new weights (the stock check generates a
   token and would hang, and the router would take the engine for dead);
 - the weights it starts from have a version (``--weight-version``, default 0), as their successors will;
-- an idle engine sleeps.
+- an idle engine sleeps;
+- weight files that are not whole are named before anything starts (``checkpoint.py``).
 
 On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that
 refuse to be called (``cpu_shim/sitecustomize.py``), and its processes are forked, not spawned
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from infra.commandline import parse_own_part
+from infra.serving.checkpoint import check
 
 EPILOG = "Flags after -- go to SGLang as they are."
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
@@ -106,10 +108,10 @@ def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str])
 
 def main(argv: list[str] | None = None) -> NoReturn:
     arguments = parse_arguments(argv)
-    if not (Path(arguments.model) / "config.json").is_file():
-        raise SystemExit(
-            f"--model {arguments.model}: no config.json in it; give the directory of a checkpoint"
-        )
+    try:
+        check(Path(arguments.model))
+    except ValueError as error:
+        raise SystemExit(f"--model {error}") from error
     command = engine_command(arguments)
     os.execve(command[0], command, engine_environment(arguments, dict(os.environ)))
 

@@ -29,7 +29,7 @@ if "$python" -c "import sglang, smg, docker, arq" 2>/dev/null && command -v dock
         "$python" -m trainer.tasksets import fleet "$tasks/family/heldout" --out "$tasks/heldout.jsonl"
     }
     "$python" -m infra.local trainer/recipes/demo.toml --run-dir runs/gpu-check --fresh --device cuda --dtype float32 \
-        --prepare "-m trainer.demo images $tasks/family" -- --set num_steps=2 \
+        --prepare "-m trainer.demo images $tasks/family" --prepare "-m workers.verify $tasks/train.jsonl --new" -- --set num_steps=2 \
         --set tasks.train="$PWD/$tasks/train.jsonl" --set tasks.heldout="$PWD/$tasks/heldout.jsonl" \
         --set evaluation.episodes=8 --set evaluation.greedy_episodes=0
 else

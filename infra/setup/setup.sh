@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv at the repository's root from constraints.txt, and installs the Debian packages that are missing.
 # The second time it only compares a stamp, unless a file that decides the outcome has changed.
+#   setup.sh [tests]        tests: the programs too that only tests need
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
-readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt)
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt trainer/tasksets/rendering.py)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -18,10 +19,17 @@ install_missing_programs() {
     local missing=()
     command -v redis-server >/dev/null || missing+=(redis-server)
     command -v dockerd >/dev/null || missing+=(docker.io)
+    command -v docker-registry >/dev/null || missing+=(docker-registry) # for tests
     command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
     command -v git >/dev/null || missing+=(git)
     command -v curl >/dev/null || missing+=(curl)
     command -v iptables >/dev/null || missing+=(iptables)
+    if [ "${1:-}" = tests ]; then
+        # What the cluster's files are checked with; nothing of it is started as a service.
+        command -v systemd-analyze >/dev/null || missing+=(systemd)
+        command -v slurmctld >/dev/null || missing+=(slurmctld)
+        command -v openssl >/dev/null || missing+=(openssl)
+    fi
     [ ${#missing[@]} -eq 0 ] && return
     command -v apt-get >/dev/null || {
         say "please install ${missing[*]}: this is not a Debian system" >&2
@@ -40,13 +48,15 @@ install_packages() {
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
     # First and by itself: asked for in this form, a CPU build lying on the machine is preferred to the CUDA one.
     "${pip[@]}" torch==2.13.0
-    "$venv/bin/python" infra/setup/extras.py base workers trainer serving dev |
+    "$venv/bin/python" infra/setup/extras.py base workers trainer tasksets serving dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+    # Old rows get their eval scripts from a release that cannot lie beside the one that grades.
+    "$venv/bin/python" -m trainer.tasksets.rendering
 }
 
 fingerprint="$(sha256sum "${inputs[@]}" | sha256sum | cut -c1-64)"
-install_missing_programs
+install_missing_programs "${1:-}"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$fingerprint" ]; then
     exit 0
 fi

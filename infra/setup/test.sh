@@ -10,6 +10,7 @@ trap stop_services EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+bash infra/setup/setup.sh tests
 "$python" -m infra.services up
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,7 @@ def test_a_service_that_answers_is_left_alone(service: Service, port: int) -> No
 
 def test_a_note_of_a_process_that_is_gone_stops_nobody_else(service: Service) -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
-        service.note.write_text(f"{bystander.pid} 1")  # the same number, given to another process since
+        service.note.write_text(f"{bystander.pid} 1 0 0 0")  # the same number, given to another process since
         assert not services.take_down(service)
         assert bystander.poll() is None
         bystander.kill()
@@ -96,3 +98,56 @@ time.sleep(600)
             return
         time.sleep(0.02)
     raise AssertionError("the service lives on")
+
+
+SLOW_SERVER = """
+import signal, socket, threading
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+server = socket.create_server(("127.0.0.1", {port}))
+asked.wait()
+threading.Event().wait(0.5)
+"""
+
+
+def test_one_that_is_being_stopped_is_not_relied_on(service: Service, port: int) -> None:
+    leaving = replace(service, command=(sys.executable, "-c", SLOW_SERVER.format(port=port)))
+    assert services.bring_up(leaving, attached=False) is not None
+    old = services.started_pid(leaving)
+    child = services.children.pop(leaving.name)  # another process stops it than starts its successor
+    with ThreadPoolExecutor() as threads:
+        stopping = threads.submit(services.take_down, leaving)
+        while not services.read_note(service).stopping:  # type: ignore[union-attr]
+            pass
+        assert service.answers(), "it still answers, and is nothing to build on"
+        assert services.bring_up(service, attached=True) is not None
+        assert stopping.result()
+    child.process.wait()
+    assert services.started_pid(service) not in (None, old)
+    assert service.answers()
+
+
+def test_one_whose_starter_is_gone_is_waited_out(service: Service) -> None:
+    assert services.bring_up(service, attached=True) is not None
+    note = services.read_note(service)
+    assert note is not None
+    replace(note, owner_ticks=1).write(service.note)  # the number belongs to another process since
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(services.await_departure, service)
+        assert not waiting.done()
+        services.children.pop(service.name).stop(10)
+        waiting.result()
+    assert not service.answers()
+
+
+def test_a_stop_is_announced_before_it_begins(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SERVICES", (service,))
+    services.bring_up(service, attached=True)
+    note = services.read_note(service)
+    assert note is not None
+    assert not note.departing
+    services.announce_stop()
+    announced = services.read_note(service)
+    assert announced is not None
+    assert announced.departing
+    assert service.answers()
