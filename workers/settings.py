@@ -3,6 +3,10 @@
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
+
+from workers.images.names import Proxy, parse_proxy
+from workers.images.sizes import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,14 @@ class WorkerSettings:
     drain_s: float  # grace after SIGTERM before running episodes are handed back
 
 
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    state_dir: Path  # where the host's record of images is, shared by its workers
+    proxies: tuple[Proxy, ...]  # asked in turn before the registry itself
+    budget_bytes: int | None  # for all images that Swerve manages on the engine
+    prefetch: bool  # whether this worker may pull
+
+
 def worker_settings() -> WorkerSettings:
     """Raises ValueError naming the variable that does not make sense."""
     return WorkerSettings(
@@ -25,6 +37,26 @@ def worker_settings() -> WorkerSettings:
         reap_every_s=float(_positive("SWERVE_REAP_EVERY_S", 15)),
         drain_s=float(_positive("SWERVE_DRAIN_S", 5)),
     )
+
+
+def image_settings() -> ImageSettings:
+    """Raises ValueError naming the variable that does not make sense."""
+    default = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "swerve")
+    prefetch = os.environ.get("SWERVE_PREFETCH", "0")
+    if prefetch not in ("0", "1"):
+        raise ValueError(f"SWERVE_PREFETCH={prefetch!r}: give 1 to pull ahead, or 0")
+    proxies, budget = os.environ.get("SWERVE_IMAGE_PROXIES", ""), os.environ.get("SWERVE_IMAGE_BUDGET", "")
+    try:
+        return ImageSettings(
+            state_dir=Path(os.environ.get("SWERVE_STATE_DIR") or default),
+            proxies=tuple(parse_proxy(each) for each in proxies.split()),
+            budget_bytes=parse_bytes(budget) if budget else None,
+            prefetch=prefetch == "1",
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"SWERVE_IMAGE_PROXIES={proxies!r}, SWERVE_IMAGE_BUDGET={budget!r}: {error}"
+        ) from error
 
 
 def _positive(variable: str, default: int) -> int:

@@ -1,0 +1,93 @@
+"""Image names: read as an engine reads them, and translated for a registry mirror.
+
+What a task calls an image is law: whatever a proxy calls it, it is the task's name that the image ends up under.
+"""
+
+import re
+from dataclasses import dataclass
+
+HUB = "docker.io"
+_HUB_ALIASES = ("index.docker.io", "registry-1.docker.io", "registry.hub.docker.com")
+_PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """docker.io/library/python:3.11 as its parts. With a digest the tag says nothing: an engine looks at the digest."""
+
+    registry: str
+    path: str
+    tag: str  # "" if there is a digest
+    digest: str  # "sha256:..." or ""
+
+    @property
+    def repository(self) -> str:
+        """With the registry, as an engine takes it: the hub's own goes without saying."""
+        if self.registry != HUB:
+            return f"{self.registry}/{self.path}"
+        return self.path.removeprefix("library/") if self.path.count("/") == 1 else self.path
+
+    @property
+    def version(self) -> str:
+        """What an engine is asked for: the digest or the tag."""
+        return self.digest or self.tag
+
+    def __str__(self) -> str:
+        """As an engine lists it; two spellings of one image come out the same."""
+        return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
+
+
+def parse_name(text: str) -> Name:
+    """Raises ValueError saying what is no image name in `text`."""
+    rest, at, digest = text.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise ValueError(f"image {text!r}: a digest is sha256: and 64 hexadecimal digits, or sha512: and 128")
+    head, slash, path = rest.partition("/")
+    if not slash or not ("." in head or ":" in head or head == "localhost"):
+        head, path = HUB, rest
+    path, colon, tag = path.partition(":")
+    if head == HUB or head in _HUB_ALIASES:
+        head, path = HUB, path if "/" in path else f"library/{path}"
+    if not _PATH.fullmatch(path):
+        raise ValueError(
+            f"image {text!r}: {path!r} is no repository; small letters, digits, and . _ - / between"
+        )
+    if colon and not _TAG.fullmatch(tag):
+        raise ValueError(f"image {text!r}: {tag!r} is no tag")
+    return Name(head, path, "" if digest else tag or "latest", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Names that begin with `source` are to be had under `prefix` instead. Both end in a slash."""
+
+    source: str
+    prefix: str
+
+    def name_of(self, name: Name) -> Name | None:
+        """What the proxy calls the image; None if it stands for another registry, or if the name has a digest.
+
+        An engine gives a name with a digest only to what it pulled under that very name.
+        """
+        full = f"{name.registry}/{name.path}"
+        if name.digest or not full.startswith(self.source):
+            return None
+        return parse_name(f"{self.prefix}{full.removeprefix(self.source)}:{name.tag}")
+
+
+def parse_proxy(text: str) -> Proxy:
+    """`mirror.local:5000` for all of docker.io, or `ghcr.io/team=mirror.local:5000/team`. Raises ValueError."""
+    source, equals, prefix = text.rpartition("=")
+    source = source if equals else HUB
+    if not source.strip("/") or not prefix.strip("/"):
+        raise ValueError(
+            f"proxy {text!r}: give PREFIX, or SOURCE=PREFIX such as ghcr.io=mirror.local:5000/ghcr"
+        )
+    proxy = Proxy(f"{source.rstrip('/')}/", f"{prefix.rstrip('/')}/")
+    try:
+        parse_name(f"{proxy.prefix}probe")
+    except ValueError as error:
+        raise ValueError(f"proxy {text!r}: images could not be named under it: {error}") from error
+    return proxy
