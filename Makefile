@@ -11,7 +11,7 @@ TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup demo test lint images gpu-check clean
+.PHONY: setup demo test lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
@@ -22,6 +22,7 @@ demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
 	    --workers $(WORKERS) --slots $(SLOTS) $(SERVING_$(MODEL)) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
+	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
 	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl
 
@@ -47,6 +48,12 @@ test: setup
 lint: setup
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m basedpyright
+
+# Ratios to named rivals and floors: benchmarks/README.md. BENCH=--short takes minutes; on a busy machine neither says much.
+bench: setup
+	@$(PYTHON) -m infra.services up
+	@$(PYTHON) -m infra.images.build task-base
+	@$(PYTHON) -m benchmarks $(BENCH)
 
 # Images for docker-compose.yml, from Debian packages and this machine's package index alone.
 images: setup

@@ -4,8 +4,9 @@
 
 Starts what is missing in order (Redis and Docker, base image, engine and router, workers), then the
 trainer, which goes on with the run in the run directory if there is one, with its output on the screen;
-everything else writes to ``RUN_DIR/logs/``. An engine, router or worker that dies is started again and a
-line says so. When the trainer ends, or on Ctrl-C or SIGTERM, everything is stopped in the opposite order,
+everything else writes to ``RUN_DIR/logs/``. What dies is started again and a line says so: engine, router and
+workers always, the trainer if a signal ended it, Redis and Docker if they were started here. When the trainer
+ends by itself, or on Ctrl-C or SIGTERM, everything is stopped in the opposite order,
 containers of the fleet are removed and the peak of memory is written to ``RUN_DIR/memory.json``. Services
 that answered before are left running. If this process is killed outright, the kernel ends what it started.
 
@@ -19,12 +20,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -41,9 +45,10 @@ from pipeline import keys
 EPILOG = "Flags after -- go to the trainer as they are."
 ENGINE_START_S = 600.0
 CHECK_EVERY_S = 0.5
-# How long a SIGTERM may take: the trainer writes a checkpoint, a worker hands its episodes back.
+# How long a SIGTERM may take: the trainer writes a checkpoint, a worker hands its episodes back, a preparation removes containers.
 TRAINER_GRACE_S = 60.0
 WORKER_GRACE_S = 20.0
+PREPARATION_GRACE_S = 10.0
 SERVING_GRACE_S = 2.0
 TASK_IMAGE = IMAGES["task-base"]
 FLEET_LABEL = "swerve.fleet"
@@ -86,27 +91,51 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parse_own_part(parser, argv)
 
 
-def serving_parts(arguments: argparse.Namespace, model: Path) -> Iterator[Part]:
-    """The engine, and the router before it."""
-    engine = ["infra.serving.engine", f"--model={model}", f"--port={arguments.engine_port}"]
-    engine += [f"--device={arguments.device}"]
-    engine += [f"--dtype={arguments.dtype}"] if arguments.dtype else []
-    engine += [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
-    router = ["infra.serving.router", f"--port={arguments.router_port}"]
-    router += [f"--engine=http://127.0.0.1:{arguments.engine_port}"]
-    router += [f"--metrics-port={arguments.router_port + 9}"]
-    for name, module in (("engine", engine), ("router", router)):
-        log = arguments.run_dir / "logs" / f"{name}.log"
-        command = [sys.executable, "-m", *module]
-        yield Part(name, command, environment(arguments, name), log, SERVING_GRACE_S, signal.SIGKILL)
+def serving_parts(arguments: argparse.Namespace) -> Iterator[Part]:
+    """The engine, and the router before it. Raises ValueError if no model is named."""
+    model = arguments.model or starting_model(arguments.recipe)
+    commands = {"engine": engine_command(arguments, model), "router": router_command(arguments)}
+    for name, command in commands.items():
+        yield part(arguments, name, partial(list, command), SERVING_GRACE_S, signal.SIGKILL)
+
+
+def engine_command(arguments: argparse.Namespace, model: Path) -> list[str]:
+    command = [sys.executable, "-m", "infra.serving.engine", f"--model={model}"]
+    command += [f"--port={arguments.engine_port}", f"--device={arguments.device}"]
+    command += [f"--dtype={arguments.dtype}"] if arguments.dtype else []
+    command += [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
+    return command
+
+
+def router_command(arguments: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "infra.serving.router", f"--port={arguments.router_port}"]
+    command += [f"--engine=http://127.0.0.1:{arguments.engine_port}"]
+    return [*command, f"--metrics-port={arguments.router_port + 9}"]
 
 
 def worker_parts(arguments: argparse.Namespace) -> Iterator[Part]:
+    command = [sys.executable, "-m", "workers.run"]
     for number in range(1, arguments.workers + 1):
-        name = f"worker-{number}"
-        log = arguments.run_dir / "logs" / f"{name}.log"
-        command = [sys.executable, "-m", "workers.run"]
-        yield Part(name, command, environment(arguments, name), log, WORKER_GRACE_S, signal.SIGTERM)
+        yield part(arguments, f"worker-{number}", partial(list, command), WORKER_GRACE_S, signal.SIGTERM)
+
+
+def trainer_part(arguments: argparse.Namespace) -> Part:
+    command = partial(trainer_command, arguments)
+    trainer = part(arguments, "trainer", command, TRAINER_GRACE_S, signal.SIGTERM)
+    return replace(trainer, log=None, finishes=True)
+
+
+def part(
+    arguments: argparse.Namespace,
+    name: str,
+    command: Callable[[], Sequence[str]],
+    grace_s: float,
+    death_signal: signal.Signals,
+) -> Part:
+    """One that writes to the run's logs."""
+    log = arguments.run_dir / "logs" / f"{name}.log"
+    scratch = Path(tempfile.gettempdir(), f"swerve-{arguments.router_port}-{name}")
+    return Part(name, command, environment(arguments, name), log, grace_s, death_signal, scratch=scratch)
 
 
 def environment(arguments: argparse.Namespace, name: str) -> dict[str, str]:
@@ -132,6 +161,9 @@ def starting_model(recipe: Path) -> Path:
 
 def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
     """Everything from the services to the trainer's end; ``cleanup`` undoes it in the opposite order."""
+    processes.adopt_orphans()
+    for service in services.SERVICES:
+        services.await_departure(service)
     if arguments.fresh:
         forget(arguments.run_dir)
     (arguments.run_dir / "traces").mkdir(parents=True, exist_ok=True)
@@ -141,32 +173,27 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
         say(f"image {TASK_IMAGE.tag} made ({time.monotonic() - began_at:.1f} s)")
     for command in arguments.prepare:
         prepare(command)
-    fleet, trainers = Fleet(say), dict[str, int]()
-    watch = MemoryWatch(lambda: service_pids() | fleet.pids() | trainers)
+    fleet, trainers = Fleet(say), Fleet(say)
+    watch = MemoryWatch(lambda: service_pids() | fleet.pids() | trainers.pids())
     cleanup.callback(report_memory, watch, arguments.run_dir / "memory.json")
     cleanup.enter_context(watch)
     cleanup.callback(fleet.stop)
     start_fleet(fleet, arguments)
-    trainer = processes.start(
-        "trainer",
-        trainer_command(arguments),
-        log=None,
-        environment=environment(arguments, "trainer"),
-        death_signal=signal.SIGTERM,
-    )
-    cleanup.callback(trainer.stop, TRAINER_GRACE_S)
-    trainers["trainer"] = trainer.pid
-    while trainer.alive:
+    cleanup.callback(trainers.stop)
+    trainers.start(trainer_part(arguments))
+    while (status := trainers.ended("trainer")) is None:
         time.sleep(CHECK_EVERY_S)
+        processes.bury_orphans({*services.child_pids(), *fleet.pids().values(), *trainers.pids().values()})
+        services.revive(say)
         fleet.revive()
-    return trainer.process.returncode
+        trainers.revive()
+    return status
 
 
 def start_fleet(fleet: Fleet, arguments: argparse.Namespace) -> None:
     """Engine, router and workers; returns when the router can reach the engine."""
-    model = arguments.model or starting_model(arguments.recipe)
-    for part in (*serving_parts(arguments, model), *worker_parts(arguments)):
-        fleet.start(part)
+    for one in (*serving_parts(arguments), *worker_parts(arguments)):
+        fleet.start(one)
     logs = arguments.run_dir / "logs"
     say(f"engine, router, {arguments.workers} workers with {arguments.slots} slots each: logs in {logs}")
     await_serving(fleet, arguments.router_port)
@@ -202,9 +229,13 @@ def prepare(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "-m":
         words.insert(0, sys.executable)
-    child = processes.start(command, words, log=None)
-    if child.process.wait():
-        raise RuntimeError(f"{command}: ended with status {child.process.returncode}")
+    child = processes.start(command, words, log=None, death_signal=signal.SIGTERM)
+    try:
+        status = child.process.wait()
+    finally:
+        child.stop(PREPARATION_GRACE_S)
+    if status:
+        raise RuntimeError(f"{command}: ended with status {status}")
 
 
 def bring_up_services(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
@@ -236,6 +267,7 @@ def await_serving(fleet: Fleet, router_port: int) -> None:
 
     began_at = time.monotonic()
     engine, child = fleet.running["engine"]
+    assert engine.log is not None, "it does not write to our own output"
     processes.wait_until(ready, child=child, timeout_s=ENGINE_START_S, log=engine.log)
     say(f"engine and router ready (waited {time.monotonic() - began_at:.1f} s)")
 
@@ -302,6 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = 1
         finally:
             ignore_signals(numbers)
+            services.announce_stop()
     return status
 
 

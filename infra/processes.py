@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -80,6 +81,23 @@ def start(
             preexec_fn=None if death_signal is None else dying_with_parent(death_signal),
         )
     return Child(name, process)
+
+
+def adopt_orphans() -> None:
+    """From now on whoever descends from us becomes our child when its parent dies. A first process of a container or a
+    small machine may never ask how they ended, and then Docker, killed and started again, takes its dead containerd
+    for a living one.
+    """
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def bury_orphans(own: Collection[int]) -> None:
+    """Ask how those that we adopted have ended; ``own`` are the children that somebody waits for."""
+    for file in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, file.read_text().split()):
+            if pid not in own:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
 
 def kill_group(leader: int) -> None:

@@ -132,6 +132,24 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
 
 
+def child_pids() -> set[int]:
+    """Of those that this process started."""
+    return {child.pid for child in children.values()}
+
+
+def revive(say: Callable[[str], None]) -> None:
+    """Start again what this process started and what has died since, and say so. Raises RuntimeError if one cannot
+    be.
+    """
+    for service in SERVICES:
+        child = children.get(service.name)
+        if child is not None and not child.alive:
+            say(
+                f"{service.name} died (status {child.process.returncode}); starting it again, see {service.log}"
+            )
+            bring_up(service, attached=True)
+
+
 def await_departure(service: Service) -> None:
     """Return when no earlier instance of ours is about to end. Raises RuntimeError if one does not."""
     give_up_at = time.monotonic() + DEPARTURE_S

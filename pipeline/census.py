@@ -1,5 +1,6 @@
 """Who is alive, and how much there is of everything: counts for people, and for the trainer's own display."""
 
+import contextlib
 import secrets
 import time
 from collections import Counter
@@ -9,13 +10,21 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stream, weights
-from pipeline.commands import command
-from pipeline.message import MalformedMessage, Message, decode, encode
+from pipeline import keys, queue, stream, transitions, weights
+from pipeline.commands import chunks, command, script
+from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
+RATE_S = 300.0
 _FORGET_WORKER_S = 3600.0
+
+_BEAT = """#!lua flags=allow-oom
+-- KEYS: who is alive, my status; ARGV: name, when, status, how long it lasts. A full Redis has room for it.
+redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4])
+if ARGV[2] == '' then return redis.call('SADD', KEYS[1], ARGV[1]) end
+return redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+"""
 
 
 class RunStatus(Message, frozen=True, kw_only=True):
@@ -28,7 +37,9 @@ class RunStatus(Message, frozen=True, kw_only=True):
     num_steps: int = 0
     version: int = 0
     admission: str = ""  # why no request is enqueued at the moment, or how many more may be
-    updated_at: float = 0.0
+    updated_at: UnixSeconds = 0.0
+    journal: str = ""  # directory of the run's journal, as the trainer's machine names it
+    quarantined: tuple[str, ...] = ()  # ids of tasks that are not played any more
 
 
 class WorkerStatus(Message, frozen=True, kw_only=True):
@@ -39,8 +50,8 @@ class WorkerStatus(Message, frozen=True, kw_only=True):
     running: tuple[str, ...]  # request ids
     finished: int  # trajectories published since its start
     failed: int
-    started_at: float
-    updated_at: float
+    started_at: UnixSeconds
+    updated_at: UnixSeconds
     paused: str = ""  # why it claims nothing
 
 
@@ -56,7 +67,8 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Queued:
     request_id: str
-    due_at: float  # Unix seconds; ahead while a failed try waits for the next, years back for evaluations
+    due_at: float  # Unix seconds; ahead while a failed try waits for the next; 0 if it was never claimed
+    enqueued_at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +90,24 @@ class RunCensus:
     served: weights.ServedWeights | None
     lags: tuple[int, ...]  # in versions, of training trajectories that arrived since the newest version
     outcomes: dict[str, int] = field(default_factory=dict[str, int])  # of recent heads
+    waiting_out: int = 0  # of `queued`: failed before, and not yet due again
+    oldest_claim_at: float | None = None  # Unix seconds
+    owed_bytes: int = 0  # of unacknowledged bodies
+    finished_per_min: float = 0.0  # over the last RATE_S, or as far back as recent heads go
+    unreadable: str = ""  # why the announced weights cannot be told
 
 
 async def beat_run(redis: Redis, status: RunStatus) -> None:
     """Say what the trainer is doing; expires unless repeated."""
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.sadd(keys.runs(), status.run_id)
-        pipe.set(keys.run_status(status.run_id), encode(status), ex=int(STATUS_EXPIRES_S))
-        await pipe.execute()
+    wanted = [keys.runs(), keys.run_status(status.run_id)]
+    await script(redis, _BEAT, [status.run_id, "", encode(status), int(STATUS_EXPIRES_S)], wanted=wanted)
 
 
 async def beat_worker(redis: Redis, status: WorkerStatus) -> None:
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.set(keys.worker(status.name), encode(status), ex=int(STATUS_EXPIRES_S))
-        pipe.zadd(keys.workers(), {status.name: status.updated_at})
-        await pipe.execute()
+    """Say what the worker is doing; expires unless repeated. One short script, however large the fleet."""
+    wanted = [keys.workers(), keys.worker(status.name)]
+    arguments = [status.name, status.updated_at, encode(status), int(STATUS_EXPIRES_S)]
+    await script(redis, _BEAT, arguments, wanted=wanted)
 
 
 async def forget_worker(redis: Redis, name: str) -> None:
@@ -108,44 +123,99 @@ async def run_ids(redis: Redis) -> list[str]:
 
 async def live_workers(redis: Redis) -> list[WorkerStatus]:
     """Workers that beat within STATUS_EXPIRES_S, by name."""
-    names = list(await _heard(redis))
-    rows: list[bytes | None] = await redis.mget([keys.worker(name) for name in names]) if names else []
-    return sorted((decode(row, WorkerStatus) for row in rows if row), key=lambda status: status.name)
+    alive, _ = await all_workers(redis)
+    return alive
 
 
 async def silent_workers(redis: Redis) -> dict[str, float]:
     """When workers that fell silent within the last hour, without a goodbye, were last heard (Unix s)."""
-    alive = {status.name for status in await live_workers(redis)}
-    return {name: at for name, at in (await _heard(redis)).items() if name not in alive}
+    _, silent = await all_workers(redis)
+    return silent
+
+
+async def all_workers(redis: Redis) -> tuple[list[WorkerStatus], dict[str, float]]:
+    """Live ones by name, and when the silent ones were last heard. A status that cannot be read is silence."""
+    heard = await _heard(redis)
+    alive: list[WorkerStatus] = []
+    for names in chunks(list(heard)):
+        rows: list[bytes | None] = await redis.mget([keys.worker(name) for name in names])
+        for row in rows:
+            with contextlib.suppress(MalformedMessage):
+                alive += [decode(row, WorkerStatus)] if row else []
+    for status in alive:
+        heard.pop(status.name, None)
+    return sorted(alive, key=lambda status: status.name), heard
 
 
 async def _heard(redis: Redis) -> dict[str, float]:
     await redis.zremrangebyscore(keys.workers(), 0, time.time() - _FORGET_WORKER_S)
     rows: list[bytes] = await command(redis, "ZRANGE", keys.workers(), 0, -1, "WITHSCORES")
-    return {name.decode(): float(at) for name, at in zip(rows[::2], rows[1::2], strict=True)}
+    return {name.decode(errors="replace"): float(at) for name, at in zip(rows[::2], rows[1::2], strict=True)}
 
 
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
-    """Count everything of one run; the newest `recent` heads are looked at for lags and outcomes."""
-    raw = await redis.get(keys.run_status(run_id))
+    """Count everything of one run; the newest `recent` heads are looked at for lags, outcomes and rate."""
     owed = await open_requests(redis, run_id)
+    queued = [found for found in owed if isinstance(found, Queued)]
+    claimed = tuple(found for found in owed if isinstance(found, Claimed))
     unread, unacknowledged = await _stream_depths(redis, run_id)
-    heads = [delivery.head for delivery in await stream.newest_heads(redis, run_id, recent)]
-    learned = await weights.newest_version(redis, run_id)
+    deliveries = await stream.newest_heads(redis, run_id, recent)
+    heads = [delivery.head for delivery in deliveries]
+    learned, served, unreadable = await _weights(redis, run_id)
+    now = time.time()
     return RunCensus(
         run_id=run_id,
-        status=decode(raw, RunStatus) if raw else None,
-        queued=sum(isinstance(found, Queued) for found in owed),
-        claimed=tuple(found for found in owed if isinstance(found, Claimed)),
+        status=await run_status(redis, run_id),
+        queued=len(queued),
+        claimed=claimed,
         unread=unread,
         unacknowledged=unacknowledged,
         dead=await command(redis, "HLEN", keys.dead(run_id)),
         malformed=await command(redis, "LLEN", keys.malformed(run_id)),
         learned=learned,
-        served=await weights.served_weights(redis, run_id),
+        served=served,
         lags=tuple(_lags(heads, learned)) if learned else (),
         outcomes=dict(Counter(head.outcome for head in heads)),
+        waiting_out=sum(found.due_at > now for found in queued),
+        oldest_claim_at=min((found.lease.claimed_at for found in claimed), default=None),
+        owed_bytes=await stream.unacknowledged_bytes(redis, run_id),
+        finished_per_min=_per_min(deliveries, now, whole=len(deliveries) < recent),
+        unreadable=unreadable,
     )
+
+
+async def _weights(
+    redis: Redis, run_id: str
+) -> tuple[weights.WeightVersion | None, weights.ServedWeights | None, str]:
+    """What is learned and served, as far as it can be read, and why not."""
+    try:
+        return await weights.newest_version(redis, run_id), await weights.served_weights(redis, run_id), ""
+    except MalformedMessage as error:
+        return None, None, str(error)
+
+
+async def run_status(redis: Redis, run_id: str) -> RunStatus | None:
+    """What its trainer said last; None if there is none alive, or none that can be understood."""
+    raw = await redis.get(keys.run_status(run_id))
+    try:
+        return decode(raw, RunStatus) if raw else None
+    except MalformedMessage:
+        return None
+
+
+def _per_min(newest: list[stream.Delivery], now: float, *, whole: bool) -> float:
+    """Arrivals a minute over the last RATE_S; `whole`: there are no others than these."""
+    times = [arrived_at(delivery) for delivery in newest]
+    late = [at for at in times if at > now - RATE_S]
+    if not late:
+        return 0.0
+    reaches_back = whole or len(late) < len(times)
+    return 60.0 * len(late) / (RATE_S if reaches_back else max(now - late[-1], 1.0))
+
+
+def arrived_at(delivery: stream.Delivery) -> float:
+    """When Redis took the head in (Unix s)."""
+    return int(delivery.entry_id.partition("-")[0]) / 1000
 
 
 def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterator[int]:
@@ -160,41 +230,40 @@ def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterat
 
 
 async def open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
-    """What is owed and not yet answered, oldest first."""
-    ids = await queue.open_ids(redis, run_id)
-    async with redis.pipeline(transaction=False) as pipe:
-        for request_id in ids:
-            pipe.get(keys.lease(request_id))
-            pipe.zscore(keys.QUEUE, request_id)
-            pipe.exists(keys.published(request_id))
-        rows: list[Any] = await pipe.execute()
+    """What is owed and not yet answered, oldest first. A round trip for each thousand."""
     found: list[Claimed | Queued] = []
-    for request_id, lease, score, published in zip(ids, rows[::3], rows[1::3], rows[2::3], strict=True):
-        if published:
-            continue
-        claimed = await _claimed(redis, request_id, lease) if lease else None
-        if claimed is not None:
-            found.append(claimed)
-        elif score is not None:
-            found.append(Queued(request_id=request_id, due_at=score / 1000))
+    owed: list[bytes] = await command(redis, "ZRANGE", keys.open_requests(run_id), 0, -1, "WITHSCORES")
+    for pairs in chunks(list(zip(owed[::2], owed[1::2], strict=True))):
+        ids = [name.decode(errors="replace") for name, _ in pairs]
+        async with redis.pipeline(transaction=False) as pipe:
+            pipe.mget([keys.lease(request_id) for request_id in ids])
+            pipe.zmscore(keys.QUEUE, list(ids))
+            pipe.mget([keys.published(request_id) for request_id in ids])
+            leases, scores, published = await pipe.execute()
+        rows = zip(ids, pairs, leases, scores, published, strict=True)
+        for request_id, (_, enqueued_at), lease, score, entry in rows:
+            if entry is not None:
+                continue
+            claimed = await _claimed(redis, request_id, lease) if lease else None
+            if claimed is not None:
+                found.append(claimed)
+            elif score is not None:
+                found.append(Queued(request_id, transitions.due_at(score), float(enqueued_at)))
     return found
 
 
-async def _claimed(redis: Redis, request_id: str, lease: bytes) -> Claimed | None:
+async def _claimed(redis: Redis, request_id: str, data: bytes) -> Claimed | None:
     """None if it was withdrawn meanwhile, or if it is one that its worker is about to bury as unreadable."""
     try:
+        lease = decode(data, queue.Lease)
+        if lease.task_id:
+            return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
         request = await queue.stored_request(redis, request_id)
     except MalformedMessage:
         return None
     if request is None:
         return None
-    return Claimed(
-        request_id=request_id,
-        task_id=request.task.id,
-        purpose=request.purpose,
-        lease=decode(lease, queue.Lease),
-        max_turns=request.limits.turns,
-    )
+    return Claimed(request_id, request.task.id, request.purpose, lease, request.limits.turns)
 
 
 async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:

@@ -8,13 +8,36 @@
     └── LeaseLost        another worker holds the request now; this try publishes nothing
 
 A policy's mistake is none of these: a command that fails or times out is an observation. A rollout error ends
-as `Failed`, is tried again if `transient`, and is never scored as zero. Adapters raise these, with `from`, so
-that no library's exception passes for another's.
+as `Failed`, is tried again as far as the budget of its class goes (`class_of`), and is never scored as zero.
+Adapters raise these, with `from`, so that no library's exception passes for another's.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 Boundary = Literal["sandbox", "engine", "grader", "request", "worker"]
+
+FailureClass = Literal["policy", "environment", "infrastructure", "grader", "poison"]
+FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
+
+
+def class_of(boundary: Boundary, *, transient: bool) -> FailureClass:
+    """Whose doing a failure is, hence which budget it draws on. The one place that decides.
+
+    policy           what the policy made of its conversation is refused by the engine
+    environment      the task itself: its image, its setup, its hidden tests
+    infrastructure   Docker, the engine, the network, a bug of ours: another try may well succeed
+    grader           grading broke off: another try may give a verdict
+    poison           nobody can carry the request out, or whoever tries dies of it
+    """
+    match boundary:
+        case "request":
+            return "poison"
+        case "engine" if not transient:
+            return "policy"
+        case "grader" if transient:
+            return "grader"
+        case _:
+            return "infrastructure" if transient else "environment"
 
 
 class RolloutError(Exception):

@@ -5,11 +5,17 @@ Owner means who writes it. "Answered" means published and acknowledged by the le
 nothing else spells them.
 """
 
-from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
+from arq.constants import job_key_prefix, retry_key_prefix
 
-QUEUE = (
-    "swerve:queue"  # zset of request ids by time due; owner arq; one for all runs, which any worker serves
-)
+QUEUE = "swerve:queue"  # zset of request ids, see transitions.py for its scores; one for all runs
+
+
+def wake() -> str:
+    """List of tokens, one for each request that became claimable: idle workers wait on it.
+
+    Only a hint: a worker without one looks every now and then. Owner everybody; capped, emptied with the queue.
+    """
+    return "swerve:wake"
 
 
 def runs() -> str:
@@ -41,9 +47,21 @@ def request(request_id: str) -> str:
     return f"swerve:request:{request_id}"
 
 
-def attempt(request_id: str) -> str:
-    """Integer: claims made so far, the fence against late results. Owner workers; as long as the request."""
-    return f"swerve:attempt:{request_id}"
+def image(request_id: str) -> str:
+    """String: name of the request's image, for workers that fetch ahead.
+
+    Owner trainer; a hint, so it lives `queue.HINT_S` and is not missed.
+    """
+    return f"swerve:image:{request_id}"
+
+
+def claims(request_id: str) -> str:
+    """Hash: claims `made` so far (the newest is the fence against late results), those `ended` in order, the one
+    that was `last_ended`, and when it was claimed first, `first_at` (Unix milliseconds on Redis's clock).
+
+    Owner workers; as long as the request.
+    """
+    return f"swerve:claims:{request_id}"
 
 
 def lease(request_id: str) -> str:
@@ -57,6 +75,11 @@ def lease(request_id: str) -> str:
 def failures(request_id: str) -> str:
     """List of AttemptFailure. Owner workers; as long as the request."""
     return f"swerve:failures:{request_id}"
+
+
+def events(request_id: str) -> str:
+    """List of Event, capped: what happened to the request, for `explain`. Owner everybody; as long as the request."""
+    return f"swerve:events:{request_id}"
 
 
 def published(request_id: str) -> str:
@@ -81,6 +104,23 @@ def stream(run_id: str) -> str:
     Owner workers; acknowledged heads are trimmed beyond the newest thousands.
     """
     return f"swerve:stream:{run_id}"
+
+
+def owed_bytes(run_id: str) -> str:
+    """Hash of request id to the bytes of its unacknowledged body; under "" their sum, under "kept" the bytes of
+    acknowledged bodies that are still here.
+
+    Owner workers and trainer; for ever (small once all is answered).
+    """
+    return f"swerve:bytes:{run_id}"
+
+
+def kept(run_id: str) -> str:
+    """List of "bytes:request id" of acknowledged bodies, oldest first: what makes room for the next.
+
+    Owner trainer; capped by bytes.
+    """
+    return f"swerve:kept:{run_id}"
 
 
 def malformed(run_id: str) -> str:
@@ -126,16 +166,8 @@ def arq_job(request_id: str) -> str:
     return job_key_prefix + request_id
 
 
-def arq_in_progress(request_id: str) -> str:
-    """arq's own: "somebody runs this". We shorten it to our lease and renew both together.
-
-    Owner arq and the claiming worker.
-    """
-    return in_progress_key_prefix + request_id
-
-
 def arq_retry(request_id: str) -> str:
-    """arq's own count of tries, which we do not use. Owner arq."""
+    """arq's own count of tries, which we do not use. Owner arq; goes with the answer."""
     return retry_key_prefix + request_id
 
 

@@ -10,13 +10,18 @@ from __future__ import annotations  # array is generic for type checkers only
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import zstandard
 
 Int32s = bytes  # packed little-endian int32, 4 bytes each: see pack_int32s
 Float32s = bytes  # packed little-endian float32, 4 bytes each: see pack_float32s
+
+# Checked when a message is read: what arithmetic or a calendar could not bear is refused at the door.
+UnixSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # refuses a decompression bomb; a 128k-token trajectory is about 2 MB
 

@@ -1,33 +1,36 @@
 """Asks: rollout requests out through arq, claimed under a lease, handed back or dead-lettered.
 
-Promises. A request enqueued is answered, withdrawn or dead: never lost (`sweep` finds what a crash left
-between the chairs). One claim is in force at a time: its lease is renewed every RENEW_S and lapses LEASE_S
-after its worker's last breath, upon which arq hands the request to the next worker. Whatever the overtaken
-worker still does is fenced off by its attempt number (here and in `stream.publish`). The arq job carries only
-the request's id; the request has a key of its own, so it can be shown, requeued or kept as evidence at any
-stage.
+Promises. A request enqueued is answered, withdrawn or dead: never lost (`sweep` finds what Redis itself lost).
+One claim is in force at a time: its lease is renewed every RENEW_S and lapses LEASE_S after its worker's last
+breath, upon which the next worker takes the request. Whatever the overtaken worker still does is fenced off by
+its attempt number. The arq job carries the request's id and a label; the request has a key of its own, so it can be
+shown, requeued or kept as evidence at any stage. What each call changes is in `transitions.py`.
 """
 
+import asyncio
 import time
-from datetime import UTC, datetime
-from typing import Any, Literal, cast
-from urllib.parse import urlsplit
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
-from arq.connections import ArqRedis, RedisSettings, create_pool
+from arq.connections import ArqRedis, create_pool
+from arq.jobs import serialize_job
 from redis.asyncio import Redis
 
-from pipeline import keys
-from pipeline.commands import command, script
-from pipeline.message import MalformedMessage, Message, decode, encode
+from pipeline import keys, stream, transitions
+from pipeline.commands import Word, chunks, command, script, scripts
+from pipeline.errors import Boundary, FailureClass, class_of
+from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
+from pipeline.redis_url import connection_settings
 from pipeline.request import Claim, RolloutRequest
-from pipeline.stream import FENCE_S, KEEP_ANSWERED_S
-from pipeline.trajectory import Failed
+from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, Burial, Verdict
+from pipeline.trajectory import Failed, Trajectory
 
 JOB_NAME = "rollout"
 LEASE_S = 6.0
 RENEW_S = 1.5
-JOB_EXPIRES_S = 365 * 24 * 3600.0  # arq forgets queued jobs after a day unless told otherwise
+HINT_S = 24 * 3600  # how long it is known, without reading whole requests, which image one wants
+KEEP_DETAIL_CHARS = 20_000  # of a failure's log: its end is what tells
 
 UNREADABLE = "unreadable"  # stands for the run of a request that does not even tell its run
 
@@ -35,14 +38,18 @@ Refusal = Literal["gone", "answered", "held"]
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """Who works on a request, and where in the episode it is."""
+    """Who works on a request, and where in the episode it is. What it is about is in it from its first renewal."""
 
     worker: str
     attempt: int
-    claimed_at: float
+    claimed_at: UnixSeconds
     phase: str = "opening"  # opening, agent, grading, publishing
     turn: int = 0
     container: str = ""
+    task_id: str = ""
+    purpose: str = ""
+    group_id: str = ""
+    max_turns: int = 0
 
 
 class AttemptFailure(Message, frozen=True, kw_only=True):
@@ -50,11 +57,15 @@ class AttemptFailure(Message, frozen=True, kw_only=True):
 
     attempt: int
     worker: str
-    boundary: str
+    boundary: Boundary
     message: str
     transient: bool
-    failed_at: float
-    detail: str = ""  # traceback or log tail
+    failed_at: UnixSeconds
+    detail: str = ""  # traceback and the end of the log
+
+    @property
+    def kind(self) -> FailureClass:
+        return class_of(self.boundary, transient=self.transient)
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
@@ -63,7 +74,37 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     request_id: str
     task_id: str
     failures: tuple[AttemptFailure, ...]
-    died_at: float
+    died_at: UnixSeconds
+
+    @property
+    def kind(self) -> FailureClass:
+        """Of the failure that was one too many."""
+        return self.failures[-1].kind if self.failures else "poison"
+
+
+class Unclaimable(Message, frozen=True, kw_only=True):
+    """A request that was taken and cannot be read; it has been dead-lettered."""
+
+    request_id: str
+    reason: str
+
+
+class Label(Message, frozen=True, kw_only=True):
+    """What a waiting request is about, without reading it whole: its arq job carries this for people."""
+
+    task_id: str = ""
+    purpose: str = ""
+    group_id: str = ""
+
+
+class _Job(msgspec.Struct):
+    """What arq puts into a job, in its words."""
+
+    t: int | None  # try
+    f: str  # function
+    a: list[str]  # arguments: the request's id
+    k: dict[str, str]  # a Label
+    et: Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # enqueued, Unix milliseconds
 
 
 class _Addressed(Message, frozen=True, kw_only=True):
@@ -78,19 +119,16 @@ def encode_job(job: dict[str, Any]) -> bytes:
 
 
 def decode_job(data: bytes) -> dict[str, Any]:
-    return msgspec.msgpack.decode(data, type=dict[str, Any])
+    """Inverse of encode_job. Raises MalformedMessage for what arq could not make sense of."""
+    return msgspec.structs.asdict(decode(data, _Job))
 
 
 async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
     """A pool that speaks to arq's queue and, being a Redis client, to everything else.
 
-
-
-    Waits `patience_s` for a Redis that starts. Raises ValueError for what is no Redis URL.
+    Waits `patience_s` for a Redis that starts. Raises ValueError for a URL that `connection_settings` refuses.
     """
-    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ValueError(f"Redis URL {url!r}: it must begin with redis://, rediss:// or unix://")
-    settings = RedisSettings.from_dsn(url)
+    settings = connection_settings(url)
     settings.conn_timeout = 10
     settings.conn_retries = patience_s
     settings.conn_retry_delay = 1
@@ -99,182 +137,89 @@ async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
     )
 
 
-async def enqueue(pool: ArqRedis, request: RolloutRequest) -> None:
-    """Owe `request` and queue it.
+_ROOM = "#!lua\nreturn 1"  # refused by a Redis that is full, for it does not say that it adds nothing
+
+
+async def check(redis: Redis) -> None:
+    """Raises RedisError or OSError unless Redis answers, and has room."""
+    await script(redis, _ROOM, [])
+
+
+# Asking
+
+
+async def enqueue(redis: Redis, request: RolloutRequest) -> None:
+    """Owe `request` and queue it; doing so again changes nothing.
 
     Evaluations go before training: they are few, and the weights wait for them.
     """
-    async with pool.pipeline(transaction=True) as pipe:
-        pipe.set(keys.request(request.id), encode(request))
-        pipe.zadd(keys.open_requests(request.run_id), {request.id: request.enqueued_at})
-        await pipe.execute()
-    await _queue(pool, request)
-
-
-async def _queue(pool: ArqRedis, request: RolloutRequest) -> None:
-    due_at = request.enqueued_at - (10 * 365 * 24 * 3600.0 if request.purpose == "eval" else 0.0)
-    await pool.enqueue_job(
-        JOB_NAME,
-        request.id,
-        _job_id=request.id,
-        _queue_name=keys.QUEUE,
-        _defer_until=datetime.fromtimestamp(due_at, UTC),
-        _expires=JOB_EXPIRES_S,
-    )
-
-
-_CLAIM = """
--- KEYS: request, published, lease, attempt, arq in-progress; ARGV: lease milliseconds
-local request = redis.call('GET', KEYS[1])
-if not request then return 'gone' end
-if redis.call('EXISTS', KEYS[2]) == 1 then return 'answered' end
-if redis.call('EXISTS', KEYS[3]) == 1 then return 'held' end
-local attempt = redis.call('INCR', KEYS[4])
-redis.call('SET', KEYS[3], '', 'PX', ARGV[1])
-redis.call('PEXPIRE', KEYS[5], ARGV[1])
-return {request, attempt}
-"""
-
-_RENEW = """
--- KEYS: request, attempt, lease, arq in-progress; ARGV: my attempt, lease bytes, lease milliseconds
-if redis.call('GET', KEYS[2]) ~= ARGV[1] or redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
-redis.call('SET', KEYS[4], '1', 'PX', ARGV[3])
-return 1
-"""
-
-_RELEASE = """
--- KEYS: attempt, lease; ARGV: my attempt
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[2]) end
-return 0
-"""
-
-_BURY = """
--- KEYS: attempt, dead, open; ARGV: my attempt, request id, letter. An overtaken worker's is refused.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
-return 1
-"""
-
-
-async def claim(redis: Redis, request_id: str, worker: str) -> Claim | Refusal:
-    """Take the request under a lease, or say why not.
-
-    Raises MalformedMessage if the stored request cannot be read.
-    """
-    answer = await script(
-        redis,
-        _CLAIM,
-        [
-            keys.request(request_id),
-            keys.published(request_id),
-            keys.lease(request_id),
-            keys.attempt(request_id),
-            keys.arq_in_progress(request_id),
-        ],
-        [_milliseconds(LEASE_S)],
-    )
-    if isinstance(answer, bytes):
-        return cast(Refusal, answer.decode())
-    data, attempt = answer
-    claimed_at = time.time()
-    mine = Claim(request=decode(data, RolloutRequest), attempt=attempt, worker=worker, claimed_at=claimed_at)
-    await renew(redis, mine, Lease(worker=worker, attempt=attempt, claimed_at=claimed_at))
-    return mine
-
-
-async def renew(redis: Redis, claim: Claim, lease: Lease) -> bool:
-    """Breathe.
-
-    False: the request was withdrawn or another worker holds it now, so stop and publish nothing.
-    """
-    request_id = claim.request.id
-    wanted = [
-        keys.request(request_id),
-        keys.attempt(request_id),
-        keys.lease(request_id),
-        keys.arq_in_progress(request_id),
+    arguments = [
+        *(request.id, request.run_id, encode(request), request.task.image, HINT_S, request.enqueued_at),
+        *(_rank(request), _job(request)),
     ]
-    return bool(await script(redis, _RENEW, wanted, [claim.attempt, encode(lease), _milliseconds(LEASE_S)]))
+    await script(redis, transitions.ENQUEUE, arguments)
 
 
-async def release(redis: Redis, claim: Claim) -> None:
-    """Let go, so that the next worker need not wait for the lease to lapse."""
-    await script(
-        redis, _RELEASE, [keys.attempt(claim.request.id), keys.lease(claim.request.id)], [claim.attempt]
-    )
+async def sweep(redis: Redis, run_id: str) -> list[str]:
+    """Queue again whatever is owed but neither queued, claimed, answered nor dead, and return those ids.
 
-
-async def is_leased(redis: Redis, request_id: str, attempt: int) -> bool:
-    """Whether that very attempt still breathes; a container of any other attempt is an orphan."""
-    data = await redis.get(keys.lease(request_id))
-    current = await redis.get(keys.attempt(request_id))
-    return bool(data is not None and current is not None and int(current) == attempt)
-
-
-async def current_lease(redis: Redis, request_id: str) -> Lease | None:
-    data = await redis.get(keys.lease(request_id))
-    return decode(data, Lease) if data else None
-
-
-async def record_failure(redis: Redis, claim: Claim, failed: Failed, *, detail: str = "") -> int:
-    """Keep the evidence of a failed try; returns how many tries have failed so far."""
-    failure = AttemptFailure(
-        attempt=claim.attempt,
-        worker=claim.worker,
-        boundary=failed.boundary,
-        message=failed.message,
-        transient=failed.transient,
-        failed_at=time.time(),
-        detail=detail[-20_000:],
-    )
-    return await command(redis, "RPUSH", keys.failures(claim.request.id), encode(failure))
-
-
-async def failures(redis: Redis, request_id: str) -> tuple[AttemptFailure, ...]:
-    rows: list[bytes] = await command(redis, "LRANGE", keys.failures(request_id), 0, -1)
-    return tuple(decode(row, AttemptFailure) for row in rows)
-
-
-async def bury(redis: Redis, claim: Claim) -> bool:
-    """Dead-letter the request with all its evidence. False: fenced off.
-
-    Its failed trajectory is still published, so its group can close.
+    Safe to call at any time. There is such a request only if Redis lost something, or somebody meddled.
     """
-    request = claim.request
-    letter = DeadLetter(
-        request_id=request.id,
-        task_id=request.task.id,
-        failures=await failures(redis, request.id),
-        died_at=time.time(),
-    )
-    wanted = [keys.attempt(request.id), keys.dead(request.run_id)]
-    return bool(await script(redis, _BURY, wanted, [claim.attempt, request.id, encode(letter)]))
+    found: list[str] = []
+    for request_id in await _in_limbo(redis, run_id):
+        try:
+            request = await stored_request(redis, request_id)
+        except MalformedMessage as error:
+            await bury_unreadable(redis, request_id, error)
+            continue
+        if request is not None:
+            arguments: list[Word] = [request_id, run_id, _rank(request), _job(request)]
+            if await script(redis, transitions.MEND, arguments):
+                found.append(request_id)
+    return found
 
 
-async def bury_unreadable(redis: Redis, request_id: str, error: MalformedMessage) -> None:
-    """Dead-letter a request that no worker can decode; with its run, if at least that can be made out."""
-    failure = AttemptFailure(
-        attempt=0, worker="", boundary="request", message=str(error), transient=False, failed_at=time.time()
-    )
-    letter = DeadLetter(request_id=request_id, task_id="", failures=(failure,), died_at=time.time())
-    data = await redis.get(keys.request(request_id))
-    try:
-        run_id = UNREADABLE if data is None else decode(data, _Addressed).run_id
-    except MalformedMessage:
-        run_id = UNREADABLE
-    await command(redis, "SADD", keys.runs(), run_id)
-    await command(redis, "HSET", keys.dead(run_id), request_id, encode(letter))
+async def withdraw(redis: Redis, run_id: str, request_ids: Sequence[str]) -> list[str]:
+    """Ask for these no longer, unless they were answered already; returns those that are now asked for by nobody.
+
+    A worker in the middle of one notices at its next breath and stops. Calling it again changes nothing.
+    """
+    return await _withdraw(redis, run_id, request_ids, also_answered=False)
 
 
-async def dead_letters(redis: Redis, run_id: str) -> dict[str, DeadLetter]:
-    rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id))
-    return {request_id.decode(): decode(row, DeadLetter) for request_id, row in rows.items()}
+async def _withdraw(
+    redis: Redis, run_id: str, request_ids: Sequence[str], *, also_answered: bool
+) -> list[str]:
+    gone: list[str] = []
+    for some in chunks(request_ids):
+        rows = [(run_id, FENCE_S, KEEP_ANSWERED_S, int(also_answered), request_id) for request_id in some]
+        answers = await scripts(redis, transitions.WITHDRAW, rows)
+        gone += [request_id for request_id, answer in zip(some, answers, strict=True) if answer]
+    return gone
+
+
+async def first_claims(redis: Redis, request_ids: Sequence[str]) -> dict[str, float]:
+    """Seconds since each of these was claimed for the first time, on Redis's clock; without those that never were."""
+    found: dict[str, float] = {}
+    for some in chunks(request_ids):
+        ages: list[int | None] = await script(redis, transitions.FIRST_CLAIMS, list(some))
+        found |= {one: age / 1000 for one, age in zip(some, ages, strict=True) if age is not None}
+    return found
 
 
 async def stored_request(redis: Redis, request_id: str) -> RolloutRequest | None:
+    """None if it is gone. Raises MalformedMessage."""
     data = await redis.get(keys.request(request_id))
-    return None if data is None else decode(data, RolloutRequest)
+    return None if data is None else _request(data, request_id.encode())
+
+
+async def waiting_labels(redis: Redis, request_ids: Sequence[str]) -> list[Label]:
+    """What each of these is about; empty for one that is not queued."""
+    found: list[Label] = []
+    for some in chunks(request_ids):
+        rows: list[bytes | None] = await redis.mget([keys.arq_job(request_id) for request_id in some])
+        found += [_label(row) for row in rows]
+    return found
 
 
 async def open_ids(redis: Redis, run_id: str) -> list[str]:
@@ -283,78 +228,261 @@ async def open_ids(redis: Redis, run_id: str) -> list[str]:
     return [row.decode() for row in rows]
 
 
-async def sweep(pool: ArqRedis, run_id: str) -> list[str]:
-    """Queue again whatever is owed but neither queued, answered nor dead, and return those ids.
+async def waiting_images(redis: Redis, *, num_requests: int = 50) -> list[str]:
+    """Images of the next `num_requests` that nobody has claimed yet, each once, the first to be claimed first."""
+    rows: list[bytes] = await script(redis, transitions.WAITING_IMAGES, [num_requests])
+    return list(dict.fromkeys(row.decode() for row in rows))
 
-    Safe to call at any time.
 
-    Such a request exists after a crash between owing and queueing, or after an overtaken worker woke up and
-    arq removed the job under the hands of its successor (the successor's own claim is found by its lease).
+# Claiming
+
+
+async def take(redis: Redis, worker: str, count: int) -> list[Claim | Unclaimable]:
+    """Claim up to `count` of what is due, in one round trip: what has waited before first, then by age.
+
+    What cannot be read is dead-lettered on the spot.
     """
-    found: list[str] = []
-    buried = await dead_letters(pool, run_id)
-    for request_id in await open_ids(pool, run_id):
-        async with pool.pipeline(transaction=True) as pipe:
-            pipe.zscore(keys.QUEUE, request_id)
-            pipe.exists(keys.lease(request_id), keys.published(request_id))
-            score, spoken_for = await pipe.execute()
-        if score is not None or spoken_for or request_id in buried:
-            continue
+    rows: list[Any] = await script(redis, transitions.TAKE, [worker, _milliseconds(LEASE_S), count])
+    found: list[Claim | Unclaimable] = []
+    for row in rows:
         try:
-            request = await stored_request(pool, request_id)
+            found.append(_claim(row, worker))
         except MalformedMessage as error:
-            await bury_unreadable(pool, request_id, error)
-            continue
-        if request is not None:
-            await pool.delete(keys.arq_job(request_id))
-            await _queue(pool, request)
-            found.append(request_id)
+            request_id = row[0].decode(errors="replace")
+            await bury_unreadable(redis, row[0], error)
+            found.append(Unclaimable(request_id=request_id, reason=str(error)))
     return found
 
 
-async def withdraw(pool: ArqRedis, run_id: str, request_ids: list[str]) -> None:
-    """Ask for these no longer. A worker in the middle of one notices at its next breath and stops."""
-    for request_id in request_ids:
-        async with pool.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.request(request_id), keys.arq_job(request_id), keys.failures(request_id))
-            pipe.expire(keys.attempt(request_id), FENCE_S)  # an overtaken worker may still breathe
-            pipe.expire(keys.body(request_id), KEEP_ANSWERED_S)
-            pipe.zrem(keys.QUEUE, request_id)
-            pipe.zrem(keys.open_requests(run_id), request_id)
-            await pipe.execute()
+async def wait_for_work(redis: Redis, timeout_s: float) -> None:
+    """Return when something may have become claimable, or after `timeout_s`, whole seconds at the least."""
+    async with asyncio.timeout(timeout_s + LEASE_S):
+        await command(redis, "BLPOP", keys.wake(), timeout_s)
 
 
-async def requeue(pool: ArqRedis, run_id: str, request_id: str) -> None:
+async def claim(redis: Redis, request_id: str, worker: str) -> Claim | Refusal:
+    """Take this very request under a lease, or say why not.
+
+    Raises MalformedMessage if the stored request cannot be read.
+    """
+    answer = await script(redis, transitions.CLAIM, [worker, _milliseconds(LEASE_S), request_id])
+    return cast(Refusal, answer.decode()) if isinstance(answer, bytes) else _claim(answer, worker)
+
+
+async def renew(redis: Redis, claim: Claim, lease: Lease) -> bool:
+    """Breathe.
+
+    False: the request was withdrawn or another worker holds it now, so stop and publish nothing.
+    """
+    arguments: list[Word] = [claim.request.id, claim.attempt, encode(lease), _milliseconds(LEASE_S)]
+    return bool(await script(redis, transitions.RENEW, arguments))
+
+
+async def hand_back(
+    redis: Redis, claim: Claim, *, wait_s: float = 0.0, failure: AttemptFailure | None = None, why: str = ""
+) -> bool:
+    """Let another try be made after `wait_s`. False: fenced off.
+
+    Without `failure` it counts against no budget; `why` is for people.
+    """
+    arguments: list[Word] = [
+        *(claim.request.id, claim.attempt, _milliseconds(wait_s)),
+        b"" if failure is None else encode(failure),
+        *("handed back" if failure is None else "failed", claim.worker),
+        why if failure is None else f"{failure.boundary}: {failure.message}"[:300],
+    ]
+    return bool(await script(redis, transitions.HAND_BACK, arguments))
+
+
+async def release(redis: Redis, claim: Claim) -> None:
+    """Let go, so that the next worker need not wait for the lease to lapse."""
+    await hand_back(redis, claim)
+
+
+async def rewrite_job(redis: Redis, request: RolloutRequest) -> None:
+    """Make arq's part of a queued request anew, should it be missing or not be what it should be."""
+    await script(redis, transitions.REWRITE_JOB, [request.id, _job(request)])
+
+
+async def is_leased(redis: Redis, request_id: str, attempt: int) -> bool:
+    """Whether that very attempt still breathes; a container of any other attempt is an orphan."""
+    lease = await current_lease(redis, request_id)
+    return lease is not None and lease.attempt == attempt
+
+
+async def current_lease(redis: Redis, request_id: str) -> Lease | None:
+    """None if nobody holds the request. A lease that cannot be read is nobody's."""
+    data = await redis.get(keys.lease(request_id))
+    try:
+        return decode(data, Lease) if data else None
+    except MalformedMessage:
+        return None
+
+
+# Failing
+
+
+def attempt_failure(claim: Claim, failed: Failed, *, detail: str = "") -> AttemptFailure:
+    """The evidence of a failed try; of a long `detail` its end."""
+    return AttemptFailure(
+        attempt=claim.attempt,
+        worker=claim.worker,
+        boundary=failed.boundary,
+        message=failed.message,
+        transient=failed.transient,
+        failed_at=time.time(),
+        detail=detail[-KEEP_DETAIL_CHARS:],
+    )
+
+
+async def failures(redis: Redis, request_id: str) -> tuple[AttemptFailure, ...]:
+    """Of the tries so far, oldest first."""
+    rows: list[bytes] = await command(redis, "LRANGE", keys.failures(request_id), 0, -1)
+    return tuple(_failure(row) for row in rows)
+
+
+async def bury(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptFailure]) -> Verdict:
+    """Dead-letter the request of a failed trajectory, and publish the trajectory with it, so that its group can
+    close. `evidence` is of all its tries, this one last.
+    """
+    request = trajectory.claim.request
+    letter = DeadLetter(
+        request_id=request.id, task_id=request.task.id, failures=tuple(evidence), died_at=time.time()
+    )
+    last = evidence[-1]
+    why = f"{letter.kind}: {last.message}"[:300]
+    burial = Burial(letter=encode(letter), last_failure=encode(last), why=why)
+    return await stream.publish(redis, trajectory, burial=burial)
+
+
+async def bury_unreadable(redis: Redis, request_id: str | bytes, error: MalformedMessage) -> None:
+    """Dead-letter a request that no worker can decode; with its run, if at least that can be made out."""
+    name = request_id.decode(errors="replace") if isinstance(request_id, bytes) else request_id
+    evidence = (_unreadable(error, at=time.time()),)
+    letter = DeadLetter(request_id=name, task_id="", failures=evidence, died_at=time.time())
+    data = await redis.get(keys.request(name))
+    try:
+        run_id = UNREADABLE if data is None else decode(data, _Addressed).run_id
+    except MalformedMessage:
+        run_id = UNREADABLE
+    await command(redis, "SADD", keys.runs(), run_id)
+    arguments: list[Word] = [request_id, run_id, encode(letter), str(error)[:300]]
+    await script(redis, transitions.BURY_UNREADABLE, arguments)
+
+
+async def dead_letters(redis: Redis, run_id: str) -> dict[str, DeadLetter]:
+    """Every dead request of the run. A letter that cannot be read is itself poison, and says so."""
+    rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id))
+    return {name.decode(errors="replace"): _letter(name, row) for name, row in rows.items()}
+
+
+async def dead_letter(redis: Redis, run_id: str, request_id: str) -> DeadLetter | None:
+    row = await command(redis, "HGET", keys.dead(run_id), request_id)
+    return None if row is None else _letter(request_id.encode(), row)
+
+
+async def requeue(redis: Redis, run_id: str, request_id: str) -> None:
     """Give a dead request a fresh budget.
 
     Raises KeyError if it is not among the dead, ValueError if its request cannot be had.
     """
-    if not await command(pool, "HEXISTS", keys.dead(run_id), request_id):
+    if not await command(redis, "HEXISTS", keys.dead(run_id), request_id):
         raise KeyError(request_id)
-    request = await stored_request(pool, request_id)
+    request = await stored_request(redis, request_id)
     if request is None:
         raise ValueError(f"{request_id}: the request itself is gone; only `drop` is possible")
-    async with pool.pipeline(transaction=True) as pipe:
-        pipe.hdel(keys.dead(run_id), request_id)
-        pipe.incr(keys.attempt(request_id))  # a worker that buried it and has not yet published is fenced off
-        pipe.delete(
-            keys.published(request_id),
-            keys.failures(request_id),
-            keys.body(request_id),
-            keys.arq_job(request_id),
-        )
-        pipe.persist(keys.request(request_id))
-        pipe.persist(keys.attempt(request_id))
-        pipe.zadd(keys.open_requests(run_id), {request_id: request.enqueued_at})
-        await pipe.execute()
-    await _queue(pool, request)
-
-
-async def drop(pool: ArqRedis, run_id: str, request_id: str) -> None:
-    """Forget a dead request and its evidence. Raises KeyError if it is not among the dead."""
-    if not await command(pool, "HDEL", keys.dead(run_id), request_id):
+    arguments = [
+        *(request_id, run_id, _rank(request), _job(request)),
+        *(request.task.image, HINT_S, request.enqueued_at),
+    ]
+    if not await script(redis, transitions.REQUEUE, arguments):
         raise KeyError(request_id)
-    await withdraw(pool, run_id, [request_id])
+
+
+async def drop(redis: Redis, run_id: str, request_id: str) -> None:
+    """Forget a dead request and its evidence. Raises KeyError if it is not among the dead."""
+    if not await command(redis, "HDEL", keys.dead(run_id), request_id):
+        raise KeyError(request_id)
+    await _withdraw(redis, run_id, [request_id], also_answered=True)
+
+
+def _failure(row: bytes) -> AttemptFailure:
+    try:
+        return decode(row, AttemptFailure)
+    except MalformedMessage as error:
+        return _unreadable(error, at=0.0)
+
+
+def _letter(name: bytes, row: bytes) -> DeadLetter:
+    try:
+        return decode(row, DeadLetter)
+    except MalformedMessage as error:
+        evidence = (_unreadable(error, at=0.0),)
+        return DeadLetter(
+            request_id=name.decode(errors="replace"), task_id="", failures=evidence, died_at=0.0
+        )
+
+
+def _unreadable(error: MalformedMessage, *, at: float) -> AttemptFailure:
+    """What stands for a message that says nothing itself."""
+    return AttemptFailure(
+        attempt=0, worker="", boundary="request", message=str(error), transient=False, failed_at=at
+    )
+
+
+def _request(data: bytes, request_id: bytes) -> RolloutRequest:
+    """The request stored under an id. Raises MalformedMessage, also for one that says it is another."""
+    request = decode(data, RolloutRequest)
+    if request.id.encode(errors="replace") != request_id:
+        raise MalformedMessage(f"not the RolloutRequest it is stored as: it says it is {request.id!r}")
+    return request
+
+
+def _claim(row: list[Any], worker: str) -> Claim:
+    """Of the reply of a claiming script. Raises MalformedMessage."""
+    request_id, data, attempt, num_unended, now_ms = row
+    return Claim(
+        request=_request(data, request_id),
+        attempt=attempt,
+        worker=worker,
+        claimed_at=now_ms / 1000,
+        num_unended=num_unended,
+    )
+
+
+async def _in_limbo(redis: Redis, run_id: str) -> Iterable[str]:
+    """Owed, and nowhere to be found; dead ones among them at most if they cannot be read."""
+    dead: set[bytes] = set(await command(redis, "HKEYS", keys.dead(run_id)))
+    found: list[str] = []
+    for ids in chunks(await open_ids(redis, run_id)):
+        async with redis.pipeline(transaction=False) as pipe:
+            pipe.zmscore(keys.QUEUE, list(ids))
+            pipe.mget([keys.published(request_id) for request_id in ids])
+            scores, published = await pipe.execute()
+        rows = zip(ids, scores, published, strict=True)
+        found += [
+            one for one, score, entry in rows if score is None and entry is None and one.encode() not in dead
+        ]
+    return found
+
+
+def _rank(request: RolloutRequest) -> int:
+    """Its place among those that nobody has claimed yet."""
+    times = 2 if request.purpose == "eval" else 1
+    return _milliseconds(request.enqueued_at) - times * transitions.ROTATED_MS
+
+
+def _job(request: RolloutRequest) -> bytes:
+    about = Label(task_id=request.task.id, purpose=request.purpose, group_id=request.group_id)
+    enqueued_ms, label = _milliseconds(request.enqueued_at), msgspec.structs.asdict(about)
+    return serialize_job(JOB_NAME, (request.id,), label, None, enqueued_ms, serializer=encode_job)
+
+
+def _label(row: bytes | None) -> Label:
+    try:
+        return msgspec.convert(decode_job(row)["k"], Label) if row else Label()
+    except MalformedMessage:
+        return Label()
 
 
 def _milliseconds(seconds: float) -> int:

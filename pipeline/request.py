@@ -1,8 +1,11 @@
 """An ask for one rollout, and a worker's try at it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipeline.message import Message
+import msgspec
+
+from pipeline.errors import FailureClass
+from pipeline.message import Count, Message, Seconds, UnixSeconds
 from pipeline.task import Task
 
 Purpose = Literal["train", "eval"]
@@ -18,6 +21,35 @@ class Sampling(Message, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int | None = None  # None: all
     max_new_tokens: int = 4096  # per turn
+
+
+class Budget(Message, frozen=True, kw_only=True):
+    """How often failures of one class are put up with, and how long to wait after each."""
+
+    tries: Count  # failures of this class before the request is dead
+    first_s: Seconds = 1.0  # wait after the first of them; doubles with each
+    longest_s: Seconds = 60.0
+
+    def wait_s(self, num_failures: int) -> float:
+        """After so many failures of the class, before jitter."""
+        return min(self.first_s * 2.0 ** min(num_failures - 1, 60), self.longest_s)
+
+
+class Retries(Message, frozen=True, kw_only=True):
+    """What each class of failures may cost a request before it is dead. See `errors.class_of`."""
+
+    policy: Budget = Budget(tries=1)
+    environment: Budget = Budget(tries=1)  # 2 or more where hosts hold different images
+    infrastructure: Budget = Budget(tries=5)
+    grader: Budget = Budget(tries=3, first_s=2.0)
+    poison: Budget = Budget(tries=1)
+    unended_claims: int = (
+        8  # claims that ended without a word (their workers died) before it counts as poison
+    )
+
+    def of(self, kind: FailureClass) -> Budget:
+        found: Budget = getattr(self, kind)
+        return found
 
 
 class Limits(Message, frozen=True, kw_only=True):
@@ -36,7 +68,7 @@ class Limits(Message, frozen=True, kw_only=True):
     )
     observation_chars: int = 10_000  # longer output keeps its first and last half
     format_errors: int = 3  # consecutive replies without exactly one command before the episode ends
-    attempts: int = 3  # claims of one request before it is dead-lettered
+    retries: Retries = Retries()
 
 
 class RolloutRequest(Message, frozen=True, kw_only=True):
@@ -50,8 +82,8 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
     purpose: Purpose
     task: Task
     group_id: str
-    member: int
-    group_size: int
+    member: Count
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     version_at_enqueue: int
     sampling: Sampling
     limits: Limits
@@ -59,8 +91,8 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
         str  # the agent's YAML, verbatim: prompts travel with the request, so workers need no recipe
     )
     tokenizer: str  # content hash of the tokenizer directory announced with the run
-    enqueued_at: float  # Unix seconds
-    cursor: int = 0  # position of the group's task in the run's task order
+    enqueued_at: UnixSeconds
+    cursor: Count = 0  # position of the group's task in the run's task order
     traceparent: str = ""  # W3C trace context of the enqueue span
 
 
@@ -72,6 +104,7 @@ class Claim(Message, frozen=True, kw_only=True):
     """
 
     request: RolloutRequest
-    attempt: int
+    attempt: Count
     worker: str  # "host/pid"
-    claimed_at: float  # Unix seconds
+    claimed_at: UnixSeconds
+    num_unended: int = 0  # claims before this one whose workers fell silent: neither answered nor handed back

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` as arq takes it: redis://[:password@]host:port/db, rediss:// for TLS, unix:///path.sock?db=0."""
+    """`url` as `redis_url.connection_settings` takes it; rediss:// for TLS."""
 
     url: str
 

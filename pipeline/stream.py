@@ -6,14 +6,16 @@ worker that has been overtaken. An entry is acknowledged only when the step that
 so a trainer that dies reads it again.
 """
 
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
-from pipeline import keys
-from pipeline.commands import script
+from pipeline import keys, transitions
+from pipeline.commands import Word, chunks, command, script, scripts
 from pipeline.message import MalformedMessage, decode, decode_body, encode, encode_body
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 
@@ -21,6 +23,9 @@ GROUP = "learner"
 CONSUMER = "learner"  # one reader, which finds its unacknowledged entries after a restart
 FENCE_S = 30 * 24 * 3600
 KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
+KEEP_ANSWERED_BYTES = 512 * 1024**2  # or until so many bytes of younger ones are there, per run
+KEEP_MALFORMED = 1000
+PAGE = 5000  # heads in one reply: two megabytes
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
 
 Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields, as Redis has them
@@ -43,53 +48,44 @@ class Unreadable:
     reason: str
 
 
-_PUBLISH = """
--- KEYS: request, attempt, published, body, stream, lease; ARGV: my attempt, fence seconds, body, head
-if redis.call('EXISTS', KEYS[1]) == 0 then return 'withdrawn' end
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'fenced' end
-if redis.call('EXISTS', KEYS[3]) == 1 then return 'duplicate' end
-redis.call('SET', KEYS[4], ARGV[3])
-local entry = redis.call('XADD', KEYS[5], '*', 'head', ARGV[4])
-redis.call('SET', KEYS[3], entry, 'EX', ARGV[2])
-redis.call('DEL', KEYS[6])
-return 'published'
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burial:
+    """What a request that dies leaves beside its failed trajectory, encoded; `why` is for people."""
 
-_ACKNOWLEDGE = """
--- KEYS: stream, published, open, dead, what an answer leaves behind; ARGV: group, entry, request id, seconds
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
-redis.call('ZREM', KEYS[3], ARGV[3])
-if redis.call('HEXISTS', KEYS[4], ARGV[3]) == 1 then return 0 end
-for i = 5, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
-return 1
-"""
+    letter: bytes
+    last_failure: bytes
+    why: str
 
 
-async def publish(redis: Redis, trajectory: Trajectory) -> Verdict:
-    """Put the finished trajectory on its run's stream, atomically and at most once.
+async def publish(redis: Redis, trajectory: Trajectory, *, burial: Burial | None = None) -> Verdict:
+    """Put the finished trajectory on its run's stream, atomically and at most once; with a `burial` its request
+    dies in the same breath.
 
-    Anything but "published" left no trace.
+    Anything but "published" left no trace. May be called again after a broken connection: then "duplicate" says
+    that it had arrived. Raises OutOfMemoryError while Redis is full.
     """
-    request = trajectory.claim.request
+    request, attempt = trajectory.claim.request, trajectory.claim.attempt
     body = encode_body(trajectory)
     head = head_of(trajectory, body_bytes=len(body))
-    wanted = [
-        keys.request(request.id),
-        keys.attempt(request.id),
-        keys.published(request.id),
-        keys.body(request.id),
-        keys.stream(request.run_id),
-        keys.lease(request.id),
+    arguments: list[Word] = [
+        *(request.id, request.run_id, attempt, body, encode(head), FENCE_S),
+        *(
+            "buried" if burial else "published",
+            trajectory.claim.worker,
+            burial.why if burial else head.outcome,
+        ),
+        *((burial.letter, burial.last_failure) if burial else ("", "")),
     ]
-    answer = await script(redis, _PUBLISH, wanted, [trajectory.claim.attempt, FENCE_S, body, encode(head)])
-    return cast(Verdict, answer.decode())
+    return cast(Verdict, (await script(redis, transitions.PUBLISH, arguments)).decode())
 
 
 async def open_reader(redis: Redis, run_id: str) -> None:
     """Make the learner's group, once; entries from before it count as unread."""
     try:
         await redis.xgroup_create(keys.stream(run_id), GROUP, id="0", mkstream=True)
+    except OutOfMemoryError:
+        if not await redis.exists(keys.stream(run_id)) or not await redis.xinfo_groups(keys.stream(run_id)):
+            raise
     except ResponseError as error:
         if "BUSYGROUP" not in str(error):
             raise
@@ -107,8 +103,10 @@ async def read_unacknowledged(redis: Redis, run_id: str) -> list[Delivery]:
         position = entries[-1][0].decode()
 
 
-async def read_new(redis: Redis, run_id: str, *, count: int = 100, block_ms: int = 1000) -> list[Delivery]:
-    """The next heads, waiting up to `block_ms` for the first."""
+async def read_new(
+    redis: Redis, run_id: str, *, count: int = 100, block_ms: int | None = 1000
+) -> list[Delivery]:
+    """The next heads, waiting up to `block_ms` for the first; None: not waiting."""
     return await _deliveries(
         redis, run_id, await _read_group(redis, run_id, ">", count=count, block_ms=block_ms)
     )
@@ -120,27 +118,49 @@ async def read_body(redis: Redis, request_id: str) -> Trajectory | None:
     return None if data is None else decode_body(data, Trajectory)
 
 
-async def acknowledge(redis: Redis, run_id: str, answered: list[tuple[str, str]]) -> None:
+async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, str]]) -> None:
     """Settle (entry id, request id) pairs: their steps are in a checkpoint.
 
     A dead request keeps its evidence. One that was requeued after this answer is owed still.
     """
-    for entry_id, request_id in answered:
-        wanted = [
-            keys.stream(run_id),
-            keys.published(request_id),
-            keys.open_requests(run_id),
-            keys.dead(run_id),
-            *(key(request_id) for key in (keys.request, keys.attempt, keys.failures, keys.body)),
+    for some in chunks(answered):
+        rows = [
+            (run_id, GROUP, entry_id, request_id, KEEP_ANSWERED_S, KEEP_ANSWERED_BYTES)
+            for entry_id, request_id in some
         ]
-        await script(redis, _ACKNOWLEDGE, wanted, [GROUP, entry_id, request_id, KEEP_ANSWERED_S])
+        await scripts(redis, transitions.ACKNOWLEDGE, rows)
     await _trim(redis, run_id)
+
+
+async def unacknowledged_bytes(redis: Redis, run_id: str) -> int:
+    """Bytes of all bodies that Redis holds for the learner until a checkpoint contains them."""
+    return int(await command(redis, "HGET", keys.owed_bytes(run_id), "") or 0)
+
+
+async def delivered_at(redis: Redis, run_id: str, entry_id: str) -> float | None:
+    """When the learner was last given the entry (Unix s); None if it was not yet, or has acknowledged it."""
+    rows: list[dict[str, Any]] = await redis.xpending_range(keys.stream(run_id), GROUP, entry_id, entry_id, 1)
+    return time.time() - rows[0]["time_since_delivered"] / 1000 if rows else None
 
 
 async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
     """The last `count` heads, newest first, without touching the learner's position."""
     entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), count=count)
     return [delivery for entry in entries if isinstance(delivery := _delivery(*entry), Delivery)]
+
+
+async def heads_backwards(redis: Redis, run_id: str) -> AsyncIterator[Delivery]:
+    """Every head that is still there, newest first, read page by page as far as one wants to go."""
+    position = "+"
+    while True:
+        entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), max=position, count=PAGE)
+        for entry in entries:
+            delivery = _delivery(*entry)
+            if isinstance(delivery, Delivery):
+                yield delivery
+        if len(entries) < PAGE:
+            return
+        position = f"({entries[-1][0].decode()}"
 
 
 async def heads_after(
@@ -175,11 +195,7 @@ async def _deliveries(redis: Redis, run_id: str, entries: list[Entry]) -> list[D
         if isinstance(delivery, Delivery):
             found.append(delivery)
             continue
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.lpush(keys.malformed(run_id), f"{delivery.entry_id}: {delivery.reason}")
-            pipe.ltrim(keys.malformed(run_id), 0, 999)
-            pipe.xack(keys.stream(run_id), GROUP, entry)
-            await pipe.execute()
+        await script(redis, transitions.SET_ASIDE, [run_id, GROUP, entry, delivery.reason, KEEP_MALFORMED])
     return found
 
 

@@ -4,12 +4,13 @@ The invariant everything rests on: for each turn, `kept + fed + sampled` is exac
 engine held, with ids and log-probs as the engine reported them. Nothing is ever tokenised again.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.message import Float32s, Int32s, Message
+from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
 from pipeline.request import Claim, Purpose
 
 SCHEMA = 1  # of Trajectory; raised when a field changes its meaning
@@ -86,7 +87,7 @@ class Tally(Message, frozen=True, kw_only=True):
 class Reward(Message, frozen=True, kw_only=True):
     """A grader's finished verdict. Exists only if a grader finished."""
 
-    value: float  # in [0, 1]
+    value: Annotated[float, msgspec.Meta(ge=0, le=1)]
     resolved: bool
     decided_by: str  # e.g. "exit_code 0", "empty patch", "swebench: RESOLVED_NO", "cpu time used up"
     fail_to_pass: Tally | None = None
@@ -107,8 +108,8 @@ class Trajectory(Message, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     outcome: Outcome
     reward: Reward | None
-    started_at: float  # Unix seconds
-    finished_at: float  # Unix seconds
+    started_at: UnixSeconds
+    finished_at: UnixSeconds
     schema: int = SCHEMA
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
 
@@ -120,23 +121,24 @@ class TrajectoryHead(Message, frozen=True, kw_only=True):
     run_id: str
     purpose: Purpose
     group_id: str
-    member: int
-    group_size: int
+    member: Count
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     task_id: str
     outcome: str  # "submitted", "exhausted:turns", "failed:sandbox"
-    reward: float | None
-    num_turns: int
-    sampled_tokens: int
-    body_bytes: int
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+    num_turns: Count
+    sampled_tokens: Count
+    body_bytes: Count
     version_at_enqueue: int
     version_first: int | None  # None: nothing was sampled
     version_last: int | None
-    attempt: int
+    attempt: Count
     worker: str
-    enqueued_at: float  # Unix seconds, as the rest
-    claimed_at: float
-    finished_at: float
+    enqueued_at: UnixSeconds
+    claimed_at: UnixSeconds
+    finished_at: UnixSeconds
     traceparent: str = ""
+    patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
 
 
 def head_of(trajectory: Trajectory, *, body_bytes: int) -> TrajectoryHead:
@@ -165,6 +167,7 @@ def head_of(trajectory: Trajectory, *, body_bytes: int) -> TrajectoryHead:
         claimed_at=trajectory.claim.claimed_at,
         finished_at=trajectory.finished_at,
         traceparent=trajectory.traceparent,
+        patch=_fingerprint(trajectory.outcome),
     )
 
 
@@ -177,6 +180,11 @@ def outcome_tag(outcome: Outcome) -> str:
             return f"exhausted:{limit}"
         case Failed(boundary=boundary):
             return f"failed:{boundary}"
+
+
+def _fingerprint(outcome: Outcome) -> str:
+    patch = b"" if isinstance(outcome, Failed) else outcome.patch
+    return hashlib.blake2b(patch, digest_size=16).hexdigest() if patch.strip() else ""
 
 
 def version_at(spans: Iterable[VersionSpan], num_sampled: int) -> Sequence[int]:

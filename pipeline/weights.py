@@ -7,7 +7,8 @@ may read.
 from redis.asyncio import Redis
 
 from pipeline import keys
-from pipeline.message import Message, decode, encode
+from pipeline.commands import put
+from pipeline.message import Message, UnixSeconds, decode, encode
 
 
 class WeightVersion(Message, frozen=True, kw_only=True):
@@ -17,7 +18,7 @@ class WeightVersion(Message, frozen=True, kw_only=True):
     directory: str  # HF layout
     num_bytes: int
     sha256: str  # of the weight file(s), in name order
-    published_at: float  # Unix seconds
+    published_at: UnixSeconds
 
 
 class ServedWeights(Message, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class ServedWeights(Message, frozen=True, kw_only=True):
     version: int
     engines: tuple[str, ...]
     quarantined: tuple[str, ...] = ()  # failed to take the version and are out of routing
-    confirmed_at: float = 0.0
+    confirmed_at: UnixSeconds = 0.0
 
 
 async def announce(redis: Redis, weights: WeightVersion) -> None:
@@ -36,7 +37,7 @@ async def announce(redis: Redis, weights: WeightVersion) -> None:
         raise ValueError(
             f"weight version {weights.version} is not above the newest announced, {newest.version}"
         )
-    await redis.set(keys.weights(weights.run_id), encode(weights))
+    await put(redis, keys.weights(weights.run_id), encode(weights))
 
 
 async def newest_version(redis: Redis, run_id: str) -> WeightVersion | None:
@@ -45,7 +46,7 @@ async def newest_version(redis: Redis, run_id: str) -> WeightVersion | None:
 
 
 async def record_served(redis: Redis, run_id: str, served: ServedWeights) -> None:
-    await redis.set(keys.served(run_id), encode(served))
+    await put(redis, keys.served(run_id), encode(served))
 
 
 async def served_weights(redis: Redis, run_id: str) -> ServedWeights | None:

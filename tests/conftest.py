@@ -35,6 +35,14 @@ class Serving:
     model_dir: Path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_state_in_my_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers note which images they use, for all workers of a host to see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """A redis-server of our own on a Unix socket: no port to race for, nobody else's data near, nothing on

@@ -14,6 +14,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workers": {"pipeline"},
     "trainer": {"pipeline"},
     "infra": {"pipeline"},
+    "benchmarks": {"pipeline", "workers", "trainer"},
 }
 HEAVY = {"aiohttp", "docker", "megatron", "numpy", "sglang", "tokenizers", "torch", "transformers"}
 # torch and megatron belong to the learner; the warm start is a learner's first hour.
@@ -70,7 +71,7 @@ def test_a_process_without_a_learner_never_loads_torch(modules: str, absent: set
 
 
 @pytest.mark.parametrize(
-    "command", ["pipeline", "workers.run", "trainer.run", "trainer.report", "trainer.curve"]
+    "command", ["pipeline", "workers.run", "workers.verify", "trainer.run", "trainer.report", "trainer.curve"]
 )
 def test_help_needs_nothing_heavy(command: str) -> None:
     code = (

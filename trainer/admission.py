@@ -68,6 +68,48 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """Answers that take up memory somewhere, against how much they may.
+
+    What is asked for and not in is reckoned as large as the largest so far, so that the bound holds when it comes.
+    """
+
+    what: str  # for people, as in "of answers wait in Redis for a checkpoint"
+    max_bytes: int
+    held_bytes: int = 0
+    num_awaited: int = 0  # answers asked for and not in
+    largest_bytes: int = 0  # of one answer
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.max_bytes - self.held_bytes - self.num_awaited * self.largest_bytes
+
+    def is_full(self, group_size: int) -> bool:
+        """Whether one more group may not fit."""
+        return self.spare_bytes < max(1, group_size * self.largest_bytes)
+
+    def room(self, room: int, *, group_size: int, open_groups: int) -> int:
+        """What is left of `room`: when it is full, one group at a time, so that a step short of a group still
+        comes about and makes room.
+        """
+        if self.is_full(group_size):
+            return min(room, 1) if open_groups == 0 else 0
+        return (
+            min(room, self.spare_bytes // (group_size * self.largest_bytes)) if self.largest_bytes else room
+        )
+
+    def sentence(self, group_size: int) -> str:
+        """Why nothing is asked for at the moment; empty if that is not for want of memory."""
+        if not self.is_full(group_size):
+            return ""
+        expected = f" and {self.num_awaited} more are expected" if self.num_awaited else ""
+        return (
+            f"closed: {_megabytes(self.held_bytes)} {self.what}{expected}, up to "
+            f"{_megabytes(self.largest_bytes)} each; {_megabytes(self.max_bytes)} may"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Brake:
     """Slows asking down while groups come back broken, lest an outage eat the task order and bury thousands
     of requests.
@@ -87,3 +129,7 @@ class Brake:
         if not self.pause_s:
             return room
         return min(room, 1) if open_groups == 0 and now >= self.last_failed_at + self.pause_s else 0
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

@@ -28,7 +28,9 @@ from trainer.journal import EvaluationRow, Journal, StepRow, read
 from trainer.ledger import Ledger, LedgerState, decode_state
 from trainer.loop import Loop
 from trainer.parts import LearnerThread, Parts
+from trainer.patience import insist
 from trainer.progress import Progress, evaluation_sentence
+from trainer.quarantine import Quarantine
 from trainer.recipe import Recipe, WeightsRecipe
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
@@ -92,7 +94,7 @@ async def assembled(
             run_id=run_id,
             limits=Limits(**asdict(recipe.rollout.limits)),
             agent_config=inputs.agent_config,
-            tokenizer=await put_tokenizer(redis, inputs.tokenizer),
+            tokenizer=await insist(lambda: put_tokenizer(redis, inputs.tokenizer)),
             ids=new_ids(),
         )
         yield Loop(recipe, run_id, _parts(recipe, inputs, form, services, state, root / "weights"), state)
@@ -102,40 +104,38 @@ async def assembled(
 def _parts(
     recipe: Recipe, inputs: Inputs, form: RequestForm, services: Services, state: LedgerState, weights: Path
 ) -> Parts:
-    sampling = Sampling(**asdict(recipe.rollout.sampling))
-    admission = Admission(
-        max_lag_versions=recipe.admission.max_lag_versions,
-        groups_per_step=recipe.batch.groups_per_step,
-        num_steps=recipe.num_steps,
-    )
+    admission = _admission(recipe)
     ledger = Ledger(services.journal, state)
+    quarantine = Quarantine(services.journal)
     book = GroupBook(
         admission,
         min_valid_members=recipe.min_valid_members,
         stragglers=recipe.admission.stragglers,
         train_without_signal=recipe.batch.train_without_signal,
     )
-    heldout = HeldOut(
+    heldout = _heldout(recipe, inputs, form, services, ledger)
+    dispatcher = Dispatcher(
         services.redis,
         form,
-        inputs.heldout,
-        recipe.evaluation,
-        sampling=sampling,
-        seed=recipe.seed,
+        TaskOrder(inputs.train, seed=recipe.seed),
+        book,
         ledger=ledger,
-        report=lambda row: _report(row, services),
+        quarantine=quarantine,
+        group_size=recipe.rollout.group_size,
+        sampling=_sampling(recipe),
     )
     intake = Intake(
         services.redis,
         form.run_id,
         book=book,
         ledger=ledger,
+        quarantine=quarantine,
         vocab_size=inputs.tokenizer.vocab_size,
         max_tokens=recipe.learner.micro_batch_tokens,
+        max_refills=recipe.group_refills,
+        refill=dispatcher.refill,
         evaluate=heldout.accept,
     )
-    order = TaskOrder(inputs.train, seed=recipe.seed)
-    group_size = recipe.rollout.group_size
     return Parts(
         redis=services.redis,
         feed=services.feed,
@@ -143,15 +143,43 @@ def _parts(
         admission=admission,
         book=book,
         ledger=ledger,
+        quarantine=quarantine,
         journal=services.journal,
         intake=intake,
-        dispatcher=Dispatcher(services.redis, form, order, book, group_size=group_size, sampling=sampling),
+        dispatcher=dispatcher,
         heldout=heldout,
         publisher=_publisher(recipe.weights, form.run_id, services, weights),
         checkpoints=services.checkpoints,
         board=services.board,
         progress=services.progress,
     )
+
+
+def _heldout(
+    recipe: Recipe, inputs: Inputs, form: RequestForm, services: Services, ledger: Ledger
+) -> HeldOut:
+    return HeldOut(
+        services.redis,
+        form,
+        inputs.heldout,
+        recipe.evaluation,
+        sampling=_sampling(recipe),
+        seed=recipe.seed,
+        ledger=ledger,
+        report=lambda row: _report(row, services),
+    )
+
+
+def _admission(recipe: Recipe) -> Admission:
+    return Admission(
+        max_lag_versions=recipe.admission.max_lag_versions,
+        groups_per_step=recipe.batch.groups_per_step,
+        num_steps=recipe.num_steps,
+    )
+
+
+def _sampling(recipe: Recipe) -> Sampling:
+    return Sampling(**asdict(recipe.rollout.sampling))
 
 
 def _publisher(recipe: WeightsRecipe, run_id: str, services: Services, directory: Path) -> Publisher:

@@ -34,6 +34,12 @@ class Sample:
     def num_trained_tokens(self) -> int:
         return int(self.trained_T.sum())
 
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, near enough."""
+        arrays = (self.tokens_T, self.trained_T, self.behaviour_logprobs_T, self.advantages_T, self.versions_T)
+        return sum(array.nbytes for array in arrays)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -1,13 +1,15 @@
 """Asks out: which task comes next, in groups, each request owed in Redis before it is queued.
 
 The order of tasks is a pure function of the seed and the cursor, so a resumed run goes on where the order
-stood. Every request opens its own trace, which its rollout and the step that trains it join.
+stood; places whose task is in quarantine are passed over, and no other moves. A member that came to nothing is asked
+for again by itself, as a new request of its group. Every request opens its own trace, which its rollout and the step
+that trains it join.
 """
 
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,9 @@ from pipeline.request import Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import current_traceparent, span
 from trainer.groups import GroupBook, group_id_of
+from trainer.journal import Asked
+from trainer.ledger import Ledger
+from trainer.quarantine import Quarantine
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -39,6 +44,9 @@ class TaskOrder:
             raise ValueError("tasks.train holds no task; give a file with at least one")
         self._tasks = tasks
         self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def __getitem__(self, cursor: int) -> Task:
         epoch, place = divmod(cursor, len(self._tasks))
@@ -110,6 +118,8 @@ class Dispatcher:
         order: TaskOrder,
         book: GroupBook,
         *,
+        ledger: Ledger,
+        quarantine: Quarantine,
         group_size: int,
         sampling: Sampling,
     ) -> None:
@@ -117,32 +127,60 @@ class Dispatcher:
         self._form = form
         self._order = order
         self._book = book
+        self._ledger = ledger
+        self._quarantine = quarantine
         self._group_size = group_size
         self._sampling = sampling
         self._unsent: deque[RolloutRequest] = deque()
+        self._refills: dict[tuple[int, int], None] = {}  # (cursor, member), in order
         self.cursor = 0  # of the next group
         self.num_enqueued = 0
 
     async def open_groups(self, num_groups: int, *, version: int) -> None:
-        """Ask for the next groups. After an error, the next call goes on with the request that failed."""
-        for _ in range(num_groups):
-            self._write_out(self.cursor, range(self._group_size), version)
+        """Ask for what is to be refilled, and for the next groups. After an error, the next call goes on with the
+        request that failed.
+        """
+        for cursor, member in self._refills:
+            if not self._ledger.is_closed(cursor):
+                self._write_out(cursor, [member], version)
+        self._refills.clear()
+        while num_groups > 0 and not self.is_exhausted:
+            num_groups -= self._write_out(self.cursor, range(self._group_size), version)
             self.cursor += 1
         while self._unsent:
             await enqueue(self._redis, self._unsent[0])
             self._unsent.popleft()
             self.num_enqueued += 1
 
-    async def complete_group(self, cursor: int, missing: Sequence[int], *, version: int) -> None:
-        """Ask for members that a crash kept from being asked for, or that Redis has lost."""
-        self._write_out(cursor, missing, version)
-        await self.open_groups(0, version=version)
+    @property
+    def is_exhausted(self) -> bool:
+        """Every task is in quarantine."""
+        return len(self._quarantine) >= len(self._order)
 
-    def _write_out(self, cursor: int, members: Sequence[int], version: int) -> None:
-        self._book.expect(cursor, size=self._group_size, version=version)
-        self._unsent += [
+    def has_yet_to_send(self, request_id: str) -> bool:
+        """Whether it waits for a Redis that answers."""
+        return any(request.id == request_id for request in self._unsent)
+
+    def refill(self, cursor: int, member: int) -> None:
+        """Have a member of an open group asked for again, with the next call of `open_groups`; saying so twice
+        changes nothing.
+        """
+        self._refills[cursor, member] = None
+
+    def give_up(self, request_ids: Collection[str]) -> None:
+        """Do not ask for these any more, should they still be waiting for a Redis that answers."""
+        self._unsent = deque(request for request in self._unsent if request.id not in request_ids)
+
+    def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
+        """Whether the group at `cursor` will be asked for; if not, its place is passed over."""
+        task = self._order[cursor]
+        if task.id in self._quarantine:
+            self._ledger.skip(cursor, task.id)
+            return False
+        self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
+        made = [
             self._form.fill(
-                self._order[cursor],
+                task,
                 purpose="train",
                 group_id=group_id_of(cursor),
                 member=member,
@@ -153,3 +191,7 @@ class Dispatcher:
             )
             for member in members
         ]
+        for request in made:
+            self._book.ask(Asked.of(request))
+        self._unsent += made
+        return True

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -25,6 +26,18 @@ from trainer.ledger import Ledger
 from trainer.recipe import EvaluationRecipe
 
 GREEDY = "greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """All episodes at one temperature, outside a run."""
+
+    temperature: float  # 0 is greedy
+    recipe: EvaluationRecipe
+
+    @property
+    def name(self) -> str:
+        return f"t{self.temperature:g}"
 
 
 class HeldOut:

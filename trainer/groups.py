@@ -1,18 +1,19 @@
-"""Groups from the first answer to the step that trains them. Pure bookkeeping: no Redis, no clock.
+"""Groups from the first ask to the step that trains them. Pure bookkeeping: no Redis, no clock of its own.
 
-A group closes when every member is in; a failed one is in, without a reward. Valid members are those with a
-reward whose tokens add up. Too few of them, or all worth the same, and the group is dropped. What remains
-is ready, and the oldest asked for goes first.
+A group closes when every member is in; a failed one is in, without a reward. It also closes when its deadline has
+passed and enough members are valid: those with a reward whose tokens add up. Too few of them, or all worth the
+same, and the group is dropped. What remains is ready, and the oldest asked for goes first. Whatever was asked for
+and is not in when its group leaves the book is surplus, to be withdrawn.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.trajectory import TrajectoryHead
 from trainer.admission import Admission
 from trainer.advantages import advantages, has_signal
 from trainer.batch import Batch, Sample
-from trainer.journal import Fate
+from trainer.journal import Asked, Fate
 from trainer.recipe import AdvantageKind, Stragglers
 from trainer.samples import with_advantage
 
@@ -48,6 +49,11 @@ class Member:
         return self.head.reward is not None and not self.fault
 
     @property
+    def num_bytes(self) -> int:
+        """Of memory that its samples take."""
+        return sum(sample.num_bytes for sample in self.samples)
+
+    @property
     def lag_from(self) -> int:
         """The oldest weights in it; without a sampled token, those it was asked for with."""
         return self.head.version_at_enqueue if self.head.version_first is None else self.head.version_first
@@ -58,11 +64,29 @@ class Group:
     cursor: int
     size: int
     asked_at_version: int
+    task_id: str
     members: dict[int, Member] = field(default_factory=dict[int, Member])
+    asked: dict[int, Asked] = field(
+        default_factory=dict[int, Asked]
+    )  # by member: the request that counts now
+    started_at: float | None = None  # first claim of a member, on the caller's clock
 
     @property
     def is_complete(self) -> bool:
         return len(self.members) == self.size
+
+    @property
+    def num_missing(self) -> int:
+        return self.size - len(self.members)
+
+    @property
+    def outstanding(self) -> list[Asked]:
+        """Requests that were asked for and are not what is in."""
+        held = {number: member.head.request_id for number, member in self.members.items()}
+        return [asked for number, asked in self.asked.items() if held.get(number) != asked.request_id]
+
+    def is_overdue(self, now: float, deadline_s: float) -> bool:
+        return self.started_at is not None and now >= self.started_at + deadline_s
 
     @property
     def rewards(self) -> dict[int, float]:
@@ -94,6 +118,12 @@ class GroupBook:
         self._train_without_signal = train_without_signal
         self._open: dict[int, Group] = {}
         self._ready: dict[int, Group] = {}
+        self._taken: set[int] = set()
+        self.surplus: dict[
+            str, Asked
+        ] = {}  # by request id: asked for by groups that left the book without it
+        self.largest_bytes = 0  # of one member's samples, so far
+        self.largest_body_bytes = 0  # of one member's body in Redis, so far
 
     @property
     def num_live(self) -> int:
@@ -111,7 +141,23 @@ class GroupBook:
     def needed(self) -> int:
         """The fewest answers that could make the next step's groups complete, if none is dropped."""
         short = self._admission.groups_per_step - len(self._ready)
-        return sum(sorted(group.size - len(group.members) for group in self._open.values())[: max(0, short)])
+        return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
+
+    @property
+    def num_awaited(self) -> int:
+        """Members asked for and not in."""
+        return sum(group.num_missing for group in self._open.values())
+
+    @property
+    def outstanding(self) -> list[Asked]:
+        """Requests of the open groups that are not answered."""
+        return [asked for group in self._open.values() for asked in group.outstanding]
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory that the samples of all groups in the book take."""
+        groups = (*self._open.values(), *self._ready.values())
+        return sum(member.num_bytes for group in groups for member in group.members.values())
 
     @property
     def end(self) -> int:
@@ -120,34 +166,96 @@ class GroupBook:
 
     def withdraw(self) -> list[Group]:
         """Give up every group that is left, for the run ends."""
-        left = [*self._open.values(), *self._ready.values()]
-        self._open.clear()
-        self._ready.clear()
-        return sorted(left, key=lambda group: group.cursor)
+        return [self._leave(cursor) for cursor in sorted({**self._open, **self._ready})]
 
-    def expect(self, cursor: int, *, size: int, version: int) -> Group:
+    def withdraw_task(self, task_id: str) -> list[Group]:
+        """Give up every group of this task."""
+        live = {**self._open, **self._ready}
+        return [self._leave(cursor) for cursor, group in sorted(live.items()) if group.task_id == task_id]
+
+    def expect(self, cursor: int, *, size: int, version: int, task_id: str) -> Group:
         """A group has been asked for, or is found to have been; asking again changes nothing."""
         known = self._open.get(cursor) or self._ready.get(cursor)
-        return known or self._open.setdefault(cursor, Group(cursor, size, version))
+        return known or self._open.setdefault(cursor, Group(cursor, size, version, task_id))
+
+    def ask(self, asked: Asked) -> None:
+        """This request of an expected group counts from now on for its member; an earlier one does no longer."""
+        group = self._open.get(asked.cursor)
+        if group is not None:
+            group.asked[asked.member] = asked
 
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
         return group.members.get(member) if group else None
+
+    def awaits(self, cursor: int, head: TrajectoryHead) -> bool:
+        """Whether this request is the one that counts for its member; of a group nobody heard of, it is."""
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        asked = group.asked.get(head.member) if group else None
+        return group is None or (asked is not None and asked.request_id == head.request_id)
+
+    def has_taken(self, cursor: int) -> bool:
+        """Whether a step has taken the group: what still comes for it is too late."""
+        return cursor in self._taken
+
+    def missing(self, cursor: int, *, size: int) -> list[int]:
+        """Members of a group, of `size` if nobody heard of it, that are neither in nor asked for."""
+        if cursor in self._ready:
+            return []
+        group = self._open.get(cursor)
+        known = {*group.members, *group.asked} if group else set[int]()
+        return [number for number in range(size) if number not in known]
+
+    def forget(self, cursor: int, member: int) -> None:
+        """The request that counted for this member came to nothing, and its group goes on."""
+        group = self._open.get(cursor)
+        if group is not None:
+            group.asked.pop(member, None)
+
+    # Deadlines
+
+    @property
+    def unclaimed(self) -> list[str]:
+        """Requests of the open groups of which no claim is known yet."""
+        fresh = (group for group in self._open.values() if group.started_at is None)
+        return [asked.request_id for group in fresh for asked in group.asked.values()]
+
+    def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
+        """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
+        for group in self._open.values():
+            ages = [ages_s[one.request_id] for one in group.asked.values() if one.request_id in ages_s]
+            if ages and group.started_at is None:
+                group.started_at = now - max(ages)
+
+    def overdue(self, now: float, deadline_s: float) -> list[Group]:
+        """Open groups whose time is up and that can be judged as they are, oldest first: give each its `verdict`.
+
+        One with too few valid members waits on: an answer late is better than none.
+        """
+        return [
+            group
+            for _, group in sorted(self._open.items())
+            if group.is_overdue(now, deadline_s) and len(group.rewards) >= self._min_valid_members
+        ]
 
     def hold(self, cursor: int, member: Member) -> Group | None:
         """Put an answer into its group. Returns the group if that completed it: `verdict` says what becomes
         of it.
         """
         head = member.head
-        group = self.expect(cursor, size=head.group_size, version=head.version_at_enqueue)
+        group = self.expect(
+            cursor, size=head.group_size, version=head.version_at_enqueue, task_id=head.task_id
+        )
         group.members[head.member] = member
+        self.largest_bytes = max(self.largest_bytes, member.num_bytes)
+        self.largest_body_bytes = max(self.largest_body_bytes, head.body_bytes)
         return group if group.is_complete else None
 
     def verdict(self, group: Group) -> Fate:
-        """What becomes of a complete group: "trained", or the reason why not. Moves it to the ready ones,
+        """What becomes of a group that closes: "trained", or the reason why not. Moves it to the ready ones,
         or out of the book.
         """
-        del self._open[group.cursor]
+        self._leave(group.cursor)
         rewards = list(group.rewards.values())
         if len(rewards) < self._min_valid_members:
             return "too_few_valid"
@@ -163,7 +271,14 @@ class GroupBook:
         chosen = sorted(self._ready)[: self._admission.groups_per_step]
         if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, lag_of):
             return None
+        self._taken.update(chosen)
         return [self._ready.pop(cursor) for cursor in chosen]
+
+    def _leave(self, cursor: int) -> Group:
+        group = self._open.pop(cursor, None) or self._ready.pop(cursor)
+        self.surplus |= {asked.request_id: asked for asked in group.outstanding}
+        group.asked.clear()
+        return group
 
     def _awaits_straggler(self, chosen: list[int], lag_of: Lag) -> bool:
         """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag

@@ -1,4 +1,8 @@
-"""What a recipe names, read and checked before anything is started: tasks, agent, tokenizer."""
+"""What a recipe names, read and checked before anything is started: tasks, agent, tokenizer.
+
+Tasks that the grader was not seen to judge rightly are refused unless the recipe says otherwise: see `python -m
+workers.verify`.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from pipeline.task import Task
-from pipeline.taskfile import read_tasks
+from pipeline.taskfile import Verification, fingerprint, read_tasks, read_verified, verified_path
 from pipeline.tokenizer import TokenizerBundle, read_bundle
-from trainer.recipe import Recipe
+from trainer.recipe import Recipe, TaskFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +21,26 @@ class Inputs:
     heldout: list[Task]
     agent_config: str
     tokenizer: TokenizerBundle
+    num_unverified: int  # of all tasks; above 0 only where the recipe allows it
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
     """Raises ValueError naming the recipe's field whose file is missing, empty, or at odds with another."""
-    inputs = Inputs(
-        train=_tasks("tasks.train", recipe.tasks.train),
-        heldout=_tasks("tasks.heldout", recipe.tasks.heldout) if recipe.tasks.heldout else [],
-        agent_config=_text("rollout.agent", recipe.rollout.agent),
-        tokenizer=read_bundle(Path(recipe.model)),
-    )
-    shared = {task.id for task in inputs.train} & {task.id for task in inputs.heldout}
+    files = recipe.tasks
+    train = _tasks("tasks.train", files.train)
+    heldout = _tasks("tasks.heldout", files.heldout) if files.heldout else []
+    shared = {task.id for task in train} & {task.id for task in heldout}
     if shared:
         raise ValueError(
             f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}; part them"
         )
+    inputs = Inputs(
+        train=train,
+        heldout=heldout,
+        agent_config=_text("rollout.agent", recipe.rollout.agent),
+        tokenizer=read_bundle(Path(recipe.model)),
+        num_unverified=_num_unverified(files, train, heldout),
+    )
     _check_context(recipe)
     evaluation, num_heldout = recipe.evaluation, len(inputs.heldout)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
@@ -54,7 +63,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
-            f"{len(inputs.heldout)} held out",
+            f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
             f"group: {recipe.min_valid_members} of {size} members must be graded",
@@ -74,6 +83,48 @@ def _tasks(field: str, path: str) -> list[Task]:
     if not tasks:
         raise ValueError(f"{field}: {path} holds no task; a run needs one at least")
     return tasks
+
+
+def _num_unverified(files: TaskFiles, train: list[Task], heldout: list[Task]) -> int:
+    """How many tasks are not verified as they are. Raises ValueError unless `files.unverified` allows it."""
+    num_unverified = 0
+    for field, path, tasks, allowed in (
+        ("tasks.train", files.train, train, ["allow"]),
+        ("tasks.heldout", files.heldout, heldout, ["heldout", "allow"]),
+    ):
+        doubts = _doubts(Path(path), tasks)
+        num_unverified += len(doubts)
+        if doubts and files.unverified not in allowed:
+            first, doubt = next(iter(doubts.items()))
+            raise ValueError(
+                f"{field}: {len(doubts)} of the {len(tasks)} tasks in {path} are not verified; the first, {first}, "
+                f"{doubt}. Run `python -m workers.verify {path}` (--passing FILE copies the tasks that are ok), or "
+                f"set tasks.unverified to {' or '.join(map(repr, allowed))}"
+            )
+    return num_unverified
+
+
+def _doubts(path: Path, tasks: list[Task]) -> dict[str, str]:
+    """Why nobody knows that the grader judges them rightly, by the ids of those tasks."""
+    if not tasks:
+        return {}
+    verified = verified_path(path)
+    known = read_verified(verified) if verified.exists() else {}
+    return {task.id: doubt for task in tasks if (doubt := _doubt(task, known.get(task.id)))}
+
+
+def _doubt(task: Task, known: Verification | None) -> str:
+    if known is None:
+        return "was never verified"
+    if known.fingerprint != fingerprint(task):
+        return "has changed since it was verified"
+    return "" if known.ok else f"was found wrong ({known.reason})"
+
+
+def _verified_words(recipe: Recipe, inputs: Inputs) -> str:
+    if not inputs.num_unverified:
+        return "all verified"
+    return f'{inputs.num_unverified} not verified, as tasks.unverified = "{recipe.tasks.unverified}" allows'
 
 
 def _text(field: str, path: str) -> str:

@@ -9,6 +9,7 @@ shows what is here.
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
@@ -22,11 +23,12 @@ Fate = Literal[
     "trained",  # by the step whose row names its request id
     "zero_variance",  # its whole group was worth the same: nothing to learn
     "too_few_valid",  # too many of its group failed to tell good from bad
+    "quarantined",  # its task's grader cannot be trusted
     "late",  # its group had closed without it, or its weights were too old
     "refused",  # its tokens do not add up; the trajectory is kept in Redis
     "failed",  # never had a reward: something of ours broke
     "evaluated",
-    "withdrawn",  # asked for no longer, because the run ended
+    "withdrawn",  # asked for no longer, because its group closed without it or the run ended
 ]
 
 
@@ -65,6 +67,7 @@ class EpisodeRow(Row, frozen=True, kw_only=True):
     claimed_at: float = 0.0
     finished_at: float = 0.0
     at: float = 0.0  # when the row was made
+    patch: str = ""  # fingerprint of the patch that was graded, as in the head
 
 
 class StepRow(Row, frozen=True, kw_only=True):
@@ -96,6 +99,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     train_s: float = 0.0
     at: float = 0.0
     num_gap_tokens: int = 0  # the log-prob gap was measured on; 0: it was not
+    members_refilled: int = 0  # since the step before: failed for reasons of ours, and asked for again
+    members_withdrawn: int = 0  # since the step before: not in when their group had to close
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):
@@ -125,6 +130,23 @@ class PublicationRow(Row, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class QuarantineRow(Row, frozen=True, kw_only=True):
+    """A training task that is not played any more."""
+
+    task_id: str
+    reason: str
+    request_id: str  # of the answer that decided it
+    at: float = 0.0
+
+
+class SkippedRow(Row, frozen=True, kw_only=True):
+    """A place in the task order that was passed over, for its task is in quarantine."""
+
+    cursor: int
+    task_id: str
+    at: float = 0.0
+
+
 class EndRow(Row, frozen=True, kw_only=True):
     """The run ended in good order: everything asked for has an episode row.
 
@@ -144,6 +166,8 @@ FILES: dict[type[Row], str] = {
     StepRow: "steps.jsonl",
     EvaluationRow: "evaluations.jsonl",
     PublicationRow: "publications.jsonl",
+    QuarantineRow: "quarantines.jsonl",
+    SkippedRow: "skipped.jsonl",
     EndRow: "endings.jsonl",
 }
 
@@ -261,23 +285,53 @@ def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluatio
         enqueued_at=head.enqueued_at,
         claimed_at=head.claimed_at,
         finished_at=head.finished_at,
+        patch=head.patch,
     )
 
 
-def withdrawn_row(request: RolloutRequest, *, evaluation: str = "") -> EpisodeRow:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is kept of a request until it is answered: enough for its row, without the task and the prompts."""
+
+    request_id: str
+    group_id: str
+    task_id: str
+    purpose: Purpose
+    member: int
+    group_size: int
+    cursor: int
+    version: int
+    enqueued_at: float  # Unix seconds
+
+    @classmethod
+    def of(cls, request: RolloutRequest) -> Self:
+        return cls(
+            request_id=request.id,
+            group_id=request.group_id,
+            task_id=request.task.id,
+            purpose=request.purpose,
+            member=request.member,
+            group_size=request.group_size,
+            cursor=request.cursor if request.purpose == "train" else -1,
+            version=request.version_at_enqueue,
+            enqueued_at=request.enqueued_at,
+        )
+
+
+def withdrawn_row(asked: Asked, *, evaluation: str = "") -> EpisodeRow:
     """The row of a request that nobody waits for any more."""
     return EpisodeRow(
-        request_id=request.id,
-        group_id=request.group_id,
-        task_id=request.task.id,
-        purpose=request.purpose,
-        member=request.member,
-        group_size=request.group_size,
+        request_id=asked.request_id,
+        group_id=asked.group_id,
+        task_id=asked.task_id,
+        purpose=asked.purpose,
+        member=asked.member,
+        group_size=asked.group_size,
         fate="withdrawn",
-        cursor=request.cursor if request.purpose == "train" else -1,
+        cursor=asked.cursor,
         evaluation=evaluation,
-        version_at_enqueue=request.version_at_enqueue,
-        enqueued_at=request.enqueued_at,
+        version_at_enqueue=asked.version,
+        enqueued_at=asked.enqueued_at,
     )
 
 

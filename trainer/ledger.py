@@ -20,7 +20,7 @@ from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
 from trainer.admission import Brake
 from trainer.groups import Group
-from trainer.journal import Fate, Journal, episode_row
+from trainer.journal import Asked, Fate, Journal, SkippedRow, episode_row, withdrawn_row
 
 
 class SinceStep(Message, kw_only=True):
@@ -30,6 +30,8 @@ class SinceStep(Message, kw_only=True):
     invalid: int = 0  # groups dropped for too few graded members
     reward_sum: float = 0.0  # over graded members of all closed groups, dropped ones included
     num_rewards: int = 0
+    refilled: int = 0  # members that failed and were asked for again
+    withdrawn: int = 0  # members whose groups closed without them
 
 
 class LedgerState(Message, kw_only=True):
@@ -47,6 +49,7 @@ class LedgerState(Message, kw_only=True):
     evaluations: tuple[str, ...] = ()  # finished, by name
     groups_without_signal: int = 0  # in a row
     since_step: SinceStep = SinceStep()
+    refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members asked for again
 
 
 class Ledger:
@@ -61,6 +64,7 @@ class Ledger:
         self.evaluations = list(state.evaluations)
         self.groups_without_signal = state.groups_without_signal
         self.since_step = state.since_step
+        self._refills = dict(state.refills)
         self.brake = Brake(failed_groups=0, last_failed_at=0.0)
 
     @property
@@ -83,15 +87,37 @@ class Ledger:
     def close(self, cursor: int) -> None:
         """The group at `cursor` is settled; whatever still arrives for it is late."""
         self._closed_above.add(cursor)
+        self._refills.pop(cursor, None)
         while self._closed_below in self._closed_above:
             self._closed_above.remove(self._closed_below)
             self._closed_below += 1
+
+    def skip(self, cursor: int, task_id: str) -> None:
+        """Nothing is asked for at `cursor`: its task is in quarantine."""
+        self._journal.append(SkippedRow(cursor=cursor, task_id=task_id))
+        self.close(cursor)
 
     def close_group(self, group: Group, fates: Mapping[int, Fate]) -> None:
         """Settle every member of a group by its number, and the group with them."""
         for number, member in sorted(group.members.items()):
             self.settle(member.head, member.entries, fates[number], cursor=group.cursor)
         self.close(group.cursor)
+
+    def num_refills(self, cursor: int) -> int:
+        """How many members of the open group have been asked for again."""
+        return self._refills.get(cursor, 0)
+
+    def refill(self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int) -> None:
+        """Settle a member that failed while its group goes on without it, for another is asked for in its place."""
+        self._refills[cursor] = self.num_refills(cursor) + 1
+        self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
+        self.settle(head, entries, "failed", cursor=cursor)
+
+    def withdraw(self, asked: Asked, *, evaluation: str = "") -> None:
+        """Write down that nobody waits for a request any more; it has no stream entry to acknowledge."""
+        self._journal.append(withdrawn_row(asked, evaluation=evaluation))
+        since = self.since_step
+        self.since_step = structs.replace(since, withdrawn=since.withdrawn + (asked.purpose == "train"))
 
     def note_signal(self) -> None:
         """A group came back with something to learn from."""
@@ -149,6 +175,7 @@ class Ledger:
             evaluations=tuple(self.evaluations),
             groups_without_signal=self.groups_without_signal,
             since_step=self.since_step,
+            refills=dict(self._refills),
         )
 
     def acknowledged(self, state: LedgerState) -> None:

@@ -10,29 +10,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
-
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.exceptions import WatchError
+from typing import TYPE_CHECKING, Literal
 
 from pipeline import census, queue, stream
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion, newest_version
+from trainer.admission import Backlog
 from trainer.audit import Gap, measure_gap
 from trainer.batch import Batch
+from trainer.deadlines import Deadlines
 from trainer.groups import Group, make_batch
-from trainer.journal import EndRow, Fate, PublicationRow, StepRow, read, withdrawn_row
+from trainer.journal import EndRow, Fate, PublicationRow, StepRow, read
 from trainer.learner.config import StepMetrics
 from trainer.ledger import LedgerState, SinceStep, encode_state
 from trainer.parts import Parts
+from trainer.patience import REDIS_AWAY, RETRY_S, insist
 from trainer.recipe import Recipe
-from trainer.recovery import adopt, recover
+from trainer.recovery import adopt, ask_again, recover
 from trainer.timeline import Timeline
 from trainer.weights.engines import EngineFailure
 from trainer.weights.publish import NoEngineServes
+from trainer.withdrawal import withdraw_rest, withdraw_surplus
 
 if TYPE_CHECKING:
     pass
@@ -41,12 +40,9 @@ log = logging.getLogger("swerve.trainer")
 
 READ_BLOCK_MS = 200
 BEAT_S = 1.0
-RETRY_S = 1.0
-REDIS_AWAY = (RedisConnectionError, RedisTimeoutError, WatchError)
-"""The last is what a connection lost in the middle of an enqueue's transaction is reported as."""
+ENGINES_S = 2.0  # between two looks at what they serve
 
 Ending = Literal["finished", "stopped", "failing", "nothing to learn"]
-T = TypeVar("T")
 
 
 class Loop:
@@ -68,6 +64,9 @@ class Loop:
             self._timeline.add(row.version, row.step)
         self._ended = any(row.step >= recipe.num_steps for row in read(parts.journal.directory, EndRow))
         self._failures_told = 0
+        self._deadlines = Deadlines(parts.redis, parts.book, parts.intake, deadline_s=recipe.group_deadline_s)
+        self._queue_bytes = 0
+        self._quarantine_seen: set[str] = set()
         self._asks = True
         self._asking = asyncio.Lock()  # a sweep between owing and queueing would take a request for lost
         self._phase = "starting"
@@ -84,12 +83,13 @@ class Loop:
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self._beat())]
             self._phase = "taking up what is owed"
-            await recover(self._parts, self._run_id, self._state)
+            await insist(lambda: recover(self._parts, self._run_id, self._state))
             ending: Ending = "finished"
             if not self._ended:
                 try:
                     await self._take_up()
-                    beside += [tasks.create_task(self._pump()), tasks.create_task(self._sweep())]
+                    loops = (self._pump(), self._sweep(), self._watch_engines())
+                    beside += [tasks.create_task(loop) for loop in loops]
                     ending = await self._train()
                 except NoEngineServes:  # told to stop while waiting for one
                     ending = "stopped"
@@ -101,8 +101,9 @@ class Loop:
     async def _take_up(self) -> None:
         """Publish the checkpoint's weights, and ask for what is missing of what is owed."""
         await self._publish_first()
-        await adopt(self._parts, self._run_id, self._recipe.rollout.group_size, version=self._version)
-        await self._requeue_lost()
+        size = self._recipe.rollout.group_size
+        await insist(lambda: adopt(self._parts, size, version=self._version))
+        await insist(self._requeue_lost)
 
     # Beside everything
 
@@ -111,12 +112,39 @@ class Loop:
             try:
                 await self._parts.intake.read(block_ms=READ_BLOCK_MS)
                 await self._tell_of_failures()
+                self._tell_of_quarantine()
+                await self._see_to_deadlines()
+                async with self._asking:
+                    await withdraw_surplus(self._parts, self._run_id)
+                self._queue_bytes = await stream.unacknowledged_bytes(self._parts.redis, self._run_id)
                 if self._asks and not self._stop.is_set():
                     async with self._asking:
                         await self._parts.dispatcher.open_groups(self._room(), version=self._version)
             except REDIS_AWAY as error:
                 await self._wait_for_redis(error)
             self._changed.set()
+
+    @property
+    def _in_redis(self) -> Backlog:
+        book = self._parts.book
+        return Backlog(
+            "of answers wait in Redis for a checkpoint",
+            self._recipe.admission.max_queue_bytes,
+            held_bytes=self._queue_bytes,
+            num_awaited=book.num_awaited,
+            largest_bytes=book.largest_body_bytes,
+        )
+
+    @property
+    def _in_memory(self) -> Backlog:
+        book = self._parts.book
+        return Backlog(
+            "of answers wait in the trainer's memory for their step",
+            self._recipe.admission.max_held_bytes,
+            held_bytes=book.held_bytes,
+            num_awaited=book.num_awaited,
+            largest_bytes=book.largest_bytes,
+        )
 
     def _room(self) -> int:
         book = self._parts.book
@@ -125,19 +153,37 @@ class Loop:
             published_steps=self._published_steps,
             live_groups=book.num_live,
         )
+        for backlog in (self._in_redis, self._in_memory):
+            room = backlog.room(room, group_size=self._recipe.rollout.group_size, open_groups=book.num_open)
         return self._parts.ledger.brake.room(room, open_groups=book.num_open, now=time.monotonic())
 
     async def _tell_of_failures(self) -> None:
         """Once per group that failed after others: what is the matter, and that less is asked for."""
         brake = self._parts.ledger.brake
         if brake.pause_s and brake.failed_groups != self._failures_told:
-            evidence = await queue.failures(self._parts.redis, self._parts.intake.last_failed)
-            last = f", the last at {evidence[-1].boundary}: {evidence[-1].message}" if evidence else ""
+            letter = await queue.dead_letter(self._parts.redis, self._run_id, self._parts.intake.last_failed)
+            evidence = letter.failures[-1:] if letter else ()
+            last = "".join(f", the last at {one.boundary}: {one.message}" for one in evidence)
             self._parts.progress.say(
                 f"{brake.failed_groups} groups in a row failed{last}; "
                 f"the next is asked for in {brake.pause_s:.0f} s"
             )
         self._failures_told = brake.failed_groups
+
+    def _tell_of_quarantine(self) -> None:
+        quarantine = self._parts.quarantine
+        for task_id in [one for one in quarantine if one not in self._quarantine_seen]:
+            self._quarantine_seen.add(task_id)
+            self._parts.progress.say(
+                f"{task_id} is in quarantine and not played any more: {quarantine.reason(task_id)}"
+            )
+
+    async def _see_to_deadlines(self) -> None:
+        for group in await self._deadlines.see_to():
+            self._parts.progress.say(
+                f"group {group.cursor} ({group.task_id}) closes at its deadline with {len(group.members)} of "
+                f"{group.size} members"
+            )
 
     async def _wait_for_redis(self, error: Exception) -> None:
         """Until it answers; then read again whatever was delivered into the broken connection."""
@@ -146,23 +192,38 @@ class Loop:
             await asyncio.sleep(RETRY_S)
             with contextlib.suppress(*REDIS_AWAY):
                 await self._parts.intake.recover()
-                self._parts.progress.say("Redis answers again")
+                num_forgotten = await ask_again(self._parts, self._run_id)
+                what = (
+                    f"; {num_forgotten} requests that it forgot are asked for anew" if num_forgotten else ""
+                )
+                self._parts.progress.say(f"Redis answers again{what}")
                 return
 
     async def _sweep(self) -> None:
-        """Now and then: what is owed must be somewhere, and every engine must serve the newest weights."""
-        parts = self._parts
+        """Now and then: what is owed must be somewhere."""
         while True:
             await asyncio.sleep(self._recipe.admission.sweep_every_s)
             try:
                 async with self._asking:
                     await self._requeue_lost()
-                if self._recipe.weights.engines == "router":
-                    await parts.publisher.catch_up()
             except REDIS_AWAY as error:
                 log.warning("sweep put off: %s", error)
-            except EngineFailure as error:
-                log.warning("engines: %s", error)
+
+    async def _watch_engines(self) -> None:
+        """Every engine that answers must serve the newest weights, also one that has just started."""
+        trouble = ""
+        while True:
+            await asyncio.sleep(ENGINES_S)
+            try:
+                served = await self._parts.publisher.mend()
+            except (EngineFailure, *REDIS_AWAY) as error:
+                if str(error) != trouble:
+                    log.warning("engines: %s", error)
+                trouble = str(error)
+                continue
+            trouble = ""
+            if served is not None:
+                log.info("weights v%d brought to engines that were behind", served.version)
 
     async def _requeue_lost(self) -> None:
         requeued = await queue.sweep(self._parts.redis, self._run_id)
@@ -191,12 +252,20 @@ class Loop:
             step=self._step,
             num_steps=self._recipe.num_steps,
             version=max(0, self._version),
-            admission=self._parts.admission.sentence(
-                begun_steps=self._begun_steps,
-                published_steps=self._published_steps,
-                live_groups=self._parts.book.num_live,
-            ),
+            admission=self._admission_sentence(),
+            journal=str(self._parts.journal.directory.resolve()),
+            quarantined=tuple(self._parts.quarantine),
             updated_at=time.time(),
+        )
+
+    def _admission_sentence(self) -> str:
+        for backlog in (self._in_redis, self._in_memory):
+            if closed := backlog.sentence(self._recipe.rollout.group_size):
+                return closed
+        return self._parts.admission.sentence(
+            begun_steps=self._begun_steps,
+            published_steps=self._published_steps,
+            live_groups=self._parts.book.num_live,
         )
 
     def _detail(self) -> str:
@@ -232,7 +301,7 @@ class Loop:
                 continue
             if not await self._evaluated():
                 return "stopped"
-            if self._step % recipe.checkpoint.every_steps == 0 or self._step == recipe.num_steps:
+            if self._is_checkpoint_due():
                 await self._checkpoint()
             await self._publish(await self._next_version())
             every = recipe.evaluation.every_steps
@@ -240,6 +309,12 @@ class Loop:
                 await self._evaluate(f"heldout_step_{self._step}")
             self._waiting_since = time.monotonic()
         return "finished"
+
+    def _is_checkpoint_due(self) -> bool:
+        """By the recipe, at the end, or because only a checkpoint makes room in Redis."""
+        recipe = self._recipe
+        wanted = self._step % recipe.checkpoint.every_steps == 0 or self._step == recipe.num_steps
+        return wanted or self._in_redis.is_full(recipe.rollout.group_size)
 
     def _why_no_groups(self) -> Ending:
         if self._stop.is_set():
@@ -255,6 +330,9 @@ class Loop:
         while not self._stop.is_set():
             signalless = self._parts.ledger.groups_without_signal
             if signalless >= self._recipe.batch.max_groups_without_signal or self._has_failed_too_often():
+                return None
+            if self._parts.dispatcher.is_exhausted:
+                self._parts.progress.say("every training task is in quarantine")
                 return None
             self._changed.clear()
             groups = self._parts.book.take(self._timeline.lag)
@@ -328,6 +406,8 @@ class Loop:
             num_unique_sampled_tokens=sum(heads[one].sampled_tokens for one in batch.request_ids),
             groups_dropped_zero_variance=since.zero_variance,
             groups_dropped_invalid=since.invalid,
+            members_refilled=since.refilled,
+            members_withdrawn=since.withdrawn,
             lag_max=batch.lag_max,
             lag_mean=batch.lag_mean,
             logprob_gap_max=gap.max,
@@ -358,7 +438,7 @@ class Loop:
         place = parts.checkpoints.place(self._step)
         await parts.learner(parts.feed.save, place, encode_state(state))
         await asyncio.to_thread(parts.checkpoints.complete, place)
-        await self._insist(lambda: stream.acknowledge(parts.redis, self._run_id, list(state.pending)))
+        await insist(lambda: stream.acknowledge(parts.redis, self._run_id, list(state.pending)))
         parts.ledger.acknowledged(state)
         parts.intake.forget(state.pending)
 
@@ -369,21 +449,21 @@ class Loop:
         It does if it is of the checkpoint's step: a run publishes as soon as it has resumed, so a version of
         steps that were lost is never the newest for long enough to be mistaken for one of steps taken since.
         """
-        newest = await newest_version(self._parts.redis, self._run_id)
+        newest = await insist(lambda: newest_version(self._parts.redis, self._run_id))
         if newest is None or newest.step != self._step or not await asyncio.to_thread(_is_there, newest):
             await self._publish(await self._next_version())
         else:
             await self._publish(newest.version)
 
     async def _next_version(self) -> int:
-        return max(await self._insist(self._parts.publisher.next_version), self._version + 1)
+        return max(await insist(self._parts.publisher.next_version), self._version + 1)
 
     async def _publish(self, version: int) -> None:
         """Bring the present weights to the engines as `version`; without any engine to take it, wait for
         one.
         """
         self._phase = "publishing weights"
-        row = await self._insist(lambda: self._deliver(version))
+        row = await insist(lambda: self._deliver(version))
         self._parts.journal.append(row)
         await self._parts.learner(self._parts.feed.snapshot, version)
         self._timeline.add(version, self._step)
@@ -430,7 +510,7 @@ class Loop:
         if heldout.is_wanted and name not in self._parts.ledger.evaluations:
             heldout.start(name, version=self._version, step=self._step)
             async with self._asking:
-                await self._insist(heldout.send)
+                await insist(heldout.send)
 
     async def _evaluated(self) -> bool:
         """Wait for an evaluation under way; False if told to stop instead."""
@@ -451,7 +531,9 @@ class Loop:
         parts = self._parts
         if ending not in ("stopped", "failing"):
             self._asks = False
-            await self._withdraw_rest()
+            async with self._asking:
+                await insist(lambda: withdraw_rest(parts, self._run_id))
+            await insist(self._read_the_rest)
             if self._recipe.evaluation.after:
                 await self._evaluate("heldout_after")
             if await self._evaluated():
@@ -463,26 +545,11 @@ class Loop:
         self._phase = ending
         return ending
 
-    async def _withdraw_rest(self) -> None:
-        """Groups that no step will use; their unanswered requests are asked for no longer."""
-        parts = self._parts
-        for group in parts.book.withdraw():
-            parts.ledger.close_group(group, {number: "withdrawn" for number in group.members})
-        settled = parts.ledger.pending_ids
-        for request_id in await queue.open_ids(parts.redis, self._run_id):
-            request = await queue.stored_request(parts.redis, request_id)
-            if request_id not in settled and request is not None:
-                await queue.withdraw(parts.redis, self._run_id, [request_id])
-                parts.journal.append(withdrawn_row(request))
-
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """`call`, until Redis answers it. Only for calls that may be made twice."""
-        while True:
-            try:
-                return await call()
-            except REDIS_AWAY as error:
-                log.warning("Redis does not answer (%s); trying again", error)
-                await asyncio.sleep(RETRY_S)
+    async def _read_the_rest(self) -> None:
+        """Answers that came before they could be withdrawn."""
+        await self._parts.intake.recover()
+        while await self._parts.intake.read(block_ms=1):
+            pass
 
 
 def _is_there(version: WeightVersion) -> bool:

@@ -18,6 +18,7 @@ from trainer.intake import Intake
 from trainer.journal import Journal
 from trainer.ledger import Ledger
 from trainer.progress import Progress
+from trainer.quarantine import Quarantine
 from trainer.weights.publish import Publisher
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Parts:
     admission: Admission
     book: GroupBook
     ledger: Ledger
+    quarantine: Quarantine
     journal: Journal
     intake: Intake
     dispatcher: Dispatcher

@@ -15,11 +15,13 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec.structs import asdict, replace
 
-from pipeline.request import Limits, Sampling
+from pipeline.errors import FAILURE_CLASSES
+from pipeline.request import Budget, Limits, Retries, Sampling
 from trainer.learner.config import LearnerConfig
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
 Stragglers = Literal["wait", "train", "withhold"]
+Unverified = Literal["refuse", "heldout", "allow"]
 PauseMode = Literal["retract", "in_place", "abort"]
 
 
@@ -27,8 +29,24 @@ class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=
     """`Sampling` that refuses unknown keys."""
 
 
+class BudgetRecipe(Budget, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`Budget` that refuses unknown keys."""
+
+
+class RetriesRecipe(Retries, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`Retries` that refuses unknown keys. A class that is named is named in full."""
+
+    policy: BudgetRecipe = BudgetRecipe(tries=1)
+    environment: BudgetRecipe = BudgetRecipe(tries=1)
+    infrastructure: BudgetRecipe = BudgetRecipe(tries=5)
+    grader: BudgetRecipe = BudgetRecipe(tries=3, first_s=2.0)
+    poison: BudgetRecipe = BudgetRecipe(tries=1)
+
+
 class LimitsRecipe(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`Limits` that refuses unknown keys."""
+
+    retries: RetriesRecipe = RetriesRecipe()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +56,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class TaskFiles(Part, kw_only=True):
     train: str  # tasks.jsonl
     heldout: str = ""  # tasks.jsonl, disjoint from train; needed for evaluation only
+    unverified: Unverified = "refuse"  # tasks whose verification is missing; "heldout": allowed there alone
 
 
 class Rollout(Part, kw_only=True):
@@ -45,6 +64,12 @@ class Rollout(Part, kw_only=True):
     agent: str  # the agent's YAML
     sampling: SamplingRecipe = SamplingRecipe()
     limits: LimitsRecipe = LimitsRecipe()
+    group_deadline_s: float | None = (
+        None  # from a group's first claim until it closes with who is in, if that is enough; None: wall_s + grade_wall_s
+    )
+    group_refills: int | None = (
+        None  # members of a group that may be asked for again because something of ours broke; None: half of them
+    )
 
 
 class AdmissionRecipe(Part, kw_only=True):
@@ -55,6 +80,12 @@ class AdmissionRecipe(Part, kw_only=True):
         "wait"  # a group about to exceed the lag: the step waits for it, or trains it late, or leaves it out
     )
     sweep_every_s: float = 10.0  # how often what is owed is compared with what is queued
+    max_queue_bytes: int = (
+        4 * 1024**3
+    )  # of answers that Redis holds until a checkpoint contains them; beyond it, one group at a time
+    max_held_bytes: int = (
+        4 * 1024**3
+    )  # of answers in the trainer's memory until their step; beyond it the same
 
 
 class BatchRecipe(Part, kw_only=True):
@@ -63,7 +94,9 @@ class BatchRecipe(Part, kw_only=True):
         None  # a group with fewer graded members is dropped; None: half of it, 2 at least
     )
     advantage: AdvantageKind = "leave_one_out"
-    train_without_signal: bool = False  # also train groups whose members are all worth the same, to no advantage
+    train_without_signal: bool = (
+        False  # also train groups whose members are all worth the same, to no advantage
+    )
     max_groups_without_signal: int = (
         200  # in a row, each member worth the same; then there is nothing left to learn and the run ends
     )
@@ -111,6 +144,16 @@ class Recipe(Part, kw_only=True):
     @property
     def min_valid_members(self) -> int:
         return self.batch.min_valid_members or max(2, math.ceil(self.rollout.group_size / 2))
+
+    @property
+    def group_deadline_s(self) -> float:
+        limits, deadline_s = self.rollout.limits, self.rollout.group_deadline_s
+        return limits.wall_s + limits.grade_wall_s if deadline_s is None else deadline_s
+
+    @property
+    def group_refills(self) -> int:
+        refills = self.rollout.group_refills
+        return self.rollout.group_size // 2 if refills is None else refills
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -188,6 +231,9 @@ def _faults(recipe: Recipe) -> Iterator[str]:
         "batch.max_failed_groups": (recipe.batch.max_failed_groups, 1),
         "batch.max_groups_without_signal": (recipe.batch.max_groups_without_signal, 1),
         "admission.max_lag_versions": (recipe.admission.max_lag_versions, 0),
+        "admission.max_queue_bytes": (recipe.admission.max_queue_bytes, 1),
+        "admission.max_held_bytes": (recipe.admission.max_held_bytes, 1),
+        "rollout.group_refills": (recipe.group_refills, 0),
         "checkpoint.every_steps": (recipe.checkpoint.every_steps, 1),
         "checkpoint.keep": (recipe.checkpoint.keep, 1),
         "weights.keep": (recipe.weights.keep, 2),
@@ -228,11 +274,25 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
         "command_s",
         "grade_cpu_s",
         "grade_wall_s",
-        "attempts",
         "format_errors",
     ):
         if getattr(limits, name) <= 0:
             yield f"rollout.limits.{name} is {getattr(limits, name)}; it must be above 0"
+    if recipe.group_deadline_s <= 0:
+        yield f"rollout.group_deadline_s is {recipe.group_deadline_s}; it must be above 0"
+    yield from _retry_faults(limits.retries)
+
+
+def _retry_faults(retries: Retries) -> Iterator[str]:
+    where = "rollout.limits.retries"
+    for kind in FAILURE_CLASSES:
+        budget = retries.of(kind)
+        if budget.tries < 1:
+            yield f"{where}.{kind}.tries is {budget.tries}; it must be 1 or more: the first try counts"
+        if not 0 <= budget.first_s <= budget.longest_s:
+            yield f"{where}.{kind}: it must hold that 0 <= first_s <= longest_s"
+    if retries.unended_claims < 1:
+        yield f"{where}.unended_claims is {retries.unended_claims}; it must be 1 or more"
 
 
 def _learning_faults(recipe: Recipe) -> Iterator[str]:

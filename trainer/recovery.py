@@ -1,15 +1,15 @@
 """Taking a run up where its checkpoint left it, or where it never got to one: the same for a new run, which
 owes nothing.
 
-In order: what the checkpoint holds is acknowledged, what was delivered and not settled is taken in again,
-what is owed is expected, and what a crash kept from being asked for, or Redis has lost, is asked for.
+In order: what the checkpoint holds is acknowledged, what is owed is expected, what was delivered and not settled is
+taken in again, and what a crash kept from being asked for, or Redis has lost, is asked for.
 """
 
 from pipeline import queue, stream
-from trainer.evaluation import evaluation_of
-from trainer.journal import withdrawn_row
+from trainer.journal import Asked
 from trainer.ledger import LedgerState
 from trainer.parts import Parts
+from trainer.withdrawal import owed_requests, withdraw_evaluations
 
 
 async def recover(parts: Parts, run_id: str, state: LedgerState) -> None:
@@ -18,32 +18,53 @@ async def recover(parts: Parts, run_id: str, state: LedgerState) -> None:
     """
     await stream.open_reader(parts.redis, run_id)
     await stream.acknowledge(parts.redis, run_id, list(state.pending))
-    await _withdraw_evaluations(parts, run_id)
+    await withdraw_evaluations(parts, run_id)
     parts.dispatcher.cursor = state.cursor
+    await _expect(parts, run_id)
     await parts.intake.recover()
 
 
-async def adopt(parts: Parts, run_id: str, group_size: int, *, version: int) -> None:
-    """Expect every group asked for and not settled; ask for its members that nobody owes us."""
-    owed: dict[int, set[int]] = {}
-    for request_id in await queue.open_ids(parts.redis, run_id):
-        request = await queue.stored_request(parts.redis, request_id)
-        if request is not None and not parts.ledger.is_closed(request.cursor):
-            parts.book.expect(request.cursor, size=request.group_size, version=request.version_at_enqueue)
-            owed.setdefault(request.cursor, set()).add(request.member)
+async def adopt(parts: Parts, group_size: int, *, version: int) -> None:
+    """Ask for the members of unsettled groups that nobody owes us."""
     dispatcher = parts.dispatcher
+    parts.intake.drop_quarantined()
     dispatcher.cursor = max(dispatcher.cursor, parts.book.end, parts.ledger.end)
     for cursor in parts.ledger.open_cursors(dispatcher.cursor):
-        known = owed.get(cursor, set())
-        missing = [m for m in range(group_size) if m not in known and parts.book.find(cursor, m) is None]
-        if missing:
-            await dispatcher.complete_group(cursor, missing, version=version)
+        for member in parts.book.missing(cursor, size=group_size):
+            dispatcher.refill(cursor, member)
+    await dispatcher.open_groups(0, version=version)
 
 
-async def _withdraw_evaluations(parts: Parts, run_id: str) -> None:
-    """An evaluation that a crash cut short starts over: no version is judged by a mix of two tries."""
-    for request_id in await queue.open_ids(parts.redis, run_id):
-        request = await queue.stored_request(parts.redis, request_id)
-        if request is not None and request.purpose == "eval":
-            await queue.withdraw(parts.redis, run_id, [request_id])
-            parts.journal.append(withdrawn_row(request, evaluation=evaluation_of(request.group_id)))
+async def ask_again(parts: Parts, run_id: str) -> int:
+    """Have requests asked for anew that a Redis which was killed has forgotten: its last second or two may not have
+    reached its disk. Returns how many. With nothing being asked for meanwhile.
+    """
+    owed = set(await queue.open_ids(parts.redis, run_id))
+    forgotten = [
+        asked
+        for asked in parts.book.outstanding
+        if asked.request_id not in owed and not parts.dispatcher.has_yet_to_send(asked.request_id)
+    ]
+    for asked in forgotten:
+        parts.ledger.withdraw(asked)
+        parts.book.forget(asked.cursor, asked.member)
+        parts.dispatcher.refill(asked.cursor, asked.member)
+    return len(forgotten)
+
+
+async def _expect(parts: Parts, run_id: str) -> None:
+    """Every group of which something is owed. Of two requests for one member, the later is the one that counts."""
+    for request in await owed_requests(parts, run_id):
+        if request.purpose != "train":
+            continue
+        asked = Asked.of(request)
+        if parts.ledger.is_closed(request.cursor):
+            parts.book.surplus[request.id] = asked
+            continue
+        parts.book.expect(
+            request.cursor,
+            size=request.group_size,
+            version=request.version_at_enqueue,
+            task_id=request.task.id,
+        )
+        parts.book.ask(asked)

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from trainer.journal import (
     EvaluationRow,
     MalformedJournal,
     PublicationRow,
+    QuarantineRow,
+    SkippedRow,
     StepRow,
     journal_of,
     read,
@@ -65,6 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled_tokens: int  # in trained trajectories, each once
     publications: int
     fates: dict[str, int]
+    quarantined: dict[str, str]  # why each task is in quarantine, by its id
 
     @property
     def healthy(self) -> bool:
@@ -82,7 +86,8 @@ def report_on(directory: Path) -> Report:
     last, last_error = rate(episodes[-quarter:])
     before, before_error = success(evaluations, "heldout_before")
     after, after_error = success(evaluations, "heldout_after")
-    books = books_of(rows, steps, list(read(directory, EndRow)))
+    passed_over = {row.cursor for row in read(directory, SkippedRow)}
+    books = books_of(rows, steps, list(read(directory, EndRow)), passed_over)
     trained = sum(row.num_trained_tokens for row in steps)
     sampled = sum(row.num_unique_sampled_tokens for row in steps)
     return Report(
@@ -112,6 +117,7 @@ def report_on(directory: Path) -> Report:
         num_sampled_tokens=sampled,
         publications=sum(1 for _ in read(directory, PublicationRow)),
         fates=books.fates,
+        quarantined={row.task_id: row.reason for row in read(directory, QuarantineRow)},
     )
 
 
@@ -148,10 +154,14 @@ def success(rows: Iterable[EvaluationRow], name: str, *, greedy: bool | None = N
     return chosen.success, chosen.standard_error
 
 
-def books_of(rows: Sequence[EpisodeRow], steps: Iterable[StepRow], endings: Sequence[EndRow]) -> Books:
-    """Settle the accounts. Groups have places 0, 1, 2, ... in the task order and members 0 ...
-
-    size - 1; each has a row.
+def books_of(
+    rows: Sequence[EpisodeRow],
+    steps: Iterable[StepRow],
+    endings: Sequence[EndRow],
+    passed_over: AbstractSet[int] = frozenset(),
+) -> Books:
+    """Settle the accounts. Groups have places 0, 1, 2, ... in the task order, less those `passed_over`, and members
+    0 ... size - 1; each has a row.
     """
     members: dict[int | str, set[int]] = {}
     sizes: dict[int | str, int] = {}
@@ -160,7 +170,8 @@ def books_of(rows: Sequence[EpisodeRow], steps: Iterable[StepRow], endings: Sequ
         members.setdefault(place, set()).add(row.member)
         sizes[place] = row.group_size
     places = [place for place in members if isinstance(place, int)]
-    skipped = max(places, default=-1) + 1 - len(places)
+    known = {*passed_over, *places}
+    skipped = max(known, default=-1) + 1 - len(known)
     missing = sum(sizes[place] - len(found) for place, found in members.items())
     missing += skipped * max((sizes[place] for place in places), default=0)
     steps = list(steps)
@@ -208,6 +219,7 @@ def table(report: Report, directory: Path) -> str:
         ),
         f"{'books':<22}{report.lost} lost, {report.trained_twice} trained twice, "
         f"{report.dead} dead, {report.open} open",
+        *(f"{'quarantine':<22}{task_id}: {reason}" for task_id, reason in sorted(report.quarantined.items())),
     ]
     return "\n".join(lines)
 

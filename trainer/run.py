@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainer.loop import Ending, Loop
     from trainer.progress import Progress
 
-FIXED = ("model", "seed", "tasks.", "rollout.group_size")
+FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
 """What a resumed run may not change: its data order, or the policy it began with."""
 
 
@@ -57,10 +57,10 @@ def main() -> int:
         if arguments.dry_run:
             return _dry_run(recipe)
         if settings.rank != 0:
-            return _follow(recipe, settings)
+            return follow(recipe, settings)
         inputs = read_inputs(recipe)
         place = _place(recipe, arguments)
-        with _sole_trainer(place):
+        with sole_trainer(place.root):
             return _lead(recipe, inputs, place, settings)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -143,25 +143,25 @@ async def _refuse_known(run_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _sole_trainer(place: Place) -> Iterator[None]:
+def sole_trainer(root: Path) -> Iterator[None]:
     """Two trainers of one run would tear it apart. Raises ValueError if there is one already."""
-    with (place.root / "lock").open("w") as lock:
+    with (root / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(f"another trainer works in {place.root}; stop it first") from error
+            raise ValueError(f"another trainer works in {root}; stop it first") from error
         yield
 
 
-def _follow(recipe: Recipe, settings: TrainerSettings) -> int:
+def follow(recipe: Recipe, settings: TrainerSettings) -> int:
     """Ranks above 0: do with the learner what rank 0 does, until it stops. Signals are for rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _make_feed(recipe, settings).follow()
+    make_feed(recipe, settings).follow()
     return 0
 
 
-def _make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
+def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it is built without, at every start
     from trainer.feed import Feed
     from trainer.learner import backend
@@ -215,7 +215,7 @@ async def _conduct(
         run_id=place.run_id,
         router_url=settings.router_url,
         progress=progress,
-        make_feed=lambda: _make_feed(recipe, settings),
+        make_feed=lambda: make_feed(recipe, settings),
     ) as loop:
         _obey_signals(loop)
         return await loop.run()

@@ -1,34 +1,48 @@
-"""The shell between queue and stage: claims a request, breathes while the stage runs, and settles what came of it.
+"""The shell between queue and stage: holds a claim, breathes while the stage runs, and settles what came of it.
 
 It knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one of: published, handed back for
 another try, or dead-lettered (and published as failed, so that its group can close). A bug of ours is an ending too, not a crash:
-it is recorded with its traceback and tried again within the request's budget.
+it is recorded with its traceback and tried again within the request's budget. A Redis that is slow, full or away is asked again
+until it says that the claim is another's.
 """
 
 import asyncio
+import contextlib
 import logging
+import random
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from arq import Retry
 from arq.connections import ArqRedis
 from msgspec.structs import replace
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from pipeline import keys, queue, stream
-from pipeline.errors import LeaseLost
-from pipeline.message import MalformedMessage
-from pipeline.queue import LEASE_S, RENEW_S, Lease
-from pipeline.request import Claim
+from pipeline import queue, stream
+from pipeline.errors import LeaseLost, class_of
+from pipeline.queue import RENEW_S, AttemptFailure, Lease
+from pipeline.request import Budget, Claim
 from pipeline.telemetry import current_traceparent, span
 from pipeline.trajectory import Failed, Trajectory, outcome_tag
+from workers.breaker import Breakers
 
 log = logging.getLogger("swerve.worker")
 
-BACKOFF_S = (1.0, 4.0, 15.0)  # before the second, third and any later try
+SILENCE_S = 600.0  # a Redis away for longer than this: nobody will want to know how the episode ended
+OUTAGE_WAIT_S = 2.0  # before a request that met an outage is due again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
+
+REDIS_TROUBLE = (RedisConnectionError, RedisTimeoutError, OutOfMemoryError, OSError)
+
+T = TypeVar("T")
+_tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
 @dataclass(slots=True)
@@ -42,72 +56,77 @@ class Progress:
 Stage = Callable[[Claim, Progress], Awaitable[Trajectory]]
 
 
+class TailHandler(logging.Handler):
+    """Keeps what is logged while a claim is worked on, with the claim."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = _tail.get()
+        if lines is not None:
+            lines.append(self.format(record))
+
+
 @dataclass(slots=True)
 class Claimer:
-    """`answer` is the arq job. `running` maps request ids to their progress, for the worker's status."""
+    """`answer` is the arq job. `taken` holds claims whose job has not begun; `running` maps request ids to their
+    progress, for the worker's status.
+    """
 
     redis: ArqRedis
     worker: str
     stage: Stage
+    breakers: Breakers
+    taken: dict[str, Claim] = field(default_factory=dict[str, Claim])
     running: dict[str, Progress] = field(default_factory=dict[str, Progress])
     finished: int = 0
     failed: int = 0
 
-    async def answer(self, ctx: dict[Any, Any], request_id: str) -> None:
-        """Answer one request. Raises arq's Retry to hand it back; anything else would make arq forget the job."""
-        try:
-            claim = await queue.claim(self.redis, request_id, self.worker)
-        except MalformedMessage as error:
-            log.error("request %s cannot be read, dead-lettered: %s", request_id, error)
-            await queue.bury_unreadable(self.redis, request_id, error)
-            return
-        match claim:
-            case "gone" | "answered":
-                return
-            case "held":
-                raise Retry(defer=LEASE_S)
-            case Claim():
-                await self._hold(claim)
+    async def answer(self, ctx: dict[Any, Any], *_: object, **__: object) -> None:
+        """Answer the request of arq's job `ctx`, whose claim is at hand. Whatever the job says besides is not believed."""
+        claim = self.taken.pop(ctx["job_id"], None)
+        if claim is not None:
+            await self._hold(claim)
 
     async def _hold(self, claim: Claim) -> None:
         """Run the claim under its lease; whichever way this ends, nothing of it goes on afterwards."""
         progress = self.running[claim.request.id] = Progress()
+        _tail.set(deque(maxlen=TAIL_LINES))
         work = asyncio.create_task(self._work(claim, progress))
         breath = asyncio.create_task(self._breathe(claim, progress))
+        settled, rest_s = False, queue.LEASE_S
         try:
             await asyncio.wait({work, breath}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 await breath
             await work
+            settled = True
+        except asyncio.CancelledError:  # the worker ends: nothing is wrong with the request
+            rest_s = 0.0
+            raise
         except LeaseLost:
-            log.warning("%s attempt %d: overtaken or withdrawn, nothing published", claim.request.id, claim.attempt)
-            if await self.redis.exists(keys.request(claim.request.id)):
-                raise Retry(defer=LEASE_S) from None
+            log.warning(
+                "%s attempt %d: overtaken or withdrawn, nothing published", claim.request.id, claim.attempt
+            )
         finally:
             work.cancel()
             breath.cancel()
             await asyncio.gather(work, breath, return_exceptions=True)
-            await asyncio.shield(queue.release(self.redis, claim))
+            if not settled:
+                with contextlib.suppress(RedisError, OSError):
+                    giving = queue.hand_back(self.redis, claim, wait_s=rest_s, why="the worker let go")
+                    await asyncio.shield(giving)
             self.running.pop(claim.request.id, None)
 
     async def _breathe(self, claim: Claim, progress: Progress) -> None:
-        """Renew until told to stop. Raises LeaseLost when the lease is another's, or Redis was silent for longer than it lasts."""
+        """Renew until told to stop. Raises LeaseLost when the lease is another's, or Redis was silent for SILENCE_S."""
         heard_at = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
-            lease = Lease(
-                worker=self.worker,
-                attempt=claim.attempt,
-                claimed_at=claim.claimed_at,
-                phase=progress.phase,
-                turn=progress.turn,
-            )
             try:
-                if not await queue.renew(self.redis, claim, lease):
+                if not await queue.renew(self.redis, claim, _lease(claim, progress)):
                     raise LeaseLost(claim.request.id)
                 heard_at = time.monotonic()
-            except RedisError as error:
-                if time.monotonic() - heard_at > LEASE_S:
+            except REDIS_TROUBLE as error:
+                if time.monotonic() - heard_at > SILENCE_S:
                     raise LeaseLost(claim.request.id) from error
 
     async def _work(self, claim: Claim, progress: Progress) -> None:
@@ -120,36 +139,107 @@ class Claimer:
             attempt=claim.attempt,
             worker=self.worker,
         ) as current:
-            trajectory, detail = await self._play(claim, progress)
-            trajectory = replace(trajectory, traceparent=current_traceparent())
+            trajectory, ending = await self._play_and_settle(claim, progress)
             current.set_attribute("swerve.outcome", outcome_tag(trajectory.outcome))
-            if isinstance(trajectory.outcome, Failed):
-                await self._fail(claim, trajectory.outcome, detail)
-            progress.phase = "publishing"
-            verdict = await stream.publish(self.redis, trajectory)
-        self.finished += verdict == "published"
-        log.info("%s %s attempt %d: %s", request.id, outcome_tag(trajectory.outcome), claim.attempt, verdict)
+        log.info("%s %s attempt %d: %s", request.id, outcome_tag(trajectory.outcome), claim.attempt, ending)
 
-    async def _play(self, claim: Claim, progress: Progress) -> tuple[Trajectory, str]:
-        """The stage, with a bug of ours turned into a failed trajectory and its traceback."""
+    async def _play_and_settle(self, claim: Claim, progress: Progress) -> tuple[Trajectory, str]:
+        """What came of the claim, and what became of the request. A bug of ours is a failed trajectory too."""
         started_at = time.time()
         try:
-            return await self.stage(claim, progress), ""
+            trajectory = replace(await self._play(claim, progress), traceparent=current_traceparent())
+            progress.phase = "publishing"
+            if not isinstance(trajectory.outcome, Failed):
+                self.breakers.succeeded()
+                ending = await _insist(lambda: stream.publish(self.redis, trajectory))
+                self.finished += ending in ("published", "duplicate")
+                return trajectory, ending
+            failed, detail = trajectory.outcome, ""
         except LeaseLost:
             raise
         except Exception as error:
             log.exception("%s attempt %d: a bug of ours", claim.request.id, claim.attempt)
             failed = Failed(boundary="worker", message=f"{type(error).__name__}: {error}", transient=True)
-            trajectory = Trajectory(
-                claim=claim, turns=(), outcome=failed, reward=None, started_at=started_at, finished_at=time.time()
-            )
-            return trajectory, traceback.format_exc()
+            trajectory, detail = _broken(claim, failed, started_at), traceback.format_exc()
+        return trajectory, await self._fail(trajectory, failed, detail)
 
-    async def _fail(self, claim: Claim, failed: Failed, detail: str) -> None:
-        """Record the evidence. Raises Retry while another try may help and the budget lasts; otherwise buries the request."""
+    async def _play(self, claim: Claim, progress: Progress) -> Trajectory:
+        """The stage, unless the request is known to kill those who play it."""
+        if claim.num_unended < claim.request.limits.retries.unended_claims:
+            return await self.stage(claim, progress)
+        message = f"{claim.num_unended} workers fell silent over it; it is not tried on another"
+        return _broken(claim, Failed(boundary="request", message=message, transient=False), time.time())
+
+    async def _fail(self, trajectory: Trajectory, failed: Failed, detail: str) -> str:
+        """Hand the request back if another try is due, else bury it; returns what became of it."""
+        claim, kind = trajectory.claim, class_of(failed.boundary, transient=failed.transient)
         self.failed += 1
-        num_failures = await queue.record_failure(self.redis, claim, failed, detail=detail)
-        log.warning("%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message)
-        if failed.transient and num_failures < claim.request.limits.attempts:
-            raise Retry(defer=BACKOFF_S[min(num_failures, len(BACKOFF_S)) - 1])
-        await queue.bury(self.redis, claim)
+        log.warning(
+            "%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message
+        )
+        if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
+            why = f"not counted, {self.breakers.paused}"[:300]
+            await _insist(
+                lambda: queue.hand_back(self.redis, claim, wait_s=_jittered(OUTAGE_WAIT_S), why=why)
+            )
+            return why
+        earlier = await _insist(lambda: queue.failures(self.redis, claim.request.id))
+        mine = queue.attempt_failure(claim, failed, detail=_evidence(detail))
+        budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
+        if spent < budget.tries:
+            wait_s = _backoff_s(budget, spent)
+            await _insist(lambda: queue.hand_back(self.redis, claim, wait_s=wait_s, failure=mine))
+            return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
+        return await _insist(lambda: queue.bury(self.redis, trajectory, [*earlier, mine]))
+
+
+async def _insist(call: Callable[[], Awaitable[T]]) -> T:
+    """`call`, until Redis answers it; only for calls that may be made twice. Whoever holds the claim ends this when the lease is lost."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except REDIS_TROUBLE as error:
+            log.warning("Redis: %s; asking again in %.1f s", error, pause_s)
+        await asyncio.sleep(_jittered(pause_s))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _lease(claim: Claim, progress: Progress) -> Lease:
+    request = claim.request
+    return Lease(
+        worker=claim.worker,
+        attempt=claim.attempt,
+        claimed_at=claim.claimed_at,
+        phase=progress.phase,
+        turn=progress.turn,
+        task_id=request.task.id,
+        purpose=request.purpose,
+        group_id=request.group_id,
+        max_turns=request.limits.turns,
+    )
+
+
+def _broken(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
+    return Trajectory(
+        claim=claim, turns=(), outcome=failed, reward=None, started_at=started_at, finished_at=time.time()
+    )
+
+
+def _num_of(mine: AttemptFailure, earlier: tuple[AttemptFailure, ...]) -> int:
+    """Failures of the same class."""
+    return sum(failure.kind == mine.kind for failure in earlier)
+
+
+def _evidence(detail: str) -> str:
+    """What the claim's log says last, tracebacks included; without a log, `detail`."""
+    return "\n".join(_tail.get() or ()) or detail
+
+
+def _backoff_s(budget: Budget, num_failures: int) -> float:
+    return min(_jittered(budget.wait_s(num_failures)), budget.longest_s)
+
+
+def _jittered(seconds: float) -> float:
+    """Half to one and a half of it: those that failed together need not come back together."""
+    return seconds * random.uniform(0.5, 1.5)

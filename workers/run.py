@@ -15,17 +15,18 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING
 
 from arq.connections import ArqRedis
-from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
-from pipeline import census, keys, queue
+from pipeline import census, queue
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.settings import redis_settings, telemetry_settings
 from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
-from workers.claim import Claimer, Progress
-from workers.settings import WorkerSettings, worker_settings
+from workers.breaker import Breakers
+from workers.claim import Claimer, Progress, TailHandler
+from workers.settings import ImageSettings, WorkerSettings, image_settings, worker_settings
+from workers.taker import Taker
 
 if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
@@ -33,13 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("swerve.worker")
 
 BEAT_S = 2.0
-POLL_S = 0.1
-QUEUE_READ = 10_000  # ids arq looks at per poll; running ones stay at the head of its queue and would starve small workers
 
 
-async def serve(settings: WorkerSettings) -> None:
+async def serve(settings: WorkerSettings, for_images: ImageSettings) -> None:
     """Work until told to stop."""
     from workers.grading.grade import Grader
+    from workers.images.prefetch import HostImages
     from workers.policy.sglang import SglangPolicies
     from workers.rollout import run_rollout
     from workers.sandbox.docker import DockerSandboxes
@@ -47,57 +47,37 @@ async def serve(settings: WorkerSettings) -> None:
     redis = await queue.connect(redis_settings().url)
     sandboxes = DockerSandboxes(fleet=await census.fleet_id(redis), max_starting=settings.max_starting)
     await sandboxes.check()
+    images = await HostImages.open(for_images)
     async with SglangPolicies(settings.router_url, redis) as policies:
         grader = Grader(sandboxes)
 
         async def stage(claim: Claim, progress: Progress) -> Trajectory:
-            return await run_rollout(claim, progress, policies=policies, sandboxes=sandboxes, grader=grader)
+            async with images.using(claim, progress):
+                return await run_rollout(
+                    claim, progress, policies=policies, sandboxes=sandboxes, grader=grader
+                )
 
-        claimer = Claimer(redis=redis, worker=settings.name, stage=stage)
-        async with _background(_beat(redis, claimer, settings), _reap(redis, sandboxes, settings)):
-            await _work(redis, claimer, settings)
+        probes = {"redis": lambda: queue.check(redis), "docker": sandboxes.check, "engine": policies.check}
+        breakers = Breakers(probes)
+        claimer = Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
+        beside = _beat(redis, claimer, settings), _reap(redis, sandboxes, settings), images.fetch_ahead(redis)
+        async with _background(*beside, breakers.watch()):
+            await work(claimer, settings)
+    await images.close()
     await sandboxes.close()
-    await census.forget_worker(redis, settings.name)
+    with contextlib.suppress(RedisError):
+        await census.forget_worker(redis, settings.name)
     await redis.aclose()
 
 
-async def _work(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
-    """Run arq's worker until a signal; the first one stops claiming and starts the grace time."""
-    worker = Worker(
-        functions=[func(claimer.answer, name=queue.JOB_NAME)],
-        queue_name=keys.QUEUE,
-        redis_pool=redis,
-        max_jobs=settings.slots,
-        job_timeout=30 * 24 * 3600,  # the request's own limits end it
-        max_tries=1_000_000,  # the request's own budget ends it
-        keep_result=0,
-        poll_delay=POLL_S,
-        queue_read_limit=QUEUE_READ,
-        handle_signals=False,
-        job_serializer=queue.encode_job,
-        job_deserializer=queue.decode_job,
-        log_results=False,
-    )
-    worker.in_progress_timeout_s = queue.LEASE_S
-    main = asyncio.create_task(worker.async_run())
-    stopping = asyncio.Event()
+async def work(claimer: Claimer, settings: WorkerSettings) -> None:
+    """Take and answer until a signal; then take no more, and give what runs the grace time."""
+    taker = Taker(claimer, slots=settings.slots)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait({main, stop}, return_when=asyncio.FIRST_COMPLETED)
-    worker.allow_pick_jobs = False
-    if worker.tasks and not main.done():
-        log.info("draining %d episodes for up to %.0f s", len(worker.tasks), settings.drain_s)
-        await asyncio.wait(worker.tasks.values(), timeout=settings.drain_s)
-    for task in worker.job_tasks.values():
-        task.cancel()
-    await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
-    stop.cancel()
-    if main.done():
-        await main
-    main.cancel()
-    await asyncio.gather(main, return_exceptions=True)
+        loop.add_signal_handler(number, taker.stop)
+    await taker.async_run()
+    await taker.drain(settings.drain_s)
 
 
 async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
@@ -111,6 +91,7 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
             failed=claimer.failed,
             started_at=started_at,
             updated_at=time.time(),
+            paused=claimer.breakers.paused,
         )
         with contextlib.suppress(RedisError):
             await census.beat_worker(redis, status)
@@ -148,14 +129,15 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m workers.run", description=__doc__).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("arq").setLevel(logging.WARNING)
+    logging.getLogger().addHandler(TailHandler())
     try:
-        settings = worker_settings()
+        settings, images = worker_settings(), image_settings()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     provider = start_telemetry("worker", telemetry_settings())
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings, images))
     finally:
         provider.shutdown()
     return 0

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
-readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt trainer/tasksets/rendering.py)
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -48,9 +48,10 @@ install_packages() {
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
     # First and by itself: asked for in this form, a CPU build lying on the machine is preferred to the CUDA one.
     "${pip[@]}" torch==2.13.0
-    "$venv/bin/python" infra/setup/extras.py base workers trainer tasksets serving dev |
+    "$venv/bin/python" infra/setup/extras.py base workers trainer tasksets serving bench dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+    "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt
     # Old rows get their eval scripts from a release that cannot lie beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
 }

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from itertools import islice
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from redis.asyncio import Redis
@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from pipeline import census, queue, stream
 from pipeline.census import Claimed, Queued, RunCensus, WorkerStatus
 from pipeline.message import MalformedMessage
-from pipeline.queue import AttemptFailure, DeadLetter, Lease
+from pipeline.queue import AttemptFailure, DeadLetter, Label, Lease
 from pipeline.request import RolloutRequest
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
@@ -43,7 +43,31 @@ class Line:
     worker: str = ""
     attempt: int = 0
     reward: float | None = None
+    group_id: str = ""
+    outcome: str = ""
     head: TrajectoryHead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which lines to list: patterns as the shell has them; an empty one lets everything through."""
+
+    task: str = ""
+    worker: str = ""
+    group: str = ""
+    outcome: str = ""
+    before: float | None = None  # Unix seconds: only what is older
+
+    def lets_through(self, line: Line) -> bool:
+        wanted = (
+            (self.task, line.task_id),
+            (self.worker, line.worker),
+            (self.group, line.group_id),
+            (self.outcome, line.outcome),
+        )
+        if self.before is not None and line.at >= self.before:
+            return False
+        return all(not pattern or fnmatchcase(value, pattern) for pattern, value in wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +84,10 @@ class Found:
 
 
 async def fleet(redis: Redis, run_ids: list[str]) -> Fleet:
+    workers, silent = await census.all_workers(redis)
     return Fleet(
-        workers=tuple(await census.live_workers(redis)),
-        silent=await census.silent_workers(redis),
+        workers=tuple(workers),
+        silent=silent,
         runs=tuple([await census.run_census(redis, run_id) for run_id in run_ids]),
     )
 
@@ -73,16 +98,18 @@ def complaints(fleet: Fleet) -> list[str]:
     for run in fleet.runs:
         num_open = run.queued + len(run.claimed) + run.unread + run.unacknowledged
         if run.dead:
-            found.append(
-                f"run {run.run_id} has {count(run.dead, 'dead request')}: `ls --state dead` lists them"
-            )
+            found.append(f"run {run.run_id} has {count(run.dead, 'dead request')}: `dead` lists them")
         if run.malformed:
             found.append(f"run {run.run_id} has {count(run.malformed, 'answer')} that could not be read")
+        if run.unreadable:
+            found.append(f"run {run.run_id} announced weights that cannot be read: {run.unreadable}")
         if run.status is None and num_open:
             found.append(f"run {run.run_id} has no trainer alive, but {count(num_open, 'open request')}")
     num_queued = sum(run.queued for run in fleet.runs)
     if num_queued and not fleet.workers:
         found.append(f"no worker is alive, but {count(num_queued, 'request')} queued")
+    if fleet.workers and all(worker.paused for worker in fleet.workers):
+        found.append(f"every worker is paused, the first because {fleet.workers[0].paused}")
     return found
 
 
@@ -98,24 +125,37 @@ async def runs(redis: Redis, only: str | None) -> list[str]:
     return known if only is None else [only]
 
 
-async def lines(redis: Redis, run_id: str, state: State, limit: int) -> list[Line]:
+async def lines(
+    redis: Redis, run_id: str, state: State, limit: int, wanted: Wanted | None = None
+) -> list[Line]:
     """At most `limit` requests of a run in one state: dead and answered newest first, others oldest first."""
+    found: list[Line] = []
+    async for line in _all_lines(redis, run_id, state):
+        if wanted is None or wanted.lets_through(line):
+            found.append(line)
+        if len(found) >= limit:
+            break
+    return found
+
+
+async def _all_lines(redis: Redis, run_id: str, state: State) -> AsyncIterator[Line]:
     match state:
         case "dead":
-            letters = sorted((await dead_letters(redis, run_id)), key=lambda letter: -letter.died_at)
-            return [_dead(run_id, letter) for letter in letters[:limit]]
+            letters = await dead_letters(redis, run_id)
+            for letter in sorted(letters, key=lambda letter: -letter.died_at):
+                yield _dead(run_id, letter)
         case "answered":
-            return [head_line(delivery.head) for delivery in await stream.newest_heads(redis, run_id, limit)]
+            async for delivery in stream.heads_backwards(redis, run_id):
+                yield head_line(delivery.head)
         case "claimed":
-            owed = await census.open_requests(redis, run_id)
-            return [
-                _claimed(run_id, found)
-                for found in islice((f for f in owed if isinstance(f, Claimed)), limit)
-            ]
+            for owed in await census.open_requests(redis, run_id):
+                if isinstance(owed, Claimed):
+                    yield _claimed(run_id, owed)
         case _:
-            owed = await census.open_requests(redis, run_id)
-            waiting = islice((found for found in owed if isinstance(found, Queued)), limit)
-            return [line for found in waiting if (line := await _queued(redis, run_id, found))]
+            waiting = [one for one in await census.open_requests(redis, run_id) if isinstance(one, Queued)]
+            labels = await queue.waiting_labels(redis, [one.request_id for one in waiting])
+            for one, label in zip(waiting, labels, strict=True):
+                yield _queued(run_id, one, label)
 
 
 async def dead_letters(redis: Redis, run_id: str) -> list[DeadLetter]:
@@ -134,6 +174,8 @@ def head_line(head: TrajectoryHead) -> Line:
         worker=head.worker,
         attempt=head.attempt,
         reward=head.reward,
+        group_id=head.group_id,
+        outcome=head.outcome,
         head=head,
     )
 
@@ -147,9 +189,10 @@ def _dead(run_id: str, letter: DeadLetter) -> Line:
         task_id=letter.task_id,
         purpose="",
         at=letter.died_at,
-        detail=f"{last.boundary}: {last.message}" if last else "no failure was recorded",
+        detail=f"{letter.kind}, {last.boundary}: {last.message}" if last else "no failure was recorded",
         worker=last.worker if last else "",
         attempt=last.attempt if last else 0,
+        outcome=f"failed:{last.boundary}" if last else "",
     )
 
 
@@ -164,34 +207,21 @@ def _claimed(run_id: str, found: Claimed) -> Line:
         detail=where(found.lease, found.max_turns),
         worker=found.lease.worker,
         attempt=found.lease.attempt,
+        group_id=found.lease.group_id,
     )
 
 
-async def _queued(redis: Redis, run_id: str, found: Queued) -> Line | None:
-    try:
-        request = await queue.stored_request(redis, found.request_id)
-    except MalformedMessage as error:
-        unreadable = str(error)
-        return Line(
-            run_id=run_id,
-            request_id=found.request_id,
-            state="queued",
-            task_id="",
-            purpose="",
-            at=found.due_at,
-            detail=unreadable,
-        )
-    if request is None:
-        return None
+def _queued(run_id: str, found: Queued, label: Label) -> Line:
     wait_s = found.due_at - time.time()
     return Line(
         run_id=run_id,
-        request_id=request.id,
+        request_id=found.request_id,
         state="queued",
-        task_id=request.task.id,
-        purpose=request.purpose,
-        at=request.enqueued_at,
+        task_id=label.task_id,
+        purpose=label.purpose,
+        at=found.enqueued_at,
         detail=f"next try in {wait_s:.0f} s" if wait_s > 0 else "",
+        group_id=label.group_id,
     )
 
 
@@ -239,14 +269,14 @@ async def find(redis: Redis, request_id: str) -> Found:
 
 async def _letter(redis: Redis, request_id: str) -> DeadLetter | None:
     for run_id in await census.run_ids(redis):
-        letters = await queue.dead_letters(redis, run_id)
-        if request_id in letters:
-            return letters[request_id]
+        letter = await queue.dead_letter(redis, run_id, request_id)
+        if letter is not None:
+            return letter
     return None
 
 
-async def arrivals(redis: Redis, only: str | None, past: int) -> AsyncIterator[Line]:
-    """The last `past` finished trajectories, oldest first, then each as it arrives, for ever."""
+async def arrivals(redis: Redis, only: str | None, past: int, *, follow: bool) -> AsyncIterator[Line]:
+    """The last `past` finished trajectories, oldest first; then, to `follow`, each as it arrives, for ever."""
     positions: dict[str, str] = {}
     heads: list[TrajectoryHead] = []
     for run_id in await runs(redis, only):
@@ -256,7 +286,7 @@ async def arrivals(redis: Redis, only: str | None, past: int) -> AsyncIterator[L
     heads.sort(key=lambda head: head.finished_at)
     for head in heads[max(0, len(heads) - past) :]:
         yield head_line(head)
-    while True:
+    while follow:
         for run_id in await runs(redis, only):
             positions.setdefault(run_id, "0")
         if not positions:

@@ -16,6 +16,7 @@ from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, 
 
 _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 _OPENING_FENCE = re.compile(r"```\w*\s*$")
+MOST_WORKERS = 40  # named in `status`; paused ones first
 _HEAD_LINES, _TAIL_LINES = 12, 6  # of a long output, unless shown in full
 
 
@@ -96,10 +97,13 @@ def _run_block(run: RunCensus, ink: Ink) -> str:
         rows = [("trainer", f"{progress}, {doing.phase}" + (f": {doing.detail}" if doing.detail else ""))]
         if doing.admission:
             rows.append(("admission", doing.admission))
+        if doing.quarantined:
+            tasks = f"{count(len(doing.quarantined), 'task')}: {', '.join(doing.quarantined)}"
+            rows.append(("quarantine", ink.doubtful(tasks)))
     rows += [
         ("weights", _weights(run, ink)),
-        ("requests", f"{run.queued:,} queued, {len(run.claimed):,} claimed, {_dead(run, ink)}"),
-        ("answers", f"{run.unread:,} unread, {run.unacknowledged:,} unacknowledged"),
+        ("requests", _requests(run, ink)),
+        ("answers", _answers(run)),
         ("lag", _lag(run)),
     ]
     if run.outcomes:
@@ -113,6 +117,18 @@ def _run_block(run: RunCensus, ink: Ink) -> str:
             *(f"  {name:<11}{visible(value) if name == 'trainer' else value}" for name, value in rows),
         ]
     )
+
+
+def _requests(run: RunCensus, ink: Ink) -> str:
+    waiting = f" ({run.waiting_out:,} waiting out a back-off)" if run.waiting_out else ""
+    since = "" if run.oldest_claim_at is None else f" (oldest {age(time.time() - run.oldest_claim_at)})"
+    return f"{run.queued:,} queued{waiting}, {len(run.claimed):,} claimed{since}, {_dead(run, ink)}"
+
+
+def _answers(run: RunCensus) -> str:
+    held = f", {run.owed_bytes / 1e6:,.1f} MB of bodies" if run.owed_bytes else ""
+    rate = f", {run.finished_per_min:.1f} a minute"
+    return f"{run.unread:,} unread, {run.unacknowledged:,} unacknowledged{held}{rate}"
 
 
 def _dead(run: RunCensus, ink: Ink) -> str:
@@ -143,27 +159,32 @@ def _lag(run: RunCensus) -> str:
 
 def _workers_block(fleet: Fleet, claims: Sequence[Claimed], now: float, ink: Ink) -> str:
     live = {worker.name for worker in fleet.workers}
+    held: dict[str, list[Claimed]] = {}
+    for claim in claims:
+        held.setdefault(claim.lease.worker, []).append(claim)
     slots = sum(worker.slots for worker in fleet.workers)
-    busy = sum(claim.lease.worker in live for claim in claims)
+    busy = sum(len(held.get(name, ())) for name in live)
     rows = [f"{count(len(live), 'worker')}, {busy} of {count(slots, 'slot')} busy"]
     if claims:
         oldest = min(claims, key=lambda claim: claim.lease.claimed_at)
         rows[0] += f", oldest claim {age(now - oldest.lease.claimed_at)}: {oldest.request_id}"
-    for worker in fleet.workers:
+    told = sorted(fleet.workers, key=lambda worker: not worker.paused)[:MOST_WORKERS]
+    for worker in sorted(told, key=lambda worker: worker.name):
         record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
-        num_claims = sum(claim.lease.worker == worker.name for claim in claims)
-        rows.append(f"  {ink.bold(worker.name)}  {num_claims} of {worker.slots} busy, {ink.faint(record)}")
+        mine = held.get(worker.name, [])
+        rows.append(f"  {ink.bold(worker.name)}  {len(mine)} of {worker.slots} busy, {ink.faint(record)}")
         if worker.paused:
             rows.append(f"    {ink.doubtful(f'paused: {visible(worker.paused)}')}")
-        rows += _claim_rows(worker.name, claims, now, ink)
-    for name in sorted(fleet.silent.keys() | {claim.lease.worker for claim in claims} - live):
+        rows += _claim_rows(mine, now, ink)
+    if len(told) < len(live):
+        rows.append(ink.faint(f"  and {len(live) - len(told):,} more"))
+    for name in sorted(fleet.silent.keys() | held.keys() - live)[:MOST_WORKERS]:
         silence = f"silent for {age(now - fleet.silent[name])}" if name in fleet.silent else "never heard"
-        rows += [f"  {ink.bold(name)}  {ink.doubtful(silence)}", *_claim_rows(name, claims, now, ink)]
+        rows += [f"  {ink.bold(name)}  {ink.doubtful(silence)}", *_claim_rows(held.get(name, []), now, ink)]
     return "\n".join(rows)
 
 
-def _claim_rows(worker: str, claims: Sequence[Claimed], now: float, ink: Ink) -> list[str]:
-    mine = [claim for claim in claims if claim.lease.worker == worker]
+def _claim_rows(mine: Sequence[Claimed], now: float, ink: Ink) -> list[str]:
     rows: list[str] = []
     for claim in sorted(mine, key=lambda claim: claim.lease.claimed_at):
         again = f"  attempt {claim.lease.attempt}" if claim.lease.attempt > 1 else ""
@@ -208,7 +229,7 @@ def found(found: Found, ink: Ink, *, full: bool) -> str:
             _turn_block(number, turn, ink, full=full) for number, turn in enumerate(found.trajectory.turns, 1)
         ]
         blocks.append(_ending(found.trajectory, ink, full=full))
-    blocks += [_failure(failure, ink, full=full) for failure in found.failures]
+    blocks += [failure_block(failure, ink, full=full) for failure in found.failures]
     return "\n\n".join(blocks)
 
 
@@ -342,9 +363,12 @@ def _patch_line(line: str, ink: Ink) -> str:
     return line
 
 
-def _failure(failure: AttemptFailure, ink: Ink, *, full: bool) -> str:
+def failure_block(failure: AttemptFailure, ink: Ink, *, full: bool) -> str:
+    """The evidence of one try."""
     again = "another try might help" if failure.transient else "no other try would help"
-    where_and_when = f"{failure.boundary}, {_clock(failure.failed_at)}, {failure.worker or 'no worker'}"
+    where_and_when = (
+        f"{failure.boundary}, {_clock(failure.failed_at)}, {visible(failure.worker) or 'no worker'}"
+    )
     title = f"attempt {failure.attempt} failed at {where_and_when}"
     rows = [ink.bad(title), _indented(f"{visible(failure.message)} ({again})")]
     if failure.detail:

@@ -1,4 +1,4 @@
-"""The verbs of `python -m pipeline`: find, print, and for the last two, mend."""
+"""The verbs of `python -m pipeline`: find, print, and for `requeue` and `drop`, mend."""
 
 import argparse
 import asyncio
@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -16,8 +17,8 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import queue
-from pipeline.cli import finding, text
-from pipeline.cli.finding import Found, State
+from pipeline.cli import finding, life, mending, text, top
+from pipeline.cli.finding import Found, State, Wanted
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.settings import redis_settings
 
@@ -70,15 +71,21 @@ async def _status(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     states = (arguments.state,) if arguments.state else LISTED
+    wanted = Wanted(
+        task=arguments.task,
+        worker=arguments.worker,
+        group=arguments.group,
+        outcome=arguments.outcome,
+        before=None if arguments.older_than is None else time.time() - arguments.older_than,
+    )
     lines = [
         line
         for run_id in await finding.runs(redis, arguments.run)
         for state in states
-        for line in await finding.lines(redis, run_id, state, arguments.limit)
+        for line in await finding.lines(redis, run_id, state, arguments.limit, wanted)
     ]
     if arguments.json:
-        for line in lines:
-            _print_json(line)
+        sys.stdout.write("".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
     else:
         print(text.listing(lines, _ink()))
     return 0
@@ -94,7 +101,10 @@ async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """Until interrupted."""
+    """To follow: until interrupted."""
+    if not arguments.follow:
+        await _follow(redis, arguments)
+        return 0
     following = asyncio.create_task(_follow(redis, arguments))
     # Not by KeyboardInterrupt: a cancellation that comes while Python code runs can get lost in redis-py's
     # time limits.
@@ -106,58 +116,60 @@ async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 async def _follow(redis: ArqRedis, arguments: argparse.Namespace) -> None:
     ink = _ink()
-    async for line in finding.arrivals(redis, arguments.run, arguments.past):
+    async for line in finding.arrivals(redis, arguments.run, arguments.past, follow=arguments.follow):
         if arguments.json:
             _print_json(line)
         else:
             print(text.row(line, ink), flush=True)
 
 
-async def _requeue(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    return await _mend(redis, arguments, queue.requeue, "requeued")
+async def _explain(redis: ArqRedis, arguments: argparse.Namespace) -> int:
+    found = await life.life(redis, arguments.id, arguments.run_dir)
+    if arguments.json:
+        _print_json(found)
+    else:
+        print(life.text(found, _ink()))
+    return 0
 
 
-async def _drop(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    return await _mend(redis, arguments, queue.drop, "dropped")
+async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
+    letters = await mending.letters(redis, arguments)
+    if not arguments.json:
+        print(mending.listing(letters, time.time(), _ink(), full=arguments.full))
+    for run_id, letter in letters if arguments.json else ():
+        request = await queue.stored_request(redis, letter.request_id)
+        _print_json(
+            mending.as_json(run_id, letter)
+            | {"request": _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))}
+        )
+    return 0
 
 
-async def _mend(
-    redis: ArqRedis,
-    arguments: argparse.Namespace,
-    change: Callable[[ArqRedis, str, str], Awaitable[None]],
-    done: str,
-) -> int:
-    """Change one dead request or all of them, and say so.
-
-    One that cannot be changed makes the exit status 1.
-    """
-    dead = [
-        (run_id, letter)
-        for run_id in await finding.runs(redis, arguments.run)
-        for letter in await finding.dead_letters(redis, run_id)
-        if arguments.all or letter.request_id == arguments.id
-    ]
-    if not (dead or arguments.all):
-        raise LookupError(f"{arguments.id} is not among the dead; `ls --state dead` lists them")
-    refused = 0
-    for run_id, letter in dead:
-        outcome, reason = done, ""
-        try:
-            await change(redis, run_id, letter.request_id)
-        except ValueError as error:
-            outcome, reason = "left as it was", str(error)
-            refused += 1
+async def _mend(redis: ArqRedis, arguments: argparse.Namespace) -> int:
+    """Change the dead that are meant, and say so. One that cannot be changed makes the exit status 1."""
+    dead = await mending.letters(redis, arguments)
+    change, done = mending.CHANGES[arguments.verb]
+    told = await mending.mend(redis, dead, change, done)
+    for row, (_, letter) in zip(told, dead, strict=True):
         if arguments.json:
-            _print_json(
-                {"request_id": letter.request_id, "run_id": run_id, "outcome": outcome, "reason": reason}
-            )
-        else:
-            tries = finding.count(len(letter.failures), "failed try", "failed tries")
-            told = f"{outcome}: {letter.request_id}  {letter.task_id}  run {run_id}, {tries}"
-            print(f"{told}; {reason}" if reason else told)
+            _print_json(row)
+            continue
+        tries = finding.count(len(letter.failures), "failed try", "failed tries")
+        line = f"{row['outcome']}: {letter.request_id}  {letter.task_id}  run {row['run_id']}, {tries}"
+        print(f"{line}; {row['reason']}" if row["reason"] else line)
     if not (dead or arguments.json):
         print("nothing is dead")
-    return 1 if refused else 0
+    return int(any(row["reason"] for row in told))
+
+
+async def _top(redis: ArqRedis, arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        return await _status(redis, arguments)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        await top.live(redis, arguments.run, every_s=arguments.every)
+    else:
+        print(await top.frame(redis, arguments.run, _ink()))
+    return 0
 
 
 def _unpacked(found: Found) -> dict[str, Any]:
@@ -194,4 +206,14 @@ def _without_password(url: str) -> str:
     return url if parts.password is None else url.replace(f":{parts.password}@", ":***@")
 
 
-VERBS = {"status": _status, "ls": _ls, "show": _show, "tail": _tail, "requeue": _requeue, "drop": _drop}
+VERBS = {
+    "status": _status,
+    "ls": _ls,
+    "show": _show,
+    "tail": _tail,
+    "explain": _explain,
+    "top": _top,
+    "dead": _dead,
+    "requeue": _mend,
+    "drop": _mend,
+}

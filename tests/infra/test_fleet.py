@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,8 @@ def fleet(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 def part(tmp_path: Path) -> Callable[[str, str], Part]:
     def make(name: str, code: str) -> Part:
         command = [sys.executable, "-c", code]
-        return Part(name, command, dict(os.environ), tmp_path / f"{name}.log", 10, signal.SIGKILL)
+        log = tmp_path / f"{name}.log"
+        return Part(name, lambda: command, dict(os.environ), log, 10, signal.SIGKILL)
 
     return make
 
@@ -63,6 +66,53 @@ def test_a_part_that_dies_time_and_again_ends_the_fleet(
         fleet.revive()
 
 
+def test_a_part_that_finishes_is_started_again_only_if_a_signal_ended_it(
+    fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
+) -> None:
+    code = f"from pathlib import Path; flag = Path({str(tmp_path / 'flag')!r}); flag.exists() and exit(3); {SLEEP}"
+    child = fleet.start(replace(part("runner", code), finishes=True))
+    assert fleet.ended("runner") is None
+    child.process.kill()
+    child.process.wait()
+    (tmp_path / "flag").touch()
+    assert fleet.ended("runner") is None
+    fleet.revive()
+    assert fleet.running["runner"][1].process.wait() == 3
+    fleet.revive()
+    assert fleet.ended("runner") == 3
+
+
+def test_a_part_comes_back_after_a_pause_that_holds_up_nothing_else(
+    fleet: Fleet, part: Callable[[str, str], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.fleet.RESTART_PAUSE_S", 3600)
+    victim = fleet.start(part("victim", SLEEP))
+    victim.process.kill()
+    victim.process.wait()
+    fleet.revive()
+    assert fleet.running["victim"][1] is victim
+    assert not victim.alive
+
+
+def test_what_a_part_leaves_in_its_scratch_goes_with_it(
+    fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    code = f"import tempfile; tempfile.mkstemp(); {SLEEP}"
+    messy = replace(part("messy", code), scratch=scratch)
+    child = fleet.start(messy)
+    processes.wait_until(
+        lambda: any(scratch.iterdir()), child=child, timeout_s=60, log=tmp_path / "messy.log"
+    )
+    (left,) = scratch.iterdir()
+    child.process.kill()
+    child.process.wait()
+    fleet.revive()
+    assert not left.exists()
+    fleet.stop()
+    assert not scratch.exists()
+
+
 def test_stopping_ends_a_part_that_ignores_it_and_its_children(
     fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
 ) -> None:
@@ -84,3 +134,29 @@ time.sleep(600)
             return
         time.sleep(0.02)
     raise AssertionError("the child of a stopped part lives on")
+
+
+ORPHANING = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
+print(child.pid, flush=True)
+"""
+
+
+def test_orphans_of_a_part_are_asked_how_they_ended() -> None:
+    code = f"""
+import subprocess, sys, time
+from pathlib import Path
+from infra import processes
+processes.adopt_orphans()
+orphan = int(subprocess.run([sys.executable, "-c", {ORPHANING!r}], capture_output=True, text=True).stdout)
+sleeper = subprocess.Popen(["sleep", "600"])
+waited_for = subprocess.Popen(["true"])
+while Path("/proc", str(orphan)).exists():
+    processes.bury_orphans({{sleeper.pid, waited_for.pid}})
+    time.sleep(0.02)
+sleeper.kill()
+print(waited_for.wait(), sleeper.wait())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "-9"], done.stderr

@@ -140,6 +140,25 @@ def test_one_whose_starter_is_gone_is_waited_out(service: Service) -> None:
     assert not service.answers()
 
 
+def test_one_that_was_killed_is_started_again_by_who_started_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "SERVICES", (service,))
+    said: list[str] = []
+    services.revive(said.append)
+    assert not said, "it was never started here"
+    services.bring_up(service, attached=True)
+    services.revive(said.append)
+    assert not said, "it lives"
+    first = services.children[service.name]
+    first.process.kill()
+    first.process.wait()
+    services.revive(said.append)
+    assert said == [f"listener died (status -9); starting it again, see {service.log}"]
+    assert service.answers()
+    assert services.started_pid(service) == services.children[service.name].pid != first.pid
+
+
 def test_a_stop_is_announced_before_it_begins(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "SERVICES", (service,))
     services.bring_up(service, attached=True)

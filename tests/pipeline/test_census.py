@@ -9,8 +9,10 @@ from pipeline import census, keys, queue, stream, weights
 from pipeline.census import Claimed, Queued, RunStatus, WorkerStatus
 from pipeline.queue import Lease
 from pipeline.request import Claim
-from pipeline.trajectory import VersionSpan
+from pipeline.trajectory import Failed, VersionSpan
 from tests.pipeline import samples
+
+BROKEN = Failed(boundary="sandbox", message="gone", transient=True)
 
 
 def worker(name: str, **fields: Any) -> WorkerStatus:
@@ -43,12 +45,13 @@ async def test_every_request_is_counted_where_it_is(pool: ArqRedis) -> None:
     for _ in range(2):
         await stream.publish(pool, samples.trajectory(await taken(pool)))
     (read,) = await stream.read_new(pool, samples.RUN, count=1)
-    await queue.bury(pool, await taken(pool))
+    dead = samples.trajectory(await taken(pool), outcome=BROKEN, reward=None)
+    await queue.bury(pool, dead, [queue.attempt_failure(dead.claim, BROKEN)])
     found = await census.run_census(pool, samples.RUN)
-    assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 1, 1, 1)
+    assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 2, 1, 1)
     claims = {claim.request_id: claim for claim in found.claimed}
     assert (claims[held.request.id].lease.turn, claims[held.request.id].max_turns) == (2, 20)
-    assert found.outcomes == {"submitted": 2}
+    assert found.outcomes == {"submitted": 2, "failed:sandbox": 1}
     await stream.acknowledge(pool, samples.RUN, [(read.entry_id, read.head.request_id)])
     assert (await census.run_census(pool, samples.RUN)).unacknowledged == 0
 
@@ -60,7 +63,7 @@ async def test_what_is_owed_comes_oldest_first(pool: ArqRedis) -> None:
     claim = await queue.claim(pool, new.id, "host/1")
     assert isinstance(claim, Claim)
     waiting, held = await census.open_requests(pool, samples.RUN)
-    assert waiting == Queued(request_id=old.id, due_at=10.0)
+    assert waiting == Queued(request_id=old.id, due_at=0.0, enqueued_at=10.0)
     assert isinstance(held, Claimed)
 
 
@@ -138,3 +141,29 @@ async def test_unread_is_counted_also_after_a_deletion(pool: ArqRedis) -> None:
 
 async def test_a_fleet_keeps_its_name(pool: ArqRedis) -> None:
     assert await census.fleet_id(pool) == await census.fleet_id(pool)
+
+
+async def test_a_claim_says_what_it_is_about_without_its_request_being_read(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    lease = Lease(
+        worker="host/1", attempt=1, claimed_at=1.0, task_id="demo:calc-7", purpose="train", max_turns=9
+    )
+    await queue.renew(pool, claim, lease)
+    await pool.set(keys.request(claim.request.id), b"\xff")
+    (found,) = await census.open_requests(pool, samples.RUN)
+    assert isinstance(found, Claimed)
+    assert (found.task_id, found.max_turns) == ("demo:calc-7", 9)
+
+
+async def test_bytes_that_the_learner_owes_a_checkpoint_are_counted(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    for _ in range(3):
+        await stream.publish(pool, samples.trajectory(await taken(pool)))
+    read = await stream.read_new(pool, samples.RUN)
+    sizes = [delivery.head.body_bytes for delivery in read]
+    assert await stream.unacknowledged_bytes(pool, samples.RUN) == sum(sizes)
+    await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
+    await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
+    found = await census.run_census(pool, samples.RUN)
+    assert found.owed_bytes == sum(sizes[1:])
+    assert found.finished_per_min == 3 * 60 / census.RATE_S

@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from arq.worker import Worker, func
 
-from pipeline import keys, queue, stream
+from pipeline import census, events, keys, queue, stream, transitions
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import Claim, RolloutRequest
@@ -38,18 +38,16 @@ async def taken(pool: ArqRedis, worker: str = "host/1", **fields: object) -> Cla
 
 
 async def lapse(pool: ArqRedis, claim: Claim) -> None:
-    """The worker dies and time passes: its lease and arq's own mark are gone."""
-    await pool.delete(keys.lease(claim.request.id), keys.arq_in_progress(claim.request.id))
+    """The worker dies and time passes: its lease is gone, and it is due again."""
+    await pool.delete(keys.lease(claim.request.id))
+    await pool.zadd(keys.QUEUE, {claim.request.id: time.time() * 1000})
 
 
 async def buried(pool: ArqRedis) -> Claim:
     claim = await taken(pool)
-    await queue.record_failure(pool, claim, BROKEN, detail="Traceback")
-    await queue.bury(pool, claim)
     failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
-    assert await stream.publish(pool, failed) == "published"
-    await pool.zrem(keys.QUEUE, claim.request.id)  # arq, after the job
-    await pool.delete(keys.arq_job(claim.request.id))
+    evidence = [queue.attempt_failure(claim, BROKEN, detail="Traceback")]
+    assert await queue.bury(pool, failed, evidence) == "published"
     return claim
 
 
@@ -60,7 +58,7 @@ async def queued_ids(pool: ArqRedis) -> set[str]:
 async def test_a_claim_carries_the_request_and_counts_attempts(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     first = await claimed(pool, request.id)
-    await queue.release(pool, first)
+    await queue.hand_back(pool, first)
     second = await claimed(pool, request.id, "host/2")
     assert first.request == second.request == request
     assert (first.attempt, second.attempt, second.worker) == (1, 2, "host/2")
@@ -90,8 +88,7 @@ async def test_a_lease_says_where_the_claim_is_and_lapses_by_itself(pool: ArqRed
     lease = Lease(worker="host/1", attempt=1, claimed_at=1.0, phase="agent", turn=3)
     assert await queue.renew(pool, claim, lease)
     assert await queue.current_lease(pool, claim.request.id) == lease
-    for key in (keys.lease(claim.request.id), keys.arq_in_progress(claim.request.id)):
-        assert 0 < await pool.pttl(key) <= queue.LEASE_S * 1000
+    assert 0 < await pool.pttl(keys.lease(claim.request.id)) <= queue.LEASE_S * 1000
 
 
 async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(pool: ArqRedis) -> None:
@@ -101,8 +98,10 @@ async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(po
     lease = Lease(worker="host/1", attempt=old.attempt, claimed_at=old.claimed_at)
     assert not await queue.renew(pool, old, lease)
     assert await stream.publish(pool, samples.trajectory(old)) == "fenced"
-    assert not await queue.bury(pool, old)
-    await queue.release(pool, old)
+    evidence = [queue.attempt_failure(old, BROKEN)]
+    failed = samples.trajectory(old, outcome=BROKEN, reward=None)
+    assert await queue.bury(pool, failed, evidence) == "fenced"
+    assert not await queue.hand_back(pool, old)
     assert await queue.is_leased(pool, old.request.id, new.attempt), (
         "an overtaken worker cannot let go for another"
     )
@@ -110,9 +109,9 @@ async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(po
     assert await stream.publish(pool, samples.trajectory(new)) == "published"
 
 
-async def test_a_released_request_need_not_wait_for_its_lease(pool: ArqRedis) -> None:
+async def test_a_request_handed_back_need_not_wait_for_its_lease(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await queue.release(pool, claim)
+    assert await queue.hand_back(pool, claim)
     assert await queue.current_lease(pool, claim.request.id) is None
     assert (await claimed(pool, claim.request.id)).attempt == 2
 
@@ -144,27 +143,26 @@ async def test_an_id_asked_again_does_not_let_an_old_worker_in(pool: ArqRedis) -
     assert await stream.publish(pool, samples.trajectory(new)) == "published"
 
 
-async def test_sweep_finds_what_a_crash_left_behind(pool: ArqRedis) -> None:
-    never_queued, running, waiting = samples.request(), await taken(pool), await enqueued(pool)
-    await pool.set(keys.request(never_queued.id), msgspec.msgpack.encode(never_queued))
-    await pool.zadd(keys.open_requests(samples.RUN), {never_queued.id: never_queued.enqueued_at})
-    answered = await taken(pool)
+async def test_sweep_finds_what_redis_lost(pool: ArqRedis) -> None:
+    lost, running, waiting = await enqueued(pool), await taken(pool), await enqueued(pool)
+    answered, dead = await taken(pool), await buried(pool)
     await stream.publish(pool, samples.trajectory(answered))
-    dead = await buried(pool)
-    await pool.zrem(keys.QUEUE, running.request.id, answered.request.id)
-    assert await queue.sweep(pool, samples.RUN) == [never_queued.id]
-    assert await queued_ids(pool) == {never_queued.id, waiting.id}
+    await pool.zrem(keys.QUEUE, lost.id, running.request.id)
+    await pool.delete(keys.arq_job(lost.id))
+    assert await queue.sweep(pool, samples.RUN) == [lost.id]
+    assert await queued_ids(pool) == {lost.id, waiting.id}
     assert dead.request.id not in await queued_ids(pool)
+    assert await pool.exists(keys.arq_job(lost.id))
     assert await queue.sweep(pool, samples.RUN) == [], "it may be called at any time"
+    await pool.delete(keys.lease(running.request.id))
+    assert await queue.sweep(pool, samples.RUN) == [running.request.id], "its worker breathes no more"
 
 
-async def test_sweep_finds_a_request_whose_job_arq_removed_under_its_successor(pool: ArqRedis) -> None:
+async def test_a_claim_out_of_the_queue_comes_back_with_its_next_breath(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await pool.delete(keys.arq_job(claim.request.id))
     await pool.zrem(keys.QUEUE, claim.request.id)
-    assert await queue.sweep(pool, samples.RUN) == [], "its worker still breathes"
-    await lapse(pool, claim)
-    assert await queue.sweep(pool, samples.RUN) == [claim.request.id]
+    assert await queue.renew(pool, claim, Lease(worker="host/1", attempt=1, claimed_at=1.0))
+    assert await queued_ids(pool) == {claim.request.id}
 
 
 async def test_evaluations_go_first(pool: ArqRedis) -> None:
@@ -179,28 +177,110 @@ async def test_enqueueing_twice_queues_once(pool: ArqRedis) -> None:
     assert await pool.zcard(keys.QUEUE) == 1
 
 
-async def test_the_job_is_msgpack_and_carries_the_id_only(pool: ArqRedis) -> None:
+async def test_the_job_is_msgpack_and_carries_the_id_and_a_label(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     data = await pool.get(keys.arq_job(request.id))
     assert data is not None
     job = msgspec.msgpack.decode(data)
     assert (job["f"], job["a"]) == (queue.JOB_NAME, [request.id])
+    (label,) = await queue.waiting_labels(pool, [request.id])
+    assert (label.task_id, label.group_id) == (request.task.id, request.group_id)
     with pytest.raises(pickle.UnpicklingError):
         pickle.loads(data)
 
 
-async def test_a_failed_try_leaves_evidence_and_counts(pool: ArqRedis) -> None:
+async def test_a_failed_try_leaves_evidence_and_goes_back(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    assert await queue.record_failure(pool, claim, BROKEN, detail="x" * 30_000) == 1
-    assert await queue.record_failure(pool, claim, BROKEN) == 2
-    first, _ = await queue.failures(pool, claim.request.id)
-    assert (first.attempt, first.worker, first.boundary, first.message) == (
-        1,
-        "host/1",
-        "sandbox",
-        BROKEN.message,
-    )
-    assert len(first.detail) == 20_000, "the end of a long log is what tells"
+    failure = queue.attempt_failure(claim, BROKEN, detail="x" * 30_000)
+    assert len(failure.detail) == 20_000, "the end of a long log is what tells"
+    assert await queue.hand_back(pool, claim, wait_s=30.0, failure=failure)
+    assert await queue.failures(pool, claim.request.id) == (failure,)
+    assert await queue.take(pool, "host/2", 9) == [], "it waits its back-off out in the queue"
+    (waiting,) = await census.open_requests(pool, samples.RUN)
+    assert isinstance(waiting, census.Queued)
+    assert 0 < waiting.due_at - time.time() <= 30
+
+
+async def test_what_was_handed_back_cannot_be_touched_any_more(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.hand_back(pool, claim)
+    assert not await queue.renew(pool, claim, Lease(worker="host/1", attempt=1, claimed_at=1.0))
+    assert not await queue.hand_back(pool, claim)
+    assert await stream.publish(pool, samples.trajectory(claim)) == "fenced"
+
+
+async def test_claims_that_end_without_a_word_are_counted(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    assert claim.num_unended == 0
+    for number in (1, 2):
+        await lapse(pool, claim)
+        claim = await claimed(pool, claim.request.id)
+        assert claim.num_unended == number
+    await queue.hand_back(pool, claim)
+    assert (await claimed(pool, claim.request.id)).num_unended == 2, "an orderly end is none of them"
+
+
+async def test_what_has_waited_before_is_taken_first_then_evaluations_then_by_age(pool: ArqRedis) -> None:
+    retried = await taken(pool)
+    young, old = await enqueued(pool, enqueued_at=20.0), await enqueued(pool, enqueued_at=10.0)
+    evaluation = await enqueued(pool, purpose="eval", enqueued_at=30.0)
+    await queue.hand_back(pool, retried)
+    found = [*await queue.take(pool, "host/2", 3), *await queue.take(pool, "host/3", 3)]
+    assert [one.request.id for one in found if isinstance(one, Claim)] == [
+        *(retried.request.id, evaluation.id, old.id, young.id)
+    ]
+
+
+async def test_taking_reads_past_whatever_is_running(pool: ArqRedis) -> None:
+    running = [await enqueued(pool) for _ in range(30)]
+    assert len(await queue.take(pool, "large", 30)) == len(running)
+    waiting = await enqueued(pool)
+    (found,) = await queue.take(pool, "small", 1)
+    assert isinstance(found, Claim)
+    assert found.request == waiting
+
+
+async def test_an_unreadable_request_is_buried_by_who_takes_it(pool: ArqRedis) -> None:
+    poison, fine = await enqueued(pool, enqueued_at=1.0), await enqueued(pool, enqueued_at=2.0)
+    await pool.set(keys.request(poison.id), msgspec.msgpack.encode({"run_id": samples.RUN, "task": 7}))
+    bad, good = await queue.take(pool, "host/1", 2)
+    assert isinstance(bad, queue.Unclaimable)
+    assert isinstance(good, Claim)
+    assert (bad.request_id, good.request) == (poison.id, fine)
+    assert list(await queue.dead_letters(pool, samples.RUN)) == [poison.id]
+    assert await queued_ids(pool) == {fine.id}
+
+
+async def test_an_idle_worker_wakes_when_there_is_work(pool: ArqRedis) -> None:
+    waiting = asyncio.create_task(queue.wait_for_work(pool, 60.0))
+    await asyncio.sleep(0)
+    await enqueued(pool)
+    await waiting
+
+
+async def test_a_life_is_written_down_as_it_happens(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await queue.hand_back(pool, claim, failure=queue.attempt_failure(claim, BROKEN))
+    await stream.publish(pool, samples.trajectory(await claimed(pool, claim.request.id, "host/2")))
+    await acknowledge_all(pool)
+    life = await events.events(pool, claim.request.id)
+    assert [(event.what, event.attempt, event.worker, event.detail) for event in life] == [
+        ("enqueued", 0, "", ""),
+        ("claimed", 1, "host/1", ""),
+        ("failed", 1, "host/1", "sandbox: container vanished"),
+        ("claimed", 2, "host/2", ""),
+        ("published", 2, "host/2", "submitted"),
+        ("acknowledged", 0, "", ""),
+    ]
+    assert [event.at for event in life] == sorted(event.at for event in life)
+
+
+async def test_a_life_without_an_end_is_kept_short(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    for _ in range(transitions.KEEP_EVENTS):
+        await queue.hand_back(pool, claim)
+        claim = await claimed(pool, claim.request.id)
+    assert len(await events.events(pool, claim.request.id)) == transitions.KEEP_EVENTS
 
 
 async def test_a_dead_letter_keeps_its_evidence(pool: ArqRedis) -> None:
@@ -209,7 +289,7 @@ async def test_a_dead_letter_keeps_its_evidence(pool: ArqRedis) -> None:
     letters = await queue.dead_letters(pool, samples.RUN)
     (failure,) = letters[claim.request.id].failures
     assert (failure.message, failure.detail) == (BROKEN.message, "Traceback")
-    for key in (keys.request, keys.failures, keys.body):
+    for key in (keys.request, keys.claims, keys.events, keys.body):
         assert await pool.ttl(key(claim.request.id)) == -1, key
 
 
@@ -230,7 +310,8 @@ async def test_a_requeued_request_has_a_fresh_budget(pool: ArqRedis) -> None:
     assert await queued_ids(pool) == {dead.request.id}
     again = await claimed(pool, dead.request.id)
     assert again.attempt > dead.attempt, "the fence goes on counting"
-    assert await queue.record_failure(pool, again, BROKEN) == 1
+    assert again.num_unended == 0
+    assert await queue.failures(pool, again.request.id) == ()
     assert await stream.publish(pool, samples.trajectory(again)) == "published"
 
 
@@ -243,8 +324,7 @@ async def test_a_request_requeued_before_its_failure_was_settled_stays_owed(pool
 
 
 async def test_the_worker_that_buried_a_request_cannot_answer_it_after_a_requeue(pool: ArqRedis) -> None:
-    claim = await taken(pool)
-    await queue.bury(pool, claim)
+    claim = await buried(pool)
     await queue.requeue(pool, samples.RUN, claim.request.id)
     assert await stream.publish(pool, samples.trajectory(claim, outcome=BROKEN, reward=None)) == "fenced"
 
@@ -302,11 +382,11 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
     await lapse(pool, dead)
     claims: list[Claim] = []
 
-    async def job(_ctx: object, request_id: str) -> None:
+    async def job(_ctx: object, request_id: str, **_: str) -> None:
         claims.append(await claimed(pool, request_id, "host/2"))
         await stream.publish(pool, samples.trajectory(claims[-1]))
 
-    worker = Worker(
+    worker = Worker(  # arq's own, as it comes
         functions=[func(job, name=queue.JOB_NAME)],  # pyright: ignore[reportArgumentType]
         queue_name=keys.QUEUE,
         redis_pool=pool,

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 from arq.connections import ArqRedis
+from redis.exceptions import OutOfMemoryError
 
-from pipeline import keys, queue, stream
+from pipeline import census, keys, queue, stream, weights
 from pipeline.request import Claim
 from pipeline.trajectory import TrajectoryHead
+from pipeline.weights import WeightVersion
 from tests.pipeline import samples
 
 
@@ -107,8 +109,19 @@ async def test_an_acknowledged_request_is_owed_no_longer_and_fades(reader: ArqRe
     await stream.acknowledge(reader, samples.RUN, pairs(await stream.read_new(reader, samples.RUN)))
     assert await queue.open_ids(reader, samples.RUN) == []
     assert await stream.read_body(reader, request_id) is not None, "`show` finds it for a while"
-    for key in (keys.request, keys.attempt, keys.body):
+    for key in (keys.request, keys.claims, keys.events, keys.body):
         assert 0 < await reader.ttl(key(request_id)) <= stream.KEEP_ANSWERED_S
+
+
+async def test_answered_bodies_make_room_for_younger_ones(
+    reader: ArqRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await answered(reader, 3)
+    read = await stream.read_new(reader, samples.RUN)
+    monkeypatch.setattr(stream, "KEEP_ANSWERED_BYTES", sum(one.head.body_bytes for one in read[1:]))
+    await stream.acknowledge(reader, samples.RUN, pairs(read))
+    kept = [await stream.read_body(reader, request_id) is not None for request_id in ids]
+    assert kept == [False, True, True]
 
 
 async def test_acknowledging_twice_does_no_harm(reader: ArqRedis) -> None:
@@ -186,3 +199,35 @@ async def add(pool: ArqRedis, head: TrajectoryHead, number: int) -> None:
         for _ in range(number):
             pipe.xadd(keys.stream(samples.RUN), {"head": stream.encode(head)})
         await pipe.execute()
+
+
+async def test_a_full_redis_takes_nothing_in_and_lets_everything_go(reader: ArqRedis) -> None:
+    (request_id,) = await answered(reader)
+    claim, handed = await taken(reader), await taken(reader)
+    version = WeightVersion(
+        run_id=samples.RUN, version=1, step=1, directory="/w", num_bytes=1, sha256="", published_at=1.0
+    )
+    lease = queue.Lease(worker="host/1", attempt=1, claimed_at=1.0)
+    await reader.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            await queue.check(reader)
+        with pytest.raises(OutOfMemoryError):
+            await queue.enqueue(reader, samples.request())
+        with pytest.raises(OutOfMemoryError):
+            await queue.take(reader, "host/2", 1)
+        with pytest.raises(OutOfMemoryError):
+            await stream.publish(reader, samples.trajectory(claim))
+        assert await queue.renew(reader, claim, lease)
+        assert await queue.hand_back(reader, handed)
+        await stream.open_reader(reader, samples.RUN)
+        read = await stream.read_new(reader, samples.RUN)
+        assert ids_of(read) == [request_id]
+        await stream.acknowledge(reader, samples.RUN, pairs(read))
+        await weights.announce(reader, version)
+        await census.beat_run(reader, census.RunStatus(run_id=samples.RUN, phase="waiting"))
+        await queue.withdraw(reader, samples.RUN, [handed.request.id])
+    finally:
+        await reader.config_set("maxmemory", 0)
+    assert await stream.publish(reader, samples.trajectory(claim)) == "published"
+    assert await queue.open_ids(reader, samples.RUN) == [claim.request.id]

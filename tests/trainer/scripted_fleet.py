@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import numpy as np
 from arq.connections import ArqRedis
 
-from pipeline import keys, queue, stream
+from pipeline import queue, stream
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, RolloutRequest
 from pipeline.task import ExitCode, Task
@@ -18,8 +18,11 @@ from pipeline.trajectory import Failed, Reward, Submitted, Trajectory, Turn, Ver
 
 VOCAB_SIZE = 512
 
-Verdict = Callable[[RolloutRequest], float | None]
-"""The reward of a request; None: its rollout breaks for good."""
+Verdict = Callable[[RolloutRequest], float | Failed | None]
+"""The reward of a request; None: its container vanishes for good; or another way to break."""
+
+Patches = Callable[[RolloutRequest], bytes]
+"""The patch that a request ends with."""
 
 
 def task(name: str) -> Task:
@@ -39,7 +42,11 @@ def alternating(request: RolloutRequest) -> float:
     return float(request.member % 2)
 
 
-def played(claim: Claim, reward: float | None, *, turns: int = 2) -> Trajectory:
+def no_patch(request: RolloutRequest) -> bytes:
+    return b""
+
+
+def played(claim: Claim, verdict: float | Failed | None, *, turns: int = 2, patch: bytes = b"") -> Trajectory:
     """The same tokens for the same task and member, whichever try, run or worker it is."""
     request = claim.request
     random = np.random.default_rng(zlib.crc32(f"{request.task.id}/{request.member}".encode()))
@@ -59,11 +66,13 @@ def played(claim: Claim, reward: float | None, *, turns: int = 2) -> Trajectory:
             )
         )
         held += len(fed) + len(sampled)
-    broke = Failed(boundary="sandbox", message="the container vanished", transient=False)
+    vanished = Failed(boundary="sandbox", message="the container vanished", transient=False)
+    broke = vanished if verdict is None else verdict if isinstance(verdict, Failed) else None
+    reward = None if isinstance(verdict, Failed) else verdict
     return Trajectory(
         claim=claim,
         turns=tuple(made),
-        outcome=broke if reward is None else Submitted(patch=b""),
+        outcome=broke or Submitted(patch=patch),
         reward=None if reward is None else Reward(value=reward, resolved=reward == 1, decided_by="script"),
         started_at=claim.claimed_at,
         finished_at=claim.claimed_at,
@@ -71,42 +80,49 @@ def played(claim: Claim, reward: float | None, *, turns: int = 2) -> Trajectory:
     )
 
 
-async def work_off(redis: ArqRedis, verdict: Verdict = alternating, *, limit: int | None = None) -> list[str]:
+async def work_off(
+    redis: ArqRedis, verdict: Verdict = alternating, patches: Patches = no_patch, *, limit: int | None = None
+) -> list[str]:
     """Answer what is queued, one after the other in its order, until nothing is left; returns the request
     ids.
     """
     answered: list[str] = []
     while limit is None or len(answered) < limit:
-        ids = await redis.zrange(keys.QUEUE, 0, 0)
-        if not ids:
+        claims = await queue.take(redis, "scripted", 1)
+        if not claims:
             break
-        await answer(redis, ids[0].decode(), verdict)
-        answered.append(ids[0].decode())
+        claim = claims[0]
+        assert isinstance(claim, Claim)
+        await finish(redis, claim, verdict, patches)
+        answered.append(claim.request.id)
     return answered
 
 
 async def answer(redis: ArqRedis, request_id: str, verdict: Verdict = alternating) -> None:
     claim = await queue.claim(redis, request_id, "scripted")
-    await redis.zrem(keys.QUEUE, request_id)
-    await redis.delete(keys.arq_job(request_id))
-    if not isinstance(claim, Claim):
-        return
-    trajectory = played(claim, verdict(claim.request))
+    if isinstance(claim, Claim):
+        await finish(redis, claim, verdict)
+
+
+async def finish(redis: ArqRedis, claim: Claim, verdict: Verdict, patches: Patches = no_patch) -> None:
+    trajectory = played(claim, verdict(claim.request), patch=patches(claim.request))
     if isinstance(trajectory.outcome, Failed):
-        await queue.record_failure(redis, claim, trajectory.outcome)
-        await queue.bury(redis, claim)
-    await stream.publish(redis, trajectory)
+        await queue.bury(redis, trajectory, [queue.attempt_failure(claim, trajectory.outcome)])
+    else:
+        await stream.publish(redis, trajectory)
 
 
 @asynccontextmanager
-async def fleet(redis_url: str, verdict: Verdict = alternating) -> AsyncIterator[list[str]]:
+async def fleet(
+    redis_url: str, verdict: Verdict = alternating, patches: Patches = no_patch
+) -> AsyncIterator[list[str]]:
     """Works beside the body; yields the ids answered so far."""
     redis = await queue.connect(redis_url)
     answered: list[str] = []
 
     async def work() -> None:
         while True:
-            answered.extend(await work_off(redis, verdict))
+            answered.extend(await work_off(redis, verdict, patches))
             await asyncio.sleep(0.02)
 
     worker = asyncio.create_task(work())

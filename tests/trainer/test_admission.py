@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.trajectories import behind, member
-from trainer.admission import FREE_FAILURES, LONGEST_PAUSE_S, Admission, Brake
+from trainer.admission import FREE_FAILURES, LONGEST_PAUSE_S, Admission, Backlog, Brake
 from trainer.groups import Group, GroupBook
 
 admissions = st.builds(
@@ -37,7 +37,7 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
         for _ in range(
             admission.room(begun_steps=version, published_steps=version, live_groups=book.num_live)
         ):
-            unfinished[cursor] = book.expect(cursor, size=2, version=version)
+            unfinished[cursor] = book.expect(cursor, size=2, version=version, task_id="t")
             cursor += 1
         most_open = max(most_open, book.num_live)
         groups = book.take(behind(version))
@@ -115,3 +115,42 @@ def test_an_outage_is_met_with_one_group_at_a_time_each_after_a_longer_pause() -
     assert brake.room(7, open_groups=1, now=104.0) == 0, "it is under way"
     assert brake.room(0, open_groups=0, now=104.0) == 0, "the lag still bounds it"
     assert Brake(failed_groups=1000, last_failed_at=0.0).pause_s == LONGEST_PAUSE_S
+
+
+def test_a_full_backlog_lets_one_group_at_a_time_through() -> None:
+    assert Backlog("held", 100, held_bytes=99).room(7, group_size=4, open_groups=3) == 7
+    full = Backlog("held", 100, held_bytes=100)
+    assert full.room(7, group_size=4, open_groups=3) == 0
+    assert full.room(7, group_size=4, open_groups=0) == 1, "or a step short of a group would wait for ever"
+    assert full.room(0, group_size=4, open_groups=0) == 0, "the lag still bounds it"
+
+
+def test_what_is_still_to_come_is_reckoned_as_large_as_the_largest_so_far() -> None:
+    backlog = Backlog("held", 1000, held_bytes=100, num_awaited=4, largest_bytes=50)
+    assert backlog.spare_bytes == 700
+    assert backlog.room(9, group_size=4, open_groups=1) == 3
+    assert backlog.room(2, group_size=4, open_groups=1) == 2
+    assert backlog.is_full(15)
+    assert not backlog.is_full(14)
+
+
+def test_the_sentence_says_whose_memory_is_full() -> None:
+    backlog = Backlog("of answers wait", 1_000_000, held_bytes=900_000, num_awaited=2, largest_bytes=100_000)
+    said = "closed: 0.9 MB of answers wait and 2 more are expected, up to 0.1 MB each; 1.0 MB may"
+    assert backlog.sentence(4) == said
+    assert Backlog("held", 100).sentence(4) == ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1), data=st.data())
+def test_a_bound_is_overrun_by_one_group_at_most_once_the_largest_answer_is_known(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    held, awaited = 0, 0
+    for size in sizes:
+        backlog = Backlog("held", 500, held_bytes=held, num_awaited=awaited, largest_bytes=40)
+        awaited += 2 * backlog.room(5, group_size=2, open_groups=(awaited + 1) // 2)
+        arrived = data.draw(st.integers(0, awaited))
+        held, awaited = held + arrived * size, awaited - arrived
+        assert held <= 500 + 2 * 40
+        held -= data.draw(st.integers(0, held))

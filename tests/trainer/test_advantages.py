@@ -45,10 +45,10 @@ def test_a_constant_added_to_every_reward_changes_no_advantage(
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8), st.sets(st.integers(0, 20)))
 def test_failed_members_move_nobodys_advantage(valid: list[float], failed: set[int]) -> None:
-    alone = Group(0, len(valid), 0, {n: member(0, n, reward=reward) for n, reward in enumerate(valid)})
+    alone = Group(0, len(valid), 0, "t0", {n: member(0, n, reward=reward) for n, reward in enumerate(valid)})
     broken = {100 + n: member(0, 100 + n, reward=None) for n in failed}
     refused = {200 + n: member(0, 200 + n, reward=1.0, fault="log-probs missing") for n in failed}
-    among = Group(0, 99, 0, {**alone.members, **broken, **refused})
+    among = Group(0, 99, 0, "t0", {**alone.members, **broken, **refused})
     assert advantages(among.rewards, "leave_one_out") == advantages(alone.rewards, "leave_one_out")
 
 

@@ -20,29 +20,43 @@ from trainer.groups import GroupBook
 from trainer.intake import Intake
 from trainer.journal import EpisodeRow, Journal, read
 from trainer.ledger import Ledger
+from trainer.quarantine import Quarantine
 
 
 class Side:
     """The trainer's side of the queue and the stream, without a learner."""
 
-    def __init__(self, pool: ArqRedis, journal: Journal) -> None:
+    def __init__(self, pool: ArqRedis, journal: Journal, *, max_refills: int = 0) -> None:
         admission = Admission(max_lag_versions=4, groups_per_step=1, num_steps=9)
         self.pool = pool
         self.journal = journal
         self.book = GroupBook(admission, min_valid_members=2, stragglers="wait")
         self.ledger = Ledger(journal)
+        self.quarantine = Quarantine(journal)
+        form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
+        order = TaskOrder([task("t")], seed=0)
+        self.dispatcher = Dispatcher(
+            pool,
+            form,
+            order,
+            self.book,
+            ledger=self.ledger,
+            quarantine=self.quarantine,
+            group_size=3,
+            sampling=Sampling(),
+        )
         self.intake = Intake(
             pool,
             "run",
             book=self.book,
             ledger=self.ledger,
+            quarantine=self.quarantine,
             vocab_size=VOCAB_SIZE,
             max_tokens=128,
+            max_refills=max_refills,
+            refill=self.dispatcher.refill,
             evaluate=lambda delivery: False,
         )
-        form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
-        order = TaskOrder([task("t")], seed=0)
-        self.dispatcher = Dispatcher(pool, form, order, self.book, group_size=3, sampling=Sampling())
 
     async def restarted(self) -> "Side":
         """What a trainer that died would see."""

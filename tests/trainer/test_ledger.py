@@ -22,7 +22,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def group(cursor: int) -> Group:
     members = {n: member(cursor, n, group_size=2, reward=float(n)) for n in range(2)}
-    return Group(cursor, 2, 0, members)
+    return Group(cursor, 2, 0, f"t{cursor}", members)
 
 
 def test_a_settled_trajectory_waits_for_the_checkpoint_that_holds_it(journal: Journal) -> None:
@@ -62,7 +62,7 @@ def test_closed_groups_survive_the_checkpoint_whatever_order_they_closed_in(
 
 def test_dropped_groups_are_counted_until_a_step_reports_them(journal: Journal) -> None:
     ledger = Ledger(journal)
-    same = Group(0, 2, 0, {n: member(0, n, group_size=2, reward=1.0) for n in range(2)})
+    same = Group(0, 2, 0, "t0", {n: member(0, n, group_size=2, reward=1.0) for n in range(2)})
     ledger.drop_group(same, "zero_variance")
     assert ledger.since_step == SinceStep(zero_variance=1, reward_sum=2.0, num_rewards=2)
     assert ledger.groups_without_signal == 1

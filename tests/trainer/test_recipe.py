@@ -79,6 +79,7 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("learner.snapshots_kept=3", "set it to 6"),
         ("learner.lr=0", "learner.lr must be above 0"),
         ("evaluation.episodes=4", "tasks.heldout is missing"),
+        ("tasks.unverified=ignore", "Invalid enum value 'ignore'"),
         ("weights.pause=freeze", "Invalid enum value 'freeze'"),
     ],
 )

@@ -9,7 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from trainer import curve, report
-from trainer.journal import EndRow, EpisodeRow, EvaluationRow, Fate, Journal, Row, StepRow
+from trainer.journal import (
+    EndRow,
+    EpisodeRow,
+    EvaluationRow,
+    Fate,
+    Journal,
+    QuarantineRow,
+    Row,
+    SkippedRow,
+    StepRow,
+)
 
 EXPECTED_KEYS = {
     *(
@@ -190,6 +200,22 @@ def test_what_was_withdrawn_is_not_lost(run: Run, capsys: pytest.CaptureFixture[
     run.end(1)
     status, found = reported(run, capsys)
     assert (status, found["lost"], found["fates"]) == (0, 0, {"trained": 2, "withdrawn": 2})
+
+
+def test_places_passed_over_for_a_quarantine_are_not_lost_and_the_table_says_why(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]) + run.group(2, [1.0, 0.0]))
+    run.rows += [
+        QuarantineRow(task_id="t1", reason="flaky", request_id="0-1"),
+        SkippedRow(cursor=1, task_id="t1"),
+        SkippedRow(cursor=3, task_id="t1"),
+    ]
+    run.end(1)
+    status, found = reported(run, capsys)
+    assert (status, found["lost"], found["quarantined"]) == (0, 0, {"t1": "flaky"})
+    report.main([str(run.directory)])
+    assert "quarantine            t1: flaky" in capsys.readouterr().out
 
 
 def test_training_one_trajectory_twice_is_unhealthy(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

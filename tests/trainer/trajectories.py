@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pipeline.errors import Boundary
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
@@ -16,7 +17,14 @@ def behind(newest: int) -> Lag:
 
 
 def head(
-    cursor: int, number: int, *, group_size: int = 4, reward: float | None = 1.0, version: int = 0
+    cursor: int,
+    number: int,
+    *,
+    group_size: int = 4,
+    reward: float | None = 1.0,
+    version: int = 0,
+    boundary: Boundary = "sandbox",
+    patch: str = "",
 ) -> TrajectoryHead:
     return TrajectoryHead(
         request_id=f"r{cursor}.{number}",
@@ -26,7 +34,7 @@ def head(
         member=number,
         group_size=group_size,
         task_id=f"t{cursor}",
-        outcome="submitted" if reward is not None else "failed:sandbox",
+        outcome="submitted" if reward is not None else f"failed:{boundary}",
         reward=reward,
         num_turns=1,
         sampled_tokens=2,
@@ -39,6 +47,7 @@ def head(
         enqueued_at=1.0,
         claimed_at=2.0,
         finished_at=3.0,
+        patch=patch,
     )
 
 

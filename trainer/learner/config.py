@@ -18,7 +18,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     delta: float = 0.2  # stream_grpo: how far a probability may have moved the way its advantage pushes
     anchor: float = 1e-3  # stream_grpo: weight of the squared log-ratio
     veto_low: float = (
-        1e-4  # stream_grpo: a sample with one ratio outside [veto_low, veto_high] is not trained at all
+        1e-4  # stream_grpo: a trajectory with one ratio outside [veto_low, veto_high] is not trained at all
     )
     veto_high: float = 100.0
     clip_low: float = 0.2  # ppo_clip: ratios are clipped to [1 - clip_low, 1 + clip_high]
@@ -109,7 +109,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     ratio_max: float
     ess_share: float  # effective sample size of the weights over the number of tokens, in (0, 1]
     masked_share: float  # outside the trust region, or clipped
-    vetoed_share: float  # in samples dropped for one impossible ratio
+    vetoed_share: float  # in trajectories dropped for one impossible ratio
     behaviour_kl: float  # estimate of KL(behaviour || policy), nats per token
     reference_kl: float  # estimate of KL(policy || starting weights), nats per token; 0 where not kept
     train_s: float

@@ -11,12 +11,15 @@ CISPO (MiniMax-M1, arXiv 2506.13585), the clipped surrogate PPO (arXiv 1707.0634
 DAPO (arXiv 2503.14476).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.batch import Sample
 from trainer.learner.config import LossConfig
 
 LOG_RATIO_BOUND = 20.0
@@ -32,6 +35,7 @@ class Tokens:
     advantages_P: Tensor  # float32
     trained_P: Tensor  # bool
     segments_P: Tensor  # int64: which sample, from 0
+    condemned_P: Tensor  # bool: another sample of the same trajectory has an impossible ratio
     entropies_P: Tensor  # float32, nats; only reported
     reference_logprobs_P: Tensor | None = None  # float32, nats, under the weights the run started with
 
@@ -43,11 +47,11 @@ class Objective:
     loss_P: Tensor
     weights_P: Tensor  # factor on each token's policy gradient, for the effective sample size
     masked_P: Tensor  # bool: the policy gradient of the token was switched off
-    vetoed_P: Tensor  # bool: the whole sample was switched off
+    vetoed_P: Tensor  # bool: the whole trajectory was switched off
 
 
 def stream_grpo(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Objective:
-    """-m w A log(pi) + anchor (log r)^2, with w = min(r, cap) held constant; nothing for vetoed samples.
+    """-m w A log(pi) + anchor (log r)^2, with w = min(r, cap) held constant; nothing for vetoed trajectories.
 
     m = 0 where the probability has already moved by more than delta the way A pushes it.
     """
@@ -55,7 +59,7 @@ def stream_grpo(tokens: Tokens, log_ratios_P: Tensor, config: LossConfig) -> Obj
     weights_P = ratios_P.clamp(max=config.ratio_cap)
     moved_P = tokens.policy_logprobs_P.detach().exp() - tokens.behaviour_logprobs_P.exp()
     masked_P = (tokens.advantages_P.sign() * moved_P) > config.delta
-    vetoed_P = _vetoed(ratios_P, tokens, config)
+    vetoed_P = tokens.condemned_P | _vetoed(ratios_P, tokens, config)
     gradient_P = torch.where(masked_P, 0.0, weights_P * tokens.advantages_P)
     loss_P = -gradient_P * tokens.policy_logprobs_P + config.anchor * log_ratios_P.square()
     return Objective(torch.where(vetoed_P, 0.0, loss_P), weights_P, masked_P & ~vetoed_P, vetoed_P)
@@ -139,11 +143,32 @@ def _sums(
 
 def _vetoed(ratios_P: Tensor, tokens: Tokens, config: LossConfig) -> Tensor:
     """True for every position of a sample in which one trained ratio is outside the bounds."""
-    outside_P = tokens.trained_P & ((ratios_P < config.veto_low) | (ratios_P > config.veto_high))
+    outside_P = tokens.trained_P & _is_impossible(ratios_P, config)
     num_segments = int(tokens.segments_P[-1]) + 1
     offences_S = torch.zeros(num_segments, dtype=torch.int64, device=outside_P.device)
     offences_S.index_add_(0, tokens.segments_P, outside_P.long())
     return offences_S[tokens.segments_P] > 0
+
+
+def find_condemned(
+    samples: Sequence[Sample], logprobs: Sequence[npt.NDArray[np.float32]], config: LossConfig
+) -> list[bool]:
+    """Which samples belong to a trajectory that has an impossible ratio in another of its samples.
+
+    `logprobs` are each sample's tokens' under the policy of the update. A trajectory whose context was cut has
+    several samples, which may meet in no micro-batch: so this is known before any of them is trained.
+    """
+    offenders: dict[str, list[int]] = {}
+    for index, (sample, values_T) in enumerate(zip(samples, logprobs, strict=True)):
+        log_ratios_T = (values_T - sample.behaviour_logprobs_T)[sample.trained_T]
+        ratios_T = torch.from_numpy(log_ratios_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+        if _is_impossible(ratios_T, config).any():
+            offenders.setdefault(sample.request_id, []).append(index)
+    return [bool(set(offenders.get(one.request_id, ())) - {index}) for index, one in enumerate(samples)]
+
+
+def _is_impossible(ratios: Tensor, config: LossConfig) -> Tensor:
+    return (ratios < config.veto_low) | (ratios > config.veto_high)
 
 
 def _none(tokens: Tokens) -> Tensor:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from trainer.batch import Batch, Sample
 from trainer.learner import backend, checkpoint, directories, hf
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.logprobs import vocab_parallel_logprobs
-from trainer.learner.loss import Tokens, policy_loss
+from trainer.learner.loss import Tokens, find_condemned, policy_loss
 from trainer.learner.model import build_model, read_architecture
 from trainer.packing import MicroBatch, deal, pack, unpack
 
@@ -211,10 +212,13 @@ class Learner:
 
     def _update(self, samples: Sequence[Sample], reference: Logprobs, temperature: float) -> dict[str, float]:
         mine = self._share(samples)
+        condemned = self._condemned(samples, temperature)
         with backend.device_scope():
             self._wrapped.zero_grad_buffer()
             self._optimizer.zero_grad()
-        prepare = functools.partial(self._prepare_loss, reference=reference, temperature=temperature)
+        prepare = functools.partial(
+            self._prepare_loss, reference=reference, condemned=condemned, temperature=temperature
+        )
         report = self._reduce(self._run(mine, prepare, train=True))
         if report.pop("broken"):
             raise FloatingPointError(
@@ -247,7 +251,12 @@ class Learner:
             )
 
     def _prepare_loss(
-        self, microbatch: MicroBatch, *, reference: Logprobs, temperature: float
+        self,
+        microbatch: MicroBatch,
+        *,
+        reference: Logprobs,
+        condemned: Sequence[bool],
+        temperature: float,
     ) -> LossFunction:
         def loss(logits_1PV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             logprobs_P, entropies_P = self._logprobs_of(logits_1PV, microbatch, temperature)
@@ -257,6 +266,7 @@ class Learner:
                 advantages_P=_tensor(microbatch.advantages_P),
                 trained_P=_tensor(microbatch.trained_P),
                 segments_P=_tensor(microbatch.segments_P),
+                condemned_P=_tensor(_condemned_of(microbatch, condemned)),
                 entropies_P=entropies_P,
                 reference_logprobs_P=self._reference_of(microbatch, reference),
             )
@@ -282,6 +292,18 @@ class Learner:
             vocab_size=self._architecture.vocab_size,
             group=parallel_state.get_tensor_model_parallel_group(),
         )
+
+    def _condemned(self, samples: Sequence[Sample], temperature: float) -> list[bool]:
+        """Which samples are not trained because of another one of their trajectory. Costs a forward pass over
+        the trajectories that have several samples, and nothing where there is none.
+        """
+        branched = branched_samples(samples)
+        if self.config.loss.kind != "stream_grpo" or not branched:
+            return [False] * len(samples)
+        chosen = [samples[index] for index in branched]
+        verdicts = find_condemned(chosen, self.logprobs(chosen, temperature), self.config.loss)
+        found = dict(zip(branched, verdicts, strict=True))
+        return [found.get(index, False) for index in range(len(samples))]
 
     def _reference_of(self, microbatch: MicroBatch, reference: Logprobs) -> Tensor | None:
         if self._starting is None:
@@ -332,15 +354,26 @@ class Learner:
 def minibatches(batch: Batch, config: LearnerConfig) -> Iterator[list[int]]:
     """Indices of the samples of each update: every epoch a new division, alike on all ranks and reruns.
 
-    Depends on which samples there are, not on their order. A part with nothing to train is passed over.
+    Depends on which samples there are, not on their order; a trajectory is never divided. A part with nothing to
+    train is passed over.
     """
     trained = [index for index, sample in enumerate(batch.samples) if sample.num_trained_tokens]
     trained.sort(key=lambda index: (batch.samples[index].request_id, batch.samples[index].branch))
+    trajectories: dict[str, list[int]] = {}
+    for index in trained:
+        trajectories.setdefault(batch.samples[index].request_id, []).append(index)
+    whole = list(trajectories.values())
     for epoch in range(config.num_epochs):
-        shuffled = np.random.default_rng((config.seed, batch.step, epoch)).permutation(trained)
+        shuffled = np.random.default_rng((config.seed, batch.step, epoch)).permutation(len(whole))
         for part in np.array_split(shuffled, config.num_minibatches):
             if len(part):
-                yield part.tolist()
+                yield [index for place in part for index in whole[place]]
+
+
+def branched_samples(samples: Sequence[Sample]) -> list[int]:
+    """Indices of those that are not their trajectory's only one."""
+    counts = Counter(sample.request_id for sample in samples)
+    return [index for index, sample in enumerate(samples) if counts[sample.request_id] > 1]
 
 
 def _metrics(batch: Batch, lr: float, reports: list[dict[str, float]], *, train_s: float) -> StepMetrics:
@@ -364,6 +397,11 @@ def _metrics(batch: Batch, lr: float, reports: list[dict[str, float]], *, train_
         reference_kl=total["reference_kl"] / tokens,
         train_s=train_s,
     )
+
+
+def _condemned_of(microbatch: MicroBatch, condemned: Sequence[bool]) -> npt.NDArray[np.bool_]:
+    verdicts_S = np.array([condemned[index] for index in microbatch.samples] or [False])
+    return verdicts_S[microbatch.segments_P]
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

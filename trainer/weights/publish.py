@@ -12,7 +12,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -21,7 +22,7 @@ from pipeline import weights
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion
 from trainer.journal import PublicationRow
-from trainer.weights.engines import EngineFailure, Engines, PauseMode, Worker
+from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served, Worker
 
 log = logging.getLogger("swerve.weights")
 
@@ -110,6 +111,26 @@ class Publisher:
             newest = await weights.newest_version(self._redis, self._run_id)
             return None if newest is None else await self._deliver(newest)
 
+    async def mend(self) -> ServedWeights | None:
+        """The same if something is amiss: an engine that answers does not serve the newest version (it has
+        restarted) or gets no requests, or one that does not answer gets them. Else None.
+
+        Harmless while nothing answers. Raises EngineFailure if the router does not.
+        """
+        async with self._turn:
+            newest = await weights.newest_version(self._redis, self._run_id)
+            if newest is None or self._engines is None or not await self._is_amiss(self._engines, newest):
+                return None
+            return await self._deliver(newest)
+
+    async def _is_amiss(self, engines: Engines, newest: WeightVersion) -> bool:
+        routed = {worker.url for worker in await engines.routed()}
+        urls = sorted(await self._known(routed))
+        answers = await asyncio.gather(*(engines.served(url) for url in urls), return_exceptions=True)
+        served = {url: one for url, one in zip(urls, answers, strict=True) if isinstance(one, Served)}
+        behind = any(one.weight_version != str(newest.version) for one in served.values())
+        return bool(served) and (behind or routed != served.keys())
+
     def _write(self, version: int, step: int) -> WeightVersion:
         target = self._directory / f"v{version:06d}"
         aside = self._directory / f".v{version:06d}.writing"
@@ -141,7 +162,7 @@ class Publisher:
             raise NoEngineServes(
                 f"nobody can be told of weight version {version.version}: {error}"
             ) from error
-        urls = sorted({*routed, *await self._quarantined()})
+        urls = sorted(await self._known(routed.keys()))
         outcomes = await asyncio.gather(*(self._bring(engines, url, version) for url in urls))
         confirmed = [url for url, good in zip(urls, outcomes, strict=True) if good]
         failed = [url for url in urls if url not in confirmed]
@@ -184,9 +205,14 @@ class Publisher:
                 f"{url} says it serves {served.weight_version!r} after the update to {version.version}"
             )
 
-    async def _quarantined(self) -> Iterable[str]:
-        served = await weights.served_weights(self._redis, self._run_id)
-        return () if served is None else served.quarantined
+    async def _known(self, routed: AbstractSet[str]) -> set[str]:
+        """Every engine that is to be served: those in routing, and those that we took out of it. A router
+        that knows none has restarted and forgotten them; of one that knows some, the rest was taken away.
+        """
+        recorded = await weights.served_weights(self._redis, self._run_id)
+        if recorded is None:
+            return {*routed}
+        return {*routed, *recorded.quarantined, *(() if routed else recorded.engines)}
 
     async def _record(self, version: WeightVersion, confirmed: list[str], failed: list[str]) -> ServedWeights:
         served = ServedWeights(

@@ -2,8 +2,9 @@
 
 An infrastructure failure is never a verdict: whatever breaks raises GraderError, and TaskBroken where no
 other try helps. A patch that does not apply, tests that fail and tests that use up their CPU time are
-verdicts. No step is believed by what it prints, which code under test could print too, but by its exit status
-alone, which comes over the sandbox's own channel.
+verdicts. No step is believed by what it prints, which code under test could print too. Those before the tests
+are believed by the status that the sandbox's holder reports, for no code of the patch has run by then; the tests
+by the status that their container ends with.
 """
 
 import asyncio
@@ -18,15 +19,18 @@ from msgspec.structs import replace
 
 from pipeline.errors import GraderError, ImageMissing, SandboxError, TaskBroken
 from pipeline.request import Claim
-from pipeline.task import ExitCode, File, SwebenchLog, Task
+from pipeline.task import ExitCode, File, SwebenchLog, Task, TestsJson
 from pipeline.trajectory import Reward
-from workers.grading import scripts, swebench_rules
-from workers.grading.runner import contradiction, same_pytest_settings, touches_runner
-from workers.sandbox.command import CommandResult
+from workers.grading import scripts, witness
+from workers.grading.runner import Control, hides_names, same_runner_settings
+from workers.grading.swebench_rules import Marks
+from workers.grading.verdicts import Evidence, check, judge
+from workers.sandbox.command import CommandResult, LastResult
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 
-STEP_S = 300.0  # for each step before the tests
+STEP_S = 300.0  # for each step before the tests, and for a parser
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
+SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of what the settings files that a patch touches say
 LOG_TAIL_CHARS = 4000
 WATCH_S = 5.0  # between looks at the CPU time of running tests
 
@@ -42,18 +46,71 @@ class Grader:
 
         Raises GraderError, TaskBroken or ImageMissing; never returns for a failure of ours.
         """
-        _check(claim.request.task)
+        check(claim.request.task)
         if not patch.strip():
             return Reward(value=0.0, resolved=False, decided_by="empty patch")
         started = time.monotonic()
         try:
-            async with self._sandboxes.open(claim, role="grade") as sandbox:
-                reward = await _Grading(claim, sandbox).grade(patch)
+            reward = await self._grade(claim, patch)
         except ImageMissing:
             raise
         except SandboxError as error:
             raise GraderError(f"the grading container failed: {error}") from error
         return replace(reward, grade_s=time.monotonic() - started)
+
+    async def _grade(self, claim: Claim, patch: bytes) -> Reward:
+        task = claim.request.task
+        marks = Marks()
+        async with self._sandboxes.open(claim, role="grade") as sandbox:
+            control = Control(task.verdict.eval_script, task.workdir)
+            grading = _Grading(claim, sandbox, patch, marks, control)
+            applied_by = await grading.apply()
+            if not applied_by:
+                return Reward(value=0.0, resolved=False, decided_by="patch does not apply")
+            result = await grading.run_tests()
+        if result is None:
+            reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
+            return replace(reward, applied_by=applied_by, grade_cpu_s=claim.request.limits.grade_cpu_s)
+        log = marks.in_log(result.output.decode("utf-8", "replace"))
+        evidence = Evidence(
+            patch=patch,
+            exit_code=result.exit_code,
+            log=log,
+            runs=witness.testimony(result.notes),
+            parsed=await self._parsed(claim, task.verdict, log)
+            if isinstance(task.verdict, TestsJson)
+            else None,
+        )
+        reward = await asyncio.to_thread(judge, task, evidence)
+        return replace(
+            reward, applied_by=applied_by, grade_cpu_s=result.cpu_s, log_tail=log[-LOG_TAIL_CHARS:]
+        )
+
+    async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
+        """What the verdict's parser makes of `log`, in a container where no code of the patch ever ran."""
+        files = [
+            File(path=scripts.PARSER, content=verdict.parser.encode("utf-8", "surrogateescape")),
+            File(path=scripts.LOG, content=log.encode("utf-8", "surrogateescape")),
+            File(path=scripts.NO_LOG, content=b""),
+        ]
+        async with self._sandboxes.open(claim, role="grade") as sandbox:
+            await sandbox.put(files)
+            result = await sandbox.run(scripts.PARSE, timeout_s=STEP_S, keep_bytes=LOG_KEEP_BYTES)
+        if result.exit_code is None:
+            raise GraderError(f"the parser took longer than {STEP_S:.0f} s")
+        if result.exit_code == scripts.NO_PYTHON:
+            raise TaskBroken(f"{claim.request.task.image} has no python3 to run the parser with")
+        return result.output if result.exit_code == 0 and not result.dropped_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """What running the tests came to, in time."""
+
+    exit_code: int
+    output: bytes
+    notes: bytes
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,89 +119,96 @@ class _Grading:
 
     claim: Claim
     sandbox: DockerSandbox
+    patch: bytes
+    marks: Marks
+    control: Control
 
-    async def grade(self, patch: bytes) -> Reward:
+    async def apply(self) -> str:
+        """The rung of the ladder that took the patch, "" if none did; whatever it must not touch is put back
+        and the hidden tests are in place.
+        """
         task = self.claim.request.task
         if not self.sandbox.head:
             raise TaskBroken(f"{task.workdir} of {task.image} is not a git repository with a commit")
-        marks = swebench_rules.Marks()
-        await self.sandbox.put(_files(task, patch, marks))
-        applied_by = await self._apply(patch)
-        if not applied_by:
-            return Reward(value=0.0, resolved=False, decided_by="patch does not apply")
-        await self._restore_protected()
-        result = await self._run_tests()
-        if result is None:
-            cpu_s = self.claim.request.limits.grade_cpu_s
-            return Reward(
-                value=0.0,
-                resolved=False,
-                decided_by="cpu time used up",
-                applied_by=applied_by,
-                grade_cpu_s=cpu_s,
-            )
-        log = marks.in_log(result.output.decode("utf-8", "replace"))
-        cpu_s, reward = await asyncio.gather(
-            self.sandbox.cpu_s(), asyncio.to_thread(_judge, task, result.exit_code, log)
-        )
-        return replace(reward, applied_by=applied_by, grade_cpu_s=cpu_s, log_tail=log[-LOG_TAIL_CHARS:])
-
-    async def _apply(self, patch: bytes) -> str:
-        """The rung of the ladder that took the patch, "" if none did; what governs the runner is put back."""
-        touches = touches_runner(patch)
+        await self.sandbox.put(_files(task, self.patch, self.marks))
+        touches = self.control.touched_by(self.patch)
         if touches:
-            await self._succeed(scripts.SAVE)
-        result = await self._step(scripts.APPLY)
+            await self._succeed(scripts.save(self.control))
+        result = await self._step(scripts.apply(self.control, loosely=not hides_names(self.patch)))
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return ""
         if result.exit_code not in scripts.APPLIED_BY:
             raise _broken_step("applying the patch", result)
         if touches:
             await self._restore_runner()
+        await self._restore_protected()
         return scripts.APPLIED_BY[result.exit_code]
 
-    async def _restore_runner(self) -> None:
-        changed = await self._succeed(scripts.CHANGED_SETTINGS)
-        tampered = b"".join(path + b"\0" for path in _tampered_settings(changed.output))
-        if tampered:
-            await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
-        await self._succeed(scripts.RESTORE_CONTROL)
-
-    async def _restore_protected(self) -> None:
-        """Files of the hidden tests as at the base commit, then the hidden tests themselves."""
-        task = self.claim.request.task
-        result = await self._step(scripts.RESTORE_PROTECTED, task.base_commit, self.sandbox.head)
-        if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
-            raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
-        if result.exit_code != 0:
-            raise _broken_step("restoring protected files", result)
-        if isinstance(task.verdict, ExitCode) and task.verdict.files:
-            await self.sandbox.put(task.verdict.files)
-
-    async def _run_tests(self) -> CommandResult | None:
-        """How the eval script ended; None if it used up its CPU time."""
+    async def run_tests(self) -> _Tests | None:
+        """How the eval script, and the container with it, ended; None if it used up its CPU time."""
         limits = self.claim.request.limits
         tests = asyncio.create_task(
-            self.sandbox.run(
-                f"exec bash {scripts.EVAL}", timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES
-            )
+            self.sandbox.finish(scripts.EVAL, timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES)
         )
         try:
             while not (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
-                if await self.sandbox.cpu_s() > limits.grade_cpu_s:
+                if await self._cpu_s(tests) > limits.grade_cpu_s:
                     return None
             result = await tests
         finally:
             tests.cancel()
             await asyncio.wait({tests})
-        if result.exit_code is None:
-            cpu_s = await self.sandbox.cpu_s()
-            if cpu_s > limits.grade_cpu_s:
-                return None
-            raise GraderError(
-                f"the tests took {limits.grade_wall_s:.0f} s but only {cpu_s:.0f} s of CPU time"
-            )
-        return result
+        if result.exit_code is not None:
+            return _Tests(result.exit_code, result.output, result.notes, result.cpu_s)
+        if result.cpu_s > limits.grade_cpu_s:
+            return None
+        raise GraderError(
+            f"the tests took {limits.grade_wall_s:.0f} s but only {result.cpu_s:.0f} s of CPU time"
+        )
+
+    async def _cpu_s(self, tests: asyncio.Task[LastResult]) -> float:
+        """0 if the container is ending, of which the engine has nothing sensible to say."""
+        try:
+            return await self.sandbox.cpu_s()
+        except SandboxError:
+            if (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
+                return 0.0
+            raise
+
+    async def _restore_runner(self) -> None:
+        changed = await self._succeed(scripts.changed_settings(self.control))
+        tampered = b"".join(path + b"\0" for path in self._tampered_settings(changed.output))
+        if tampered:
+            await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
+        await self._succeed(scripts.restore_control(self.control))
+
+    def _tampered_settings(self, listing: bytes) -> list[bytes]:
+        """Paths out of the lines of `changed_settings` whose old and new content say different things."""
+        tampered: list[bytes] = []
+        for line in listing.splitlines():
+            try:
+                path, old, new = (
+                    None if word == b"-" else base64.b64decode(word) for word in line.split(b" ")
+                )
+            except (ValueError, binascii.Error) as error:
+                raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
+            assert path is not None
+            name = posixpath.basename(path.decode("utf-8", "replace"))
+            if not same_runner_settings(name, old, new, self.control.script):
+                tampered.append(path)
+        return tampered
+
+    async def _restore_protected(self) -> None:
+        """Files of the hidden tests as at the base commit, then the hidden tests themselves."""
+        task = self.claim.request.task
+        base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
+        result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
+        if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
+            raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
+        if result.exit_code != 0:
+            raise _broken_step("restoring protected files", result)
+        if not isinstance(task.verdict, SwebenchLog) and task.verdict.files:
+            await self.sandbox.put(task.verdict.files)
 
     async def _succeed(self, script: str) -> CommandResult:
         result = await self._step(script)
@@ -153,26 +217,15 @@ class _Grading:
         return result
 
     async def _step(self, script: str, *arguments: str) -> CommandResult:
-        return await self.sandbox.run(f"set -- {shlex.join(arguments)}\n{script}", timeout_s=STEP_S)
+        return await self.sandbox.run(
+            f"set -- {shlex.join(arguments)}\n{script}",
+            timeout_s=STEP_S,
+            keep_bytes=SETTINGS_KEEP_BYTES,
+            plain=True,
+        )
 
 
-def _check(task: Task) -> None:
-    """Raises TaskBroken for a task that cannot be graded."""
-    verdict = task.verdict
-    if not verdict.eval_script.strip():
-        raise TaskBroken("eval_script is empty: any patch would do")
-    for path in verdict.protected_paths:
-        if (
-            path.startswith("/")
-            or "\0" in path
-            or posixpath.normpath(path).split("/")[0] in (".", "..", ".git")
-        ):
-            raise TaskBroken(f"protected_paths: {path!r} is not a path inside the repository")
-    if isinstance(verdict, SwebenchLog):
-        swebench_rules.check(verdict)
-
-
-def _files(task: Task, patch: bytes, marks: swebench_rules.Marks) -> list[File]:
+def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
     """What the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
     script = marks.in_script(verdict.eval_script) if isinstance(verdict, SwebenchLog) else verdict.eval_script
@@ -181,6 +234,7 @@ def _files(task: Task, patch: bytes, marks: swebench_rules.Marks) -> list[File]:
         File(path=scripts.PATCH, content=_ended(patch)),
         File(path=scripts.EVAL, content=script.encode("utf-8", "surrogateescape")),
         File(path=scripts.PROTECTED, content=protected.encode("utf-8", "surrogateescape")),
+        File(path=scripts.WITNESS, content=witness.installer()),
     ]
     if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
         files.append(File(path=scripts.TESTS, content=_ended(verdict.test_patch)))
@@ -189,38 +243,6 @@ def _files(task: Task, patch: bytes, marks: swebench_rules.Marks) -> list[File]:
 
 def _ended(patch: bytes) -> bytes:
     return patch if patch.endswith(b"\n") else patch + b"\n"
-
-
-def _tampered_settings(listing: bytes) -> list[bytes]:
-    """Paths out of CHANGED_SETTINGS' lines whose old and new content say different things to pytest."""
-    tampered: list[bytes] = []
-    for line in listing.splitlines():
-        try:
-            path, old, new = (None if word == b"-" else base64.b64decode(word) for word in line.split(b" "))
-        except (ValueError, binascii.Error) as error:
-            raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
-        assert path is not None
-        if not same_pytest_settings(posixpath.basename(path.decode("utf-8", "replace")), old, new):
-            tampered.append(path)
-    return tampered
-
-
-def _judge(task: Task, exit_code: int | None, log: str) -> Reward:
-    match task.verdict:
-        case ExitCode(eval_script=script):
-            belied = contradiction(script, log) if exit_code == 0 else None
-            decided_by = f"exit status {exit_code}" + (f", but {belied}" if belied else "")
-            resolved = exit_code == 0 and belied is None
-            return Reward(value=float(resolved), resolved=resolved, decided_by=decided_by)
-        case SwebenchLog() as verdict:
-            report = swebench_rules.report(verdict, task.id, log)
-            return Reward(
-                value=float(report.resolved),
-                resolved=report.resolved,
-                decided_by=f"swebench: {report.status}",
-                fail_to_pass=report.fail_to_pass,
-                pass_to_pass=report.pass_to_pass,
-            )
 
 
 def _broken_step(doing: str, result: CommandResult) -> GraderError:

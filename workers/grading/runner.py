@@ -1,13 +1,17 @@
-"""How a patch can bend the test runner instead of fixing the code, and what of it shows.
+"""How a patch can bend the test runner instead of fixing the code, and what of it shows in a log.
 
-Two defences: files that govern the runner go back to what the image has, and an exit status of 0 counts only
-if the runner's own closing line says the same. A patch whose code, inside the test process, prints a whole
-forged report still passes; only the hidden tests' author could tell it apart.
+Two defences stand here: files that govern the runner go back to what the image has, or are taken out, and where
+no witness spoke an exit status of 0 counts only if the runner's own closing line says the same.
 """
 
 import configparser
+import json
 import re
+import sys
 import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 # Restored whole if a patch touches one: they govern how tests run, or run code in every Python process.
 CONTROL_NAMES = (
@@ -16,27 +20,88 @@ CONTROL_NAMES = (
     ".pytest.ini",
     "pytest.toml",
     ".pytest.toml",
-    "pytest.py",
     "tox.ini",
     "sitecustomize.py",
     "usercustomize.py",
     "*.pth",
+    "*.egg-link",
     ".gitattributes",
+    ".coveragerc",
+    "jest.config.*",
+    "vitest.config.*",
+    "karma.conf.*",
+    ".mocharc*",
+    ".rspec",
+    "phpunit.xml*",
 )
-# Restored if a patch changes what they say to pytest: they hold much else that a fix may rightly change.
-SETTINGS_NAMES = ("setup.cfg", "pyproject.toml")
+# The same of directories, with all that is in them: entry points make plugins.
+CONTROL_DIRECTORIES = ("*.egg-info", "*.dist-info")
+# The same if the eval script runs nox.
+NOX_NAMES = ("noxfile.py",)
+# Restored if a patch changes what they say to the runner: they hold much else that a fix may rightly change.
+SETTINGS_NAMES = ("setup.cfg", "pyproject.toml", "package.json")
+MAKEFILE_NAMES = ("GNUmakefile", "makefile", "Makefile")  # if the eval script runs make
+
+# New modules of these names are taken out wherever they are: Python would take them for the runner's.
+RUNNER_MODULES = (
+    "_pytest",
+    "attr",
+    "attrs",
+    "colorama",
+    "coverage",
+    "exceptiongroup",
+    "execnet",
+    "importlib_metadata",
+    "iniconfig",
+    "nose",
+    "packaging",
+    "pkg_resources",
+    "pluggy",
+    "py",
+    "pygments",
+    "pytest",
+    "setuptools",
+    "six",
+    "tomli",
+    "typing_extensions",
+    "unittest2",
+    "xdist",
+    "zipp",
+)
+# New modules of these names are taken out of the directories that Python may search first.
+STANDARD_MODULES = tuple(
+    sorted(
+        sys.stdlib_module_names
+        - {
+            "antigravity",
+            "ensurepip",
+            "idlelib",
+            "lib2to3",
+            "test",
+            "this",
+            "tkinter",
+            "turtle",
+            "turtledemo",
+            "venv",
+        }
+    )
+)
 
 _HEADER = re.compile(
     rb"^(?:diff --git|---|\+\+\+|rename (?:from|to)|copy (?:from|to)|Index:) (.*)$", re.MULTILINE
 )
-_NAME = re.compile(
-    rb"(?:^|[\s/\"])(?:"
-    + rb"|".join(
-        re.escape(name.encode()).replace(rb"\*", rb"[^/]*") for name in (*CONTROL_NAMES, *SETTINGS_NAMES)
-    )
-    + rb")(?:[\s\"]|$)"
-)
 _ESCAPE = re.compile(rb"\\[0-7]{3}")  # git quotes names; one that hides a letter may be any name
+_ESCAPED_ASCII = re.compile(rb"\\[01][0-7]{2}")  # which git itself never writes of a letter or a dot
+
+_SCRIPT_RUN = re.compile(
+    r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:exec\s+|time\s+)?(?:(?:/\S*/)?(?:bash|sh|source|\.)\s+(?:-\w+\s+)*)?([\w./-]+)",
+    re.MULTILINE,
+)
+_NAMED_TEST = re.compile(r"[./].*(?:test|check|spec|eval)|(?:test|check|spec|eval).*[./]", re.IGNORECASE)
+_MAKES = re.compile(r"(?:^|[\s;&|(/])make\b([^\n;&|)]*)", re.MULTILINE)
+_SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=(\S+)", re.MULTILINE)
+_HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`")
+_CHANGES_DIRECTORY = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w./-]+)")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|apt-get|apt|uv|poetry)\b.*\b(?:install|add)\b")
@@ -51,17 +116,83 @@ _PYTEST_ENDS = re.compile(
 _UNITTEST_ENDS = re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+OK(?: \(.*\))?$", re.MULTILINE)
 
 
-def touches_runner(patch: bytes) -> bool:
-    """Whether `patch` may touch a file that governs the runner. May say yes too often, never no too often."""
-    return any(_NAME.search(header) or _ESCAPE.search(header) for header in _HEADER.findall(patch))
+@dataclass(frozen=True)
+class Control:
+    """What governs the runner of the eval script `script`, which runs in `workdir`."""
+
+    script: str
+    workdir: str
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of files that are restored whole, `*` as in a shell."""
+        return (*CONTROL_NAMES, *(NOX_NAMES if _uses(self.script, "nox") else ()))
+
+    @cached_property
+    def settings(self) -> tuple[str, ...]:
+        """Names of files that are restored if they say something else to the runner."""
+        return (*SETTINGS_NAMES, *(MAKEFILE_NAMES if _uses(self.script, "make") else ()))
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """In the workdir, of files that a shell runs as part of the script and that are tests by their name."""
+        words = (self._in_workdir(word) for word in _SCRIPT_RUN.findall(self.script))
+        return tuple(sorted({word for word in words if _NAMED_TEST.search(word)}))
+
+    @cached_property
+    def directories(self) -> tuple[str, ...]:
+        """That Python may search before its own, in the workdir; further ones the environment says."""
+        entered = (self._in_workdir(word) for word in _CHANGES_DIRECTORY.findall(self.script))
+        return tuple(sorted({".", "src", *(word for word in entered if word)}))
+
+    @cached_property
+    def program_directories(self) -> tuple[str, ...]:
+        """In the workdir, that the script puts on the PATH."""
+        entries = [entry for words in _SETS_PATH.findall(self.script) for entry in words.split(":")]
+        inside = (self._in_workdir(_HERE.sub(self.workdir, entry.strip("\"'"))) for entry in entries)
+        return tuple(sorted({entry for entry in inside if entry and "$" not in entry}))
+
+    @cached_property
+    def _touching(self) -> re.Pattern[bytes]:
+        files = (*self.names, *self.settings, *(path.rpartition("/")[2] for path in self.paths))
+        modules = "|".join(map(re.escape, (*RUNNER_MODULES, *STANDARD_MODULES)))
+        either = "|".join(
+            (
+                *(_as_regex(name) for name in files),
+                *(rf"{_as_regex(name)}(?:/[^\s\"]*)?" for name in CONTROL_DIRECTORIES),
+                rf"(?:{modules})(?:\.(?:py|pyc|[^/\s\"]*so)|/__init__\.[^/\s\"]*)?",
+            )
+        )
+        return re.compile(rf"(?:^|[\s/\"])(?:{either})(?:[\s\"]|$)".encode())
+
+    def touched_by(self, patch: bytes) -> bool:
+        """Whether `patch` may touch any of it. May say yes too often, never no too often."""
+        touching = self._touching
+        return any(touching.search(header) or _ESCAPE.search(header) for header in _HEADER.findall(patch))
+
+    def _in_workdir(self, path: str) -> str:
+        """`path` as seen from the workdir, "" if it is elsewhere."""
+        inside = path.removeprefix(f"{self.workdir}/") if path != self.workdir else "."
+        inside = inside.removeprefix("./").rstrip("/") or "."
+        return "" if inside.startswith(("/", "..")) else inside
 
 
-def same_pytest_settings(name: str, old: bytes | None, new: bytes | None) -> bool:
-    """Whether both contents of the settings file `name` (None: absent) say the same to pytest."""
+def hides_names(patch: bytes) -> bool:
+    """Whether a header of `patch` writes a plain letter as a number, as git never does."""
+    return any(_ESCAPED_ASCII.search(header) for header in _HEADER.findall(patch))
+
+
+def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script: str = "") -> bool:
+    """Whether both contents of the settings file `name` (None: absent) say the same to the runner of `script`."""
     try:
-        return _pytest_settings(name, old) == _pytest_settings(name, new)
-    except (ValueError, configparser.Error):  # unreadable now: tomllib's and Unicode's errors are ValueErrors
-        return False
+        return _runner_settings(name, old, script) == _runner_settings(name, new, script)
+    except (ValueError, RecursionError, configparser.Error):
+        return False  # unreadable now: tomllib's, JSON's and Unicode's errors are ValueErrors
+
+
+def num_pytest_sessions(log: str) -> int:
+    """How many sessions of pytest `log` shows the start of."""
+    return len(_PYTEST_STARTS.findall(_plain(log)))
 
 
 def contradiction(script: str, log: str) -> str | None:
@@ -70,7 +201,7 @@ def contradiction(script: str, log: str) -> str | None:
     A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Of other runners
     nothing is asked.
     """
-    plain = _ANSI.sub("", log).replace("\r\n", "\n")
+    plain = _plain(log)
     commands = [
         line
         for line in script.splitlines()
@@ -81,6 +212,10 @@ def contradiction(script: str, log: str) -> str | None:
     if any(_RUNS_UNITTEST.search(line) for line in commands) and not _UNITTEST_ENDS.search(plain):
         return "unittest did not report OK"
     return None
+
+
+def _plain(log: str) -> str:
+    return _ANSI.sub("", log).replace("\r\n", "\n")
 
 
 def _pytest_contradiction(log: str) -> str | None:
@@ -95,13 +230,72 @@ def _pytest_contradiction(log: str) -> str | None:
     return None
 
 
-def _pytest_settings(name: str, content: bytes | None) -> object:
+def _as_regex(name: str) -> str:
+    return re.escape(name).replace(r"\*", r"[^/\s]*")
+
+
+def _uses(script: str, program: str) -> bool:
+    return re.search(rf"(?:^|[\s;&|(/]){program}(?:$|[\s;&|)])", script, re.MULTILINE) is not None
+
+
+def _runner_settings(name: str, content: bytes | None, script: str) -> object:
     if content is None:
-        return None if name == "setup.cfg" else {}
+        return None
     text = content.decode()
-    if name == "pyproject.toml":
-        return tomllib.loads(text).get("tool", {}).get("pytest", {})
+    match name:
+        case "pyproject.toml":
+            settings = tomllib.loads(text)
+            ways = (("tool", "pytest"), ("tool", "tox"), ("project", "entry-points", "pytest11"))
+            return _said([_at(settings, *way) for way in (*ways, ("tool", "poetry", "plugins", "pytest11"))])
+        case "package.json":
+            settings = json.loads(text)
+            return _said([_at(settings, key) for key in ("scripts", "jest", "mocha", "ava")])
+        case "setup.cfg":
+            return _of_setup_cfg(text)
+        case _:
+            return _of_makefile(text, script)
+
+
+def _at(settings: object, *keys: str) -> object:
+    for key in keys:
+        if not isinstance(settings, dict):
+            return None
+        settings = cast("dict[str, object]", settings).get(key)
+    return settings
+
+
+def _said(settings: list[object]) -> object:
+    return settings if any(settings) else None
+
+
+def _of_setup_cfg(text: str) -> object:
     parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
     parser.read_string(text)
-    sections = {section: parser.items(section) for section in parser.sections() if "pytest" in section}
-    return (sections, [line for line in text.splitlines() if "pytest" in line]) if sections else None
+    sections = {
+        section: parser.items(section)
+        for section in parser.sections()
+        if "pytest" in section or section.startswith("tox")
+    }
+    plugins = parser.get("options.entry_points", "pytest11", fallback=None)
+    lines = [line for line in text.splitlines() if "pytest" in line] if sections else []
+    return _said([sections, plugins, lines])
+
+
+def _of_makefile(text: str, script: str) -> object:
+    """Rules of the targets that the script makes, variables in them, and what governs every rule."""
+    text = text.replace("\\\n", " ")
+    named = {word for words in _MAKES.findall(script) for word in words.split() if word[0] not in "-$\"'"}
+    first = re.search(r"^([^\s.#:=][^:=\n]*?)\s*:(?!=)", text, re.MULTILINE)
+    targets = named or ({first[1]} if first else set[str]())
+    either = "|".join(map(re.escape, sorted(targets)))
+    rules = re.findall(
+        rf"^(?:[^\t#\n:]*\s)?(?:{either})(?:\s[^:\n]*)?::?(?!=).*(?:\n\t.*)*", text, re.MULTILINE
+    )
+    variables = sorted(set(re.findall(r"\$[({](\w+)", "\n".join(rules))))
+    settings = "|".join(("SHELL", "MAKEFLAGS", *variables))
+    governing = re.findall(
+        rf"^ *(?:(?:override +)?(?:{settings})\s*[:?+!]*=.*|define .*|-?s?include .*|(?:un)?export\b.*|\.(?!PHONY)[A-Z]+\b.*)$",
+        text,
+        re.MULTILINE,
+    )
+    return _said([rules, governing])

@@ -1,67 +1,143 @@
 """What runs in the grading container before the tests: the patch goes in, what it must not touch comes back,
 hidden tests follow.
 
-The scripts are files in GRADE_DIR, outside the repository, and say how they ended by their exit status alone:
-nothing of the patch can pass for it. No code of the patch runs before the eval script does. Statuses are kept
-off the ones shells and git use themselves.
+The scripts' inputs are files in GRADE_DIR, outside the repository; they say how they ended by their exit status
+alone: nothing of the patch can pass for it. No code of the patch runs before the eval script does. Statuses are
+kept off the ones shells and git use themselves.
 """
 
-from workers.grading.runner import CONTROL_NAMES, SETTINGS_NAMES
+import shlex
+from collections.abc import Iterable
+
+from workers.grading.runner import CONTROL_DIRECTORIES, RUNNER_MODULES, STANDARD_MODULES, Control
 from workers.sandbox.git import GIT
 
 GRADE_DIR = "/swerve-grade"
 PATCH = f"{GRADE_DIR}/model.diff"
 TESTS = f"{GRADE_DIR}/tests.diff"
 EVAL = f"{GRADE_DIR}/eval.sh"
+WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same of settings files that a patch may not keep
+MODULES = f"{GRADE_DIR}/modules"  # the same of modules that were there before the patch
+PARSER = f"{GRADE_DIR}/parser.py"
+LOG = f"{GRADE_DIR}/stdout.log"
+NO_LOG = f"{GRADE_DIR}/stderr.log"
+PARSED = f"{GRADE_DIR}/parsed.json"
 
 APPLIED_BY = {70: "git apply", 71: "git apply --3way", 72: "patch --fuzz"}
 DOES_NOT_APPLY = 73
 TESTS_DO_NOT_APPLY = 74
+NO_PYTHON = 75
 
-
-def _find(names: tuple[str, ...]) -> str:
-    either = " -o ".join(f"-name '{name}'" for name in names)
-    return f"find . -path ./.git -prune -o \\( {either} \\) \\( -type f -o -type l \\) -print0"
-
-
-# Keeps a copy of the files that govern the test runner, as the image has them.
-SAVE = f"""
-mkdir -p {GRADE_DIR}/control {GRADE_DIR}/settings &&
-{_find(CONTROL_NAMES)} | xargs -0 -r cp -a --parents -t {GRADE_DIR}/control &&
-{_find(SETTINGS_NAMES)} | xargs -0 -r cp -a --parents -t {GRADE_DIR}/settings
+# Prints what the parser wrote. What it prints itself is nobody's business.
+PARSE = f"""
+command -v python3 >/dev/null || exit {NO_PYTHON}
+python3 {PARSER} {LOG} {NO_LOG} {PARSED} >/dev/null 2>&1 || exit 1
+cat {PARSED}
 """
 
-# A path inside .git is refused by git apply, but not by patch.
-APPLY = f"""{GIT}
+# What nobody's fix brings along: a program of this name in a directory of the PATH is there to be run by mistake.
+# Words of bash.
+PROGRAMS = """
+'[' activate awk bash bun bundle cargo cat cmake cmp command conda coverage cp ctest cut dash date deno diff
+dotnet echo egrep env false find git gmake go gradle grep hatch head java jest kill ls make mamba mkdir mocha mv
+mvn nice ninja node nox npm npx perl php phpunit pip pip3 pnpm poetry printf prove py.test pytest python python2
+python3 'python3.[0-9]' 'python3.[0-9][0-9]' rake rm rspec ruby rustc sed sh sleep sort su sudo tail tee test
+timeout tox tr true type uniq uv uvx vitest wc which xargs yarn zsh
+""".replace("\n", " ")
+INSTALLED = ("*site-packages/*", "*dist-packages/*", "node_modules/*", "*/node_modules/*")
+
+_PRUNED = "\\( -path ./.git -o -name site-packages -o -name dist-packages -o -name node_modules \\) -prune -o"
+_COPY = "xargs -0 -r cp -a --parents -t"
+
+
+def apply(control: Control, *, loosely: bool) -> str:
+    """Brings in the witness, then the patch by the first rung that takes it; what it may not touch is left out.
+
+    A path inside .git is refused by git apply, but not by patch, which only has a say if `loosely`.
+    """
+    return f"""{GIT}{_left_out(control)}
 chmod 700 {GRADE_DIR}
-undo() {{ git reset -q --hard; git clean -qfd; }}
-git apply --whitespace=nowarn {PATCH} && exit 70
+. {WITNESS}
+taken=(--whitespace=nowarn "${{left_out[@]/#/--exclude=}}")
+git apply "${{taken[@]}}" {PATCH} && exit 70
 git update-index -q --refresh
-git apply --3way --whitespace=nowarn {PATCH} && exit 71
+was=$(git -c user.name=swerve -c user.email=swerve@localhost stash create)
+git ls-files -z --others --exclude-standard | sort -z >{GRADE_DIR}/untracked
+undo() {{
+  git reset -q --hard
+  [ -z "$was" ] || {{ git checkout -q "$was" -- . && git reset -q; }}
+  git ls-files -z --others --exclude-standard | sort -z | comm -z -13 {GRADE_DIR}/untracked - | xargs -0 -r rm -f --
+}}
+git apply --3way "${{taken[@]}}" {PATCH} && exit 71
 undo
 header='^(---|\\+\\+\\+|diff|Index:|rename|copy) .*\\.git(/|"|[[:space:]]|$)'
-grep -aqE "$header" {PATCH} ||
+{"false" if loosely else "true"} || grep -aqE "$header" {PATCH} || reaches_left_out ||
   {{ patch --batch --forward --fuzz=5 --no-backup-if-mismatch -u -p1 -i {PATCH} && exit 72; }}
 undo
 exit {DOES_NOT_APPLY}
 """
 
-# One line for each settings file that differs from its copy: path, old and new content, base64, "-" for an
-# absent file.
-CHANGED_SETTINGS = f"""
+
+def _left_out(control: Control) -> str:
+    """Sets `left_out`, patterns of repository-relative paths as git apply has them: installed packages, and
+    what the shell reads or runs by itself.
+    """
+    return f"""
+image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}
+while IFS= read -r -d '' variable; do
+  case $variable in PATH=*) image_path+=${{variable#PATH=}}: ;; esac
+done </proc/1/environ
+left_out=({_quoted(INSTALLED)})
+for configuration in */pyvenv.cfg .*/pyvenv.cfg */*/pyvenv.cfg; do
+  [ -e "$configuration" ] && left_out+=("${{configuration%/*}}" "${{configuration%/*}}/*")
+done
+case ${{BASH_ENV-}} in "$PWD"/*) left_out+=("${{BASH_ENV#"$PWD"/}}") ;; /*|'') ;; *) left_out+=("$BASH_ENV") ;; esac
+IFS=: read -r -a folders <<<"$image_path"
+for folder in "${{folders[@]}}"; do
+  folder=${{folder%/}}
+  case $folder in "$PWD"|.|'') inside= ;; "$PWD"/*) inside=${{folder#"$PWD"/}}/ ;; /*) continue ;; *) inside=$folder/ ;; esac
+  for program in {PROGRAMS}; do left_out+=("$inside$program"); done
+done
+reaches_left_out() {{
+  local path pattern
+  while IFS= read -r path; do
+    for pattern in "${{left_out[@]}}"; do [[ $path == $pattern ]] && return; done
+  done < <(grep -aE '^(---|\\+\\+\\+|Index:) ' {PATCH} | sed -E 's/^[^ ]* "?[^/]*\\///; s/[\\t"].*$//')
+  return 1
+}}
+"""
+
+
+def save(control: Control) -> str:
+    """Keeps a copy of the files that govern the test runner, as the image has them."""
+    return f"""{_modules(control)}
+mkdir -p {GRADE_DIR}/control {GRADE_DIR}/settings &&
+{_governing(control)} | {_COPY} {GRADE_DIR}/control &&
+{_find(_named(control.settings))} | {_COPY} {GRADE_DIR}/settings &&
+modules >{MODULES}
+"""
+
+
+def changed_settings(control: Control) -> str:
+    """Prints a line for each settings file that differs from its copy: path, old and new content, base64, "-"
+    for an absent file.
+    """
+    return f"""
 show() {{ if [ -e "$1" ]; then base64 -w 0 "$1"; else printf -; fi; }}
-{{ {_find(SETTINGS_NAMES)}; cd {GRADE_DIR}/settings && find . -type f -print0; }} | sort -zu |
+{{ {_find(_named(control.settings))}; cd {GRADE_DIR}/settings && find . -type f -print0; }} | sort -zu |
 while IFS= read -r -d '' path; do
   cmp -s "$path" {GRADE_DIR}/settings/"$path" && continue
   echo "$(printf %s "$path" | base64 -w 0) $(show {GRADE_DIR}/settings/"$path") $(show "$path")"
 done
 """
 
+
 # What lies in a restored path's way, a file or link where a directory was, goes first.
 _CLEAR_WAY = """
 clear_way() {
+  local parent
   parent=$(dirname -- "$1")
   [ "$parent" = . ] && return
   clear_way "$parent"
@@ -70,13 +146,21 @@ clear_way() {
 }
 """
 
-# Puts the copies back and removes what was added.
-RESTORE_CONTROL = f"""{_CLEAR_WAY}
-{_find(CONTROL_NAMES)} | xargs -0 -r rm -f --
+
+def restore_control(control: Control) -> str:
+    """Puts the copies back and removes what was added."""
+    return f"""{_CLEAR_WAY}{_modules(control)}
+{_governing(control)} | xargs -0 -r rm -f --
 (cd {GRADE_DIR}/control && find . \\( -type f -o -type l \\) -print0) | while IFS= read -r -d '' path; do
   clear_way "$path"
   rm -rf -- "$path"
   cp -a {GRADE_DIR}/control/"$path" "$path" || exit 1
+done || exit 1
+declare -A known
+while IFS= read -r -d '' module; do known[$module]=1; done <{MODULES}
+modules | while IFS= read -r -d '' module; do
+  [ -n "${{known[$module]-}}" ] && continue
+  if [ -d "$module" ] && [ ! -L "$module" ]; then rm -f -- "$module"/__init__.*; else rm -f -- "$module"; fi
 done
 [ -e {TAMPERED} ] || exit 0
 while IFS= read -r -d '' path; do
@@ -87,9 +171,67 @@ while IFS= read -r -d '' path; do
 done <{TAMPERED}
 """
 
+
+def _modules(control: Control) -> str:
+    """Defines `modules`: prints what Python might take for a module of the runner's or of its own."""
+    runners = [shlex.quote(pattern) for name in RUNNER_MODULES for pattern in (name, f"{name}.*")]
+    return f"""
+declare -A standard
+for name in {_quoted(STANDARD_MODULES)}; do standard[$name]=1; done
+shopt -s nullglob
+importable() {{
+  case $1 in *.py|*.pyc|*.so) ;; *) inits=("$1"/__init__.*); ((${{#inits[@]}})) || return ;; esac
+  printf '%s\\0' "$1"
+}}
+modules() {{
+  local folders folder entry name
+  find . {_PRUNED} \\( -name {" -o -name ".join(runners)} \\) -print0 |
+    while IFS= read -r -d '' entry; do importable "$entry"; done
+  IFS=: read -r -a folders <<<"${{PYTHONPATH-}}"
+  for folder in {_quoted(control.directories)} "${{folders[@]}}"; do
+    case $folder/ in "$PWD"/*) folder=./${{folder#"$PWD"}} ;; /*) continue ;; esac
+    for entry in "$folder"/*; do
+      name=${{entry##*/}}
+      [ -n "${{standard[${{name%%.*}}]-}}" ] && importable "$entry"
+    done
+  done
+  true
+}}
+"""
+
+
+def _governing(control: Control) -> str:
+    folders = [f"{folder}/*" for folder in CONTROL_DIRECTORIES]
+    return _find(
+        [*_named(control.names), *_at([f"*/{folder}" for folder in folders]), *_at(control.paths, "./")]
+    )
+
+
+def _find(tests: Iterable[str]) -> str:
+    return f"find . {_PRUNED} \\( {' -o '.join(tests)} \\) \\( -type f -o -type l \\) -print0"
+
+
+def _named(names: Iterable[str]) -> list[str]:
+    return [f"-name {shlex.quote(name)}" for name in names]
+
+
+def _at(paths: Iterable[str], prefix: str = "") -> list[str]:
+    return [f"-path {shlex.quote(prefix + path)}" for path in paths]
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)
+
+
 # $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected
 # whether listed or not.
 RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
+behind_link() {{
+  local parent
+  parent=$(dirname -- "$1")
+  [ "$parent" = . ] && return 1
+  [ -L "$parent" ] || behind_link "$parent"
+}}
 base=$1
 git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
 {{
@@ -98,10 +240,13 @@ git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
     printf '%s\\0' "$path"
   done
 }} | while IFS= read -r -d '' path; do
-  rm -rf -- "$path"
-  git cat-file -e "$base:$path" 2>/dev/null || continue
-  clear_way "$path"
-  git checkout -q "$base" -- "$path" || exit 1
+  if git cat-file -e "$base:$path" 2>/dev/null; then
+    clear_way "$path"
+    rm -rf -- "$path"
+    git checkout -q "$base" -- "$path" || exit 1
+  else
+    behind_link "$path" || rm -rf -- "$path"
+  fi
 done || exit 1
 [ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} || exit {TESTS_DO_NOT_APPLY}
 """

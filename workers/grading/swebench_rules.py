@@ -9,6 +9,7 @@ import importlib.util
 import secrets
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,7 @@ class Report:
     status: str
     fail_to_pass: Tally
     pass_to_pass: Tally
+    tests: dict[str, str]  # status by name, of both lists
 
     @property
     def resolved(self) -> bool:
@@ -111,17 +113,7 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
     """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large
     log.
     """
-    spec = _types.TestSpec(
-        instance_id=instance_id,
-        image="",
-        eval_script_list=[],
-        repo=verdict.repo,
-        version=verdict.version,
-        FAIL_TO_PASS=list(verdict.fail_to_pass),
-        PASS_TO_PASS=list(verdict.pass_to_pass),
-        log_parser=verdict.log_parser,
-        eval_type=verdict.eval_type,
-    )
+    spec = _spec(verdict, instance_id)
     gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
     with tempfile.NamedTemporaryFile(suffix=".log") as file:
         file.write(log.encode("utf-8", "replace"))
@@ -132,12 +124,46 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
             "log rejected",
             Tally(passed=0, total=len(spec.FAIL_TO_PASS)),
             Tally(passed=0, total=len(spec.PASS_TO_PASS)),
+            dict.fromkeys((*verdict.fail_to_pass, *verdict.pass_to_pass), ""),
         )
     tests = _grading.get_eval_tests_report(statuses, gold, eval_type=_constants.EvalType(verdict.eval_type))
     return Report(
         status=_grading.get_resolution_status(tests),
         fail_to_pass=_tally(tests[_constants.FAIL_TO_PASS], spec.FAIL_TO_PASS),
         pass_to_pass=_tally(tests[_constants.PASS_TO_PASS], spec.PASS_TO_PASS),
+        tests={name: status_of(name, statuses) for name in (*verdict.fail_to_pass, *verdict.pass_to_pass)},
+    )
+
+
+def parsed(verdict: SwebenchLog, instance_id: str, lines: str) -> dict[str, str]:
+    """Status by name, as `verdict`'s parser reads `lines`."""
+    statuses: dict[str, str] = _grading.PARSER_REGISTRY[verdict.log_parser](
+        lines, _spec(verdict, instance_id)
+    )
+    return statuses
+
+
+def status_of(name: str, statuses: Mapping[str, str]) -> str:
+    """Of the test `name`, "" if it is not there. A name cut short within its parameters stands for every test
+    that begins like it.
+    """
+    if name in statuses or name.count("[") <= name.count("]"):
+        return statuses.get(name, "")
+    found = {status for other, status in statuses.items() if other.startswith(name)}
+    return found.pop() if len(found) == 1 else ", ".join(sorted(found))
+
+
+def _spec(verdict: SwebenchLog, instance_id: str) -> Any:
+    return _types.TestSpec(
+        instance_id=instance_id,
+        image="",
+        eval_script_list=[],
+        repo=verdict.repo,
+        version=verdict.version,
+        FAIL_TO_PASS=list(verdict.fail_to_pass),
+        PASS_TO_PASS=list(verdict.pass_to_pass),
+        log_parser=verdict.log_parser,
+        eval_type=verdict.eval_type,
     )
 
 

@@ -71,6 +71,16 @@ class SglangPolicies:
         assert self._session is not None
         await self._session.close()
 
+    async def check(self) -> None:
+        """Raises EngineError unless the router answers and knows an engine that does."""
+        assert self._session is not None, "SglangPolicies is used outside its `async with`"
+        try:
+            async with self._session.get(f"{self._router_url}/readiness") as response:
+                if response.status != 200:
+                    raise EngineError(f"{self._router_url}: no engine is ready ({response.status})")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"{self._router_url}: {error or type(error).__name__}") from error
+
     async def open(self, claim: Claim) -> Conversation:
         """An empty conversation for `claim`. Raises RequestError if its tokenizer is unknown or cannot be
         used.

@@ -13,3 +13,11 @@ class CommandResult:
     output: bytes
     dropped_bytes: int  # of a longer output's middle, never kept in memory
     wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LastResult(CommandResult):
+    """Of the script that a container ended with."""
+
+    notes: bytes  # what was written to the container's side channel
+    cpu_s: float  # that the container had used by then

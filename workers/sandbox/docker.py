@@ -34,11 +34,13 @@ from docker.utils import kwargs_from_env
 from pipeline.errors import ImageMissing, SandboxError
 from pipeline.request import Claim
 from pipeline.task import File, Task
-from workers.sandbox.command import CommandResult
+from workers.sandbox.agent_images import CLEAN_S, AgentImages
+from workers.sandbox.command import CommandResult, LastResult
 from workers.sandbox.git import HEAD, diff_since
-from workers.sandbox.shell import HOLDER, KILL, READ_BYTES, Shell
+from workers.sandbox.setup import SETUP_S, environment, set_up
+from workers.sandbox.shell import CPU_NANOSECONDS, HOLDER, KILL, READ_BYTES, Shell
 
-Role = Literal["agent", "grade"]
+Role = Literal["agent", "grade", "clean"]  # "clean": becomes an image that agents start from
 T = TypeVar("T")
 Client = Any  # docker.APIClient, which has no types
 
@@ -48,6 +50,7 @@ ATTEMPT = "swerve.attempt"
 DEADLINE = "swerve.deadline"
 
 OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output
+NOTES_KEEP_BYTES = 16 * 1024 * 1024  # of each end of what came over the side channel
 PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a diff longer than this is cut, and so applies nowhere
 ENGINE_CALL_S = 120
 ENGINE_THREADS = 8
@@ -66,27 +69,6 @@ REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 # what that user runs.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 
-# Nothing pages, draws progress bars or asks questions; a task's own environment goes on top.
-ENVIRONMENT = {
-    "PAGER": "cat",
-    "MANPAGER": "cat",
-    "GIT_PAGER": "cat",
-    "LESS": "-R",
-    "GIT_TERMINAL_PROMPT": "0",
-    "PIP_PROGRESS_BAR": "off",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "TQDM_DISABLE": "1",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-}
-
-CPU_NANOSECONDS = """
-cd /sys/fs/cgroup
-if [ -e cpuacct/cpuacct.usage ]; then read -r used <cpuacct/cpuacct.usage && echo "$used"
-else read -r _ used <cpu.stat && echo "${used}000"; fi
-"""
-
 logger = logging.getLogger(__name__)
 
 
@@ -101,15 +83,37 @@ class DockerSandbox:
         self._workdir = workdir
 
     async def run(
-        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES
+        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES, plain: bool = False
     ) -> CommandResult:
         """A fresh `bash -c command` in the workdir, stdin closed. Keeps `keep_bytes` of each end of the
         output.
 
         At `timeout_s` every process of the container but its holder is killed. Raises SandboxError if the
-        container is gone or something survives. What a command leaves in the background lives on.
+        container is gone or something survives. What a command leaves in the background lives on. A `plain`
+        command, of less than 128 KiB, runs nothing that somebody may have put into the workdir: no
+        environment file, no program on the PATH.
         """
-        return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes)
+        return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes, plain=plain)
+
+    async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
+        """Runs `bash script` in the workdir, stdin closed, and ends the container with its status.
+
+        The status is the engine's word. Nothing that the script started is left when this returns or, at
+        `timeout_s`, has to be killed. Raises SandboxError if the container was ended from outside.
+        """
+        watch = await self._engine.watch(self.id)
+        try:
+            result = await self._shell.last(
+                script, timeout_s=timeout_s, keep_bytes=keep_bytes, keep_notes_bytes=NOTES_KEEP_BYTES
+            )
+            status = await self._engine.exit_status(self.id, watch)
+        finally:
+            watch.close()
+        if result.exit_code not in (status, None):
+            raise SandboxError(
+                f"the container ended with status {status}, its holder with {result.exit_code}"
+            )
+        return result
 
     async def diff(self) -> bytes:
         """The workdir against the commit that it started from, untracked files included; ends what still runs
@@ -118,7 +122,9 @@ class DockerSandbox:
         Empty if the repository was broken so that git refuses: then there is no patch to speak of.
         """
         await self._shell.clear()
-        result = await self._shell.run(diff_since(self.head), timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES)
+        result = await self._shell.run(
+            diff_since(self.head), timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES, plain=True
+        )
         if result.exit_code is None:
             raise SandboxError(f"git diff took longer than {DIFF_S:.0f} s")
         return result.output if result.exit_code == 0 else b""
@@ -128,7 +134,7 @@ class DockerSandbox:
         if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
             await self._engine.put_archive(self.id, _tar(files, self._workdir))
             return
-        result = await self.run(_writing(files, self._workdir), timeout_s=OPEN_S)
+        result = await self.run(_writing(files, self._workdir), timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise SandboxError(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
@@ -138,7 +144,7 @@ class DockerSandbox:
         """
         if self._shell.busy:
             return await self._engine.cpu_s(self.id)
-        result = await self.run(CPU_NANOSECONDS, timeout_s=OPEN_S)
+        result = await self.run(CPU_NANOSECONDS, timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise SandboxError(f"the container's cgroup cannot be read: {result.output[-300:]!r}")
         return int(result.output) / 1e9
@@ -155,6 +161,7 @@ class DockerSandboxes:
     def __init__(self, *, max_starting: int = 4, fleet: str = "default") -> None:
         self.fleet = fleet
         self.engine = Engine()
+        self.agent_images = AgentImages(self.engine, self._start)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
 
@@ -163,19 +170,34 @@ class DockerSandboxes:
         await self.engine.ping()
 
     @contextlib.asynccontextmanager
-    async def open(self, claim: Claim, *, role: Role) -> AsyncGenerator[DockerSandbox, None]:
-        """A fresh container of the claim's task, removed at the end. Raises ImageMissing, SandboxError."""
+    async def open(
+        self, claim: Claim, *, role: Literal["agent", "grade"]
+    ) -> AsyncGenerator[DockerSandbox, None]:
+        """A fresh container of the claim's task, set up, removed at the end; the agent's holds no answers.
+
+        Raises ImageMissing, SandboxError, TaskBroken.
+        """
+        if role == "agent":
+            async with self.agent_images.open(claim) as sandbox:
+                yield sandbox
+            return
+        task = claim.request.task
+        async with self._start(claim, role, task.image) as sandbox:
+            await set_up(sandbox, task)
+            head = await sandbox.run(HEAD, timeout_s=OPEN_S)
+            sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
+            yield sandbox
+
+    @contextlib.asynccontextmanager
+    async def _start(self, claim: Claim, role: Role, image: str) -> AsyncGenerator[DockerSandbox, None]:
         name = f"swerve-{role}-{secrets.token_hex(8)}"
         self._open.add(name)
         shell: Shell | None = None
         try:
             async with self._starting:
-                shell = await self._prepare(claim, role, name)
+                shell = await self._prepare(claim, role, image, name)
                 await self.engine.start(name)
-            sandbox = DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
-            head = await sandbox.run(HEAD, timeout_s=OPEN_S)
-            sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
-            yield sandbox
+            yield DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
         finally:
             await _surely(self._end(name, shell))
 
@@ -187,11 +209,17 @@ class DockerSandboxes:
         """Whether this process itself holds the container."""
         return name in self._open
 
-    async def _prepare(self, claim: Claim, role: Role, name: str) -> Shell:
+    async def _prepare(self, claim: Claim, role: Role, image: str, name: str) -> Shell:
         """Creates the container and attaches to it, so that nothing it prints is missed."""
+        task = claim.request.task
         deadline_s = _deadline_s(claim, role)
         await self.engine.create(
-            name, claim.request.task, deadline_s=deadline_s, labels=self._labels(claim, role, deadline_s)
+            name,
+            task,
+            image=image,
+            env=environment(task) if role != "clean" else {},  # which an image made of it would keep
+            deadline_s=deadline_s,
+            labels=self._labels(claim, role, deadline_s),
         )
         reader, writer = await self.engine.attach(name)
         return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
@@ -234,16 +262,39 @@ class Engine:
         self._client: Client | None = None
 
     async def ping(self) -> None:
-        await self._call("asking the engine", lambda client: client.ping())
+        """Raises SandboxError unless the engine answers and, where it is Docker's, has its containerd."""
+        version = await self._call("asking the engine", lambda client: client.version())
+        components = {component["Name"] for component in version.get("Components", ())}
+        if "Engine" in components and "containerd" not in components:
+            raise SandboxError("the engine answers, its containerd does not: no container can be started")
 
-    async def create(self, name: str, task: Task, *, deadline_s: int, labels: Mapping[str, str]) -> None:
-        """Raises ImageMissing; never pulls."""
+    async def create(
+        self,
+        name: str,
+        task: Task,
+        *,
+        image: str,
+        env: Mapping[str, str],
+        deadline_s: int,
+        labels: Mapping[str, str],
+    ) -> None:
+        """A container of `image` as `task` wants it. Raises ImageMissing; never pulls."""
         await self._call(
-            f"creating a container of {task.image}",
+            f"creating a container of {image}",
             lambda client: client.create_container_from_config(
-                _config(client, task, deadline_s, labels), name
+                _config(client, task, image, env, deadline_s, labels), name
             ),
         )
+
+    async def inspect_image(self, image: str) -> dict[str, Any]:
+        """What the engine knows of `image`. Raises ImageMissing."""
+        return await self._call(f"looking at {image}", lambda client: client.inspect_image(image))
+
+    async def commit(
+        self, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
+    ) -> None:
+        """Tags the files of container `name` as `image`, to be run as `config`, another image's, says."""
+        await self._call(f"making {image}", lambda client: _committed(client, name, image, config, labels))
 
     async def attach(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The container's standard streams; what it prints is framed."""
@@ -261,6 +312,15 @@ class Engine:
 
     async def kill(self, name: str, signal: str) -> None:
         await self._call(f"signalling {name}", lambda client: client.kill(name, signal))
+
+    async def watch(self, name: str) -> requests.Response:
+        """The answer, still to come, to how `name` will have ended. To be closed."""
+        return await self._call(f"watching {name}", lambda client: _awaited_exit(client, name))
+
+    async def exit_status(self, name: str, watch: requests.Response) -> int:
+        """Of a container that has ended."""
+        answer = await self._call(f"asking how {name} ended", lambda _: watch.json())
+        return answer["StatusCode"]
 
     async def put_archive(self, name: str, tar: bytes) -> None:
         await self._call(f"writing files to {name}", lambda client: client.put_archive(name, "/", tar))
@@ -316,7 +376,14 @@ class Engine:
         return ask(self._client)
 
 
-def _config(client: Client, task: Task, deadline_s: int, labels: Mapping[str, str]) -> dict[str, Any]:
+def _config(
+    client: Client,
+    task: Task,
+    image: str,
+    env: Mapping[str, str],
+    deadline_s: int,
+    labels: Mapping[str, str],
+) -> dict[str, Any]:
     resources = task.resources
     host_config = client.create_host_config(
         auto_remove=True,
@@ -333,17 +400,39 @@ def _config(client: Client, task: Task, deadline_s: int, labels: Mapping[str, st
         log_config={"Type": "none"},
     )
     return client.create_container_config(
-        image=task.image,
+        image=image,
         entrypoint=["bash", "-p", "-c", HOLDER, "swerve"],
         command=[str(deadline_s), task.workdir],
         user="0:0",
         working_dir=task.workdir,
-        environment=ENVIRONMENT | task.env,
+        environment=dict(env),
         labels=dict(labels),
         healthcheck={"test": ["NONE"]},
+        stop_signal="SIGKILL",  # process 1 heeds no other, and an engine that was killed ends it before it answers
         stdin_open=True,
         host_config=host_config,
     )
+
+
+def _committed(
+    client: Client, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
+) -> None:
+    """The engine fills what `config` leaves open from the container's own, which is not to be kept: nothing
+    may be left open."""
+    kept = {
+        **config,
+        "User": config.get("User") or "0:0",
+        "WorkingDir": config.get("WorkingDir") or "/",
+        "Entrypoint": config.get("Entrypoint") or [],
+        "Cmd": config.get("Cmd") or (None if config.get("Entrypoint") else ["bash"]),
+        "Healthcheck": config.get("Healthcheck") or {"Test": ["NONE"]},
+    }
+    container = client.inspect_container(name)
+    kept["Labels"] = (
+        dict.fromkeys(container["Config"]["Labels"], "") | (config.get("Labels") or {}) | dict(labels)
+    )
+    repository, _, tag = image.rpartition(":")
+    client.commit(name, repository, tag, pause=False, conf=kept)
 
 
 def _attached(client: Client, name: str) -> socket.socket:
@@ -358,6 +447,14 @@ def _attached(client: Client, name: str) -> socket.socket:
     hijacked._response.close()
     stream.setblocking(False)
     return stream
+
+
+def _awaited_exit(client: Client, name: str) -> requests.Response:
+    """The engine sends the headers as soon as it watches, the body at the end."""
+    url = f"{client.base_url}/v{client.api_version}/containers/{name}/wait"
+    answer = client.post(url, params={"condition": "next-exit"}, stream=True, timeout=ENGINE_CALL_S)
+    answer.raise_for_status()
+    return answer
 
 
 def _removed(client: Client, name: str) -> None:
@@ -396,7 +493,8 @@ def _writing(files: Sequence[File], workdir: str) -> str:
 
 def _deadline_s(claim: Claim, role: Role) -> int:
     limits = claim.request.limits
-    return int((limits.wall_s if role == "agent" else limits.grade_wall_s) + DEADLINE_GRACE_S)
+    wall_s = {"agent": limits.wall_s, "grade": limits.grade_wall_s, "clean": SETUP_S + CLEAN_S}
+    return int(wall_s[role] + DEADLINE_GRACE_S)
 
 
 async def _surely(work: Coroutine[Any, Any, None]) -> None:

@@ -9,6 +9,23 @@ git() {
 }
 """
 
+# After GIT. `stage_all` makes the index what `diff_since` would compare; `commit_tree` prints a commit of tree
+# $1 with the parents given as `-p`, the same in every container: its author is fixed, its time is HEAD's.
+COMMIT_TREE = """
+stage_all() {
+  rm -f "$(git rev-parse --git-dir)/index.lock"
+  git add --all --ignore-errors >/dev/null 2>&1
+  return 0
+}
+commit_tree() {
+  local time
+  time=$(git log -1 --format=%ct HEAD) || return
+  GIT_AUTHOR_NAME=swerve GIT_AUTHOR_EMAIL=swerve@localhost GIT_AUTHOR_DATE="$time +0000" \\
+    GIT_COMMITTER_NAME=swerve GIT_COMMITTER_EMAIL=swerve@localhost GIT_COMMITTER_DATE="$time +0000" \\
+    git commit-tree "$@" -m base
+}
+"""
+
 HEAD = GIT + "git rev-parse --verify HEAD 2>/dev/null"
 
 

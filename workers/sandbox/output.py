@@ -44,10 +44,11 @@ class Frames:
 
     def __init__(self) -> None:
         self._header = bytearray()
-        self._left_bytes = 0  # of the payload under way
+        self._stream = 0  # of the payload under way
+        self._left_bytes = 0  # of it
 
-    def payloads(self, data: bytes) -> Iterator[bytes]:
-        """The payload pieces in `data`, in order."""
+    def payloads(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The payload pieces in `data`, in order, each with its stream: 1 is stdout, 2 stderr."""
         start = 0
         while start < len(data):
             if self._left_bytes == 0:
@@ -55,10 +56,11 @@ class Frames:
                 self._header += taken
                 start += len(taken)
                 if len(self._header) == FRAME_HEADER_BYTES:
+                    self._stream = self._header[0]
                     self._left_bytes = int.from_bytes(self._header[4:], "big")
                     self._header.clear()
                 continue
             piece = data[start : start + self._left_bytes]
             self._left_bytes -= len(piece)
             start += len(piece)
-            yield piece
+            yield self._stream, piece

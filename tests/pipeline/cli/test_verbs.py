@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from arq.connections import ArqRedis
+from msgspec.structs import replace
 
 from pipeline import census, keys, queue, stream
 from pipeline.__main__ import main
@@ -53,11 +57,10 @@ async def answered(pool: ArqRedis, **fields: Any) -> str:
     return claim.request.id
 
 
-async def buried(pool: ArqRedis) -> str:
+async def buried(pool: ArqRedis, failed: Failed = BROKEN) -> str:
     claim = await taken(pool)
-    await queue.record_failure(pool, claim, BROKEN, detail="Traceback: boom")
-    await queue.bury(pool, claim)
-    await stream.publish(pool, samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None))
+    evidence = [queue.attempt_failure(claim, failed, detail="Traceback: boom")]
+    await queue.bury(pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence)
     return claim.request.id
 
 
@@ -66,10 +69,17 @@ async def trainer_lives(pool: ArqRedis) -> None:
     await census.beat_run(pool, status)
 
 
-async def worker_lives(pool: ArqRedis, name: str = "host/1") -> None:
+async def test_status_names_the_tasks_in_quarantine(pool: ArqRedis, run: Line) -> None:
+    status = census.RunStatus(run_id=samples.RUN, phase="waiting", quarantined=("fleet:a", "fleet:b"))
+    await census.beat_run(pool, status)
+    _, out, _ = await run("status")
+    assert "quarantine 2 tasks: fleet:a, fleet:b" in out
+
+
+async def worker_lives(pool: ArqRedis, name: str = "host/1", *, paused: str = "") -> None:
     now = time.time()
     status = census.WorkerStatus(
-        name=name, slots=4, running=(), finished=7, failed=1, started_at=now, updated_at=now
+        name=name, slots=4, running=(), finished=7, failed=1, started_at=now, updated_at=now, paused=paused
     )
     await census.beat_worker(pool, status)
 
@@ -91,8 +101,8 @@ async def test_status_of_a_fleet_at_work_is_well(pool: ArqRedis, run: Line) -> N
     status, out, _ = await run("status")
     assert status == 0, out
     assert "step 3 of 9, waiting: 2 of 8" in out
-    assert "1 queued, 1 claimed, 0 dead" in out
-    assert "1 unread, 0 unacknowledged" in out
+    assert "1 queued, 1 claimed (oldest 90 s), 0 dead" in out
+    assert "1 unread, 0 unacknowledged, 0.0 MB of bodies, 0.2 a minute" in out
     assert "1 worker, 1 of 4 slots busy" in out
     assert "turn 5 of 20" in out
     assert claim.request.id in out
@@ -107,7 +117,7 @@ async def test_status_names_each_reason_to_be_unwell(pool: ArqRedis, run: Line) 
     reasons = [line.removeprefix("unwell: ") for line in out.splitlines() if line.startswith("unwell: ")]
     assert status == 1
     assert reasons == [
-        "run laptop has 1 dead request: `ls --state dead` lists them",
+        "run laptop has 1 dead request: `dead` lists them",
         "run laptop has no trainer alive, but 2 open requests",
         "no worker is alive, but 1 request queued",
     ]
@@ -164,7 +174,7 @@ async def test_ls_tells_requests_apart_by_state(pool: ArqRedis, run: Line) -> No
         "answered",
         "answered",
     ]
-    assert "sandbox: container vanished" in out
+    assert "infrastructure, sandbox: container vanished" in out
 
 
 async def test_ls_keeps_to_its_limit_and_its_run(pool: ArqRedis, run: Line) -> None:
@@ -237,21 +247,150 @@ async def test_requeue_and_drop_say_what_they_did(pool: ArqRedis, run: Line) -> 
     status, out, _ = await run("drop", second, "--json")
     assert json.loads(out) == {"request_id": second, "run_id": "laptop", "outcome": "dropped", "reason": ""}
     await pool.delete(keys.request(third))
-    status, out, _ = await run("requeue", "--all")
+    status, out, _ = await run("requeue", "--all-dead")
     assert status == 1
     assert out.startswith(f"left as it was: {third}")
     assert list(await queue.dead_letters(pool, samples.RUN)) == [third]
-    status, out, _ = await run("drop", "--all")
+    status, out, _ = await run("drop", "--all-dead")
     assert (status, out.split(":")[0]) == (0, "dropped")
-    assert (await run("drop", "--all"))[1] == "nothing is dead\n"
+    assert (await run("drop", "--all-dead"))[1] == "nothing is dead\n"
     status, _, err = await run("requeue", first)
     assert (status, "not among the dead" in err) == (2, True)
+
+
+async def test_ls_filters(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    other = replace(samples.TASK, id="demo:text-3")
+    waiting, held = samples.request(task=other), await taken(pool, group_id="laptop-gx")
+    await queue.enqueue(pool, waiting)
+    done, dead = await answered(pool), await buried(pool)
+    lease = Lease(worker="host/1", attempt=1, claimed_at=1.0, task_id="demo:calc-7", group_id="laptop-gx")
+    await queue.renew(pool, held, lease)
+
+    async def ids(*words: str) -> list[str]:
+        _, out, _ = await run("ls", "--json", *words)
+        return [json.loads(line)["request_id"] for line in out.splitlines()]
+
+    assert await ids("--task", "demo:text-*") == [waiting.id]
+    assert await ids("--group", "laptop-gx") == [held.request.id]
+    assert await ids("--outcome", "submitted") == [done]
+    assert await ids("--outcome", "failed:*", "--state", "dead") == [dead]
+    assert await ids("--worker", "nobody") == []
+    assert await ids("--older-than", "1d", "--state", "answered") == []
+    assert await ids("--older-than", "30s", "--state", "queued") == [waiting.id], "asked for a minute ago"
+
+
+async def test_dead_lists_by_class_what_requests_died_of(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    hopeless = Failed(boundary="grader", message="tests do not apply", transient=False)
+    outage, broken = await buried(pool), await buried(pool, hopeless)
+    _, out, _ = await run("dead")
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        [broken, "environment"],
+        [outage, "infrastructure"],
+    ]
+    _, out, _ = await run("dead", "--class", "environment", "--json")
+    (row,) = [json.loads(line) for line in out.splitlines()]
+    assert (row["request_id"], row["class"], row["request"]["task"]["id"]) == (
+        broken,
+        "environment",
+        samples.TASK.id,
+    )
+    assert (row["failures"][0]["worker"], row["failures"][0]["detail"]) == ("host/1", "Traceback: boom")
+    _, out, _ = await run("dead", "--full", "--class", "infrastructure")
+    assert "Traceback: boom" in out
+    await run("requeue", "--class", "infrastructure")
+    assert list(await queue.dead_letters(pool, samples.RUN)) == [broken]
+    status, _, err = await run("drop", broken, outage)
+    assert (status, f"{outage} not among the dead" in err) == (2, True)
+    assert list(await queue.dead_letters(pool, samples.RUN)) == [broken], "all or nothing"
+
+
+async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: Line) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    claim = await taken(pool)
+    await queue.hand_back(pool, claim, failure=queue.attempt_failure(claim, BROKEN))
+    _, out, _ = await run("explain", claim.request.id)
+    assert out.endswith("not yet: it waits for try 2\n")
+    again = await queue.claim(pool, claim.request.id, "host/2")
+    assert isinstance(again, Claim)
+    await stream.publish(pool, samples.trajectory(again))
+    await stream.read_new(pool, samples.RUN)
+    _, out, _ = await run("explain", claim.request.id)
+    assert [line.split()[4] for line in out.splitlines()[1:-1]] == [
+        *("enqueued", "claimed", "failed", "claimed", "published", "read")
+    ]
+    assert "sandbox: container vanished" in out
+    assert "read by the learner" in out.splitlines()[-1]
+    status, _, err = await run("explain", "never-asked")
+    assert (status, "nothing is known" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("fate", "verdict"),
+    [
+        ("trained", "trained in step 7, from weights v6"),
+        ("zero_variance", "not trained: its whole group was worth the same, so there was nothing to learn"),
+    ],
+)
+async def test_explain_asks_the_journal_what_became_of_it(
+    pool: ArqRedis, run: Line, tmp_path: Path, fate: str, verdict: str
+) -> None:
+    request_id = await answered(pool)
+    (tmp_path / "journal").mkdir()
+    ids = [request_id] if fate == "trained" else []
+    step = {"step": 7, "version": 6, "request_ids": ids, "at": time.time()}
+    episode = {"request_id": request_id, "fate": fate, "at": time.time()}
+    (tmp_path / "journal/steps.jsonl").write_text(json.dumps(step) + "\n")
+    (tmp_path / "journal/episodes.jsonl").write_text("no JSON\n" + json.dumps(episode) + "\n")
+    _, out, _ = await run("explain", request_id, "--run-dir", str(tmp_path), "--json")
+    found = json.loads(out)
+    assert (found["verdict"], found["moments"][-1]["what"]) == (verdict, fate)
+    status, _, err = await run("explain", request_id, "--run-dir", str(tmp_path / "elsewhere"))
+    assert (status, "holds no journal" in err) == (2, True)
+
+
+async def test_top_draws_one_picture_into_a_pipe(pool: ArqRedis, run: Line) -> None:
+    await trainer_lives(pool)
+    await worker_lives(pool, paused="docker is out: no such socket")
+    request_id = await answered(pool)
+    status, out, _ = await run("top")
+    assert status == 0
+    assert "paused: docker is out: no such socket" in out
+    assert request_id in out
+    complaints = json.loads((await run("top", "--json"))[1])["complaints"]
+    assert complaints == ["every worker is paused, the first because docker is out: no such socket"]
+
+
+async def test_top_lives_on_a_terminal_until_q(pool: ArqRedis, redis_url: str) -> None:
+    await trainer_lives(pool)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "pipeline", "top", "--every", "60", "--redis", redis_url]
+    child = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    while b"no answers yet" not in drawn:
+        drawn += await asyncio.to_thread(os.read, ours, 65536)
+    os.write(ours, b"q")
+    assert await child.wait() == 0
+    with suppress(OSError):
+        drawn += os.read(ours, 65536)
+    os.close(ours)
+    assert b"step 3 of 9" in drawn
+    assert drawn.endswith(b"\x1b[?1049l"), "the terminal is as it was"
+
+
+async def test_tail_without_f_ends(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    first, second = await answered(pool), await answered(pool)
+    _, out, _ = await run("tail", "--json")
+    assert [json.loads(line)["request_id"] for line in out.splitlines()] == [first, second]
 
 
 async def test_tail_follows_arrivals_until_interrupted(pool: ArqRedis, redis_url: str) -> None:
     await known_run(pool)
     _, seen = await answered(pool), await answered(pool)
-    command = [sys.executable, "-m", "pipeline", "tail", "-n", "1", "--json", "--redis", redis_url]
+    command = [sys.executable, "-m", "pipeline", "tail", "-f", "-n", "1", "--json", "--redis", redis_url]
     child = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -267,7 +406,9 @@ async def test_tail_follows_arrivals_until_interrupted(pool: ArqRedis, redis_url
 async def test_a_reader_that_goes_away_ends_tail_quietly(pool: ArqRedis, redis_url: str) -> None:
     await known_run(pool)
     await answered(pool)
-    command = f"{sys.executable} -m pipeline tail --redis '{redis_url}' | head -n 1; echo ${{PIPESTATUS[0]}}"
+    command = (
+        f"{sys.executable} -m pipeline tail -f --redis '{redis_url}' | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
     child = await asyncio.create_subprocess_exec(
         *("bash", "-c", command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -281,7 +422,7 @@ async def test_a_reader_that_goes_away_ends_tail_quietly(pool: ArqRedis, redis_u
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["fly"], ["ls", "--limit", "0"], ["requeue"], ["requeue", "x", "--all"]]
+    "words", [[], ["fly"], ["ls", "--limit", "0"], ["requeue"], ["requeue", "x", "--all-dead"]]
 )
 def test_a_command_line_that_makes_no_sense_is_misuse(words: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

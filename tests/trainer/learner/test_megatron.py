@@ -246,3 +246,42 @@ def test_a_step_uses_the_rate_of_its_place_in_the_schedule(qwen3: Path) -> None:
     learner = Learner(config(lr=1e-3, warmup_steps=4), model_directory=qwen3)
     rates = [learner.step(make_batch(make_samples((9,)), step=step)).lr for step in (1, 2, 3)]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4])
+
+
+def branched(samples: tuple[Sample, ...], *, offender: int) -> tuple[Sample, ...]:
+    """The first three are branches of one trajectory, of which `offender` holds a token the policy could not have drawn."""
+    made = [replace(one, request_id="cut", branch=n) if n < 3 else one for n, one in enumerate(samples)]
+    logprobs = np.where(made[offender].trained_T, made[offender].behaviour_logprobs_T, 0)
+    logprobs[np.flatnonzero(made[offender].trained_T)[0]] = -40.0
+    made[offender] = replace(made[offender], behaviour_logprobs_T=logprobs.astype(np.float32))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("offender", [0, 2])
+def test_a_veto_is_of_the_whole_trajectory_however_its_branches_fall_into_micro_batches(
+    qwen3: Path, offender: int
+) -> None:
+    samples = branched(make_samples(), offender=offender)
+    apart, together, without = (
+        Learner(config(micro_batch_tokens=tokens, clip_grad=0.0), model_directory=qwen3)
+        for tokens in (33, 300, 300)
+    )
+    reports = [apart.step(make_batch(samples)), together.step(make_batch(samples[::-1]))]
+    assert reports[0].num_microbatches > reports[1].num_microbatches == 1
+    cut = sum(sample.num_trained_tokens for sample in samples[:3])
+    for report in reports:
+        assert report.vetoed_share == pytest.approx(cut / report.num_trained_tokens)
+    assert relative_difference(apart, together) <= 1e-5
+    silenced = [replace(one, trained_T=np.zeros_like(one.trained_T)) for one in samples[:3]]
+    left = without.step(make_batch((*silenced, *samples[3:])))
+    ours, theirs = gradients(together), gradients(without)
+    share = left.num_trained_tokens / reports[1].num_trained_tokens  # the normaliser counts vetoed tokens too
+    scaled = {name: gradient * share for name, gradient in theirs.items()}
+    scale = max(float(gradient.abs().max()) for gradient in ours.values())
+    assert largest_difference(ours, scaled) <= 1e-5 * scale
+
+
+def test_a_trajectory_is_never_divided_between_updates() -> None:
+    samples = branched(make_samples(), offender=0)
+    parts = list(minibatches(make_batch(samples), config(num_minibatches=3, num_epochs=2)))
+    assert all(len({0, 1, 2} & set(part)) in (0, 3) for part in parts)

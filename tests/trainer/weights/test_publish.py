@@ -188,6 +188,45 @@ async def test_an_engine_left_paused_or_behind_catches_up(
     assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
 
 
+async def test_an_engine_that_restarted_is_brought_up_to_date(
+    serving: Serving, engines: Engines, publisher: Publisher, tmp_path: Path
+) -> None:
+    await publisher.publish(3, step=0)
+    assert await publisher.mend() is None, "nothing is amiss"
+    first = write_checkpoint(tmp_path / "first", seed=1)
+    await engines.update(serving.engine_url, directory=str(first), version=0, mode="retract")
+    served = await publisher.mend()
+    assert served is not None
+    assert served.engines == (serving.engine_url,)
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "3"
+    assert await publisher.mend() is None
+
+
+async def test_a_router_that_restarted_without_its_engines_is_told_of_them(
+    serving: Serving, engines: Engines, publisher: Publisher
+) -> None:
+    await publisher.publish(0, step=0)
+    (worker,) = await engines.routed()
+    await engines.quarantine(worker)
+    await eventually_routed(engines, set())
+    assert await publisher.mend() is not None
+    await eventually_routed(engines, {serving.engine_url})
+
+
+async def test_an_engine_that_died_is_out_of_routing_until_it_is_back_and_up_to_date(
+    serving: Serving, engines: Engines, publisher: Publisher
+) -> None:
+    await publisher.publish(0, step=0)
+    async with wedged_engine() as dying_url:
+        await engines.readmit(dying_url)
+        await eventually_routed(engines, {serving.engine_url, dying_url})
+    served = await publisher.mend()
+    assert served is not None
+    assert (served.engines, served.quarantined) == ((serving.engine_url,), (dying_url,))
+    await eventually_routed(engines, {serving.engine_url})
+    assert await publisher.mend() is None, "nothing can be done for it yet"
+
+
 async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,14 +1,16 @@
 import asyncio
 import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
 import pytest
+from msgspec.structs import replace
 
+from pipeline import task as tasks
 from pipeline.errors import GraderError, ImageMissing, TaskBroken
-from pipeline.task import ExitCode, File, SwebenchLog, Task
+from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task
 from pipeline.taskfile import gold_path, read_gold, read_tasks
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
@@ -266,24 +268,10 @@ CRLF = b"""diff --git a/windows.txt b/windows.txt
 +TWO\r
  three\r
 """
-DELETION = b"""diff --git a/logo.bin b/logo.bin
-deleted file mode 100644
-index 9e5bafe4d61bbd65ab1b4f1a4b64e9ffd6a4bd6a..0000000000000000000000000000000000000000
-"""
 EMPTY_FILE = b"diff --git a/empty b/empty\nnew file mode 100644\nindex 0000000..e69de29\n"
 RENAME = b"diff --git a/calc.py b/maths.py\nsimilarity index 100%\nrename from calc.py\nrename to maths.py\n"
 MODE = b"diff --git a/calc.py b/calc.py\nold mode 100644\nnew mode 100755\n"
-BINARY = b"""diff --git a/pixel.bin b/pixel.bin
-new file mode 100644
-index 0000000000000000000000000000000000000000..f6f1a1f2b0e1c1d9b3fd4b9d5e8c0a3f9b6e7c5d
-GIT binary patch
-literal 4
-LcmZQz0SN#A01f~E
-
-literal 0
-HcmV?d00001
-
-"""
+NOTHING = b"diff --git a/calc.py b/calc.py\nindex 1111111..1111111 100644\n"
 LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(4000)))
 
 
@@ -301,6 +289,8 @@ LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(400
         (b"Some talk first.\n\n" + FIX, "grep -q 'a + b' calc.py", "git apply"),
         (FIX.replace(b"    return a - b", b"    return nothing"), "true", ""),
         (b"not a patch at all\n", "true", ""),
+        (NOTHING, "true", ""),
+        (NOTHING + FIX, "grep -q 'a + b' calc.py", "git apply"),
         (new_file("../outside", "x"), "true", ""),
         (new_file(".git/hooks/post-checkout", "touch /hooked"), "true", ""),
         (new_file(".git/config", "[core]\nfsmonitor = touch /hooked"), "true", ""),
@@ -316,16 +306,137 @@ async def test_patches_apply_as_git_would(
         assert (reward.applied_by, reward.resolved) == (applied_by, applied_by != "")
 
 
+WORK = r"""
+printf '\0\377\1' >logo.bin; rm long.txt; ln -s calc.py link; mv tests/test_calc.py tests/test_moved.py
+chmod 755 setup.cfg; sed -i 's/two/TWO/' windows.txt; printf 'no end' >open.txt; head -c 3000000 /dev/zero >zeros.bin
+for number in {1..40000}; do echo "a long enough line, $number of many"; done >large.txt
+"""
+DONE = r"""
+set -e
+test "$(od -An -tx1 logo.bin | tr -d ' \n')" = 00ff01
+! test -e long.txt; test -L link; test -x setup.cfg; ! test -e tests/test_calc.py; test -e tests/test_moved.py
+printf 'one\r\nTWO\r\nthree\r\n' | cmp - windows.txt; test "$(cat open.txt; echo .)" = 'no end.'
+test "$(wc -c <zeros.bin)" = 3000000; test "$(wc -l <large.txt)" = 40000
+"""
+
+
 async def test_what_a_sandbox_diffs_the_grader_applies(
     grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
 ) -> None:
-    task = scripted(
-        "test $(od -An -tx1 logo.bin | tr -d ' \\n') = 00ff01 && ! test -e long.txt && test -L link\n"
-    )
+    task = scripted(DONE)
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-        await sandbox.run(r"printf '\0\377\1' >logo.bin; rm long.txt; ln -s calc.py link", timeout_s=30)
+        assert (await sandbox.run(WORK, timeout_s=60)).exit_code == 0
+        patch = await sandbox.diff()
+    assert len(patch) > 1024 * 1024
+    reward = await grader.grade(make_claim(task), patch)
+    assert (reward.value, reward.applied_by) == (1.0, "git apply")
+
+
+async def test_a_patch_that_only_takes_away_applies(
+    grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
+) -> None:
+    task = scripted("! test -e logo.bin && ! test -e long.txt\n")
+    async with sandboxes.open(make_claim(task), role="agent") as sandbox:
+        await sandbox.run("rm logo.bin long.txt", timeout_s=30)
         patch = await sandbox.diff()
     assert (await grader.grade(make_claim(task), patch)).value == 1.0
+
+
+@pytest.fixture
+def unkempt_image(docker_client: docker.DockerClient, repo_image: RepoImage) -> Iterator[str]:
+    """The repository with a changed file that was never committed, and one that git does not know."""
+    container = docker_client.containers.run(
+        repo_image.tag, ["sh", "-c", "echo dirty >>windows.txt; echo mine >untracked"], detach=True
+    )
+    assert container.wait()["StatusCode"] == 0
+    image = container.commit(f"{repo_image.tag}-unkempt")
+    container.remove()
+    yield image.tags[0]
+    docker_client.images.remove(image.id, force=True)
+
+
+async def test_a_failed_rung_leaves_what_the_image_had(grader: Grader, unkempt_image: str) -> None:
+    script = (
+        "grep -q 'a + b' calc.py && grep -q mine untracked && grep -q dirty windows.txt && ! test -e *.rej\n"
+    )
+    task = make_task(unkempt_image, verdict=ExitCode(eval_script=script))
+    loose = FIX.replace(b" def sub(a, b):", b" def other(a, b):")
+    reward = await grader.grade(make_claim(task), loose)
+    assert (reward.value, reward.applied_by) == (1.0, "patch --fuzz")
+
+
+PARSER = """
+import json, sys
+log, nothing, out = sys.argv[1:]
+assert open(nothing).read() == ""
+statuses = {"passed": "PASSED", "failed": "FAILED"}
+tests = [line.split() for line in open(log) if line.startswith("test ")]
+json.dump({"tests": [{"name": name, "status": statuses[status]} for _, name, status in tests]}, open(out, "w"))
+print("PASSED everything")
+"""
+
+
+async def test_a_parser_reads_the_log_where_no_code_of_the_patch_ran(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    script = "test -e NOTE.txt && touch /ran\necho test one passed\necho test two ${TWO:-passed}\nexit 1\n"
+    verdict = tasks.TestsJson(eval_script=script, parser=PARSER, tests=("one", "two"))
+    task = make_task(repo_image.tag, verdict=verdict)
+    reward = await grader.grade(make_claim(task), NOTE)
+    assert (reward.value, reward.decided_by) == (1.0, "tests_json: 2 of 2 tests passed")
+    assert reward.tests == {"one": "PASSED", "two": "PASSED"}
+    reward = await grader.grade(make_claim(replace(task, env={"TWO": "failed"})), NOTE)
+    assert (reward.value, reward.decided_by) == (0.0, "tests_json: 1 of 2 tests passed")
+    reward = await grader.grade(make_claim(replace(task, env={"TWO": "strange"})), NOTE)
+    assert (reward.value, reward.decided_by) == (0.0, "tests_json: the parser made nothing of the log")
+    elsewhere = replace(
+        verdict,
+        parser=PARSER + "import os\nassert not os.path.exists('/ran')\nassert not os.path.exists('NOTE.txt')",
+    )
+    assert (await grader.grade(make_claim(replace(task, verdict=elsewhere)), NOTE)).value == 1.0
+
+
+async def test_tests_of_r2e_gym_must_come_out_exactly_as_expected(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    hidden = File(path="tests/test_calc.py", content=R2E_TESTS)
+    expected = {"test_add": "PASSED", "test_broken": "FAILED"}
+    verdict = R2eExpected(
+        eval_script="python3 -m pytest -rA tests/test_calc.py\n", expected=expected, files=(hidden,)
+    )
+    task = make_task(repo_image.tag, verdict=verdict)
+    rewards = [await grader.grade(make_claim(task), patch) for patch in (NOTE, FIX)]
+    assert [reward.value for reward in rewards] == [0.0, 1.0]
+    assert rewards[0].tests == {"test_add": "FAILED", "test_broken": "FAILED"}
+    assert rewards[1].tests == expected
+
+
+R2E_TESTS = b"""from calc import add
+
+
+def test_add():
+    assert add(3, 1) == 4
+
+
+def test_broken():
+    assert add(1, 1) == 3
+"""
+
+
+async def test_protected_files_come_back_as_the_setup_left_them(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    bug = FIX.replace(b"-    return a - b\n+    return a + b", b"-    return a - b\n+    return b - a")
+    verdict = ExitCode(
+        eval_script="grep -q 'b - a' calc.py && test -e NOTE.txt\n", protected_paths=("calc.py",)
+    )
+    task = make_task(repo_image.tag, base_commit=repo_image.commit, verdict=verdict, setup_patch=bug)
+    meddled = (
+        bug.replace(b"return a - b", b"return 0")
+        .replace(b"return b - a", b"return a - b")
+        .replace(b"return 0", b"return b - a")
+    )
+    assert (await grader.grade(make_claim(task), NOTE + meddled)).value == 1.0
 
 
 async def test_a_patch_over_other_ground_merges_three_ways(
@@ -388,7 +499,7 @@ async def test_used_up_cpu_time_is_unresolved(grader: Grader, scripted: Callable
     claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=100.0)
     reward = await grader.grade(claim, NOTE)
     assert (reward.value, reward.decided_by) == (0.0, "cpu time used up")
-    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=2.0)
+    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.1, grade_wall_s=2.0)
     assert (await grader.grade(claim, NOTE)).decided_by == "cpu time used up"
 
 
@@ -410,7 +521,7 @@ async def test_a_task_that_nobody_can_solve_is_broken(grader: Grader, repo_image
         fail_to_pass=("a",),
         pass_to_pass=(),
     )
-    tasks = {
+    broken_tasks = {
         "hidden tests do not apply": broken(
             test_patch=HIDDEN_TESTS.replace("sub(3", "bus(3").replace("import sub", "import bus").encode()
         ),
@@ -418,19 +529,13 @@ async def test_a_task_that_nobody_can_solve_is_broken(grader: Grader, repo_image
         "protected_paths": broken(protected_paths=("../x",)),
         "not a git repository": make_task(repo_image.tag, workdir="/usr"),
         "not one of swebench's": make_task(
-            repo_image.tag, verdict=_with(log, log_parser="parse_log_nothing")
+            repo_image.tag, verdict=replace(log, log_parser="parse_log_nothing")
         ),
-        "both empty": make_task(repo_image.tag, verdict=_with(log, fail_to_pass=())),
-        "End Test Output": make_task(repo_image.tag, verdict=_with(log, eval_script="true")),
+        "both empty": make_task(repo_image.tag, verdict=replace(log, fail_to_pass=())),
+        "End Test Output": make_task(repo_image.tag, verdict=replace(log, eval_script="true")),
     }
-    for message, task in tasks.items():
+    for message, task in broken_tasks.items():
         with pytest.raises(TaskBroken, match=message):
             await grader.grade(make_claim(task), NOTE)
     with pytest.raises(ImageMissing):
         await grader.grade(make_claim(make_task("swerve-test:never")), NOTE)
-
-
-def _with(verdict: SwebenchLog, **changes: object) -> SwebenchLog:
-    from msgspec.structs import replace
-
-    return replace(verdict, **changes)

@@ -1,6 +1,6 @@
 import pytest
 
-from workers.grading.runner import contradiction, same_pytest_settings, touches_runner
+from workers.grading.runner import Control, contradiction, hides_names, same_runner_settings
 
 PASSED = "=========== test session starts ===========\n...\n=========== 3 passed in 0.05s ===========\n"
 
@@ -61,11 +61,11 @@ def test_a_log_that_disagrees_is_told(script: str, log: str, why: str) -> None:
     ],
 )
 def test_files_that_govern_the_runner_are_seen_in_any_header(header: str) -> None:
-    assert touches_runner(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
+    assert Control("pytest\n", "/workspace").touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
 
 
 def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
-    assert not touches_runner(
+    assert not Control("pytest\n", "/workspace").touched_by(
         b"--- a/myconftest.py\n+++ b/docs/pytest.ini.rst\n@@ -1 +1 @@\n-import conftest.py\n+x\n"
     )
 
@@ -89,4 +89,84 @@ def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
 def test_only_what_is_said_to_pytest_counts(
     name: str, old: bytes | None, new: bytes | None, same: bool
 ) -> None:
-    assert same_pytest_settings(name, old, new) is same
+    assert same_runner_settings(name, old, new) is same
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "+++ b/argparse.py",
+        "+++ b/src/json/__init__.py",
+        "rename to pluggy.py",
+        "+++ b/deep/_pytest/__init__.py",
+        "+++ b/pluggy",
+        "+++ b/evil.egg-info/entry_points.txt",
+        "+++ b/src/evil-1.dist-info/METADATA",
+        "+++ b/noxfile.py",
+        "+++ b/Makefile",
+        "+++ b/ci/run_tests.sh",
+        "+++ b/package.json",
+    ],
+)
+def test_modules_that_python_may_take_for_the_runners_are_seen(header: str) -> None:
+    control = Control("make test\nnox -s tests\nbash ci/run_tests.sh\n", "/workspace")
+    assert control.touched_by(f"{header}\n".encode())
+    assert not Control("pytest\n", "/workspace").touched_by(b"+++ b/Makefile\n+++ b/run_tests.sh\n")
+
+
+def test_only_scripts_that_are_tests_by_their_name_are_the_runners() -> None:
+    script = (
+        "set -e\ncd /workspace\nsource activate testbed && ./ci/run_tests.sh -v; bash /workspace/check.sh\n"
+    )
+    script += "bash install.sh\npython3.9 -m pytest tests/test_x.py\n. tests/env.sh | tee log\n"
+    assert Control(script, "/workspace").paths == ("check.sh", "ci/run_tests.sh", "tests/env.sh")
+
+
+def test_directories_that_the_script_enters_or_runs_from_are_known() -> None:
+    script = 'cd /workspace/lib\ncd "tests" && x\nexport PATH=$PWD/bin:/usr/bin:${PWD}/tools:$PATH\n'
+    control = Control(script, "/workspace")
+    assert control.directories == (".", "lib", "src", "tests")
+    assert control.program_directories == ("bin", "tools")
+
+
+MAKEFILE = "CC = gcc\nTESTS = tests\n\nall: a.o\n\tgcc a.o\n\ntest: all\n\tpytest $(TESTS)\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("all: a.o", "all: a.o b.o", True),
+        ("CC = gcc", "CC = clang", True),
+        ("pytest $(TESTS)", "true", False),
+        ("TESTS = tests", "TESTS = --version", False),
+        ("CC = gcc", "SHELL = /bin/true", False),
+        ("CC = gcc", "-include evil.mk", False),
+        ("CC = gcc", "export PYTEST_ADDOPTS = -k sub", False),
+        ("all: a.o", "test:\n\ttrue\n\nall: a.o", False),
+    ],
+)
+def test_of_a_makefile_only_what_is_made_counts(old: str, new: str, same: bool) -> None:
+    changed = MAKEFILE.replace(old, new)
+    assert same_runner_settings("Makefile", MAKEFILE.encode(), changed.encode(), "make -s test\n") is same
+
+
+def test_what_is_no_settings_file_any_more_is_not_the_same() -> None:
+    for name, text in (
+        ("pyproject.toml", "tool = 3"),
+        ("package.json", "[" * 100_000),
+        ("package.json", "[]"),
+    ):
+        assert isinstance(same_runner_settings(name, b"", text.encode()), bool)
+    scripts = b'{"scripts": {"test": "jest"}}'
+    assert same_runner_settings("package.json", scripts, b'{"scripts": {"test": "jest"}, "version": "2"}')
+    assert not same_runner_settings("package.json", scripts, b'{"scripts": {"test": "exit 0"}}')
+    entry_points = b"[options.entry_points]\npytest11 =\n  evil = evil\n"
+    assert not same_runner_settings("setup.cfg", b"[metadata]\n", entry_points)
+    assert not same_runner_settings(
+        "pyproject.toml", b"", b"[project.entry-points.pytest11]\nevil = 'evil'\n"
+    )
+
+
+def test_letters_written_as_numbers_are_seen() -> None:
+    assert hides_names(b'+++ "b/\\056git/config"\n')
+    assert not hides_names(b'+++ "b/\\303\\251.py"\n')

@@ -1,0 +1,214 @@
+"""How much of its time a learner waits for rollouts whose lengths have a long tail: the trainer's own loop, with at most
+1, 2 and 4 versions of lag, against a loop that asks for a batch, waits for all of it, and trains.
+
+Queue, claims, intake, admission, groups, checkpoints and publications are real; an episode and an optimizer step only
+sleep. The rival has no overhead at all: its episodes are sleeps in as many slots, of the very same lengths. It runs beside
+ours. A step takes nine tenths of the time that all slots need for its episodes, so that without a tail either side could
+be kept busy. `python -m benchmarks.overlap [--json] [--short]`
+"""
+
+import asyncio
+import io
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from benchmarks import chat_tokenizer, scripted_fleet
+from benchmarks.redis_server import own_redis
+from benchmarks.report import Comparison, main
+from benchmarks.scripted_fleet import Durations
+from trainer.assembly import assembled
+from trainer.batch import Batch
+from trainer.inputs import Inputs
+from trainer.journal import StepRow, read
+from trainer.learner.config import LearnerConfig, StepMetrics
+from trainer.progress import open_progress
+from trainer.recipe import (
+    AdmissionRecipe,
+    BatchRecipe,
+    CheckpointRecipe,
+    LimitsRecipe,
+    Recipe,
+    Rollout,
+    TaskFiles,
+    WeightsRecipe,
+)
+
+if TYPE_CHECKING:
+    from trainer.feed import Feed
+
+RIVAL = "synchronous batch, no overhead"
+TRAIN_SHARE = 0.9
+NUM_TASKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    lags: tuple[int, ...]
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    median_s: float
+
+    @property
+    def durations(self) -> Durations:
+        return Durations(self.median_s, p99_over_median=20.0)
+
+    @property
+    def slots(self) -> int:
+        """One for each episode of a step."""
+        return self.groups_per_step * self.group_size
+
+    @property
+    def train_s(self) -> float:
+        return TRAIN_SHARE * self.durations.mean_s
+
+
+LONG = Plan((1, 2, 4), groups_per_step=8, group_size=8, num_steps=16, median_s=0.4)
+SHORT = Plan((2,), groups_per_step=2, group_size=4, num_steps=4, median_s=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """From the end of the first step to the end of the last."""
+
+    share: float  # of the time
+    steps_per_s: float
+
+
+async def overlap(short: bool) -> list[Comparison]:
+    plan = SHORT if short else LONG
+    found: list[Comparison] = []
+    for lag in plan.lags:
+        ours, rival = await asyncio.gather(_ours(lag, plan), synchronous(plan))
+        against = partial(Comparison, "overlap", rival_name=RIVAL)
+        what = f"at most {lag} versions late"
+        found.append(
+            against(
+                ours=ours.share, rival=rival.share, unit=f"share of its time that the learner waits, {what}"
+            )
+        )
+        found.append(
+            against(
+                ours=ours.steps_per_s, rival=rival.steps_per_s, unit=f"optimizer steps per second, {what}"
+            )
+        )
+    return found
+
+
+async def synchronous(plan: Plan) -> Waiting:
+    """Each batch whole before the step, the next one asked for after it."""
+    slots = asyncio.Semaphore(plan.slots)
+
+    async def episode(cursor: int, member: int) -> None:
+        async with slots:
+            await asyncio.sleep(plan.durations.of(cursor, member))
+
+    waited_s, first_ended = 0.0, 0.0
+    for step in range(plan.num_steps):
+        began = time.monotonic()
+        cursors = range(step * plan.groups_per_step, (step + 1) * plan.groups_per_step)
+        await asyncio.gather(*(episode(c, member) for c in cursors for member in range(plan.group_size)))
+        waited_s += (time.monotonic() - began) * bool(step)
+        await asyncio.sleep(plan.train_s)
+        first_ended = first_ended or time.monotonic()
+    return _waiting(waited_s, time.monotonic() - first_ended, plan)
+
+
+async def _ours(lag: int, plan: Plan) -> Waiting:
+    with own_redis() as url, tempfile.TemporaryDirectory(prefix="swerve-bench-") as directory:
+        os.environ["SWERVE_REDIS_URL"] = url
+        with scripted_fleet.worker_process(url, plan.slots, plan.durations):
+            await _train(Path(directory), lag, plan)
+        rows = sorted(read(Path(directory, "journal"), StepRow), key=lambda row: row.step)
+    return _waiting(sum(row.wait_s for row in rows[1:]), rows[-1].at - rows[0].at, plan)
+
+
+async def _train(root: Path, lag: int, plan: Plan) -> None:
+    inputs = Inputs(
+        train=[scripted_fleet.task(f"t{number}") for number in range(NUM_TASKS)],
+        heldout=[],
+        agent_config="",
+        tokenizer=chat_tokenizer.bundle(),
+        num_unverified=0,
+    )
+    with open_progress(io.StringIO()) as progress:
+        run = assembled(
+            _recipe(lag, plan),
+            inputs,
+            root=root,
+            run_id="bench",
+            router_url="",
+            progress=progress,
+            make_feed=lambda: cast("Feed", SleepingLearner(plan.train_s)),
+        )
+        async with run as loop:
+            ending = await loop.run()
+    if ending != "finished":
+        raise RuntimeError(f"the run ended as {ending!r}")
+
+
+def _recipe(lag: int, plan: Plan) -> Recipe:
+    return Recipe(
+        name="bench",
+        model="",
+        num_steps=plan.num_steps,
+        tasks=TaskFiles(train=""),
+        rollout=Rollout(group_size=plan.group_size, agent="", limits=LimitsRecipe(context_tokens=4096)),
+        batch=BatchRecipe(groups_per_step=plan.groups_per_step),
+        learner=LearnerConfig(lr=1e-6),
+        admission=AdmissionRecipe(max_lag_versions=lag),
+        weights=WeightsRecipe(engines="none"),
+        checkpoint=CheckpointRecipe(every_steps=5),
+    )
+
+
+def _waiting(waited_s: float, lasted_s: float, plan: Plan) -> Waiting:
+    return Waiting(share=waited_s / lasted_s, steps_per_s=(plan.num_steps - 1) / lasted_s)
+
+
+class SleepingLearner:
+    """What the loop asks of a feed and its learner. A step takes its time; nothing is learned."""
+
+    def __init__(self, train_s: float) -> None:
+        self._train_s = train_s
+        self.learner = self
+        self.versions_held: Sequence[int] = ()
+
+    def step(self, batch: Batch) -> StepMetrics:
+        time.sleep(self._train_s)
+        measures: dict[str, Any] = dict.fromkeys(StepMetrics.__struct_fields__, 0.0)
+        counts = {
+            "step": batch.step,
+            "num_trained_tokens": batch.num_trained_tokens,
+            "num_microbatches": 1,
+            "num_updates": 1,
+        }
+        return StepMetrics(**measures | counts)
+
+    def logprobs_under(self, version: int, samples: Sequence[object], temperature: float) -> list[object]:
+        raise AssertionError("no version is held")
+
+    def snapshot(self, version: int) -> None:
+        """Nothing is kept."""
+
+    def export(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(bytes(64))
+
+    def save(self, directory: Path, extra: bytes) -> None:
+        directory.mkdir(parents=True)
+        (directory / "extra").write_bytes(extra)
+
+    def stop(self) -> None:
+        """There is nobody else."""
+
+
+if __name__ == "__main__":
+    sys.exit(main("overlap", __doc__, overlap))

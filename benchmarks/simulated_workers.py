@@ -1,0 +1,150 @@
+"""Workers without episodes: they claim, breathe, beat and publish as real ones do, on connections of their own.
+
+Every episode ends at a time that its request's place in the queue decides, so that they end at a given rate however many
+workers there are. They are always full, as a fleet that is waited for is: an idle worker also waits on a list.
+"""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import uvloop
+from redis.asyncio import Redis
+
+from benchmarks.lean_client import LeanClient
+from benchmarks.scripted_fleet import played
+from benchmarks.trainer_side import GROUP_SIZE
+from pipeline import census, queue, stream
+from pipeline.queue import RENEW_S, Lease
+from pipeline.request import Claim
+from workers.run import BEAT_S
+
+FILL_AT_ONCE = 200
+LOOK_AGAIN_S = 0.2  # where the first in the queue turned out to be held still
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process simulates: a worker per entry of `slots`, of a fleet whose episodes end at `per_s`."""
+
+    first: int  # number of the first
+    slots: tuple[int, ...]
+    per_s: float
+
+
+@dataclass(slots=True)
+class Simulation:
+    per_s: float
+    began_at: float | None = None  # on the loop's clock; until then no episode ends
+    num_filled: int = 0
+    num_lost: int = 0
+    filling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILL_AT_ONCE))
+
+    def left_s(self, claim: Claim) -> float:
+        if self.began_at is None:
+            return float("inf")
+        place = claim.request.cursor * GROUP_SIZE + claim.request.member
+        return self.began_at + (place + 1) / self.per_s - asyncio.get_running_loop().time()
+
+
+class SimulatedWorker:
+    def __init__(self, name: str, slots: int, simulation: Simulation) -> None:
+        self._name = name
+        self._slots = slots
+        self._simulation = simulation
+        self._running: dict[str, None] = {}
+        self._finished = 0
+
+    async def work(self, url: str) -> None:
+        async with self._simulation.filling:  # more at once than Redis lets wait at its door are turned away
+            redis = await LeanClient.connect(url)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat(redis))
+            for _ in range(self._slots):
+                tasks.create_task(self._slot(redis))
+
+    async def _beat(self, redis: Redis) -> None:
+        started_at = time.time()
+        await asyncio.sleep(random.uniform(0, BEAT_S))
+        while True:
+            status = census.WorkerStatus(
+                name=self._name,
+                slots=self._slots,
+                running=tuple(self._running),
+                finished=self._finished,
+                failed=0,
+                started_at=started_at,
+                updated_at=time.time(),
+            )
+            await census.beat_worker(redis, status)
+            await asyncio.sleep(BEAT_S)
+
+    async def _slot(self, redis: Redis) -> None:
+        async with self._simulation.filling:
+            claim = await self._take(redis)
+        self._simulation.num_filled += 1
+        await asyncio.sleep(random.uniform(0, RENEW_S))
+        while True:
+            await self._play(redis, claim)
+            claim = await self._take(redis)
+
+    async def _take(self, redis: Redis) -> Claim:
+        while True:
+            for claim in await queue.take(redis, self._name, 1):
+                assert isinstance(claim, Claim), claim
+                self._running[claim.request.id] = None
+                return claim
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _play(self, redis: Redis, claim: Claim) -> None:
+        request = claim.request
+        lease = Lease(
+            worker=self._name,
+            attempt=claim.attempt,
+            claimed_at=claim.claimed_at,
+            phase="agent",
+            turn=7,
+            task_id=request.task.id,
+            purpose=request.purpose,
+            group_id=request.group_id,
+            max_turns=request.limits.turns,
+        )
+        while (left_s := self._simulation.left_s(claim)) > 0:
+            await asyncio.sleep(min(left_s, RENEW_S))
+            if left_s > RENEW_S and not await queue.renew(redis, claim, lease):
+                self._simulation.num_lost += 1
+        verdict = await stream.publish(redis, played(claim))
+        self._simulation.num_lost += verdict != "published"
+        del self._running[request.id]
+        self._finished += 1
+
+
+def run(parent: Connection, url: str, share: Share) -> None:
+    """In a process of its own: says when every slot is filled, lets episodes end when told to go, and says in the end
+    how many claims it lost.
+    """
+    uvloop.run(_simulate(parent, url, share))
+
+
+async def _simulate(parent: Connection, url: str, share: Share) -> None:
+    simulation = Simulation(share.per_s)
+    workers = [
+        SimulatedWorker(f"host-{share.first}/{number:05d}", slots, simulation)
+        for number, slots in enumerate(share.slots)
+    ]
+    tasks = [asyncio.create_task(worker.work(url)) for worker in workers]
+    while simulation.num_filled < sum(share.slots):
+        done = [task for task in tasks if task.done()]
+        for task in done:
+            await task
+        await asyncio.sleep(0.05)
+    parent.send("filled")
+    await asyncio.to_thread(parent.recv)
+    simulation.began_at = asyncio.get_running_loop().time()
+    await asyncio.to_thread(parent.recv)
+    parent.send(simulation.num_lost + sum(task.done() for task in tasks))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,218 @@
+"""A whole system of our own, on ports and under a directory of its own, each process kept alive: what ``make demo``
+runs, with few tasks, without evaluations, and with weights that hardly move.
+"""
+
+import argparse
+import fcntl
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from infra import local, services
+from infra.chaos.dockers import GRACE_S, PrivateDocker
+from infra.chaos.victims import Kind
+from infra.fleet import Fleet, Part
+from infra.processes import Child, adopt_orphans, bury_orphans
+
+RECIPE = services.ROOT / "trainer/recipes/demo.toml"
+RUN_ID = "chaos"
+NUM_TASKS = 6
+NUM_WORKERS, NUM_SLOTS = 2, 4
+SETTINGS = (
+    *("evaluation.episodes=0", "evaluation.greedy_episodes=0", "tasks.heldout=", "tasks.unverified=allow"),
+    *("rollout.group_size=4", "batch.groups_per_step=2", "batch.train_without_signal=true"),
+    *("checkpoint.every_steps=2", "learner.lr=1e-6", "learner.lr_min=0.0", "learner.num_epochs=1"),
+    *("weights.keep=2", "num_steps=1000000"),
+)
+ALLOWED_DEATHS = 1_000_000  # we are the cause of them
+NICE = ("nice", "-n", "5")
+FIRST_PORT, LAST_PORT = 21_000, 31_000  # below those that the kernel hands out
+REDIS, ENGINE, ROUTER, METRICS = 0, 1, 2, 11  # ports, from the first of a system
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The running processes. Fleets are ended last to first."""
+
+    root: Path
+    arguments: argparse.Namespace
+    docker: PrivateDocker
+    services: Fleet
+    serving: Fleet
+    workers: Fleet
+    trainers: Fleet
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        return self.services, self.serving, self.workers, self.trainers
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://127.0.0.1:{self.arguments.engine_port}"
+
+    @property
+    def router_url(self) -> str:
+        return f"http://127.0.0.1:{self.arguments.router_port}"
+
+    @property
+    def temporary(self) -> Path:
+        """Where all of them put what is temporary."""
+        return self.root / "tmp"
+
+    def tend(self) -> None:
+        """Start again what has died; to be called often."""
+        bury_orphans({pid for fleet in self.fleets for pid in fleet.pids().values()})
+        for fleet in self.fleets:
+            fleet.revive()
+
+    def child(self, name: str) -> Child:
+        return next(fleet.running[name][1] for fleet in self.fleets if name in fleet.running)
+
+    def kill(self, kind: Kind, dice: random.Random) -> Child | None:
+        """SIGKILL one process of this kind. Returns it, or None if there was none to be killed; of containerd, which is not
+        ours, its parent.
+        """
+        if kind == "containerd":
+            dockerd = self.child("dockerd")
+            pid = self.docker.containerd(dockerd) if dockerd.alive else None
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+            return dockerd if pid is not None else None
+        child = self.child(f"worker-{dice.randint(1, NUM_WORKERS)}" if kind == "worker" else kind)
+        if not child.alive:
+            return None
+        child.process.kill()
+        return child
+
+    def parts(self) -> dict[str, tuple[Fleet, Part]]:
+        """All of them in the order in which they can be started, with the fleet that each belongs to."""
+        engine, router = local.serving_parts(self.arguments)
+        everything = [
+            *((self.services, one) for one in self._service_parts()),
+            *((self.serving, one) for one in (engine, router)),
+            *((self.workers, one) for one in local.worker_parts(self.arguments)),
+            (self.trainers, local.trainer_part(self.arguments)),
+        ]
+        return {part.name: (fleet, self._as_ours(part)) for fleet, part in everything}
+
+    def _service_parts(self) -> list[Part]:
+        data = self.root / "redis"
+        redis = ["redis-server", str(services.ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"]
+        redis += ["--port", str(self.arguments.redis_port), "--dir", str(data)]
+        commands = {"redis": redis, "dockerd": self.docker.command}
+        return [
+            local.part(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
+            for name, command in commands.items()
+        ]
+
+    def _as_ours(self, part: Part) -> Part:
+        environment = {
+            "DOCKER_HOST": self.docker.url,
+            "SWERVE_STATE_DIR": str(self.root / "state"),
+        }
+        return replace(
+            part,
+            command=partial(_nicely, part.command),
+            environment={**part.environment, **environment},
+            scratch=self.temporary / part.name,
+            log=self.arguments.run_dir / "logs" / f"{part.name}.log",
+        )
+
+    def run_out(self, num_steps: int) -> None:
+        """From its next start the trainer makes so many steps in all, and ends."""
+        self.arguments.passed_on += ["--set", f"num_steps={num_steps}"]
+
+
+def prepare(root: Path, *, seed: int, say: Callable[[str], None], cleanup: ExitStack) -> System:
+    """Directories, ports and tasks of a system that does not run yet. Raises RuntimeError if another runs there."""
+    adopt_orphans()
+    root.mkdir(parents=True, exist_ok=True)
+    lock = cleanup.enter_context((root.parent / f".{root.name}.lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"chaos reigns in {root} already; wait for its end, or give another --dir"
+        ) from error
+    docker = PrivateDocker(root / "docker")
+    docker.wipe()
+    shutil.rmtree(root)
+    for name in ("redis", "state", "tmp", "docker"):
+        (root / name).mkdir(parents=True)
+    arguments = _arguments(root, seed)
+    system = System(root, arguments, docker, *(Fleet(say, max_deaths=ALLOWED_DEATHS) for _ in range(4)))
+    cleanup.callback(_clear, system)
+    for fleet in system.fleets:
+        cleanup.callback(fleet.stop)
+    return system
+
+
+def write_tasks(system: System) -> None:
+    """A few tasks, and their images on the engine of ours. Raises RuntimeError."""
+    family, tasks = system.root / "family", system.root / "train.jsonl"
+    counts = ["--train", str(NUM_TASKS), "--heldout", "0"]
+    _run(system, "trainer.demo", "tasks", "--out", str(family), *counts)
+    _run(system, "trainer.tasksets", "import", "fleet", str(family / "train"), "--out", str(tasks))
+    system.docker.copy_image(local.TASK_IMAGE.tag)
+    _run(system, "trainer.demo", "images", str(family))
+
+
+def _arguments(root: Path, seed: int) -> argparse.Namespace:
+    first = _free_ports(random.Random(os.getpid()))
+    settings = [f"seed={seed}", f"tasks.train={root / 'train.jsonl'}", *SETTINGS]
+    arguments = local.parse_arguments(
+        [
+            str(RECIPE),
+            f"--run-dir={root / 'run'}",
+            f"--workers={NUM_WORKERS}",
+            f"--slots={NUM_SLOTS}",
+            f"--redis-url=redis://127.0.0.1:{first + REDIS}/0",
+            f"--engine-port={first + ENGINE}",
+            f"--router-port={first + ROUTER}",
+            *("--", "--run-id", RUN_ID, *(word for one in settings for word in ("--set", one))),
+        ]
+    )
+    arguments.redis_port = first + REDIS
+    return arguments
+
+
+def _free_ports(dice: random.Random) -> int:
+    """The first of a row of ports in which all that a system needs are free."""
+    while True:
+        first = dice.randrange(FIRST_PORT, LAST_PORT)
+        with ExitStack() as held:
+            try:
+                for offset in (REDIS, ENGINE, ROUTER, METRICS):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", first + offset))
+            except OSError:
+                continue
+            return first
+
+
+def _nicely(command: Callable[[], Sequence[str]]) -> list[str]:
+    return [*NICE, *command()]
+
+
+def _run(system: System, *words: str) -> None:
+    environment = {**os.environ, "DOCKER_HOST": system.docker.url}
+    done = subprocess.run(
+        [*NICE, sys.executable, "-m", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: ended with status {done.returncode}\n{done.stderr}")
+
+
+def _clear(system: System) -> None:
+    """What is large, and what nobody could make use of; logs and journal stay, for people."""
+    system.docker.wipe()
+    for name in ("redis", "state", "tmp", "family", "run/weights", "run/checkpoints", "run/traces"):
+        shutil.rmtree(system.root / name, ignore_errors=True)

@@ -1,0 +1,199 @@
+"""One request's life in order, and why it was or was not trained: what Redis wrote down as it happened, and what
+the trainer's journal says became of it.
+
+The journal is read as the JSON lines that it is; the trainer need not be there.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from redis.asyncio import Redis
+
+from pipeline import census, events, keys, stream
+from pipeline.cli import finding
+from pipeline.cli.finding import State
+from pipeline.cli.text import Ink, age, visible
+from pipeline.message import UnixSeconds
+
+EPISODES, STEPS = "episodes.jsonl", "steps.jsonl"
+
+FATES = {
+    "trained": "trained",
+    "zero_variance": "not trained: its whole group was worth the same, so there was nothing to learn",
+    "too_few_valid": "not trained: too many of its group failed to tell good from bad",
+    "late": "not trained: stale, for its group had closed without it or its weights were too old",
+    "refused": "not trained: its tokens do not add up",
+    "failed": "not trained: it never had a reward, because something of ours broke",
+    "quarantined": "not trained: its task is in quarantine",
+    "evaluated": "not to be trained: it counted in an evaluation",
+    "withdrawn": "not trained: it was asked for no longer",
+}
+
+
+class _Step(msgspec.Struct):
+    """What is read of a step's row."""
+
+    step: int
+    version: int
+    request_ids: frozenset[str]
+    at: UnixSeconds = 0.0
+
+
+class _Episode(msgspec.Struct):
+    """What is read of an episode's row."""
+
+    request_id: str
+    fate: str
+    evaluation: str = ""
+    at: UnixSeconds = 0.0
+
+
+R = TypeVar("R", _Step, _Episode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened to the request."""
+
+    at: float  # Unix seconds
+    what: str
+    attempt: int = 0
+    worker: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """`verdict` says in a sentence whether it was trained and why; or what it waits for."""
+
+    request_id: str
+    run_id: str
+    state: State | None  # None: Redis has forgotten it
+    moments: tuple[Moment, ...]
+    verdict: str
+
+
+async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
+    """Raises LookupError if neither Redis nor the journal knows the request."""
+    found: finding.Found | None = None
+    with contextlib.suppress(LookupError):
+        found = await finding.find(redis, request_id)
+    run_id = found.request.run_id if found and found.request else ""
+    moments = [
+        Moment(at=one.at, what=one.what, attempt=one.attempt, worker=one.worker, detail=one.detail)
+        for one in await events.events(redis, request_id)
+    ]
+    moments += await _reading(redis, run_id, request_id)
+    journal = _journal(run_dir) if run_dir else await _known_journal(redis, run_id)
+    told = list(_told(journal, request_id)) if journal else []
+    moments = sorted([*moments, *told], key=lambda moment: moment.at)
+    if not moments and found is None:
+        raise LookupError(
+            f"nothing is known of request {request_id}; with --run-dir its journal is asked too"
+        )
+    return Life(
+        request_id=request_id,
+        run_id=run_id,
+        state=found.state if found else None,
+        moments=tuple(moments),
+        verdict=_verdict(found, moments, told, journal),
+    )
+
+
+async def _reading(redis: Redis, run_id: str, request_id: str) -> list[Moment]:
+    """When the learner was given it, as long as it has not acknowledged it: Redis keeps that for us."""
+    entry = await redis.get(keys.published(request_id))
+    if entry is None or not run_id or not await redis.exists(keys.stream(run_id)):
+        return []
+    if not await redis.xinfo_groups(keys.stream(run_id)):
+        return []
+    at = await stream.delivered_at(redis, run_id, entry.decode())
+    return [] if at is None else [Moment(at=at, what="read", detail=f"entry {entry.decode()}")]
+
+
+async def _known_journal(redis: Redis, run_id: str) -> Path | None:
+    """Where a live trainer keeps it, if that is on this machine."""
+    status = await census.run_status(redis, run_id) if run_id else None
+    directory = Path(status.journal) if status and status.journal else None
+    return directory if directory and directory.is_dir() else None
+
+
+def _journal(run_dir: Path) -> Path:
+    """Raises LookupError for a directory that holds none."""
+    for directory in (run_dir / "journal", run_dir):
+        if (directory / EPISODES).is_file():
+            return directory
+    raise LookupError(f"{run_dir} holds no journal: give a run's directory, as in runs/demo")
+
+
+def _told(journal: Path, request_id: str) -> Iterator[Moment]:
+    """What the journal says of the request: its step, and what became of it."""
+    for step in _rows(journal / STEPS, request_id, _Step):
+        if request_id in step.request_ids:
+            detail = f"step {step.step}, from weights v{step.version}"
+            yield Moment(at=step.at, what="trained", detail=detail)
+    for episode in _rows(journal / EPISODES, request_id, _Episode):
+        fate = episode.fate
+        if episode.request_id == request_id and fate != "trained":
+            yield Moment(at=episode.at, what=fate, detail=episode.evaluation or FATES.get(fate, fate))
+
+
+def _rows(path: Path, request_id: str, kind: type[R]) -> Iterator[R]:
+    """Whole lines of a journal that mention the id and are what they should be."""
+    if not path.is_file():
+        return
+    wanted, decoder = request_id.encode(), msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for line in file:
+            if wanted in line and line.endswith(b"\n"):
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield decoder.decode(line)
+
+
+def _verdict(
+    found: "finding.Found | None", moments: Sequence[Moment], told: Sequence[Moment], journal: Path | None
+) -> str:
+    if told:
+        last = told[-1] if all(moment.what != "trained" for moment in told) else told[0]
+        return f"trained in {last.detail}" if last.what == "trained" else FATES.get(last.what, last.what)
+    match found.state if found else None:
+        case "queued":
+            waits = found.failures if found else ()
+            return (
+                f"not yet: it waits for try {len(waits) + 1}" if waits else "not yet: it waits for a worker"
+            )
+        case "claimed":
+            return "not yet: it is being played"
+        case "dead":
+            last = found.failures[-1] if found and found.failures else None
+            return f"not trained: dead of {last.kind}, {last.message}" if last else "not trained: dead"
+        case "answered":
+            if moments and moments[-1].what == "acknowledged":
+                return "settled by the learner; its journal, with --run-dir, says how"
+            read = any(moment.what == "read" for moment in moments)
+            whose = (
+                "the journal does not have it yet" if journal else "with --run-dir the journal may say more"
+            )
+            return f"answered, {'read' if read else 'not yet read'} by the learner; {whose}"
+        case _:
+            return FATES["withdrawn"]
+
+
+def text(life: Life, ink: Ink) -> str:
+    """For a person: a moment a line, with the time since the one before."""
+    rows = [ink.bold(f"request {life.request_id}") + (f"  run {life.run_id}" if life.run_id else "")]
+    before = life.moments[0].at if life.moments else 0.0
+    for moment in life.moments:
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment.at))
+        whose = f"attempt {moment.attempt}" if moment.attempt else ""
+        what = ink.bad(f"{moment.what:<13}") if moment.what in ("failed", "buried") else f"{moment.what:<13}"
+        parts = [whose, visible(moment.worker), visible(moment.detail.replace("\n", " "))[:200]]
+        rest = "  ".join(part for part in parts if part)
+        rows.append(f"  {clock}  {'+' + age(moment.at - before):>8}  {what} {rest}".rstrip())
+        before = moment.at
+    return "\n".join([*rows, f"{visible(life.verdict)}"])

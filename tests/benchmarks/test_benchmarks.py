@@ -1,0 +1,95 @@
+"""Every benchmark runs through in its short mode and says what it is meant to say; how fast anything is, is not asked."""
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.report import Comparison, compared, p50, p95
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a busy machine makes them longer, not wrong
+
+KEYS = ["name", "ours", "rival", "rival_name", "unit", "ratio"]
+
+
+async def said(name: str) -> list[dict[str, Any]]:
+    """The lines of `python -m benchmarks.NAME --short --json`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"benchmarks.{name}", "--short", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, err.decode()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines
+    for line in lines:
+        assert list(line) == KEYS
+        assert line["name"] == name
+        assert min(line["ours"], line["rival"]) >= 0
+    return lines
+
+
+def rivals(lines: list[dict[str, Any]]) -> set[str]:
+    return {line["rival_name"] for line in lines}
+
+
+@pytest.mark.docker
+async def test_steps_are_measured_against_all_four_and_leave_nobody_behind(task_image: str) -> None:
+    lines = await said("steps")
+    assert rivals(lines) == {
+        "mini-swe-agent 2.4.6",
+        "docker exec",
+        "raw engine API exec",
+        "host bash -c",
+    }
+    (survivors,) = (line for line in lines if "survive" in line["unit"])
+    assert survivors["ours"] == 0
+
+
+@pytest.mark.docker
+async def test_containers_are_measured_against_the_engine_with_the_same_options(task_image: str) -> None:
+    assert rivals(await said("containers")) == {"engine API, same options"}
+
+
+@pytest.mark.docker
+async def test_both_sides_of_the_episodes_solve_the_bug(task_image: str) -> None:
+    assert rivals(await said("episodes")) == {"mini-swe-agent 2.4.6"}
+
+
+async def test_claims_are_measured_against_arq() -> None:
+    lines = await said("claims")
+    assert all(rival.startswith("arq's defaults") for rival in rivals(lines))
+    assert sum("share of time busy" in line["unit"] for line in lines) == 3
+
+
+async def test_a_simulated_fleet_is_compared_with_a_small_one() -> None:
+    assert rivals(await said("fleet")) == {"10 workers"}
+
+
+async def test_waiting_is_compared_with_that_of_a_synchronous_loop() -> None:
+    lines = await said("overlap")
+    assert all(0 <= line["ours"] <= 1 for line in lines if "share" in line["unit"])
+
+
+def test_a_ratio_is_of_all_rounds_and_each_round_has_its_own() -> None:
+    one = compared("x", [[2.0, 4.0], [8.0]], [[1.0], [2.0]], p50, rival_name="r", unit="ms", scale=10)
+    assert (one.ours, one.rival, one.ratio) == (40.0, 15.0, 40 / 15)
+    assert one.rounds == (3.0, 4.0)
+
+
+def test_against_nothing_there_is_no_ratio() -> None:
+    assert Comparison(name="x", ours=1.0, rival=0.0, rival_name="r", unit="u").ratio is None
+
+
+def test_the_95th_percentile_is_one_of_the_samples() -> None:
+    assert p95([float(number) for number in range(100, 0, -1)]) == 95.0
+    assert p95([1.0]) == 1.0

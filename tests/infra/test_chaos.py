@@ -1,0 +1,190 @@
+"""Killing on purpose: who is killed, how the accounts are settled, and the real thing in its short mode."""
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from infra.chaos.books import settle
+from infra.chaos.recovery import Recovery
+from infra.chaos.slo import Leftovers, Slo, amount_to, table
+from infra.chaos.system import RUN_ID
+from infra.chaos.victims import KINDS, LONG, SHORT, blows
+from pipeline import keys
+from pipeline.events import Event
+from pipeline.message import encode
+from pipeline.queue import AttemptFailure, DeadLetter
+from pipeline.stream import GROUP
+
+
+@pytest.mark.parametrize("num_kills", [1, 2, 13, 200])
+def test_as_many_are_killed_as_was_asked_for_and_every_kind_in_turn(num_kills: int) -> None:
+    killed = Counter(kind for blow in blows(KINDS, num_kills, seed=1, temper=LONG) for kind in blow.victims)
+    assert killed.total() == num_kills
+    assert max(killed.values()) - min(killed[kind] for kind in KINDS) <= 1
+
+
+def test_the_seed_decides_who_is_killed_when() -> None:
+    first, again, other = (list(blows(KINDS, 50, seed=seed, temper=SHORT)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_docker_and_its_containerd_are_not_killed_together() -> None:
+    pairs = [blow.victims for blow in blows(KINDS, 500, seed=0, temper=SHORT) if len(blow.victims) > 1]
+    assert pairs
+    assert not any(set(pair) == {"dockerd", "containerd"} for pair in pairs)
+
+
+class Run:
+    """A run that has ended, as Redis and its journal tell it."""
+
+    def __init__(self, client: redis.Redis, directory: Path) -> None:
+        self.client = client
+        self.directory = directory
+        (directory / "journal").mkdir()
+        for name in ("episodes", "steps"):
+            (directory / f"journal/{name}.jsonl").touch()
+        client.xgroup_create(keys.stream(RUN_ID), GROUP, id="0", mkstream=True)
+
+    def live(self, request_id: str, *events: str) -> None:
+        for at, what in enumerate(events):
+            self.client.rpush(keys.events(request_id), encode(Event(float(at), what)))
+
+    def note(self, request_id: str, fate: str, *, member: int = 0) -> None:
+        row = {"request_id": request_id, "cursor": 0, "member": member, "fate": fate}
+        self._append("episodes", row)
+
+    def train(self, step: int, *request_ids: str, at: float = 2.5) -> None:
+        self._append("steps", {"step": step, "request_ids": request_ids, "at": at})
+
+    def _append(self, name: str, row: object) -> None:
+        with (self.directory / f"journal/{name}.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+
+
+@pytest.fixture
+def run(redis_url: str, tmp_path: Path) -> Iterator[Run]:
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+        yield Run(client, tmp_path)
+
+
+TRAINED = ("enqueued", "claimed", "published", "acknowledged")
+
+
+def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(run: Run) -> None:
+    run.live("good", *TRAINED)
+    run.note("good", "trained")
+    run.train(1, "good")
+    run.live("flat", *TRAINED)
+    run.note("flat", "zero_variance", member=1)
+    run.live("gone", "enqueued", "withdrawn")
+    run.live("dead", "enqueued", "claimed", "buried")
+    failure = AttemptFailure(
+        attempt=1, worker="w", boundary="sandbox", message="no", transient=True, failed_at=0
+    )
+    letter = DeadLetter(request_id="dead", task_id="t", failures=(failure,), died_at=0)
+    run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
+    books = settle(run.client, run.directory, asked=["good", "flat"])
+    assert (books.lost, books.trained_twice) == ([], [])
+    assert books.fates == {"trained": 1, "zero_variance": 1, "withdrawn": 1, "dead": 1}
+
+
+def test_a_request_that_nobody_accounts_for_is_lost(run: Run) -> None:
+    run.live("vanished", "enqueued", "claimed")
+    (line,) = settle(run.client, run.directory, asked=[]).lost
+    assert line.startswith("vanished: ")
+    assert "claimed" in line
+
+
+def test_one_that_was_seen_once_and_that_even_redis_forgot_is_lost(run: Run) -> None:
+    (line,) = settle(run.client, run.directory, asked=["seen"]).lost
+    assert line.startswith("seen: ")
+
+
+def test_a_death_without_evidence_is_a_loss(run: Run) -> None:
+    run.live("dead", "enqueued", "buried")
+    letter = DeadLetter(request_id="dead", task_id="t", failures=(), died_at=0)
+    run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
+    assert len(settle(run.client, run.directory, asked=[]).lost) == 1
+
+
+def test_what_an_ended_run_still_owes_is_lost(run: Run) -> None:
+    run.live("late", "enqueued")
+    run.note("late", "late")
+    run.client.zadd(keys.open_requests(RUN_ID), {"late": 1})
+    run.client.xadd(keys.stream(RUN_ID), {"head": b""})
+    run.client.xreadgroup(GROUP, "learner", {keys.stream(RUN_ID): ">"})
+    assert settle(run.client, run.directory, asked=[]).lost == [
+        "late: still owed",
+        "1 answers are not acknowledged",
+    ]
+
+
+def test_a_request_in_two_steps_is_trained_twice(run: Run) -> None:
+    run.live("greedy", *TRAINED)
+    run.note("greedy", "trained")
+    run.train(1, "greedy")
+    run.train(2, "greedy")
+    assert settle(run.client, run.directory, asked=[]).trained_twice == ["greedy: in 2 steps"]
+
+
+def test_a_request_that_a_checkpoint_had_settled_before_its_step_is_trained_twice(run: Run) -> None:
+    run.live("again", *TRAINED)
+    run.note("again", "trained")
+    run.train(7, "again", at=99.0)
+    (line,) = settle(run.client, run.directory, asked=[]).trained_twice
+    assert line == "again: step 7 trained it after a checkpoint had settled it"
+
+
+def test_two_requests_for_one_member_are_trained_twice(run: Run) -> None:
+    for name in ("first", "second"):
+        run.live(name, *TRAINED)
+        run.note(name, "trained")
+    run.train(1, "first", "second")
+    (line,) = settle(run.client, run.directory, asked=[]).trained_twice
+    assert line == "member 0 of group 0: 2 requests for it were trained"
+
+
+def test_the_table_counts_from_what_a_process_needs_to_start(run: Run) -> None:
+    recoveries = [
+        Recovery(("engine",), total_s=14.0, start_s=10.0, hung=False),
+        Recovery(("engine",), total_s=9.0, start_s=10.0, hung=False),
+        Recovery(("redis", "worker"), total_s=6.0, start_s=2.0, hung=False),
+    ]
+    starts_s = dict.fromkeys(KINDS, 10.0)
+    books = settle(run.client, run.directory, asked=[])
+    slo = amount_to(recoveries, starts_s, books, Leftovers(), faults=[], steps=3, minutes=1.0)
+    assert (slo.kills, slo.hangs, slo.recovery_s_p50, slo.recovery_s_max) == (4, 0, 4.0, 4.0)
+    assert (slo.by_process["engine"].kills, slo.by_process["engine"].recovery_s_max) == (2, 4.0)
+    assert slo.by_process["two at once"].kills == 2
+    assert slo.is_kept
+    assert "| engine | 2 | 10.0 s | 0.0 s | 4.0 s | 0 |" in table(slo)
+
+
+def test_anything_left_breaks_the_promise(run: Run) -> None:
+    books = settle(run.client, run.directory, asked=[])
+    left = Leftovers(volumes=["v1"])
+    slo = amount_to([], {}, books, left, faults=[], steps=0, minutes=0.0)
+    assert (slo.volumes_left, slo.is_kept) == (1, False)
+    assert "left: volumes: v1" in table(slo)
+
+
+@pytest.mark.docker
+def test_a_system_whose_processes_are_killed_loses_nothing_and_leaves_nothing(task_image: str) -> None:
+    assert task_image
+    with tempfile.TemporaryDirectory(prefix="swerve-") as directory:
+        command = [sys.executable, "-m", "infra.chaos", "--short", "--json", "--dir", f"{directory}/chaos"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        slo = msgspec.json.decode(done.stdout, type=Slo)
+        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs) == (12, 0, 0, 0)
+        assert (slo.containers_left, slo.networks_left, slo.volumes_left, slo.processes_left) == (0, 0, 0, 0)
+        assert slo.requests["trained"] > 0
+        assert not Path(directory, "chaos/docker").exists()

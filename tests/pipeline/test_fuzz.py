@@ -1,0 +1,34 @@
+"""No message, however wrong, breaks whoever reads it; and none is ever unpickled."""
+
+import ast
+from pathlib import Path
+
+from arq.connections import ArqRedis
+
+from tests.pipeline.fuzz import fuzz
+
+ROOT = Path(__file__).parents[2]
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+PACKAGES = ("pipeline", "workers", "trainer", "infra")
+
+
+async def test_a_thousand_bad_messages_on_every_wire_break_nothing(pool: ArqRedis) -> None:
+    for name, tally in (await fuzz(pool, 1000)).items():
+        assert tally.refused > 500, name
+
+
+def test_nothing_is_ever_pickled() -> None:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert len(files) > 50
+    assert [path for path in files if imported(path) & UNPICKLERS] == []
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names

@@ -1,0 +1,172 @@
+"""Every cheat that we know of, through the production grader. What stops each: workers/README.md."""
+
+import asyncio
+
+import pytest
+
+from pipeline.errors import GraderError
+from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task, Verdict
+from tests.workers.attacks.cheats import (
+    AROUND,
+    CONFIGURATION,
+    HONEST,
+    IN_THE_CODE,
+    THE_PATCH_ITSELF,
+    UNITTEST,
+    Around,
+    at_import,
+)
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+
+pytestmark = pytest.mark.docker
+
+TESTS = """from calc import add, sub
+
+
+def test_add():
+    assert add(3, 1) == 4
+
+
+def test_sub():
+    assert sub(3, 1) == 2
+"""
+UNIT_TESTS = """import unittest
+from calc import add, sub
+
+
+class Test(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(3, 1), 4)
+
+    def test_sub(self):
+        self.assertEqual(sub(3, 1), 2)
+"""
+PROTECTED = ("tests/test_calc.py",)
+HIDDEN = (File(path="tests/test_calc.py", content=TESTS.encode()),)
+SWE_BENCH = f"""#!/bin/bash
+set -uxo pipefail
+cd /workspace
+git checkout HEAD tests/test_calc.py
+cat >tests/test_calc.py <<'EOF_114329324912'
+{TESTS}EOF_114329324912
+: '>>>>> Start Test Output'
+python3 -m pytest -rA tests/test_calc.py
+: '>>>>> End Test Output'
+git checkout HEAD tests/test_calc.py
+"""
+
+
+def by_exit_code(script: str = "python3 -m pytest tests/test_calc.py\n") -> ExitCode:
+    return ExitCode(eval_script=f"set -e\n{script}", protected_paths=PROTECTED, files=HIDDEN)
+
+
+KINDS: dict[str, Verdict] = {
+    "exit_code": by_exit_code(),
+    "swebench_log": SwebenchLog(
+        eval_script=SWE_BENCH,
+        log_parser="parse_log_pytest",
+        fail_to_pass=("tests/test_calc.py::test_add",),
+        pass_to_pass=("tests/test_calc.py::test_sub",),
+        protected_paths=PROTECTED,
+    ),
+    "r2e_expected": R2eExpected(
+        eval_script="cd /workspace\npython3 -W ignore -m pytest -rA tests/test_calc.py\n",
+        expected={"test_add": "PASSED", "test_sub": "PASSED"},
+        protected_paths=PROTECTED,
+        files=HIDDEN,
+    ),
+}
+UNITTEST_VERDICT = ExitCode(
+    eval_script="python3 -m unittest tests/test_unit.py\n",
+    files=(File(path="tests/test_unit.py", content=UNIT_TESTS.encode()),),
+)
+
+
+@pytest.fixture
+def grader(sandboxes: DockerSandboxes) -> Grader:
+    return Grader(sandboxes)
+
+
+def task_of(image: RepoImage, verdict: Verdict, **changes: object) -> Task:
+    return make_task(image.tag, base_commit=image.commit, verdict=verdict, **changes)
+
+
+# These may end without a verdict; everything else has to be seen through.
+BREAKS_OFF = {"an end that the kernel brings about"}
+
+
+async def paid(grader: Grader, task: Task, patch: bytes) -> str | None:
+    """By what the patch got its pay; None if it got none."""
+    reward = await grader.grade(make_claim(task), patch)
+    return reward.decided_by if reward.value else None
+
+
+async def tried(grader: Grader, image: RepoImage, patch: bytes, *kinds: str) -> dict[str, str | None]:
+    gradings = (paid(grader, task_of(image, KINDS[kind]), patch) for kind in kinds)
+    return dict(zip(kinds, await asyncio.gather(*gradings), strict=True))
+
+
+def named(cheats: dict[str, bytes]) -> list[object]:
+    return [pytest.param(name, patch, id=name.replace(" ", "-")) for name, patch in cheats.items()]
+
+
+@pytest.mark.parametrize(("name", "patch"), named(IN_THE_CODE))
+async def test_no_cheat_in_the_code_pays(
+    grader: Grader, repo_image: RepoImage, name: str, patch: bytes
+) -> None:
+    try:
+        assert set((await tried(grader, repo_image, patch, *KINDS)).values()) == {None}
+    except GraderError:
+        assert name in BREAKS_OFF
+
+
+@pytest.mark.parametrize(("name", "patch"), named(CONFIGURATION))
+async def test_no_cheat_by_configuration_pays(
+    grader: Grader, repo_image: RepoImage, name: str, patch: bytes
+) -> None:
+    assert set((await tried(grader, repo_image, patch, "exit_code", "r2e_expected")).values()) == {None}
+
+
+@pytest.mark.parametrize(("name", "patch"), named(THE_PATCH_ITSELF))
+async def test_no_cheat_by_the_patch_itself_pays(
+    grader: Grader, repo_image: RepoImage, name: str, patch: bytes
+) -> None:
+    assert set((await tried(grader, repo_image, patch, "exit_code", "swebench_log")).values()) == {None}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=[name.replace(" ", "-") for name in AROUND])
+async def test_no_cheat_on_the_surroundings_pays(
+    grader: Grader, repo_image: RepoImage, around: Around
+) -> None:
+    task = task_of(repo_image, by_exit_code(around.script), setup_script=around.setup, env=around.env)
+    gradings = (paid(grader, task, patch) for patch in (around.patch, HONEST, HONEST + around.patch))
+    cheat, fix, both = await asyncio.gather(*gradings)
+    assert cheat is None
+    assert fix
+    assert both
+
+
+@pytest.mark.parametrize("patch", UNITTEST.values(), ids=[name.replace(" ", "-") for name in UNITTEST])
+async def test_no_cheat_on_unittest_pays(grader: Grader, repo_image: RepoImage, patch: bytes) -> None:
+    assert await paid(grader, task_of(repo_image, UNITTEST_VERDICT), patch) is None
+
+
+async def test_a_fork_bomb_does_not_pay(grader: Grader, repo_image: RepoImage) -> None:
+    bomb = at_import("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass")
+    claim = make_claim(task_of(repo_image, by_exit_code()), grade_cpu_s=2.0)
+    assert (await grader.grade(claim, bomb)).decided_by == "cpu time used up"
+
+
+async def test_code_that_waits_does_not_pay(grader: Grader, repo_image: RepoImage) -> None:
+    claim = make_claim(task_of(repo_image, by_exit_code()), grade_wall_s=3.0)
+    with pytest.raises(GraderError, match="of CPU time"):
+        await grader.grade(claim, at_import("import time; time.sleep(1000)"))
+
+
+async def test_the_next_honest_episode_gets_its_pay(grader: Grader, repo_image: RepoImage) -> None:
+    verdicts = (*KINDS.values(), UNITTEST_VERDICT)
+    gradings = (paid(grader, task_of(repo_image, verdict), HONEST) for verdict in verdicts)
+    assert all(await asyncio.gather(*gradings))

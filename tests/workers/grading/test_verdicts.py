@@ -1,0 +1,193 @@
+"""How evidence becomes a verdict, without a container."""
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline import task as tasks
+from pipeline.errors import TaskBroken
+from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
+from tests.workers.claims import make_task
+from workers.grading.verdicts import Evidence, check, judge, r2e_statuses
+from workers.grading.witness import End, Run
+
+END = End(
+    status=0,
+    canary=False,
+    collected=2,
+    finished=2,
+    outcomes={"tests/t.py::new": "PASSED", "tests/t.py::old": "PASSED"},
+    replaced=(),
+    stopped=(),
+)
+PATCH = b"--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n+    pytest.skip('no')\n"
+EXIT_CODE = ExitCode(eval_script="pytest\n")
+SWEBENCH = SwebenchLog(
+    eval_script=": '>>>>> End Test Output'\n",
+    log_parser="parse_log_pytest",
+    fail_to_pass=("tests/t.py::new",),
+    pass_to_pass=("tests/t.py::old",),
+)
+R2E = R2eExpected(eval_script="pytest\n", expected={"new": "PASSED", "T.old": "FAILED"})
+TESTS_JSON = tasks.TestsJson(eval_script="pytest\n", parser="...", tests=("new", "old"))
+PASSED = "=== test session starts ===\n=== 2 passed in 0.05s ===\n"
+MARKED = ">>>>> Start Test Output\n{}>>>>> End Test Output\n>>>>> Test Exit Code: {}\n"
+BOTH_PASSED = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\n", 0)
+
+
+def decided(verdict: Verdict, log: str = PASSED, exit_code: int = 0, **evidence: object) -> tuple[float, str]:
+    fields = {"patch": PATCH, "runs": (Run("pytest", END),), **evidence}
+    reward = judge(
+        make_task("image", verdict=verdict),
+        Evidence(exit_code=exit_code, log=log, **fields),  # type: ignore[arg-type]
+    )
+    return reward.value, reward.decided_by
+
+
+def test_an_exit_status_is_believed_as_far_as_the_witness_bears_it_out() -> None:
+    assert decided(EXIT_CODE) == (1.0, "exit status 0")
+    assert decided(EXIT_CODE, exit_code=1) == (0.0, "exit status 1")
+    assert decided(EXIT_CODE, log="") == (1.0, "exit status 0")
+    assert decided(EXIT_CODE, log="", runs=()) == (0.0, "exit status 0, but pytest did not report its end")
+    assert decided(EXIT_CODE, runs=()) == (1.0, "exit status 0")
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (None, "pytest was cut short"),
+        (replace(END, canary=True), "pytest let a test pass that must fail"),
+        (replace(END, finished=1), "pytest ended after 1 of 2 tests"),
+        (replace(END, replaced=(("runner.x", "/repo/calc.py"),)), "the patch replaced runner.x of pytest"),
+        (replace(END, replaced=(("runner.x", "<string>"),)), "the patch replaced runner.x of pytest"),
+        (
+            replace(END, stopped=(("tests/t.py::new", "/repo/calc.py", "pytest.skip('no')"),)),
+            "the patch skipped tests/t.py::new",
+        ),
+    ],
+)
+def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -> None:
+    runs = (Run("pytest", END), Run("pytest", end))
+    short = "short test summary info\nPASSED tests/t.py::new\n"
+    parsed = b'{"tests": [{"name": "new", "status": "PASSED"}]}'
+    kinds = [
+        decided(EXIT_CODE, runs=runs),
+        decided(SWEBENCH, BOTH_PASSED, runs=runs),
+        decided(replace(R2E, expected={"new": "PASSED"}), short, runs=runs),
+        decided(replace(TESTS_JSON, tests=("new",)), runs=runs, parsed=parsed),
+    ]
+    assert [value for value, _ in kinds] == [0.0] * 4
+    assert all(decided_by.endswith(f", but {why}") for _, decided_by in kinds)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        replace(END, status=None, outcomes={}, collected=-1, finished=0),
+        replace(END, canary=None),
+        replace(END, replaced=(("runner.x", "/usr/lib/python3/dist-packages/plugin.py"),)),
+        replace(END, stopped=(("tests/t.py::new", "/repo/calc.py", "pytest.skip('as ever')"),)),
+        replace(END, stopped=(("tests/t.py::new", "/repo/tests/t.py", "pytest.skip('no')"),)),
+    ],
+)
+def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
+    runs = (Run("pytest", end), Run("pytest", END))
+    assert decided(EXIT_CODE, runs=runs) == (1.0, "exit status 0")
+    assert decided(SWEBENCH, BOTH_PASSED, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "why"),
+    [
+        ({"tests/t.py::new": "FAILED", "tests/t.py::old": "PASSED"}, "tests/t.py::new failed"),
+        ({"tests/t.py::new": "SKIPPED", "tests/t.py::old": "PASSED"}, "tests/t.py::new was skipped"),
+        ({"tests/t.py::old": "PASSED"}, "tests/t.py::new never ran"),
+    ],
+)
+def test_result_lines_that_no_test_stands_behind_are_not_believed(outcomes: dict[str, str], why: str) -> None:
+    runs = (Run("pytest", replace(END, outcomes=outcomes)),)
+    log = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\nFAILED tests/t.py::decoy\n", 1)
+    assert decided(SWEBENCH, log, runs=runs) == (0.0, f"swebench: RESOLVED_FULL, but {why}")
+
+
+def test_names_that_only_the_log_knows_are_left_to_the_log() -> None:
+    verdict = replace(SWEBENCH, fail_to_pass=("[100%]", "tests/t.py::new[a"))
+    log = MARKED.format("PASSED [100%]\nPASSED tests/t.py::new[a b]\nPASSED tests/t.py::old\n", 0)
+    outcomes = {
+        "tests/t.py::new[a b]": "PASSED",
+        "tests/t.py::new[a c]": "FAILED",
+        "tests/t.py::old": "PASSED",
+    }
+    runs = (Run("pytest", replace(END, outcomes=outcomes)),)
+    assert decided(verdict, log, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
+
+
+def test_r2e_asks_for_exactly_what_it_expects() -> None:
+    log = "noise\n=== short test summary info ===\n\x1b[32mPASSED\x1b[0m r2e_tests/t.py::new\r\n{}\n=== 2 in 1s ===\n"
+    as_expected = log.format("FAILED r2e_tests/t.py::T::old - assert 1 == 2")
+    assert r2e_statuses(as_expected) == {"new": "PASSED", "T.old": "FAILED"}
+    assert decided(R2E, as_expected, runs=()) == (1.0, "r2e: 2 tests as expected")
+    for line in ("PASSED r2e_tests/t.py::T::old", "", "FAILED t.py::T::old\nPASSED t.py::one_more"):
+        value, decided_by = decided(R2E, log.format(line), runs=())
+        assert (value, decided_by) == (0.0, "r2e: 1 of 2 tests otherwise than expected")
+    assert decided(R2E, "", runs=())[0] == 0.0
+
+
+def test_r2e_reads_the_first_word_of_a_line() -> None:
+    log = "short test summary info\nFAILED t.py::new - RuntimeError: PASSED\nERROR t.py - PASSED\nnot PASSED t.py::x\n"
+    assert r2e_statuses(log) == {"new": "FAILED", "": "ERROR"}
+
+
+def test_r2e_takes_no_line_for_which_no_test_ran() -> None:
+    runs = (Run("pytest", replace(END, outcomes={"r2e_tests/t.py::new": "FAILED"})),)
+    verdict = replace(R2E, expected={"new": "PASSED"})
+    log = "short test summary info\nPASSED r2e_tests/t.py::new\n"
+    assert decided(verdict, log, runs=runs) == (0.0, "r2e: 1 tests as expected, but new failed")
+
+
+@pytest.mark.parametrize(
+    ("parsed", "value", "decided_by"),
+    [
+        ('[{"name":"new","status":"PASSED"},{"name":"old","status":"PASSED"},{"name":"x","status":"FAILED"}]', 1.0,
+         "tests_json: 2 of 2 tests passed"),
+        ('[{"name":"new","status":"PASSED"},{"name":"old","status":"FAILED"}]', 0.0, "tests_json: 1 of 2 tests passed"),
+        ("[]", 0.0, "tests_json: 0 of 2 tests passed"),
+        ("[3]", 0.0, "tests_json: the parser made nothing of the log"),
+    ],
+)  # fmt: skip
+def test_tests_json_asks_for_every_test(parsed: str, value: float, decided_by: str) -> None:
+    assert decided(TESTS_JSON, parsed=f'{{"tests": {parsed}}}'.encode()) == (value, decided_by)
+    assert decided(TESTS_JSON, parsed=None) == (0.0, "tests_json: the parser made nothing of the log")
+
+
+def test_every_verdict_keeps_the_outcome_of_the_tests_that_it_asks_for() -> None:
+    def tests(verdict: Verdict, log: str, parsed: bytes | None = None) -> dict[str, str]:
+        evidence = Evidence(patch=PATCH, exit_code=0, log=log, runs=(Run("pytest", END),), parsed=parsed)
+        return judge(make_task("image", verdict=verdict), evidence).tests
+
+    assert tests(EXIT_CODE, "") == END.outcomes
+    half = MARKED.format("SKIPPED tests/t.py::old\n", 0)
+    assert tests(SWEBENCH, half) == {"tests/t.py::new": "", "tests/t.py::old": "SKIPPED"}
+    assert tests(R2E, "short test summary info\nERROR x.py::T::old - x\n") == {"new": "", "T.old": "ERROR"}
+    assert tests(TESTS_JSON, "", b'{"tests":[{"name":"old","status":"ERROR"}]}') == {
+        "new": "",
+        "old": "ERROR",
+    }
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        (replace(EXIT_CODE, eval_script=" \n"), "eval_script is empty"),
+        (replace(R2E, eval_script=""), "eval_script is empty"),
+        (replace(R2E, expected={}), "lets no test pass"),
+        (replace(R2E, expected={"a": "FAILED"}), "lets no test pass"),
+        (replace(R2E, expected={"a": "PASSED", "b": "MAYBE"}), "'MAYBE' is never read"),
+        (replace(R2E, protected_paths=("/etc",)), "not a path inside"),
+        (replace(TESTS_JSON, tests=()), "tests is empty"),
+        (replace(TESTS_JSON, parser="\n"), "parser is empty"),
+        (replace(SWEBENCH, fail_to_pass=(), pass_to_pass=()), "any patch would do"),
+    ],
+)
+def test_a_verdict_that_means_nothing_is_refused(verdict: Verdict, why: str) -> None:
+    with pytest.raises(TaskBroken, match=why):
+        check(make_task("image", verdict=verdict))

@@ -1,0 +1,114 @@
+"""The witness in containers: that it speaks for every way to run tests, and is in nobody's way."""
+
+import pytest
+
+from pipeline.task import ExitCode, File, Task
+from tests.workers.attacks.cheats import HONEST, new
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from workers.grading.grade import Grader
+from workers.grading.witness import testimony as read_testimony
+from workers.sandbox.docker import DockerSandboxes
+
+pytestmark = pytest.mark.docker
+
+HIDDEN = """import subprocess, sys, unittest
+import pytest
+from calc import add
+
+def test_add():
+    assert add(3, 1) == 4
+
+class Test(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(3, 1), 4)
+
+    @unittest.skip("as ever")
+    def test_skipped(self):
+        pass
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    assert False
+"""
+# Runs of a runner inside of a test: cut short, failing, in the same process. All part of a test that passes.
+INNER = """
+def test_runs_inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_x.py").write_text("import os\\ndef test_x(): os._exit(0)")
+    assert subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]).returncode == 0
+    (tmp_path / "test_y.py").write_text("def test_y(): assert 0")
+    assert pytest.main(["-p", "no:cacheprovider", "test_y.py"]) == 1
+    assert unittest.TextTestRunner().run(unittest.FunctionTestCase(lambda: 1 / 0)).errors
+"""
+SCRIPTS = {
+    "plain": "python3 -m pytest tests/test_calc.py",
+    "quiet": "python3 -m pytest -q tests",
+    "very quiet, nowhere": "python3 -m pytest -qq tests >/dev/null",
+    "without a plugin": "python3 -m pytest -p no:cacheprovider -W error tests",
+    "from elsewhere": "cd tests && PYTHONPATH=.. python3 -m pytest",
+    "without variables": 'env -i PATH="$PATH" python3 -m pytest tests',
+    "with options of its own": "PYTEST_ADDOPTS=-x PYTEST_PLUGINS=_pytest.pytester python3 -m pytest tests",
+    "without automatic plugins": "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python3 -m pytest tests",
+    "without user packages": "python3 -s -m pytest tests",
+    "asked for its version": "python3 -m pytest --version && python3 -m pytest tests",
+    "asked wrongly first": "python3 -m pytest --no-such-option || python3 -m pytest tests",
+    "only collected first": "python3 -m pytest --collect-only && python3 -m pytest tests",
+    "in two steps": "python3 -m pytest -k add tests\npython3 -m pytest -k expected tests",
+    "through a wrapper": "sh -c 'exec timeout 60 python3 -m pytest tests'",
+    "from Python": "python3 -c \"import pytest, sys; sys.exit(pytest.main(['tests']))\"",
+    "as another user": 'chmod -R a+rwX . && python3 -c "import os; os.setgid(65534); os.setuid(65534);'
+    " os.execvp('python3', ['python3', '-m', 'pytest', 'tests'])\"",
+    "unittest": "python3 -m unittest tests/test_calc.py",
+    "unittest, discovering": "python3 -m unittest discover -s tests -t . -p 'test_*.py'",
+    "no runner at all": "python3 -c 'from calc import add; assert add(3, 1) == 4'",
+}
+
+
+@pytest.fixture
+def grader(sandboxes: DockerSandboxes) -> Grader:
+    return Grader(sandboxes)
+
+
+def task_of(image: RepoImage, script: str, tests: str = HIDDEN, **changes: object) -> Task:
+    verdict = ExitCode(
+        eval_script=f"set -e\n{script}\n", files=(File(path="tests/test_calc.py", content=tests.encode()),)
+    )
+    return make_task(image.tag, verdict=verdict, **changes)
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=[name.replace(" ", "-") for name in SCRIPTS])
+async def test_a_right_fix_gets_its_pay_however_tests_are_run(
+    grader: Grader, repo_image: RepoImage, script: str
+) -> None:
+    claim = make_claim(task_of(repo_image, script))
+    assert (await grader.grade(claim, HONEST)).decided_by == "exit status 0"
+    assert (await grader.grade(claim, new("NOTE.txt", "done"))).value == 0.0
+
+
+async def test_runs_inside_of_a_test_are_that_tests_business(grader: Grader, repo_image: RepoImage) -> None:
+    claim = make_claim(task_of(repo_image, SCRIPTS["plain"], HIDDEN + INNER))
+    reward = await grader.grade(claim, HONEST)
+    assert reward.decided_by == "exit status 0"
+    assert reward.tests == {
+        "tests/test_calc.py::test_add": "PASSED",
+        "tests/test_calc.py::Test::test_add": "PASSED",
+        "tests/test_calc.py::Test::test_skipped": "SKIPPED",
+        "tests/test_calc.py::test_expected_to_fail": "XFAIL",
+        "tests/test_calc.py::test_runs_inside": "PASSED",
+    }
+
+
+async def test_the_repositorys_own_plugin_may_be_mended(grader: Grader, repo_image: RepoImage) -> None:
+    setup = "echo 'x = 1' >plugin.py; echo \"pytest_plugins = ['plugin']\" >>conftest.py\n"
+    task = task_of(repo_image, "python3 -m pytest tests", setup_script=setup)
+    hook = "import pytest\ndef pytest_runtest_setup(item):\n    if 'never' in item.name: pytest.skip('never')"
+    mended = new("plugin.py", hook).replace(b"new file mode 100644\n--- /dev/null", b"--- a/plugin.py")
+    mended = mended.replace(b"@@ -0,0 +1,3 @@\n", b"@@ -1 +1,3 @@\n-x = 1\n")
+    assert (await grader.grade(make_claim(task), HONEST + mended)).decided_by == "exit status 0"
+
+
+def test_only_who_was_told_the_secret_can_end_a_run() -> None:
+    notes = b"\nstart aa pytest\n\nend aa !\nend bb eJw=\nstart\nend aa\nstart cc pytest extra\n\xff\xfe\n"
+    (run,) = read_testimony(notes)
+    assert (run.runner, run.end) == ("pytest", None)

@@ -1,0 +1,326 @@
+"""`python -m trainer.evaluate RECIPE --run-dir DIR`: how well given weights solve held-out tasks, without training.
+
+The weights are published to the engines as a version of their own run, and confirmed; then the tasks go through the
+same queue, workers and grader as in training. Everything is kept in DIR/evaluations/RUN_ID: the journal, and
+`outcomes.jsonl` with a line per task and temperature. Exit status: 0 every episode was judged; 1 some were not, or the
+evaluation did not come to its end; 2 misuse, with what to change.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from trainer.evaluation import Round, standard_error
+from trainer.inputs import Inputs, read_inputs
+from trainer.journal import EpisodeRow, read
+from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
+from trainer.settings import TrainerSettings, trainer_settings
+
+if TYPE_CHECKING:
+    from trainer.exam import Ending
+    from trainer.progress import Progress
+
+CHECKPOINTS = "checkpoints"  # of a run, in its directory
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `outcomes.jsonl`: a task at one temperature."""
+
+    temperature: float
+    task_id: str
+    rewards: tuple[float | None, ...]  # of its episodes; None: without a verdict
+    outcomes: tuple[str, ...]  # of the same episodes
+    request_ids: tuple[str, ...]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Success at one temperature: the mean reward of the episodes that have one."""
+
+    temperature: float
+    success: float | None
+    standard_error: float | None  # the episodes of one task count as related
+    episodes: int
+    tasks: int
+    failed: int  # without a verdict, not in `success`
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    weights: str
+    ending: str
+    results: tuple[Result, ...]
+    outcomes: str  # path of outcomes.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What is evaluated: a checkpoint of the learner, or a Hugging Face directory."""
+
+    directory: Path
+    is_checkpoint: bool
+
+
+def main() -> int:
+    arguments = _parse()
+    try:
+        settings = trainer_settings()
+        recipe = _recipe(arguments)
+        weights = _weights(arguments, recipe)
+        if settings.rank != 0:
+            return _follow(recipe, weights, settings)
+        inputs = read_inputs(recipe)
+        rounds = list(_rounds(arguments, recipe, len(inputs.heldout)))
+        with _no_trainer(arguments.run_dir):
+            return _lead(recipe, inputs, weights, rounds, arguments, settings)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer.evaluate", description=__doc__)
+    parser.add_argument("recipe", type=Path, help="a TOML file, as in trainer/recipes")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override, as in rollout.limits.turns=20",
+    )
+    parser.add_argument("--run-dir", type=Path, required=True, help="a run's directory, or a new one")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--checkpoint", type=Path, help="default the newest of --run-dir, else the recipe's model"
+    )
+    which.add_argument("--model", type=Path, help="a Hugging Face directory, with its tokenizer")
+    parser.add_argument("--tasks", type=Path, help="default the recipe's tasks.heldout")
+    parser.add_argument("--episodes", type=int, help="at each temperature; default one of each task")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        action="append",
+        metavar="T",
+        help="may be repeated; default the recipe's, and 0, which plays a task once at most",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    return parser.parse_args()
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe with the tasks and the model that are asked for."""
+    recipe = load_recipe(
+        arguments.recipe, [*arguments.set, "evaluation.episodes=0", "evaluation.greedy_episodes=0"]
+    )
+    if arguments.tasks:
+        recipe = replace(recipe, tasks=replace(recipe.tasks, heldout=str(arguments.tasks.resolve())))
+    if not recipe.tasks.heldout:
+        raise ValueError("there is nothing to play: give --tasks, or tasks.heldout in the recipe")
+    if arguments.model:
+        recipe = replace(recipe, model=str(arguments.model.resolve()))
+    return recipe
+
+
+def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
+    """Raises ValueError for a directory that does not hold what it should."""
+    from trainer.checkpoints import Checkpoints
+
+    newest = Checkpoints(arguments.run_dir / CHECKPOINTS, keep=1).latest()
+    checkpoint: Path | None = arguments.checkpoint or (None if arguments.model else newest)
+    if checkpoint is not None:
+        if not (checkpoint / "metadata.json").is_file():
+            raise ValueError(
+                f"{checkpoint} holds no checkpoint: give a directory as in runs/demo/checkpoints/step-8"
+            )
+        return Weights(checkpoint.resolve(), is_checkpoint=True)
+    model = Path(recipe.model)
+    if not any(model.glob("*.safetensors")):
+        raise ValueError(f"{model} holds no .safetensors file: give a Hugging Face directory")
+    return Weights(model, is_checkpoint=False)
+
+
+def _rounds(arguments: argparse.Namespace, recipe: Recipe, num_tasks: int) -> Iterator[Round]:
+    wanted: int = num_tasks if arguments.episodes is None else arguments.episodes
+    if wanted < 1 or (wanted > num_tasks and wanted % num_tasks):
+        raise ValueError(
+            f"--episodes {wanted}: there are {num_tasks} tasks; give so many, fewer, or a multiple"
+        )
+    per_task = max(1, wanted // num_tasks)
+    for temperature in dict.fromkeys(arguments.temperature or (recipe.rollout.sampling.temperature, 0.0)):
+        if temperature < 0:
+            raise ValueError(f"--temperature {temperature:g}: it must be 0, which is greedy, or above")
+        sampled = EvaluationRecipe(episodes=wanted, samples_per_task=per_task)
+        greedy = EvaluationRecipe(greedy_episodes=min(wanted, num_tasks))
+        yield Round(temperature, sampled if temperature else greedy)
+
+
+@contextlib.contextmanager
+def _no_trainer(run_dir: Path) -> Iterator[None]:
+    from trainer.run import sole_trainer
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with sole_trainer(run_dir):
+        yield
+
+
+def _follow(recipe: Recipe, weights: Weights, settings: TrainerSettings) -> int:
+    """Ranks above 0: only a learner that is spread over several processes needs them."""
+    from trainer.run import follow
+
+    return follow(recipe, settings) if weights.is_checkpoint else 0
+
+
+def _lead(
+    recipe: Recipe,
+    inputs: Inputs,
+    weights: Weights,
+    rounds: Sequence[Round],
+    arguments: argparse.Namespace,
+    settings: TrainerSettings,
+) -> int:
+    from trainer.progress import open_progress
+
+    run_id = f"evaluate-{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    root: Path = arguments.run_dir.resolve() / "evaluations" / run_id
+    with open_progress(sys.stderr) as progress:
+        logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)
+        ending = asyncio.run(_conduct(recipe, inputs, weights, rounds, root, settings, progress))
+    summary = _summed_up(root, rounds, str(weights.directory), ending)
+    print(msgspec.json.encode(summary).decode() if arguments.json else table(summary))
+    judged = all(result.episodes and not result.failed for result in summary.results)
+    return 0 if ending == "finished" and judged else 1
+
+
+async def _conduct(
+    recipe: Recipe,
+    inputs: Inputs,
+    weights: Weights,
+    rounds: Sequence[Round],
+    root: Path,
+    settings: TrainerSettings,
+    progress: "Progress",
+) -> "Ending":
+    from trainer.exam import Exam
+
+    stop = asyncio.Event()
+    _obey_signals(stop)
+    async with _export(recipe, weights, settings) as export:
+        exam = Exam(recipe, inputs, root, progress, stop, router_url=settings.router_url)
+        return await exam.run(rounds, export)
+
+
+@contextlib.asynccontextmanager
+async def _export(
+    recipe: Recipe, weights: Weights, settings: TrainerSettings
+) -> AsyncIterator[Callable[[Path], object]]:
+    """Writes the weights as a Hugging Face directory at a path; may block, from any thread."""
+    if not weights.is_checkpoint:
+        yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
+        return
+    from trainer.parts import LearnerThread
+    from trainer.run import make_feed
+
+    learner = LearnerThread()
+    feed = await learner(make_feed, recipe, settings)
+    try:
+        await learner(feed.restore, weights.directory)
+        yield lambda place: learner.blocking(feed.export, place)
+    finally:
+        await learner(feed.stop)
+
+
+def _obey_signals(stop: asyncio.Event) -> None:
+    """The first signal ends it in good order; the next one does what it does by default."""
+    running = asyncio.get_running_loop()
+
+    def obey(number: signal.Signals) -> None:
+        running.remove_signal_handler(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.add_signal_handler(number, obey, number)
+
+
+def _link(source: str, target: str) -> None:
+    """As good as a copy for files that nobody writes into; across file systems, a copy."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _summed_up(root: Path, rounds: Sequence[Round], weights: str, ending: str) -> Summary:
+    """Write `outcomes.jsonl`, and count."""
+    rows = list(read(root / "journal", EpisodeRow))
+    path, results = root / "outcomes.jsonl", list[Result]()
+    with path.open("wb") as file:
+        for one in rounds:
+            played = [row for row in rows if row.evaluation == one.name and row.fate != "withdrawn"]
+            judged = [row for row in played if row.reward is not None]
+            results.append(_result(one.temperature, judged, num_failed=len(played) - len(judged)))
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in _outcomes(one, played))
+    return Summary(
+        run_id=root.name, weights=weights, ending=ending, results=tuple(results), outcomes=str(path)
+    )
+
+
+def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int) -> Result:
+    from trainer.report import rate
+
+    success, error = rate([msgspec.structs.replace(row, group_id=row.task_id) for row in judged])
+    num_tasks = len({row.task_id for row in judged})
+    if success is not None and num_tasks == 1:  # nothing to tell tasks apart by
+        error = standard_error(success, len(judged))
+    return Result(
+        temperature=temperature,
+        success=success,
+        standard_error=error,
+        episodes=len(judged),
+        tasks=num_tasks,
+        failed=num_failed,
+    )
+
+
+def _outcomes(one: Round, played: Sequence[EpisodeRow]) -> Iterator[Outcome]:
+    for task_id in dict.fromkeys(row.task_id for row in played):
+        mine = sorted((row for row in played if row.task_id == task_id), key=lambda row: row.member)
+        yield Outcome(
+            temperature=one.temperature,
+            task_id=task_id,
+            rewards=tuple(row.reward for row in mine),
+            outcomes=tuple(row.outcome for row in mine),
+            request_ids=tuple(row.request_id for row in mine),
+        )
+
+
+def table(summary: Summary) -> str:
+    """For a person: percent with one standard error."""
+    lines = [
+        f"{summary.weights}: {summary.ending}",
+        "temperature        success  episodes  tasks  without a verdict",
+    ]
+    for one in summary.results:
+        success = (
+            "-"
+            if one.success is None or one.standard_error is None
+            else f"{100 * one.success:.1f} ± {100 * one.standard_error:.1f} %"
+        )
+        lines.append(f"{one.temperature:>11g}{success:>15}{one.episodes:>10}{one.tasks:>7}{one.failed:>19}")
+    return "\n".join([*lines, summary.outcomes])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Whether what an episode stands on is there: Docker, the engines, Redis. A worker without one of them claims
+nothing, says why, and goes on by itself when it is back.
+
+A breaker opens when its probe fails, asked every now and then and after each failed claim, or when several
+different requests in a row failed at its boundary though the probe is content. While open, the probe alone is asked.
+Once that succeeds one episode is let through (half-open); when it ends well, or has lasted TRIAL_S, everything is.
+Failures that the boundary is to blame for cost the request nothing.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+from redis.exceptions import RedisError
+
+from pipeline.errors import Boundary, RolloutError
+
+log = logging.getLogger("swerve.worker")
+
+WATCH_S = 5.0  # between two probes of what works
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 4.0  # between two probes of what does not
+PROBE_TIMEOUT_S = 15.0  # a busy Docker engine answers late, and is not out
+TRIAL_S = 3.0
+HOLDERS_FIRST_S = 2.0  # after Redis is back: who still works on a lapsed claim breathes before others take it
+SUSPECTS = 3  # different requests in a row
+
+Probe = Callable[[], Awaitable[object]]
+"""Returns if all is well; raises one of OUT if not."""
+
+State = Literal["closed", "half-open", "open"]
+
+OUT = (RolloutError, RedisError, OSError, TimeoutError)
+BREAKER_OF: Mapping[Boundary, str] = {"sandbox": "docker", "grader": "docker", "engine": "engine"}
+
+
+class Breaker:
+    """One boundary of this worker."""
+
+    def __init__(self, name: str, probe: Probe, *, settle_s: float = 0.0) -> None:
+        """`settle_s` passes between a probe that succeeds again and the first claim."""
+        self.name = name
+        self._settle_s = settle_s
+        self.state: State = "closed"
+        self.reason = ""
+        self._probe = probe
+        self._suspects: set[str] = set()
+        self._wait_s = FIRST_WAIT_S
+        self._trial_began_at: float | None = None
+
+    @property
+    def paused(self) -> str:
+        """Why claims are held back, for people; empty if they are not."""
+        match self.state:
+            case "closed":
+                return ""
+            case "half-open":
+                return f"{self.name} answers again: trying one episode"
+            case "open":
+                return f"{self.name} is out: {self.reason}"
+
+    def room(self, free: int) -> int:
+        """How many of `free` slots may be filled now."""
+        if self.state == "half-open":
+            return min(free, 1) if self._trial_began_at is None else 0
+        return free if self.state == "closed" else 0
+
+    def claimed(self) -> None:
+        """A claim was made: it is the trial, if one is needed."""
+        if self.state == "half-open":
+            self._trial_began_at = time.monotonic()
+
+    def succeeded(self) -> None:
+        """An episode came through this boundary."""
+        self._suspects.clear()
+        if self.state == "half-open":
+            self._close()
+
+    async def blamed(self, request_id: str, message: str) -> bool:
+        """A claim failed here. True: so it would have for any request, do not count it against this one."""
+        self._suspects.add(request_id)
+        if not await self.check():
+            return True
+        if self.state == "half-open" or len(self._suspects) >= SUSPECTS:
+            self.open(message)
+        return self.state == "open" and len(self._suspects) > 1
+
+    async def check(self) -> bool:
+        """Ask the probe, and act on what it says."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._probe()
+        except OUT as error:
+            self.open(str(error) or type(error).__name__)
+            return False
+        if self.state == "open":
+            await asyncio.sleep(self._settle_s)
+            self.state = "half-open"
+        return True
+
+    def open(self, reason: str) -> None:
+        """Hold claims back. Doing so again makes the next probe wait for longer."""
+        if self.state == "closed":
+            log.warning("%s is out, claims are held back: %s", self.name, reason)
+        else:
+            self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self.state, self.reason, self._trial_began_at = "open", reason, None
+
+    def _close(self) -> None:
+        log.warning("%s is back, claims go on", self.name)
+        self.state, self.reason, self._trial_began_at = "closed", "", None
+        self._wait_s = FIRST_WAIT_S
+
+    async def watch(self) -> None:
+        """Probe for ever."""
+        while True:
+            match self.state:
+                case "closed":
+                    if await self.check():
+                        await asyncio.sleep(random.uniform(0.5, 1.5) * WATCH_S)
+                case "open":
+                    await asyncio.sleep(self._wait_s)
+                    await self.check()
+                case "half-open":
+                    await asyncio.sleep(FIRST_WAIT_S)
+                    began_at = self._trial_began_at
+                    if self.state == "half-open" and began_at and time.monotonic() - began_at > TRIAL_S:
+                        self._close()
+
+
+class Breakers:
+    """All of a worker's, by name: "redis", "docker", "engine"."""
+
+    def __init__(self, probes: Mapping[str, Probe]) -> None:
+        self._breakers = {
+            name: Breaker(name, probe, settle_s=HOLDERS_FIRST_S if name == "redis" else 0.0)
+            for name, probe in probes.items()
+        }
+
+    def __getitem__(self, name: str) -> Breaker:
+        return self._breakers[name]
+
+    @property
+    def paused(self) -> str:
+        """Every reason why nothing is claimed; empty if all is well."""
+        return "; ".join(breaker.paused for breaker in self._breakers.values() if breaker.paused)
+
+    def room(self, free: int) -> int:
+        """How many of `free` slots may be filled now."""
+        return min((breaker.room(free) for breaker in self._breakers.values()), default=free)
+
+    def claimed(self) -> None:
+        for breaker in self._breakers.values():
+            breaker.claimed()
+
+    def succeeded(self) -> None:
+        """An episode came through all of them."""
+        for breaker in self._breakers.values():
+            breaker.succeeded()
+
+    async def blamed(self, boundary: Boundary, request_id: str, message: str) -> bool:
+        """Whether a failure at `boundary` is that of the boundary rather than of the request."""
+        breaker = self._breakers.get(BREAKER_OF.get(boundary, ""))
+        return breaker is not None and await breaker.blamed(request_id, message)
+
+    async def watch(self) -> None:
+        """Probe all of them for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for breaker in self._breakers.values():
+                tasks.create_task(breaker.watch())

@@ -1,0 +1,239 @@
+"""How each kind of verdict is decided from what a test run left behind.
+
+A log or an exit status that would make a patch resolved is believed only as far as the witness, where there was
+one, saw the same. Each verdict says by what it was decided and keeps the outcome of every test that it asks for.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from pipeline.errors import TaskBroken
+from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
+from pipeline.trajectory import Reward
+from workers.grading import swebench_rules, witness
+from workers.grading.runner import contradiction, num_pytest_sessions
+from workers.grading.witness import BAD, Run
+
+MOST_OUTCOMES = 1000  # of a verdict that names no tests
+R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
+R2E_SUMMARY = "short test summary info"
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a finished test run left behind."""
+
+    patch: bytes
+    exit_code: int
+    log: str  # marks in place
+    runs: tuple[Run, ...]  # what the witness said
+    parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
+
+
+class _ParsedTest(msgspec.Struct):
+    name: str
+    status: str
+
+
+class _Parsed(msgspec.Struct):
+    tests: list[_ParsedTest]
+
+
+def check(task: Task) -> None:
+    """Raises TaskBroken for a verdict that nobody could reach, or everybody."""
+    verdict = task.verdict
+    if not verdict.eval_script.strip():
+        raise TaskBroken("eval_script is empty: any patch would do")
+    for path in verdict.protected_paths:
+        first = posixpath.normpath(path).split("/")[0]
+        if path.startswith("/") or "\0" in path or first in (".", "..", ".git"):
+            raise TaskBroken(f"protected_paths: {path!r} is not a path inside the repository")
+    match verdict:
+        case ExitCode():
+            pass
+        case SwebenchLog():
+            swebench_rules.check(verdict)
+        case R2eExpected(expected=expected):
+            if "PASSED" not in expected.values():
+                raise TaskBroken("expected lets no test pass: a patch that breaks everything would do")
+            unknown = sorted(set(expected.values()) - set(R2E_STATUSES))
+            if unknown:
+                raise TaskBroken(f"expected: status {unknown[0]!r} is never read out of a log")
+        case TestsJson():
+            if not verdict.tests:
+                raise TaskBroken("tests is empty: any patch would do")
+            if not verdict.parser.strip():
+                raise TaskBroken("parser is empty: no test would ever pass")
+
+
+def judge(task: Task, evidence: Evidence) -> Reward:
+    """The reward, without what grading cost. May take seconds for a large log."""
+    match task.verdict:
+        case ExitCode() as verdict:
+            return _by_exit_code(verdict, evidence)
+        case SwebenchLog() as verdict:
+            return _by_swebench(verdict, task.id, evidence)
+        case R2eExpected() as verdict:
+            return _by_r2e(verdict, evidence)
+        case TestsJson() as verdict:
+            return _by_tests_json(verdict, evidence)
+
+
+def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
+    belied = None
+    if evidence.exit_code == 0:
+        belied = witness.tampering(evidence.runs, evidence.patch) or witness.failure(evidence.runs)
+        unseen = num_pytest_sessions(evidence.log) > len(witness.sessions(evidence.runs, "pytest"))
+        if belied is None and (unseen or not witness.sessions(evidence.runs)):
+            belied = contradiction(verdict.eval_script, evidence.log)
+    seen = witness.outcomes(evidence.runs)
+    return _reward(
+        f"exit status {evidence.exit_code}",
+        resolved=evidence.exit_code == 0,
+        belied=belied,
+        tests=dict(list(seen.items())[:MOST_OUTCOMES]),
+    )
+
+
+def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:
+    report = swebench_rules.report(verdict, task_id, evidence.log)
+    belied = None
+    if report.resolved:
+
+        def read(lines: str) -> Mapping[str, str]:
+            return swebench_rules.parsed(verdict, task_id, lines)
+
+        names = (*verdict.fail_to_pass, *verdict.pass_to_pass)
+        belied = witness.tampering(
+            evidence.runs, evidence.patch, lambda test: any(test.startswith(name) for name in names)
+        )
+        belied = belied or _disagreement(report.tests, _seen(evidence.runs, read))
+    reward = _reward(
+        f"swebench: {report.status}", resolved=report.resolved, belied=belied, tests=report.tests
+    )
+    return msgspec.structs.replace(reward, fail_to_pass=report.fail_to_pass, pass_to_pass=report.pass_to_pass)
+
+
+def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
+    expected = {_r2e_name(name): status for name, status in verdict.expected.items()}
+    found = r2e_statuses(evidence.log)
+    others = {name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)}
+    others -= {""} if "" in expected and "" in found else set()
+    belied = None
+    if not others:
+        belied = witness.tampering(
+            evidence.runs, evidence.patch, lambda test: _r2e_name(_inside(test)) in expected
+        )
+        belied = belied or _disagreement(
+            found, _seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
+        )
+    return _reward(
+        f"r2e: {len(others)} of {len(expected)} tests otherwise than expected"
+        if others
+        else f"r2e: {len(expected)} tests as expected",
+        resolved=not others,
+        belied=belied,
+        tests={name: found.get(_r2e_name(name), "") for name in verdict.expected},
+    )
+
+
+def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
+    statuses: dict[str, str] = {}
+    try:
+        parsed = msgspec.json.decode(evidence.parsed or b"", type=_Parsed)
+        statuses = {test.name: test.status for test in parsed.tests}
+        passed = sum(statuses.get(name) == "PASSED" for name in verdict.tests)
+        decided_by = f"tests_json: {passed} of {len(verdict.tests)} tests passed"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        passed, decided_by = 0, "tests_json: the parser made nothing of the log"
+    resolved = passed == len(verdict.tests)
+    return _reward(
+        decided_by,
+        resolved=resolved,
+        belied=witness.tampering(evidence.runs, evidence.patch) if resolved else None,
+        tests={name: statuses.get(name, "") for name in verdict.tests},
+    )
+
+
+def _reward(decided_by: str, *, resolved: bool, belied: str | None, tests: dict[str, str]) -> Reward:
+    resolved = resolved and belied is None
+    if belied is not None:
+        decided_by = f"{decided_by}, but {belied}"
+    return Reward(value=float(resolved), resolved=resolved, decided_by=decided_by, tests=tests)
+
+
+def r2e_statuses(log: str) -> dict[str, str]:
+    """Status by name of every test in pytest's short summary; names as R2E-Gym shortens them.
+
+    A line that names no test, a file that cannot be collected, has the name "". The status is the line's
+    first word: what follows may be anything that code under test says.
+    """
+    _, _, summary = _ANSI.sub("", log).replace("\r", "").partition(R2E_SUMMARY)
+    summary = summary.partition(R2E_SUMMARY)[0]
+    statuses: dict[str, str] = {}
+    for line in summary.splitlines():
+        status, _, test = line.partition(" ")
+        if status in R2E_STATUSES:
+            statuses[_r2e_name(_inside(test))] = status
+    return statuses
+
+
+def _inside(test: str) -> str:
+    return ".".join(test.split("::")[1:])
+
+
+def _r2e_name(name: str) -> str:
+    return _ANSI.sub("", name).split(" - ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Names, as the verdict's parser would have them, of tests that the witness saw."""
+
+    passing: frozenset[str]
+    skipped: frozenset[str]
+    bad: frozenset[str]
+    files: frozenset[str]
+
+
+def _seen(runs: tuple[Run, ...], read: Callable[[str], Mapping[str, str]]) -> _Seen:
+    groups: dict[str, list[str]] = {"passing": [], "skipped": [], "bad": []}
+    for name, outcome in witness.outcomes(runs).items():
+        group = "bad" if outcome in BAD else "skipped" if outcome == "SKIPPED" else "passing"
+        groups[group].append(name)
+
+    def names(group: str) -> frozenset[str]:
+        return frozenset(read("".join(f"PASSED {name}\n" for name in groups[group])))
+
+    return _Seen(
+        passing=names("passing"),
+        skipped=names("skipped"),
+        bad=names("bad") | frozenset(groups["bad"]),
+        files=frozenset(name.partition("::")[0] for group in groups.values() for name in group),
+    )
+
+
+def _disagreement(claimed: Mapping[str, str], seen: _Seen) -> str | None:
+    """Why the witness does not bear out what the log claims of the tests that passed."""
+    for name, status in claimed.items():
+        if status not in ("PASSED", "XFAIL") or _stands_for(name, seen.passing):
+            continue
+        if _stands_for(name, seen.bad):
+            return f"{name} failed"
+        if _stands_for(name, seen.skipped):
+            return f"{name} was skipped"
+        if "::" in name and name.partition("::")[0] in seen.files:
+            return f"{name} never ran"
+    return None
+
+
+def _stands_for(name: str, tests: frozenset[str]) -> bool:
+    if name in tests or name.count("[") <= name.count("]"):
+        return name in tests
+    return any(test.startswith(name) for test in tests)

@@ -1,0 +1,104 @@
+"""How a container is before anybody works in it: its variables, and what the task's setup makes of the image.
+
+A setup is for files. They become part of the commit that the agent's diff and the grader start from; what the
+script starts may not be running in the agent's container, which can come from an image made afterwards.
+"""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from pipeline.errors import SandboxError, TaskBroken
+from pipeline.task import File, Task
+from workers.sandbox.git import COMMIT_TREE, GIT
+
+if TYPE_CHECKING:
+    from workers.sandbox.docker import DockerSandbox
+
+SETUP_S = 1800.0  # for the setup script, which may install things
+COMMIT_S = 300.0
+TAIL_BYTES = 500
+
+# Nothing pages, draws progress bars or asks questions; a task's own environment goes on top.
+ENVIRONMENT = {
+    "PAGER": "cat",
+    "MANPAGER": "cat",
+    "GIT_PAGER": "cat",
+    "LESS": "-R",
+    "GIT_TERMINAL_PROMPT": "0",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "TQDM_DISABLE": "1",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+
+PATCH = "/swerve-setup.diff"
+NO_COMMIT = 73
+DOES_NOT_APPLY = 74
+
+# Applies PATCH if there is one, and commits whatever differs from HEAD.
+SETTLE = f"""{GIT}{COMMIT_TREE}
+git rev-parse -q --verify HEAD >/dev/null 2>&1 || exit {NO_COMMIT}
+if [ -e {PATCH} ]; then
+  git apply --whitespace=nowarn {PATCH} || exit {DOES_NOT_APPLY}
+  rm -f {PATCH}
+fi
+stage_all
+tree=$(git write-tree) && head_tree=$(git rev-parse 'HEAD^{{tree}}') || exit 1
+[ "$tree" = "$head_tree" ] && exit 0
+commit=$(commit_tree "$tree" -p HEAD) && git update-ref HEAD "$commit"
+"""
+
+
+def environment(task: Task) -> dict[str, str]:
+    """The variables that commands in a container of `task` find."""
+    return ENVIRONMENT | task.env
+
+
+async def set_up(sandbox: "DockerSandbox", task: Task) -> None:
+    """Runs the task's setup and makes it part of HEAD; without a setup, nothing.
+
+    Raises SandboxError if the script fails, TaskBroken if the patch does not apply.
+    """
+    if task.setup_script.strip():
+        await _run_script(sandbox, task)
+    if task.setup_patch.strip():
+        await sandbox.put([File(path=PATCH, content=_ended(task.setup_patch))])
+    if task.setup_script.strip() or task.setup_patch.strip():
+        await _settle(sandbox, task)
+
+
+async def _run_script(sandbox: "DockerSandbox", task: Task) -> None:
+    exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in environment(task).items())
+    result = await sandbox.run(exports + task.setup_script, timeout_s=SETUP_S)
+    if result.exit_code is None:
+        raise SandboxError(
+            f"setup_script of {task.id} took longer than {SETUP_S:.0f} s: {_tail(result.output)}"
+        )
+    if result.exit_code != 0:
+        raise SandboxError(
+            f"setup_script of {task.id} ended with status {result.exit_code}: {_tail(result.output)}"
+        )
+
+
+async def _settle(sandbox: "DockerSandbox", task: Task) -> None:
+    result = await sandbox.run(SETTLE, timeout_s=COMMIT_S)
+    has_patch = bool(task.setup_patch.strip())
+    if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):
+        return
+    if result.exit_code == NO_COMMIT:
+        raise TaskBroken(f"setup_patch of {task.id}: {task.workdir} is no git repository with a commit")
+    if result.exit_code == DOES_NOT_APPLY:
+        raise TaskBroken(f"setup_patch of {task.id} does not apply: {_tail(result.output)}")
+    raise SandboxError(
+        f"committing the setup of {task.id} ended with status {result.exit_code}: {_tail(result.output)}"
+    )
+
+
+def _ended(patch: bytes) -> bytes:
+    return patch if patch.endswith(b"\n") else patch + b"\n"
+
+
+def _tail(output: bytes) -> str:
+    return output[-TAIL_BYTES:].decode("utf-8", "replace").strip()

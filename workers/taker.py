@@ -1,0 +1,153 @@
+"""The arq worker that takes what is due: arq runs the jobs, our scripts say who has which.
+
+arq's own claim reads the head of its queue, where whatever runs elsewhere stays, and asks Redis three times for
+each entry; it settles a job by its id, whoever holds it now. So taking is one script (`queue.take`), an idle worker
+sleeps on a list that is pushed to when there is work, and what becomes of a request is settled by its claim, whole
+and fenced. arq's part is the job's format, its function and its life as a task.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+
+from arq.worker import Worker, func
+from redis.exceptions import RedisError
+
+from pipeline import keys, queue
+from pipeline.queue import Unclaimable
+from pipeline.request import Claim
+from workers.claim import Claimer
+
+log = logging.getLogger("swerve.worker")
+
+TAKE_AT_ONCE = 4  # a large worker leaves some of a short queue to the others
+IDLE_S = (
+    2.0  # the longest look away: what comes due by itself (a back-off, a dead worker's lease) wakes nobody
+)
+PAUSE_S = 0.25  # between two looks at whether there is room
+FOREVER_S = 30 * 24 * 3600  # the request's own limits end a job
+NO_LIMIT = 1_000_000  # the request's own budget ends its tries
+
+
+class Taker(Worker):
+    """Fills `slots` with claims until told to stop."""
+
+    def __init__(self, claimer: Claimer, *, slots: int) -> None:
+        super().__init__(
+            functions=[func(claimer.answer, name=queue.JOB_NAME, timeout=FOREVER_S)],
+            queue_name=keys.QUEUE,
+            redis_pool=claimer.redis,
+            max_jobs=slots,
+            job_timeout=FOREVER_S,
+            max_tries=NO_LIMIT,
+            keep_result=0,
+            handle_signals=False,
+            job_serializer=queue.encode_job,
+            job_deserializer=queue.decode_job,
+            log_results=False,
+        )
+        self._claimer = claimer
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more. `async_run` returns; what runs goes on."""
+        self._stopping.set()
+        self._changed.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Give what runs `grace_s` to end, then hand the rest back."""
+        if self.tasks:
+            log.info("draining %d episodes for up to %.0f s", len(self.tasks), grace_s)
+            await asyncio.wait(self.tasks.values(), timeout=grace_s)
+        for task in self.job_tasks.values():
+            task.cancel()
+        for request_id in list(self._claimer.taken):  # taken, and arq has not come to its job yet
+            claim = self._claimer.taken.pop(request_id)
+            with contextlib.suppress(RedisError, OSError):
+                await queue.hand_back(self.pool, claim, why="the worker ends")
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    async def main(self) -> None:
+        while not self._stopping.is_set():
+            room = self._claimer.breakers.room(self.max_jobs - len(self.tasks))
+            if room <= 0:
+                await self._wait_for_room()
+            elif not await self._take(room):
+                await self._wait_for_work()
+
+    async def _take(self, room: int) -> bool:
+        """False: there was nothing to take."""
+        try:
+            found = await queue.take(self.pool, self._claimer.worker, min(room, TAKE_AT_ONCE))
+        except (RedisError, OSError) as error:
+            self._claimer.breakers["redis"].open(str(error))
+            return True
+        for one in found:
+            match one:
+                case Unclaimable():
+                    log.error("request %s cannot be read, dead-lettered: %s", one.request_id, one.reason)
+                case Claim() if one.request.id in self.tasks:
+                    await self._overtook_ourselves(one)
+                case Claim():
+                    self._start(one)
+        return bool(found)
+
+    async def _overtook_ourselves(self, claim: Claim) -> None:
+        """We slept through our own lease: the older attempt is lost and ends at its next breath. Then it may be tried again."""
+        log.warning("%s attempt %d: its older attempt still runs here", claim.request.id, claim.attempt)
+        with contextlib.suppress(RedisError, OSError):
+            await queue.hand_back(
+                self.pool, claim, wait_s=queue.LEASE_S, why="its older attempt still ran here"
+            )
+
+    def _start(self, claim: Claim) -> None:
+        request_id = claim.request.id
+        self._claimer.breakers.claimed()
+        self._claimer.taken[request_id] = claim
+        task = asyncio.create_task(self._run(claim))
+        self.tasks[request_id] = task
+        task.add_done_callback(lambda _: self._ended(request_id))
+
+    def _ended(self, request_id: str) -> None:
+        self.tasks.pop(request_id, None)
+        self._claimer.taken.pop(request_id, None)
+        self._changed.set()
+
+    async def _run(self, claim: Claim) -> None:
+        try:
+            await self.run_job(claim.request.id, 0)
+        except (RedisError, OSError) as error:  # before the job began: its lease lapses, and another takes it
+            self._claimer.breakers["redis"].open(str(error))
+
+    async def _wait_for_room(self) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await self._changed.wait()
+
+    async def _wait_for_work(self) -> None:
+        """Or for the word to stop."""
+        look_away_s = random.uniform(0.5, 1.0) * IDLE_S
+        work = asyncio.create_task(queue.wait_for_work(self.pool, look_away_s))
+        stop = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        stop.cancel()
+        await asyncio.wait({work, stop})
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, RedisError | OSError):
+            self._claimer.breakers["redis"].open(str(error) or type(error).__name__)
+        elif error is not None:
+            raise error
+
+    async def finish_job(self, *_: object, **__: object) -> None:
+        """The claim has settled the request; arq's way of doing so knows no fence."""
+
+    async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
+        """arq could not make out what to call: its part is written anew, and the request goes back unharmed."""
+        claim = self._claimer.taken.pop(job_id, None)
+        if claim is not None:
+            await queue.rewrite_job(self.pool, claim.request)
+            await queue.hand_back(self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew")
