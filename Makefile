@@ -11,7 +11,7 @@ TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup demo test lint bench images gpu-check clean
+.PHONY: setup demo chaos test lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
@@ -25,6 +25,11 @@ demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
 	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl
+
+# make chaos [KILLS=200] [SEED=0]: a system of its own, killed at random instants; exit status 0 if nothing was lost.
+KILLS ?= 200
+chaos: setup
+	@$(PYTHON) -m infra.chaos --kills $(KILLS) --seed $(SEED)
 
 RECIPE_demo         := trainer/recipes/demo.toml
 RECIPE_smollm2-135m := trainer/recipes/smollm2_135m.toml

@@ -6,13 +6,13 @@ with the default time limit of a job. `python -m benchmarks.claims [--json] [--s
 """
 
 import asyncio
-import multiprocessing
 import random
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from arq.connections import ArqRedis, RedisSettings, create_pool
@@ -20,6 +20,7 @@ from arq.constants import in_progress_key_prefix
 from arq.worker import Worker, func
 
 from benchmarks import scripted_fleet
+from benchmarks.children import child
 from benchmarks.redis_server import own_redis, socket_path
 from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 from benchmarks.scripted_fleet import Durations
@@ -121,7 +122,7 @@ async def _our_takeover(url: str) -> float:
         return scripted_fleet.played(claim)
 
     redis = await queue.connect(url)
-    with scripted_fleet.worker_process(url, 1, Durations(1000.0, 1.0)) as (victim, says):
+    with child(scripted_fleet.work_in_process, url, 1, Durations(1000.0, 1.0)) as (victim, says):
         await queue.enqueue(redis, scripted_fleet.request())
         await asyncio.to_thread(says.recv)
         async with _beside(scripted_fleet.work(url, "bench/heir", 4, stage)):
@@ -135,21 +136,16 @@ async def _our_takeover(url: str) -> float:
 
 async def _arq_takeover(url: str) -> float:
     redis = await create_pool(RedisSettings(unix_socket_path=socket_path(url)))
-    process = multiprocessing.get_context("spawn").Process(target=_arq_victim, args=(url,), daemon=True)
-    process.start()
     job = await redis.enqueue_job(JOB)
     assert job is not None
     key = in_progress_key_prefix + job.job_id
-    try:
+    with child(_arq_victim, url):
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 left_ms = await redis.pttl(key)
                 if left_ms > 0:
                     break
                 await asyncio.sleep(0.05)
-    finally:
-        process.kill()
-        process.join()
     await redis.flushdb()
     await redis.aclose()
     return left_ms / 1000
@@ -159,7 +155,7 @@ async def _sleep_long(ctx: dict[str, Any]) -> None:
     await asyncio.sleep(1000)
 
 
-def _arq_victim(url: str) -> None:
+def _arq_victim(_: Connection, url: str) -> None:
     _arq_worker(url, _sleep_long).run()
 
 

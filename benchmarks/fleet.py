@@ -7,17 +7,19 @@ process of their own. `python -m benchmarks.fleet [--json] [--short]`
 """
 
 import asyncio
-import multiprocessing
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 
 from benchmarks import simulated_workers, trainer_side
+from benchmarks.children import child
 from benchmarks.redis_server import cpu_s, own_redis
 from benchmarks.report import Comparison, compared, main, p50, shuffled
 from benchmarks.simulated_workers import Share
@@ -81,10 +83,11 @@ async def measured(size: int, plan: Plan) -> Cost:
     num_needed = plan.under_way + int(plan.per_s * (plan.warm_s + plan.window_s + 10))
     with ExitStack() as stack:
         url = stack.enter_context(own_redis())
-        trainer = stack.enter_context(_process(trainer_side.run, url, num_needed))
+        journal = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-bench-"))
+        _, trainer = stack.enter_context(child(trainer_side.run, url, Path(journal), num_needed))
         await _said(trainer)
         workers = [
-            stack.enter_context(_process(simulated_workers.run, url, share)) for share in shares(size, plan)
+            stack.enter_context(child(simulated_workers.run, url, share))[1] for share in shares(size, plan)
         ]
         for one in workers:
             await _said(one)
@@ -120,23 +123,8 @@ async def _usage(redis: Redis, trainer: Connection) -> tuple[float, float, float
     return await cpu_s(redis), intake_s, num_arrived
 
 
-async def _said(child: Connection) -> Any:
-    return await asyncio.to_thread(child.recv)
-
-
-@contextmanager
-def _process(target: Any, *arguments: Any) -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+async def _said(by: Connection) -> Any:
+    return await asyncio.to_thread(by.recv)
 
 
 def comparisons(size: int, costs: dict[int, list[Cost]], plan: Plan) -> list[Comparison]:

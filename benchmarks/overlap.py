@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks import chat_tokenizer, scripted_fleet
+from benchmarks.children import child
 from benchmarks.redis_server import own_redis
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
@@ -124,7 +125,7 @@ async def synchronous(plan: Plan) -> Waiting:
 async def _ours(lag: int, plan: Plan) -> Waiting:
     with own_redis() as url, tempfile.TemporaryDirectory(prefix="swerve-bench-") as directory:
         os.environ["SWERVE_REDIS_URL"] = url
-        with scripted_fleet.worker_process(url, plan.slots, plan.durations):
+        with child(scripted_fleet.work_in_process, url, plan.slots, plan.durations):
             await _train(Path(directory), lag, plan)
         rows = sorted(read(Path(directory, "journal"), StepRow), key=lambda row: row.step)
     return _waiting(sum(row.wait_s for row in rows[1:]), rows[-1].at - rows[0].at, plan)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from benchmarks.children import die_with_parent
+
 START_S = 20.0
 
 
@@ -27,7 +29,11 @@ def own_redis() -> Iterator[str]:
         }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         process = subprocess.Popen(
-            ["redis-server", *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=directory
+            ["redis-server", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=directory,
+            preexec_fn=die_with_parent,
         )
         try:
             _await(path, process)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -99,7 +100,11 @@ def significant(number: float, digits: int = 4) -> float:
 def main(name: str, description: str | None, benchmark: Benchmark) -> int:
     """`python -m benchmarks.NAME`: the exit status says whether it ran, not whether anything was fast."""
     options = arguments(name, description)
-    print_all(asyncio.run(told(name, benchmark, short=options.short)), as_json=options.json)
+    try:
+        found = asyncio.run(told(name, benchmark, short=options.short))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    print_all(found, as_json=options.json)
     return 0
 
 
@@ -117,7 +122,10 @@ def arguments(name: str, description: str | None) -> argparse.Namespace:
 
 
 async def told(name: str, benchmark: Benchmark, *, short: bool) -> list[Comparison]:
-    """Run it, and say on stderr how busy the machine was."""
+    """Run it, and say on stderr how busy the machine was. SIGTERM cancels it, so that nothing is left behind."""
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     print(f"{name}: before: {how_busy()}", file=sys.stderr)
     found = await benchmark(short)
     print(f"{name}: after: {how_busy()}", file=sys.stderr)

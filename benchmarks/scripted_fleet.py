@@ -6,15 +6,11 @@ The claims, leases and publications are real. Tokens are made up, and are the sa
 import asyncio
 import itertools
 import math
-import multiprocessing
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 from pipeline import queue
 from pipeline.message import pack_float32s, pack_int32s
@@ -132,28 +128,13 @@ async def work(url: str, name: str, slots: int, stage: Stage) -> None:
         await redis.aclose()
 
 
-@contextmanager
-def worker_process(url: str, slots: int, durations: Durations) -> Iterator[tuple[BaseProcess, Connection]]:
-    """A worker in a process of its own. The connection says when its first episode begins."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work_in_process, args=(url, slots, durations, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-
-
-def _work_in_process(url: str, slots: int, durations: Durations, began: Connection) -> None:
+def work_in_process(parent: Connection, url: str, slots: int, durations: Durations) -> None:
+    """A worker to be run as a child; it says when its first episode begins."""
     unsaid = ["begun"]
 
     async def stage(claim: Claim, progress: Progress) -> Trajectory:
         if unsaid:
-            began.send(unsaid.pop())
+            parent.send(unsaid.pop())
         await asyncio.sleep(durations.of(claim.request.cursor, claim.request.member))
         return played(claim)
 

@@ -3,7 +3,6 @@ group as soon as it is whole. What it held is acknowledged every few seconds, as
 """
 
 import asyncio
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -78,18 +77,16 @@ class TrainerSide:
         self.intake.forget(state.pending)
 
 
-def run(parent: Connection, url: str, num_requests: int) -> None:
-    """Ask for `num_requests`, say so, then take in; answers every message with the CPU seconds used and the number of
-    answers taken in so far.
+def run(parent: Connection, url: str, directory: Path, num_requests: int) -> None:
+    """Asks for `num_requests`, says so, then takes in, with a journal in `directory`.
+
+    Answers every message with the CPU seconds used and the number of answers taken in so far.
     """
-    asyncio.run(_run(parent, url, num_requests))
+    asyncio.run(_run(parent, url, directory, num_requests))
 
 
-async def _run(parent: Connection, url: str, num_requests: int) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="swerve-bench-") as directory,
-        Journal(Path(directory)) as journal,
-    ):
+async def _run(parent: Connection, url: str, directory: Path, num_requests: int) -> None:
+    with Journal(directory) as journal:
         redis = await queue.connect(url)
         side = TrainerSide(redis, journal)
         await side.intake.recover()

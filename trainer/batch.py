@@ -22,7 +22,9 @@ class Sample:
     branch: int
     tokens_T: npt.NDArray[np.int32]
     trained_T: npt.NDArray[np.bool_]
-    behaviour_logprobs_T: npt.NDArray[np.float32]  # nats, under the distribution drawn from; 0 where not trained
+    behaviour_logprobs_T: npt.NDArray[
+        np.float32
+    ]  # nats, under the distribution drawn from; 0 where not trained
     advantages_T: npt.NDArray[np.float32]  # 0 where not trained
     versions_T: npt.NDArray[np.int32]  # weight version that drew the token; -1 where not trained
 
@@ -37,7 +39,13 @@ class Sample:
     @property
     def num_bytes(self) -> int:
         """Of memory, near enough."""
-        arrays = (self.tokens_T, self.trained_T, self.behaviour_logprobs_T, self.advantages_T, self.versions_T)
+        arrays = (
+            self.tokens_T,
+            self.trained_T,
+            self.behaviour_logprobs_T,
+            self.advantages_T,
+            self.versions_T,
+        )
         return sum(array.nbytes for array in arrays)
 
 

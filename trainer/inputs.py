@@ -66,7 +66,8 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
-            f"group: {recipe.min_valid_members} of {size} members must be graded",
+            f"group: {recipe.min_valid_members} of {size} members must be graded; it closes {recipe.group_deadline_s:.0f} s "
+            f"after its first claim if they are, and up to {recipe.group_refills} that broke are asked for again",
             f"evaluation: {episodes} held-out episodes each time" if episodes else "evaluation: none",
             f"checkpoint: every {recipe.checkpoint.every_steps} steps; trajectories are acknowledged then",
         )

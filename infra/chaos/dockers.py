@@ -54,18 +54,14 @@ class PrivateDocker:
             return False
         return "containerd" in names
 
-    def copy_image(self, tag: str) -> None:
-        """From the machine's engine. Raises RuntimeError."""
-        with subprocess.Popen(["docker", "save", tag], stdout=subprocess.PIPE) as saving:
-            loaded = subprocess.run(
-                ["docker", "--host", self.url, "load", "--quiet"],
-                stdin=saving.stdout,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if saving.returncode or loaded.returncode:
-            raise RuntimeError(f"{tag} could not be copied to {self.url}: {loaded.stderr}")
+    def copy_image(self, tag: str) -> bool:
+        """From the machine's engine. False if it is not to be had there."""
+        with subprocess.Popen(
+            ["docker", "save", tag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as saving:
+            loading = ["docker", "--host", self.url, "load", "--quiet"]
+            loaded = subprocess.run(loading, stdin=saving.stdout, capture_output=True, check=False)
+        return not (saving.returncode or loaded.returncode)
 
     def containers(self) -> list[str]:
         """Those with our label, running or not; a word on each."""

@@ -162,7 +162,8 @@ def write_tasks(system: System) -> None:
     counts = ["--train", str(NUM_TASKS), "--heldout", "0"]
     _run(system, "trainer.demo", "tasks", "--out", str(family), *counts)
     _run(system, "trainer.tasksets", "import", "fleet", str(family / "train"), "--out", str(tasks))
-    system.docker.copy_image(local.TASK_IMAGE.tag)
+    if not system.docker.copy_image(local.TASK_IMAGE.tag):
+        _run(system, "infra.images.build", "task-base")
     _run(system, "trainer.demo", "images", str(family))
 
 

@@ -64,7 +64,9 @@ def worker_process(redis_url: str, serving: Serving, tmp_path: Path) -> Callable
             "SWERVE_SLOTS": "2",
             "SWERVE_REAP_EVERY_S": "2",
         }
-        return processes.start(name, [sys.executable, "-m", "workers.run"], log=tmp_path / f"{name}.log", environment=env)
+        return processes.start(
+            name, [sys.executable, "-m", "workers.run"], log=tmp_path / f"{name}.log", environment=env
+        )
 
     return start
 

@@ -302,7 +302,11 @@ def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.
     file.add("gold-fails", "echo no luck; exit 3")
     file.add("weak", "test -e spans.py")
     file.add("no-image", FIXED, image="swerve-test:never")
-    file.add("gold-does-not-apply", FIXED, gold=FIX.replace('-    return number * {"h": 1, "d": 12}', "-    return nothing"))
+    file.add(
+        "gold-does-not-apply",
+        FIXED,
+        gold=FIX.replace('-    return number * {"h": 1, "d": 12}', "-    return nothing"),
+    )
     file.add("no-gold", FIXED, gold=None)
     file.tasks[-1] = replace(file.tasks[-1], id="test:not-a-repository", workdir="/usr")
     file.golds.append(Gold(id="test:not-a-repository", patch=FIX))

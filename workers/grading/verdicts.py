@@ -134,7 +134,7 @@ def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
             found, _seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
         )
     return _reward(
-        f"r2e: {len(others)} of {len(expected)} tests otherwise than expected"
+        f"r2e: {len(others)} tests otherwise than the {len(expected)} expected"
         if others
         else f"r2e: {len(expected)} tests as expected",
         resolved=not others,
