@@ -39,6 +39,7 @@ from trainer.quarantine import Quarantine
 from trainer.recovery import adopt, recover
 from trainer.withdrawal import withdraw_surplus
 
+MAX_EXAMPLES = 25
 RUN = "run"
 GROUP_SIZE = 3
 LOST = Failed(boundary="sandbox", message="the host went down", transient=True)
@@ -258,9 +259,9 @@ class Story:
     async def tell(self, script: Script) -> None:
         pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=self.path)
         self.world = World(ArqRedis(pool))
+        await self.world.redis.flushdb()
+        self.trainer = await self.born()
         try:
-            await self.world.redis.flushdb()
-            self.trainer = await self.born()
             for name, number in script:
                 if name in WORLD:
                     await getattr(self.world, name)(number)
@@ -357,12 +358,12 @@ def _order(entry_id: str) -> tuple[int, int]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=MAX_EXAMPLES,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(script=st.lists(actions, min_size=10, max_size=80), has_deadlines=st.booleans())
+@given(script=st.lists(actions, min_size=10, max_size=60), has_deadlines=st.booleans())
 def test_whenever_the_trainer_dies_each_answer_is_in_one_step_at_most_and_none_is_lost(
     redis_url: str, script: Script, has_deadlines: bool
 ) -> None:

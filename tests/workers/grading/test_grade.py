@@ -289,8 +289,8 @@ LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(400
         (b"Some talk first.\n\n" + FIX, "grep -q 'a + b' calc.py", "git apply"),
         (FIX.replace(b"    return a - b", b"    return nothing"), "true", ""),
         (b"not a patch at all\n", "true", ""),
-        (NOTHING, "true", ""),
-        (NOTHING + FIX, "grep -q 'a + b' calc.py", "git apply"),
+        (NOTHING, "! grep -q 'a + b' calc.py", "patch --fuzz"),
+        (NOTHING + FIX, "grep -q 'a + b' calc.py", "patch --fuzz"),
         (new_file("../outside", "x"), "true", ""),
         (new_file(".git/hooks/post-checkout", "touch /hooked"), "true", ""),
         (new_file(".git/config", "[core]\nfsmonitor = touch /hooked"), "true", ""),
@@ -349,7 +349,8 @@ def unkempt_image(docker_client: docker.DockerClient, repo_image: RepoImage) -> 
         repo_image.tag, ["sh", "-c", "echo dirty >>windows.txt; echo mine >untracked"], detach=True
     )
     assert container.wait()["StatusCode"] == 0
-    image = container.commit(f"{repo_image.tag}-unkempt")
+    repository, _, tag = repo_image.tag.partition(":")
+    image = container.commit(repository, f"{tag}-unkempt")
     container.remove()
     yield image.tags[0]
     docker_client.images.remove(image.id, force=True)
