@@ -176,6 +176,7 @@ def test_anything_left_breaks_the_promise(run: Run) -> None:
     assert "left: volumes: v1" in table(slo)
 
 
+@pytest.mark.fleet
 @pytest.mark.docker
 def test_a_system_whose_processes_are_killed_loses_nothing_and_leaves_nothing(task_image: str) -> None:
     assert task_image

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 from arq.connections import ArqRedis
+from redis.exceptions import RedisError
 
 from pipeline import queue, stream
+from pipeline.errors import LeaseLost
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, RolloutRequest
 from pipeline.task import ExitCode, Task
@@ -116,13 +118,14 @@ async def finish(redis: ArqRedis, claim: Claim, verdict: Verdict, patches: Patch
 async def fleet(
     redis_url: str, verdict: Verdict = alternating, patches: Patches = no_patch
 ) -> AsyncIterator[list[str]]:
-    """Works beside the body; yields the ids answered so far."""
+    """Works beside the body; yields the ids answered so far. Outlives what a worker does: a lost lease, a Redis that is slow."""
     redis = await queue.connect(redis_url)
     answered: list[str] = []
 
     async def work() -> None:
         while True:
-            answered.extend(await work_off(redis, verdict, patches))
+            with suppress(LeaseLost, RedisError):
+                answered.extend(await work_off(redis, verdict, patches))
             await asyncio.sleep(0.02)
 
     worker = asyncio.create_task(work())
