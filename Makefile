@@ -66,7 +66,7 @@ images: setup
 	@bash infra/docker/wheels.sh
 	@COMPOSE_PROFILES=cpu,trainer bash infra/docker/compose.sh build
 
-# Chaos and benchmarks in their short modes, as tests; wants a quiet machine.
+# Chaos in its short mode, as a test; wants a quiet machine.
 fleet-check: setup
 	@$(PYTHON) -m infra.services up
 	@$(PYTHON) -m pytest -q -m fleet; status=$$?; $(PYTHON) -m infra.services down; exit $$status
