@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pipeline.errors import RolloutError
-from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
+from workers.unqueued import unqueued_claim
 
 if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
@@ -47,7 +46,7 @@ async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> F
     leaks = answers_told(task, gold)
     failure = ""
     try:
-        async with sandboxes.open(_claim(task), role="agent") as sandbox:
+        async with sandboxes.open(unqueued_claim(task, command="leaks"), role="agent") as sandbox:
             leaks += [leak for leak in await find_leaks(sandbox, task) if leak.kind != UNCOMMITTED]
             leaks += await answers_within(sandbox, task, gold)
     except RolloutError as error:
@@ -94,27 +93,6 @@ def _row(finding: Finding) -> str:
     head = f"{state}  {cleaned:7}  {finding.task}  {finding.image}"
     more = [*finding.leaks, *([finding.failure] if finding.failure else [])]
     return "\n".join([head, *(f"{'':16}{text}" for text in more)])
-
-
-def _claim(task: Task) -> Claim:
-    """A claim that no queue knows of."""
-    now = time.time()
-    request = RolloutRequest(
-        id=f"leaks-{secrets.token_hex(8)}",
-        run_id="leaks",
-        purpose="eval",
-        task=task,
-        group_id="leaks",
-        member=0,
-        group_size=1,
-        version_at_enqueue=0,
-        sampling=Sampling(),
-        limits=Limits(),
-        agent_config="",
-        tokenizer="",
-        enqueued_at=now,
-    )
-    return Claim(request=request, attempt=1, worker="leaks", claimed_at=now)
 
 
 def _read(path: Path) -> tuple[list[Task], dict[str, Gold]]:

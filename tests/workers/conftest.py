@@ -3,7 +3,8 @@
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import docker
@@ -35,27 +36,35 @@ RUN git init -q . && git config user.name t && git config user.email t@example.i
 
 @dataclass(frozen=True, slots=True)
 class RepoImage:
-    """`add` in calc.py subtracts. The same repository lies in /workspace and in /testbed."""
+    """`commit` is the head of the repository in it."""
 
     tag: str
     commit: str
 
 
-@pytest.fixture(scope="session")
-def repo_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoImage]:
+@contextmanager
+def built(client: docker.DockerClient, files: Mapping[str, str], base: str) -> Iterator[RepoImage]:
+    """An image of `files`, a Dockerfile among them, in which {base} stands for `base`; gone at the end."""
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
-        for name, text in FILES.items():
-            data = text.replace("{base}", task_image).encode() if name == "Dockerfile" else text.encode()
+        for name, text in files.items():
+            data = text.replace("{base}", base).encode() if name == "Dockerfile" else text.encode()
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
     context.seek(0)
     tag = f"swerve-test:{secrets.token_hex(6)}"
-    docker_client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True)
-    commit = docker_client.containers.run(tag, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none")
+    client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, network_mode="none")
+    commit = client.containers.run(tag, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none")
     yield RepoImage(tag, commit.decode().strip())
-    docker_client.images.remove(tag, force=True)
+    client.images.remove(tag, force=True)
+
+
+@pytest.fixture(scope="session")
+def repo_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoImage]:
+    """`add` in calc.py subtracts. The same repository lies in /workspace and in /testbed."""
+    with built(docker_client, FILES, task_image) as image:
+        yield image
 
 
 @pytest.fixture

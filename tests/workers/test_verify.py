@@ -1,14 +1,11 @@
 """Verification, through the production grader in real containers, from imported files to exit status and reason."""
 
 import gc
-import io
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,6 +33,7 @@ from pipeline.taskfile import (
 )
 from pipeline.trajectory import Reward
 from tests.workers.claims import make_task
+from tests.workers.conftest import RepoImage, built
 from trainer.tasksets.__main__ import main as import_tasks
 from workers.grading.grade import Grader
 from workers.sandbox.docker import FLEET, DockerSandboxes
@@ -161,32 +159,15 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    tag: str
-    commit: str
-
-
 @pytest.fixture(scope="module")
-def image(docker_client: docker.DockerClient, task_image: str) -> Iterator[Image]:
+def image(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoImage]:
     """A repository in which a day has 12 hours, in /workspace and in /testbed."""
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        for name, text in FILES.items():
-            data = text.replace("{base}", task_image).encode() if name == "Dockerfile" else text.encode()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    context.seek(0)
-    tag = f"swerve-test:{secrets.token_hex(6)}"
-    docker_client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True)
-    commit = docker_client.containers.run(tag, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none")
-    yield Image(tag, commit.decode().strip())
-    docker_client.images.remove(tag, force=True)
+    with built(docker_client, FILES, task_image) as built_image:
+        yield built_image
 
 
 @pytest.fixture
-def fleet_directory(tmp_path: Path, image: Image) -> Path:
+def fleet_directory(tmp_path: Path, image: RepoImage) -> Path:
     """Both shapes as swe-task-generator publishes tasks: eval scripts without the hidden tests, diffs without last newlines."""
     for number, shape in enumerate(SHAPES, 1):
         record = {
@@ -208,7 +189,7 @@ def fleet_directory(tmp_path: Path, image: Image) -> Path:
 
 
 @pytest.fixture
-def swe_bench_rows(tmp_path: Path, image: Image) -> Path:
+def swe_bench_rows(tmp_path: Path, image: RepoImage) -> Path:
     """Both shapes as rows of a SWE-bench dataset, with the harness's own scripts."""
     rows: list[str] = []
     for shape in SHAPES:
@@ -242,7 +223,7 @@ class TaskFile:
     """Tasks graded by the exit status of a line of shell, to be verified by the command line."""
 
     path: Path
-    image: Image
+    image: RepoImage
     tasks: list[Task] = field(default_factory=list[Task])
     golds: list[Gold] = field(default_factory=list[Gold])
 
@@ -263,7 +244,7 @@ class TaskFile:
 
 
 @pytest.fixture
-def file(tmp_path: Path, image: Image) -> TaskFile:
+def file(tmp_path: Path, image: RepoImage) -> TaskFile:
     return TaskFile(tmp_path / "tasks.jsonl", image)
 
 
@@ -453,7 +434,7 @@ class Moody:
         return await self._grader.grade(replace(claim, request=replace(claim.request, task=task)), patch)
 
 
-async def test_a_state_that_is_judged_two_ways_is_flaky(image: Image, sandboxes: DockerSandboxes) -> None:
+async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandboxes: DockerSandboxes) -> None:
     task = make_task(image.tag)
     prober = Prober(grader=Moody(Grader(sandboxes)), limits=Limits(), num_repeats=3, image_fix="")
     tries = await prober.probe(task, Gold(id=task.id, patch=FIX, test_patch=MORE_CASES), on_state=_ignore)

@@ -9,17 +9,16 @@ What breaks is "infrastructure", never a 0: a transient failure is tried again f
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.errors import ImageMissing, RolloutError
-from pipeline.request import Claim, Limits, RolloutRequest, Sampling
+from pipeline.request import Limits
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
 from pipeline.trajectory import Reward
 from workers.rollout import Grades
+from workers.unqueued import unqueued_claim
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
 new file mode 100644
@@ -76,7 +75,9 @@ class Prober:
     async def _graded(self, task: Task, patch: bytes) -> Try:
         for pause_s in (*RETRY_PAUSES_S, None):
             try:
-                reward = await self.grader.grade(_claim(task, self.limits), patch)
+                reward = await self.grader.grade(
+                    unqueued_claim(task, command="verify", limits=self.limits), patch
+                )
             except ImageMissing:
                 return Try("infrastructure", f"no image {task.image} on this host: {self.image_fix}", None)
             except RolloutError as error:
@@ -103,24 +104,3 @@ def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:
 def _empty(empty: Try, useless: Try) -> Try:
     """The grader needs no container to call an empty patch 0; where none can be had, that 0 says nothing."""
     return useless if useless.found == "infrastructure" else empty
-
-
-def _claim(task: Task, limits: Limits) -> Claim:
-    """A claim that no queue knows of, as the grader wants one."""
-    now = time.time()
-    request = RolloutRequest(
-        id=f"verify-{secrets.token_hex(8)}",
-        run_id="verify",
-        purpose="eval",
-        task=task,
-        group_id="verify",
-        member=0,
-        group_size=1,
-        version_at_enqueue=0,
-        sampling=Sampling(),
-        limits=limits,
-        agent_config="",
-        tokenizer="",
-        enqueued_at=now,
-    )
-    return Claim(request=request, attempt=1, worker="verify", claimed_at=now)

@@ -1,0 +1,31 @@
+"""Claims for commands that use containers without a queue: verifying tasks, looking for leaks.
+
+No lease stands behind such a claim and nobody else knows of it.
+"""
+
+import secrets
+import time
+
+from pipeline.request import Claim, Limits, RolloutRequest, Sampling
+from pipeline.task import Task
+
+
+def unqueued_claim(task: Task, *, command: str, limits: Limits | None = None) -> Claim:
+    """A claim of `task` by the command of that name, which its containers' labels will show."""
+    now = time.time()
+    request = RolloutRequest(
+        id=f"{command}-{secrets.token_hex(8)}",
+        run_id=command,
+        purpose="eval",
+        task=task,
+        group_id=command,
+        member=0,
+        group_size=1,
+        version_at_enqueue=0,
+        sampling=Sampling(),
+        limits=limits or Limits(),
+        agent_config="",
+        tokenizer="",
+        enqueued_at=now,
+    )
+    return Claim(request=request, attempt=1, worker=command, claimed_at=now)
