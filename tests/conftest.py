@@ -5,6 +5,7 @@ Everything is started once per session, only when a test asks for it, and ends w
 missing is an error, never a skip.
 """
 
+import signal
 import socket
 import sys
 import tempfile
@@ -41,6 +42,14 @@ def _no_state_in_my_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_hear_ctrl_c() -> Iterator[None]:
+    """What a script starts in the background ignores SIGINT, and so would all that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

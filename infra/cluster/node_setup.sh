@@ -94,7 +94,7 @@ write_file() {
 install_packages() {
     local wanted=(ca-certificates python3 python3-venv) missing=() package
     if has_role worker; then
-        wanted+=(iptables)
+        wanted+=(iptables gcc musl-tools)
         command -v dockerd >/dev/null || wanted+=(docker.io)
     fi
     if has_role redis; then wanted+=(redis-server); fi
@@ -153,6 +153,7 @@ make_venv() {
     "$python" "$home/infra/setup/extras.py" $lists >"$home/.requirements"
     "${pip[@]}" --constraint "$home/constraints.txt" --requirement "$home/.requirements"
     [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps "$2"
+    if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/init"; fi
     # With the CUDA packages that it asks for; our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches every wheel our images need into infra/docker/wheels, with this machine's own pip configuration (index,
+# Fetches every wheel our images need into infra/docker/wheels, and the sandboxes' first process, with this machine's own pip configuration (index,
 # certificates, wheels lying about). Image builds then need no network. Skip it where containers reach an index.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -15,4 +15,5 @@ readonly pip=("$python" -m pip --disable-pip-version-check wheel --quiet --const
 # A dependency only of Pythons before 3.11.3, such as Debian's in our base image.
 "${pip[@]}" async-timeout
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+cp .venv/share/swerve/init "$out/init"
 du -sh "$out"

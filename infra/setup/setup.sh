@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
-readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py)
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py
+    infra/setup/init.sh workers/sandbox/init.c)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -24,6 +25,7 @@ install_missing_programs() {
     command -v git >/dev/null || missing+=(git)
     command -v curl >/dev/null || missing+=(curl)
     command -v iptables >/dev/null || missing+=(iptables)
+    command -v musl-gcc >/dev/null || missing+=(gcc musl-tools)
     if [ "${1:-}" = tests ]; then
         # What the cluster's files are checked with; nothing of it is started as a service.
         command -v systemd-analyze >/dev/null || missing+=(systemd)
@@ -54,6 +56,7 @@ install_packages() {
     "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt
     # Old rows get their eval scripts from a release that cannot lie beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
+    bash infra/setup/init.sh "$venv/share/swerve/init"
 }
 
 fingerprint="$(sha256sum "${inputs[@]}" | sha256sum | cut -c1-64)"

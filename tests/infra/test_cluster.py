@@ -141,6 +141,7 @@ stub() { { echo '#!/bin/sh'; echo 'echo "'$1' $*" >>/calls'; cat; } >$1; chmod +
 stub apt-get <<<'case "$*" in *install*) touch /stubs/installed;; esac'
 stub dpkg-query <<<'[ ! -e /stubs/installed ] || printf installed'
 stub sysctl <<<''
+stub musl-gcc <<<''
 stub useradd <<<'echo swerve:x:990:990::/var/lib/swerve:/bin/false >>/etc/passwd; echo swerve:x:990: >>/etc/group'
 stub usermod <<<'echo docker:x:991:swerve >>/etc/group'
 stub systemctl <<<'for unit; do :; done
@@ -183,7 +184,9 @@ def test_a_node_is_set_up_once_and_then_left_alone(
     first, again, start, again_after_start, daemon = in_a_container(docker_client, task_image, script).split(
         "==\n"
     )
-    assert "install ca-certificates python3 python3-venv iptables docker.io redis-server" in first
+    assert (
+        "install ca-certificates python3 python3-venv iptables gcc musl-tools docker.io redis-server" in first
+    )
     assert "enable swerve-worker@2.service" in first
     assert "start swerve" not in first
     assert "nothing to do" in again

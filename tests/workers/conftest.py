@@ -11,6 +11,7 @@ import docker
 import pytest
 
 from workers.sandbox.docker import FLEET, DockerSandboxes
+from workers.sandbox.init import built_init
 
 FILES = {
     "Dockerfile": """
@@ -68,10 +69,16 @@ def repo_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[
 
 
 @pytest.fixture
-async def sandboxes(docker_client: docker.DockerClient) -> AsyncIterator[DockerSandboxes]:
+def init() -> bytes:
+    """What becomes the first process of the test's containers."""
+    return built_init()
+
+
+@pytest.fixture
+async def sandboxes(docker_client: docker.DockerClient, init: bytes) -> AsyncIterator[DockerSandboxes]:
     """A fleet of the test's own. No container of it may be left."""
     fleet = secrets.token_hex(6)
-    sandboxes = DockerSandboxes(fleet=fleet)
+    sandboxes = DockerSandboxes(fleet=fleet, init=init)
     yield sandboxes
     await sandboxes.close()
     assert docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}) == []

@@ -85,10 +85,7 @@ def _left_out(control: Control) -> str:
     what the shell reads or runs by itself.
     """
     return f"""
-image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}
-while IFS= read -r -d '' variable; do
-  case $variable in PATH=*) image_path+=${{variable#PATH=}}: ;; esac
-done </proc/1/environ
+image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}$TASK_PATH
 left_out=({_quoted(INSTALLED)})
 for configuration in */pyvenv.cfg .*/pyvenv.cfg */*/pyvenv.cfg; do
   [ -e "$configuration" ] && left_out+=("${{configuration%/*}}" "${{configuration%/*}}/*")

@@ -37,8 +37,10 @@ from pipeline.task import File, Task
 from workers.sandbox.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.command import CommandResult, LastResult
 from workers.sandbox.git import HEAD, diff_since
+from workers.sandbox.holder import CPU_NANOSECONDS, HOLDER
+from workers.sandbox.init import built_init
 from workers.sandbox.setup import SETUP_S, environment, set_up
-from workers.sandbox.shell import CPU_NANOSECONDS, HOLDER, KILL, READ_BYTES, Shell
+from workers.sandbox.shell import KILL, READ_BYTES, Shell
 
 Role = Literal["agent", "grade", "clean"]  # "clean": becomes an image that agents start from
 T = TypeVar("T")
@@ -158,8 +160,12 @@ class DockerSandboxes:
     which the reaper must leave alone.
     """
 
-    def __init__(self, *, max_starting: int = 4, fleet: str = "default") -> None:
+    def __init__(self, *, max_starting: int = 4, fleet: str = "default", init: bytes | None = None) -> None:
+        """`init`: the program that becomes the containers' first process, by default the one built on this
+        host; none if empty.
+        """
         self.fleet = fleet
+        self._init = built_init() if init is None else init
         self.engine = Engine()
         self.agent_images = AgentImages(self.engine, self._start)
         self._starting = asyncio.Semaphore(max_starting)
@@ -197,6 +203,7 @@ class DockerSandboxes:
             async with self._starting:
                 shell = await self._prepare(claim, role, image, name)
                 await self.engine.start(name)
+                await shell.meet(self._init)
             yield DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
         finally:
             await _surely(self._end(name, shell))
@@ -219,6 +226,7 @@ class DockerSandboxes:
             image=image,
             env=environment(task) if role != "clean" else {},  # which an image made of it would keep
             deadline_s=deadline_s,
+            init_bytes=len(self._init),
             labels=self._labels(claim, role, deadline_s),
         )
         reader, writer = await self.engine.attach(name)
@@ -276,13 +284,14 @@ class Engine:
         image: str,
         env: Mapping[str, str],
         deadline_s: int,
+        init_bytes: int,
         labels: Mapping[str, str],
     ) -> None:
         """A container of `image` as `task` wants it. Raises ImageMissing; never pulls."""
         await self._call(
             f"creating a container of {image}",
             lambda client: client.create_container_from_config(
-                _config(client, task, image, env, deadline_s, labels), name
+                _config(client, task, image, env, (deadline_s, init_bytes), labels), name
             ),
         )
 
@@ -381,10 +390,11 @@ def _config(
     task: Task,
     image: str,
     env: Mapping[str, str],
-    deadline_s: int,
+    holding: tuple[int, int],
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
     resources = task.resources
+    deadline_s, init_bytes = holding
     host_config = client.create_host_config(
         auto_remove=True,
         network_mode="bridge" if resources.network else "none",
@@ -402,7 +412,7 @@ def _config(
     return client.create_container_config(
         image=image,
         entrypoint=["bash", "-p", "-c", HOLDER, "swerve"],
-        command=[str(deadline_s), task.workdir],
+        command=[str(deadline_s), task.workdir, str(init_bytes)],
         user="0:0",
         working_dir=task.workdir,
         environment=dict(env),

@@ -15,9 +15,11 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.sandbox import docker as docker_sandbox
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.init import built_init
 
 pytestmark = pytest.mark.docker
 
+OTHER_PROCESSOR = b"\x7fELF" + bytes(1000)
 LEAVE_DAEMONS = """
 setsid sleep 1000 &
 nohup sleep 1000 >/dev/null 2>&1 &
@@ -28,6 +30,12 @@ if not os.fork():
     if not os.fork(): time.sleep(1000)'
 sleep 1000
 """
+
+
+@pytest.fixture(params=[built_init(), b"", OTHER_PROCESSOR], ids=["init", "bash", "init_cannot_run"])
+def init(request: pytest.FixtureRequest) -> bytes:
+    """Every promise holds for each way that a container may be spoken to."""
+    return request.param
 
 
 @pytest.fixture
@@ -58,15 +66,17 @@ async def test_the_tasks_variables_win_over_ours(sandboxes: DockerSandboxes, rep
     assert result.output == b"less,a b,cat\n"
 
 
-async def test_a_timeout_leaves_no_process_but_the_holder(
+async def test_a_timeout_leaves_no_process_but_the_first(
     sandbox: DockerSandbox, docker_client: docker.DockerClient
 ) -> None:
     result = await sandbox.run(f"echo begun; {LEAVE_DAEMONS}", timeout_s=1)
     assert (result.exit_code, result.output) == (None, b"begun\n")
+    first = docker_client.api.inspect_container(sandbox.id)["State"]["Pid"]
     processes = docker_client.api.top(sandbox.id, "-eo pid,args")["Processes"]
-    guards = [args for _, args in processes if args.startswith("sleep ") and "1000" not in args]
-    holders = [args for _, args in processes if args.startswith("bash -p -c")]
-    assert len(guards) + len(holders) == len(processes)
+    others = [args for pid, args in processes if int(pid) != first]
+    # a bash that stayed keeps time with a child and its sleep
+    guards = [args for args in others if args.startswith(("bash -p", "sleep ")) and "1000" not in args]
+    assert others == guards
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
@@ -80,6 +90,15 @@ async def test_the_agent_cannot_kill_its_own_container(sandbox: DockerSandbox) -
     await sandbox.run("for s in TERM INT HUP STOP KILL; do kill -$s 1; done; kill -9 -1", timeout_s=30)
     await sandbox.run("for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done", timeout_s=30)
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
+
+
+@pytest.mark.parametrize("init", [built_init()], ids=["init"], indirect=True)
+@pytest.mark.parametrize("door", ["fd/0", "fd/1", "mem", "environ", "root"])
+async def test_the_agent_cannot_reach_into_the_first_process(sandbox: DockerSandbox, door: str) -> None:
+    opened = await sandbox.run(
+        f"python3 -c 'import os; os.open(\"/proc/1/{door}\", os.O_RDONLY | os.O_NONBLOCK)'", timeout_s=30
+    )
+    assert b"PermissionError" in opened.output
 
 
 async def test_a_background_process_neither_delays_nor_joins_later_answers(sandbox: DockerSandbox) -> None:

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Compiles the first process of every sandbox (workers/sandbox/init.c) for this machine's processor:
+#   init.sh OUT
+# Static and against musl, so that it is small and runs in any image.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+mkdir -p "$(dirname "$1")"
+musl-gcc -static -Os -s -Wall -Wextra -Wno-clobbered -o "$1" workers/sandbox/init.c

@@ -1,0 +1,382 @@
+/* Process 1 of a container: runs one command at a time for the worker at the other end of its stdin and stdout.
+ *
+ *     init DEADLINE_S WORKDIR BASH
+ *
+ * A question is a byte (what to do), a 32-bit little-endian length and that many bytes; an answer is framed alike.
+ *
+ *     'r' COMMAND   bash -c COMMAND in WORKDIR, stdin closed
+ *     'p' COMMAND   the same with BASH -p and no program of WORKDIR on the PATH, which is in TASK_PATH as it was
+ *     'c'           kills every other process
+ *     'l' SCRIPT    BASH SCRIPT in WORKDIR, and ends with its status; from the answer 'l' on the stream is what it prints
+ *
+ *     'o' BYTES     what the command has printed
+ *     'e' STATUS SURVIVORS   it has ended; processes that a kill of everything left, both 32 bits
+ *
+ * SIGUSR1 kills every other process too. Ends with the stream, or at the deadline. As process 1 it adopts and reaps
+ * orphans, and no signal from within ends it. Its memory and descriptors are closed to every process without
+ * CAP_SYS_PTRACE, root among them, until the last script: from then on the status that the kernel tells the engine is
+ * all that counts, and descriptor 9, opened by way of /proc/1/fd/9, is the side channel.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    HEADER_BYTES = 5,
+    PIECE_BYTES = 64 * 1024,              /* a pipe's own size */
+    LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1, /* MAX_ARG_STRLEN, less its NUL */
+    OLD_PIPES = 64,
+    KILL_ROUNDS = 200,
+    KILL_PAUSE_US = 20 * 1000,
+    SIDE_CHANNEL = 9,
+    SCRIPT_FD = 3,
+};
+static const char STANDARD_PATH[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+static time_t deadline_at;
+static const char *workdir, *bash;
+static char *plain_path, *task_path; /* PATH=..., TASK_PATH=... */
+static sigset_t blocked;
+static int signals, nothing;             /* descriptors: signalfd, /dev/null */
+static pid_t running;                    /* the command under way, or 0 */
+static int status, survivors;
+static struct pollfd watched[3 + OLD_PIPES]; /* stdin, signals, the command's output, output of what outlived its command */
+static int num_old;
+static unsigned char piece[HEADER_BYTES + PIECE_BYTES + 2 * HEADER_BYTES + 8];
+
+static time_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec;
+}
+
+/* Anybody in the container may send the signal. */
+static void on_alarm(int signal) {
+    (void)signal;
+    time_t left_s = deadline_at - now();
+    if (left_s <= 0) _exit(0);
+    alarm((unsigned)left_s);
+}
+
+static void send_bytes(const void *bytes, size_t length) {
+    for (size_t sent = 0; sent < length;) {
+        ssize_t wrote = write(STDOUT_FILENO, (const char *)bytes + sent, length - sent);
+        if (wrote > 0) sent += (size_t)wrote;
+        else if (errno != EINTR) _exit(0);
+    }
+}
+
+static void receive(void *bytes, size_t length) {
+    for (size_t got = 0; got < length;) {
+        ssize_t read_now = read(STDIN_FILENO, (char *)bytes + got, length - got);
+        if (read_now > 0) got += (size_t)read_now;
+        else if (read_now == 0 || errno != EINTR) _exit(0);
+    }
+}
+
+static size_t put_header(unsigned char *at, char kind, uint32_t length) {
+    at[0] = (unsigned char)kind;
+    for (int i = 0; i < 4; i++) at[1 + i] = (unsigned char)(length >> (8 * i));
+    return HEADER_BYTES;
+}
+
+/* The frame 'e'. */
+static size_t put_end(unsigned char *at) {
+    uint32_t numbers[2] = {(uint32_t)status, (uint32_t)survivors};
+    put_header(at, 'e', 8);
+    for (int i = 0; i < 8; i++) at[HEADER_BYTES + i] = (unsigned char)(numbers[i / 4] >> (8 * (i % 4)));
+    return HEADER_BYTES + 8;
+}
+
+static void reap(void) {
+    int how;
+    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {
+        if (ended != running) continue;
+        running = 0;
+        status = WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+    }
+}
+
+static int num_others(void) {
+    DIR *proc = opendir("/proc");
+    if (!proc) return -1;
+    int count = -1; /* myself */
+    for (struct dirent *entry; (entry = readdir(proc));)
+        count += entry->d_name[0] >= '1' && entry->d_name[0] <= '9';
+    closedir(proc);
+    return count;
+}
+
+static void kill_all(void) {
+    for (int round = 0; round < KILL_ROUNDS; round++) {
+        int gone = kill(-1, SIGKILL) < 0 && errno == ESRCH;
+        reap();
+        if (gone) break;
+        if (round) usleep(KILL_PAUSE_US);
+    }
+    reap();
+    survivors = kill(-1, 0) < 0 && errno == ESRCH ? 0 : num_others();
+}
+
+/* Between vfork and exec: touches nothing of its parent's but its own stack. */
+static void become(char kind, char *const arguments[], int script, int output, char **environment) {
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGALRM, SIG_DFL);
+    sigprocmask(SIG_UNBLOCK, &blocked, NULL);
+    setpgid(0, 0);
+    dup2(nothing, STDIN_FILENO);
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
+    if (script >= 0) dup2(script, SCRIPT_FD);
+    if (chdir(workdir)) {
+        dprintf(STDERR_FILENO, "bash: cd: %s: %s\n", workdir, strerror(errno));
+        _exit(1);
+    }
+    if (kind == 'r') execvpe("bash", arguments, environment);
+    else execve(bash, arguments, environment);
+    dprintf(STDERR_FILENO, "bash: %s\n", strerror(errno));
+    _exit(errno == ENOENT ? 127 : 126);
+}
+
+static char **plain_environment(void) {
+    static char *variables[4096];
+    int count = 0;
+    for (char **variable = environ; *variable && count < 4093; variable++)
+        if (strncmp(*variable, "PATH=", 5)) variables[count++] = *variable;
+    variables[count++] = plain_path;
+    variables[count++] = task_path;
+    variables[count] = NULL;
+    return variables;
+}
+
+static void start(char kind, char *command, uint32_t length, int output) {
+    char *name = kind == 'r' ? "bash" : (char *)bash;
+    char *short_one[] = {name, kind == 'p' ? "-pc" : "-c", command, NULL};
+    char *long_one[] = {name, kind == 'p' ? "-p" : "--", "/dev/fd/3", NULL};
+    char *last_one[] = {name, command, NULL};
+    int script = -1;
+    if (kind != 'l' && length > LONGEST_ARGUMENT_BYTES) {
+        script = memfd_create("command", MFD_CLOEXEC);
+        for (uint32_t written = 0; script >= 0 && written < length;) {
+            ssize_t wrote = write(script, command + written, length - written);
+            if (wrote <= 0) break;
+            written += (uint32_t)wrote;
+        }
+    }
+    char *const *arguments = kind == 'l' ? last_one : script >= 0 ? long_one : short_one;
+    char **environment = kind == 'p' ? plain_environment() : environ;
+    running = vfork();
+    if (running == 0) become(kind, arguments, script, output, environment);
+    if (running < 0) { /* no process to be had: what bash itself says then, with its status */
+        running = 0;
+        status = 254;
+        dprintf(output, "bash: fork: %s\n", strerror(errno));
+    }
+    if (script >= 0) close(script);
+}
+
+/* What outlived its command may go on printing; nobody reads it. */
+static void retire_output(void) {
+    struct pollfd *output = &watched[2];
+    if (output->fd < 0) return;
+    if (num_old == OLD_PIPES) {
+        close(watched[3].fd);
+        memmove(&watched[3], &watched[4], sizeof(watched[0]) * --num_old);
+    }
+    watched[3 + num_old++] = *output;
+    output->fd = -1;
+}
+
+static void drain_old(void) {
+    for (int i = 0; i < num_old; i++) {
+        struct pollfd *old = &watched[3 + i];
+        if (!old->revents) continue;
+        ssize_t got = read(old->fd, piece, PIECE_BYTES);
+        if (got > 0 || (got < 0 && errno == EAGAIN)) continue;
+        close(old->fd);
+        *old = watched[3 + --num_old];
+        old->revents = 0;
+        i--;
+    }
+}
+
+static void pass_output_on(void) {
+    struct pollfd *output = &watched[2];
+    ssize_t got = read(output->fd, piece + HEADER_BYTES, PIECE_BYTES);
+    if (got > 0) {
+        put_header(piece, 'o', (uint32_t)got);
+        send_bytes(piece, HEADER_BYTES + (size_t)got);
+    } else if (got == 0) {
+        close(output->fd);
+        output->fd = -1;
+    }
+}
+
+/* All that the command had printed by its end is passed on with it; a daemon's later words are not waited for. */
+static void tell_end(void) {
+    size_t length = 0;
+    int waiting = 0;
+    if (watched[2].fd >= 0 && !ioctl(watched[2].fd, FIONREAD, &waiting) && waiting > 0) {
+        ssize_t got;
+        while (waiting > PIECE_BYTES) {
+            pass_output_on();
+            waiting -= PIECE_BYTES;
+        }
+        got = read(watched[2].fd, piece + HEADER_BYTES, (size_t)waiting);
+        if (got > 0) length = put_header(piece, 'o', (uint32_t)got) + (size_t)got;
+    }
+    length += put_end(piece + length);
+    retire_output();
+    send_bytes(piece, length);
+}
+
+static void ask_cgroup(char *answer, size_t size) {
+    static const char *const files[] = {"/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"};
+    for (int version = 0; version < 2; version++) {
+        unsigned long long used;
+        FILE *file = fopen(files[version], "re");
+        if (!file) continue;
+        int found = fscanf(file, version ? "usage_usec %llu" : "%llu", &used) == 1;
+        fclose(file);
+        if (found) {
+            snprintf(answer, size, version ? "%llu000" : "%llu", used);
+            return;
+        }
+    }
+}
+
+static void finish(void) {
+    char cpu_ns[32] = "";
+    ask_cgroup(cpu_ns, sizeof(cpu_ns));
+    dprintf(SIDE_CHANNEL, "\nend %d %s\n", status, cpu_ns);
+    _exit(status);
+}
+
+static void run_last(char *script, uint32_t length) {
+    unsigned char answer[HEADER_BYTES];
+    send_bytes(answer, put_header(answer, 'l', 0));
+    prctl(PR_SET_DUMPABLE, 1); /* opens the side channel */
+    start('l', script, length, STDOUT_FILENO);
+    while (running) {
+        struct signalfd_siginfo signal;
+        struct pollfd ends[2] = {{STDIN_FILENO, 0, 0}, {signals, POLLIN, 0}};
+        if (poll(ends, 2, -1) < 0) continue;
+        if (ends[0].revents) _exit(0);
+        if (ends[1].revents && read(signals, &signal, sizeof(signal)) > 0 && signal.ssi_signo == SIGUSR1) kill_all();
+        reap();
+    }
+    finish();
+}
+
+static void run(char kind, char *command, uint32_t length) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC)) _exit(1);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    watched[2].fd = ends[0];
+    survivors = 0;
+    start(kind, command, length, ends[1]);
+    close(ends[1]);
+    if (!running) tell_end();
+}
+
+static void answer_question(void) {
+    static char *command;
+    unsigned char header[HEADER_BYTES];
+    receive(header, HEADER_BYTES);
+    uint32_t length = 0;
+    for (int i = 0; i < 4; i++) length |= (uint32_t)header[1 + i] << (8 * i);
+    command = malloc((size_t)length + 1);
+    if (!command) _exit(1);
+    receive(command, length);
+    command[length] = '\0';
+    if (header[0] == 'l') run_last(command, length);
+    else if (header[0] == 'c') {
+        unsigned char answer[HEADER_BYTES + 8];
+        status = 0;
+        kill_all();
+        send_bytes(answer, put_end(answer));
+    } else run((char)header[0], command, length);
+    free(command);
+}
+
+static void take_signal(void) {
+    struct signalfd_siginfo signal;
+    pid_t before = running;
+    if (read(signals, &signal, sizeof(signal)) < 0) return;
+    if (signal.ssi_signo == SIGUSR1) kill_all();
+    else reap();
+    if (before && !running) tell_end();
+}
+
+static void prepare_path(void) {
+    const char *path = getenv("PATH");
+    size_t length = strlen(workdir);
+    char *copy = strdup(path ? path : ""), *rest = copy, *entry;
+    task_path = malloc(sizeof("TASK_PATH=") + strlen(copy));
+    strcpy(task_path, "TASK_PATH=");
+    strcat(task_path, copy);
+    plain_path = malloc(sizeof("PATH=") + sizeof(STANDARD_PATH) + strlen(copy) + 1);
+    strcpy(plain_path, "PATH=");
+    strcat(plain_path, STANDARD_PATH);
+    while ((entry = strsep(&rest, ":"))) {
+        int within = !strncmp(entry, workdir, length) && (entry[length] == '/' || !entry[length]);
+        if (*entry != '/' || within) continue;
+        strcat(plain_path, ":");
+        strcat(plain_path, entry);
+    }
+    free(copy);
+}
+
+static void prepare(void) {
+    struct sigaction at_alarm = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+    prctl(PR_SET_DUMPABLE, 0);
+    nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    dup3(STDERR_FILENO, SIDE_CHANNEL, O_CLOEXEC);
+    dup3(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO, O_CLOEXEC);
+    fcntl(STDIN_FILENO, F_SETFD, FD_CLOEXEC);
+    signal(SIGPIPE, SIG_IGN);
+    sigaction(SIGALRM, &at_alarm, NULL);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGCHLD);
+    sigaddset(&blocked, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &blocked, NULL);
+    signals = signalfd(-1, &blocked, SFD_CLOEXEC);
+    on_alarm(SIGALRM);
+    prepare_path();
+}
+
+int main(int num_arguments, char **arguments) {
+    if (num_arguments != 4) return 2;
+    unlink(arguments[0]);
+    deadline_at = now() + atol(arguments[1]);
+    workdir = arguments[2];
+    bash = arguments[3];
+    prepare();
+    watched[0] = (struct pollfd){STDIN_FILENO, POLLIN, 0};
+    watched[1] = (struct pollfd){signals, POLLIN, 0};
+    watched[2] = (struct pollfd){-1, POLLIN, 0};
+    send_bytes("init\n", 5);
+    for (;;) {
+        watched[0].events = running ? 0 : POLLIN; /* a hang-up shows nevertheless */
+        if (poll(watched, 3 + (nfds_t)num_old, -1) < 0) continue;
+        if (watched[2].fd >= 0 && watched[2].revents) pass_output_on();
+        if (watched[1].revents) take_signal();
+        else if (watched[0].revents & POLLIN) answer_question();
+        else if (watched[0].revents) _exit(0);
+        drain_old();
+    }
+}

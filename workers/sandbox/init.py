@@ -1,0 +1,71 @@
+"""The fast first process of a container: a small program of ours (init.c), and how it is spoken to.
+
+It is sent into each container over the stream and takes the place of the bash that started there, so that nothing is
+mounted and an engine on another host takes it as well. Where it cannot run (an image without `head`, another
+processor) that bash goes on as holder.py says.
+"""
+
+import struct
+import sys
+from pathlib import Path
+
+from workers.sandbox.exchange import Exchange, Kind
+from workers.sandbox.output import Capped
+
+BUILT = Path(sys.prefix, "share", "swerve", "init")  # by infra/setup/init.sh
+HEADER = struct.Struct("<cI")  # kind, bytes that follow
+END = struct.Struct("<iI")  # status, survivors
+KINDS: dict[Kind, bytes] = {"run": b"r", "plain": b"p", "clear": b"c", "last": b"l"}
+
+
+def built_init() -> bytes:
+    """The program, or nothing if it was not built on this host."""
+    return BUILT.read_bytes() if BUILT.is_file() else b""
+
+
+class InitExchange(Exchange):
+    """Frames both ways, whose format is in init.c. After the frame `l` the stream is the last script's output."""
+
+    def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
+        super().__init__(keep_bytes, notes)
+        self._pending = bytearray()  # a header, or the numbers of an end, as far as they came
+        self._left_bytes = 0  # of the output frame under way
+        self._raw = False
+
+    def question(self, kind: Kind, text: bytes) -> bytes:
+        return HEADER.pack(KINDS[kind], len(text)) + text
+
+    def feed(self, piece: bytes) -> None:
+        start = 0
+        while start < len(piece):
+            if self._raw:
+                self.output.write(piece[start:])
+                return
+            if self._left_bytes:
+                taken = piece[start : start + self._left_bytes]
+                self.output.write(taken)
+                self._left_bytes -= len(taken)
+            else:
+                taken = piece[start : start + self._missing_bytes()]
+                self._pending += taken
+                self._interpret()
+            start += len(taken)
+
+    def flush(self) -> None:
+        """Output is passed on as it comes."""
+
+    def _missing_bytes(self) -> int:
+        whole = HEADER.size + (END.size if self._pending.startswith(b"e") else 0)
+        return whole - len(self._pending)
+
+    def _interpret(self) -> None:
+        if self._missing_bytes():
+            return
+        kind, length = HEADER.unpack_from(self._pending)
+        if kind == b"o":
+            self._left_bytes = length
+        elif kind == b"l":
+            self._raw = True
+        else:
+            self.status, self.survivors = END.unpack_from(self._pending, HEADER.size)
+        self._pending.clear()
