@@ -19,7 +19,6 @@ from benchmarks.trainer_side import GROUP_SIZE
 from pipeline import census, queue, stream
 from pipeline.queue import RENEW_S, Lease
 from pipeline.request import Claim
-from workers.run import BEAT_S
 
 FILL_AT_ONCE = 200
 LOOK_AGAIN_S = 0.2  # where the first in the queue turned out to be held still
@@ -66,20 +65,22 @@ class SimulatedWorker:
                 tasks.create_task(self._slot(redis))
 
     async def _beat(self, redis: Redis) -> None:
-        started_at = time.time()
-        await asyncio.sleep(random.uniform(0, BEAT_S))
+        started_at, every_s = time.time(), await census.beat_worker(redis, self._status(time.time()))
+        await asyncio.sleep(random.uniform(0, every_s))
         while True:
-            status = census.WorkerStatus(
-                name=self._name,
-                slots=self._slots,
-                running=tuple(self._running),
-                finished=self._finished,
-                failed=0,
-                started_at=started_at,
-                updated_at=time.time(),
-            )
-            await census.beat_worker(redis, status)
-            await asyncio.sleep(BEAT_S)
+            every_s = await census.beat_worker(redis, self._status(started_at), every_s=every_s)
+            await asyncio.sleep(every_s)
+
+    def _status(self, started_at: float) -> census.WorkerStatus:
+        return census.WorkerStatus(
+            name=self._name,
+            slots=self._slots,
+            running=tuple(self._running),
+            finished=self._finished,
+            failed=0,
+            started_at=started_at,
+            updated_at=time.time(),
+        )
 
     async def _slot(self, redis: Redis) -> None:
         async with self._simulation.filling:

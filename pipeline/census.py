@@ -16,6 +16,8 @@ from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, enc
 from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
+BEAT_S = 2.0  # between two beats of a worker
+BEATS_PER_S = 250.0  # of all workers together, beyond which each beats less often
 RATE_S = 300.0
 _FORGET_WORKER_S = 3600.0
 
@@ -23,7 +25,8 @@ _BEAT = """#!lua flags=allow-oom
 -- KEYS: who is alive, my status; ARGV: name, when, status, how long it lasts. A full Redis has room for it.
 redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4])
 if ARGV[2] == '' then return redis.call('SADD', KEYS[1], ARGV[1]) end
-return redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+return redis.call('ZCARD', KEYS[1])
 """
 
 
@@ -103,11 +106,18 @@ async def beat_run(redis: Redis, status: RunStatus) -> None:
     await script(redis, _BEAT, [status.run_id, "", encode(status), int(STATUS_EXPIRES_S)], wanted=wanted)
 
 
-async def beat_worker(redis: Redis, status: WorkerStatus) -> None:
-    """Say what the worker is doing; expires unless repeated. One short script, however large the fleet."""
+async def beat_worker(redis: Redis, status: WorkerStatus, *, every_s: float = BEAT_S) -> float:
+    """Say what the worker is doing; expires after some beats missed. Returns seconds until the next beat is due.
+
+    One short script, however large the fleet; a large fleet beats in a slower rhythm, or its beats would cost
+    more than its work.
+    """
     wanted = [keys.workers(), keys.worker(status.name)]
-    arguments = [status.name, status.updated_at, encode(status), int(STATUS_EXPIRES_S)]
-    await script(redis, _BEAT, arguments, wanted=wanted)
+    lasts_s = int(STATUS_EXPIRES_S * max(every_s / BEAT_S, 1.0))
+    num_workers: int = await script(
+        redis, _BEAT, [status.name, status.updated_at, encode(status), lasts_s], wanted=wanted
+    )
+    return max(BEAT_S, num_workers / BEATS_PER_S)
 
 
 async def forget_worker(redis: Redis, name: str) -> None:
@@ -122,7 +132,7 @@ async def run_ids(redis: Redis) -> list[str]:
 
 
 async def live_workers(redis: Redis) -> list[WorkerStatus]:
-    """Workers that beat within STATUS_EXPIRES_S, by name."""
+    """Workers whose last beat has not expired, by name."""
     alive, _ = await all_workers(redis)
     return alive
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("swerve.worker")
 
-BEAT_S = 2.0
-
 
 async def serve(settings: WorkerSettings, for_images: ImageSettings) -> None:
     """Work until told to stop."""
@@ -81,7 +79,7 @@ async def work(claimer: Claimer, settings: WorkerSettings) -> None:
 
 
 async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
-    started_at = time.time()
+    started_at, every_s = time.time(), census.BEAT_S
     while True:
         status = census.WorkerStatus(
             name=settings.name,
@@ -94,8 +92,8 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
             paused=claimer.breakers.paused,
         )
         with contextlib.suppress(RedisError):
-            await census.beat_worker(redis, status)
-        await asyncio.sleep(BEAT_S)
+            every_s = await census.beat_worker(redis, status, every_s=every_s)
+        await asyncio.sleep(every_s)
 
 
 async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerSettings) -> None:

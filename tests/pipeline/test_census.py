@@ -104,6 +104,16 @@ async def test_a_trainer_and_a_worker_are_alive_while_they_beat(pool: ArqRedis) 
         assert 0 < await pool.ttl(key) <= census.STATUS_EXPIRES_S
 
 
+async def test_a_large_fleet_beats_in_a_slower_rhythm_and_is_believed_for_longer(pool: ArqRedis) -> None:
+    assert await census.beat_worker(pool, worker("host/1")) == census.BEAT_S
+    others = {f"host/{number}": time.time() for number in range(2, 2001)}
+    await pool.zadd(keys.workers(), others)
+    every_s = await census.beat_worker(pool, worker("host/1"))
+    assert every_s == 2000 / census.BEATS_PER_S > census.BEAT_S
+    await census.beat_worker(pool, worker("host/1"), every_s=every_s)
+    assert await pool.ttl(keys.worker("host/1")) > 5 * every_s
+
+
 async def test_a_worker_that_stops_beating_is_silent_until_it_says_goodbye(pool: ArqRedis) -> None:
     heard_at = time.time() - 60
     await census.beat_worker(pool, worker("host/1", updated_at=heard_at))
