@@ -28,6 +28,7 @@ from workers.claim import Claimer, Progress, TailHandler
 from workers.docker_host import DockerHost
 from workers.settings import ImageSettings, WorkerSettings, docker_hosts, image_settings, worker_settings
 from workers.taker import Taker
+from workers.temporary import remove_stale
 
 if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
@@ -45,6 +46,8 @@ async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequ
     from workers.policy.sglang import SglangPolicies
     from workers.rollout import run_rollout
 
+    for path in remove_stale():
+        log.warning("removed %s, left by a worker that was killed", path)
     redis = await queue.connect(redis_settings().url)
     pool, images = await _pool(redis, settings, hosts), ImagesOfHosts(for_images)
     for engine in await pool.check():

@@ -329,11 +329,11 @@ class Engine:
         )
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
-    async def labelled(self, fleet: str) -> list[tuple[str, dict[str, str]]]:
-        """Name and labels of each container of `fleet`, running or not."""
+    async def labelled(self, fleet: str | None) -> list[tuple[str, dict[str, str]]]:
+        """Name and labels of each container of `fleet`, or of any fleet, running or not."""
+        label = FLEET if fleet is None else f"{FLEET}={fleet}"
         found = await self._call(
-            "listing containers",
-            lambda client: client.containers(all=True, filters={"label": f"{FLEET}={fleet}"}),
+            "listing containers", lambda client: client.containers(all=True, filters={"label": label})
         )
         return [(container["Names"][0].removeprefix("/"), container["Labels"]) for container in found]
 
