@@ -56,6 +56,7 @@ class WorkerStatus(Message, frozen=True, kw_only=True):
     started_at: UnixSeconds
     updated_at: UnixSeconds
     paused: str = ""  # why it claims nothing
+    set_aside: str = ""  # what it does without although it claims, and why: one of its Docker engines
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal
+from typing import Literal, Protocol
 
 from redis.exceptions import RedisError
 
@@ -36,8 +36,42 @@ OUT = (RolloutError, RedisError, OSError, TimeoutError)
 BREAKER_OF: Mapping[Boundary, str] = {"sandbox": "docker", "grader": "docker", "engine": "engine"}
 
 
+class Gate(Protocol):
+    """What may hold claims back. It hears of each claim: that it was made, how it fared, that it is over."""
+
+    @property
+    def paused(self) -> str:
+        """Why claims are held back, for people; empty if they are not."""
+        ...
+
+    @property
+    def set_aside(self) -> str:
+        """What is not made use of meanwhile, and why; empty if nothing is, or if claims are held back."""
+        ...
+
+    def room(self, free: int) -> int:
+        """How many of `free` slots may be filled now."""
+        ...
+
+    def claimed(self, request_id: str) -> None: ...
+
+    def succeeded(self, request_id: str) -> None: ...
+
+    async def blamed(self, request_id: str, message: str) -> bool:
+        """A claim failed here. True: so it would have for any request, do not count it against this one."""
+        ...
+
+    def ended(self, request_id: str) -> None: ...
+
+    async def watch(self) -> None:
+        """Endless: notices what breaks and what is back."""
+        ...
+
+
 class Breaker:
-    """One boundary of this worker."""
+    """The gate at one boundary of this worker."""
+
+    set_aside = ""
 
     def __init__(self, name: str, probe: Probe, *, settle_s: float = 0.0) -> None:
         """`settle_s` passes between a probe that succeeds again and the first claim."""
@@ -67,12 +101,17 @@ class Breaker:
             return min(free, 1) if self._trial_began_at is None else 0
         return free if self.state == "closed" else 0
 
-    def claimed(self) -> None:
-        """A claim was made: it is the trial, if one is needed."""
+    @property
+    def suspected(self) -> bool:
+        """Whether something failed here since the last success."""
+        return bool(self._suspects)
+
+    def claimed(self, request_id: str) -> None:
+        """It is the trial, if one is needed."""
         if self.state == "half-open":
             self._trial_began_at = time.monotonic()
 
-    def succeeded(self) -> None:
+    def succeeded(self, request_id: str) -> None:
         """An episode came through this boundary."""
         self._suspects.clear()
         if self.state == "half-open":
@@ -86,6 +125,9 @@ class Breaker:
         if self.state == "half-open" or len(self._suspects) >= SUSPECTS:
             self.open(message)
         return self.state == "open" and len(self._suspects) > 1
+
+    def ended(self, request_id: str) -> None:
+        """Nothing is kept of it."""
 
     async def check(self) -> bool:
         """Ask the probe, and act on what it says."""
@@ -131,13 +173,15 @@ class Breaker:
 
 
 class Breakers:
-    """All of a worker's, by name: "redis", "docker", "engine"."""
+    """All of a worker's gates, by name: "redis", "docker", "engine"."""
 
-    def __init__(self, probes: Mapping[str, Probe]) -> None:
+    def __init__(self, probes: Mapping[str, Probe], gates: Mapping[str, Gate] | None = None) -> None:
+        """A breaker for each of `probes`; `gates` are boundaries that know better than one probe."""
         self._breakers = {
             name: Breaker(name, probe, settle_s=HOLDERS_FIRST_S if name == "redis" else 0.0)
             for name, probe in probes.items()
         }
+        self._gates: dict[str, Gate] = {**self._breakers, **(gates or {})}
 
     def __getitem__(self, name: str) -> Breaker:
         return self._breakers[name]
@@ -145,28 +189,38 @@ class Breakers:
     @property
     def paused(self) -> str:
         """Every reason why nothing is claimed; empty if all is well."""
-        return "; ".join(breaker.paused for breaker in self._breakers.values() if breaker.paused)
+        return "; ".join(gate.paused for gate in self._gates.values() if gate.paused)
+
+    @property
+    def set_aside(self) -> str:
+        """What is not made use of although claims are made, and why."""
+        return "; ".join(gate.set_aside for gate in self._gates.values() if gate.set_aside)
 
     def room(self, free: int) -> int:
         """How many of `free` slots may be filled now."""
-        return min((breaker.room(free) for breaker in self._breakers.values()), default=free)
+        return min((gate.room(free) for gate in self._gates.values()), default=free)
 
-    def claimed(self) -> None:
-        for breaker in self._breakers.values():
-            breaker.claimed()
+    def claimed(self, request_id: str) -> None:
+        for gate in self._gates.values():
+            gate.claimed(request_id)
 
-    def succeeded(self) -> None:
-        """An episode came through all of them."""
-        for breaker in self._breakers.values():
-            breaker.succeeded()
+    def succeeded(self, request_id: str) -> None:
+        """The request's episode came through all of them."""
+        for gate in self._gates.values():
+            gate.succeeded(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """Nothing of the claim goes on, however it fared."""
+        for gate in self._gates.values():
+            gate.ended(request_id)
 
     async def blamed(self, boundary: Boundary, request_id: str, message: str) -> bool:
         """Whether a failure at `boundary` is that of the boundary rather than of the request."""
-        breaker = self._breakers.get(BREAKER_OF.get(boundary, ""))
-        return breaker is not None and await breaker.blamed(request_id, message)
+        gate = self._gates.get(BREAKER_OF.get(boundary, ""))
+        return gate is not None and await gate.blamed(request_id, message)
 
     async def watch(self) -> None:
-        """Probe all of them for ever."""
+        """Watch all of them for ever."""
         async with asyncio.TaskGroup() as tasks:
-            for breaker in self._breakers.values():
-                tasks.create_task(breaker.watch())
+            for gate in self._gates.values():
+                tasks.create_task(gate.watch())

@@ -150,7 +150,7 @@ class Claimer:
             trajectory = replace(await self._play(claim, progress), traceparent=current_traceparent())
             progress.phase = "publishing"
             if not isinstance(trajectory.outcome, Failed):
-                self.breakers.succeeded()
+                self.breakers.succeeded(claim.request.id)
                 ending = await _insist(lambda: stream.publish(self.redis, trajectory))
                 self.finished += ending in ("published", "duplicate")
                 return trajectory, ending
@@ -178,7 +178,7 @@ class Claimer:
             "%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message
         )
         if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
-            why = f"not counted, {self.breakers.paused}"[:300]
+            why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
             await _insist(
                 lambda: queue.hand_back(self.redis, claim, wait_s=_jittered(OUTAGE_WAIT_S), why=why)
             )

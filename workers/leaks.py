@@ -21,6 +21,8 @@ import msgspec
 from pipeline.errors import RolloutError
 from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
+from workers.docker_host import DockerHost
+from workers.settings import docker_host
 from workers.unqueued import unqueued_claim
 
 if TYPE_CHECKING:
@@ -61,10 +63,12 @@ async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> F
     )
 
 
-async def _look_at_all(tasks: list[Task], golds: dict[str, Gold], jobs: int) -> list[Finding]:
+async def _look_at_all(
+    tasks: list[Task], golds: dict[str, Gold], jobs: int, host: DockerHost
+) -> list[Finding]:
     from workers.sandbox.docker import DockerSandboxes
 
-    sandboxes = DockerSandboxes(fleet=f"leaks-{secrets.token_hex(6)}")
+    sandboxes = DockerSandboxes(fleet=f"leaks-{secrets.token_hex(6)}", host=host)
     slots = asyncio.Semaphore(jobs)
 
     async def one(task: Task) -> Finding:
@@ -110,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="tasks looked at at once (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        tasks, golds = _read(options.tasks)
+        (tasks, golds), host = _read(options.tasks), docker_host()
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -120,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    findings = asyncio.run(_look_at_all(tasks, golds, options.jobs))
+    findings = asyncio.run(_look_at_all(tasks, golds, options.jobs, host))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(findings)) + b"\n")
     bad = [finding for finding in findings if not finding.ok]

@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 from arq.connections import ArqRedis
@@ -25,47 +25,66 @@ from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
 from workers.breaker import Breakers
 from workers.claim import Claimer, Progress, TailHandler
-from workers.settings import ImageSettings, WorkerSettings, image_settings, worker_settings
+from workers.docker_host import DockerHost
+from workers.settings import ImageSettings, WorkerSettings, docker_hosts, image_settings, worker_settings
 from workers.taker import Taker
+from workers.temporary import remove_stale
 
 if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
+    from workers.sandbox.pool import EnginePool
 
 log = logging.getLogger("swerve.worker")
 
 
-async def serve(settings: WorkerSettings, for_images: ImageSettings) -> None:
+async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequence[DockerHost]) -> None:
     """Work until told to stop."""
     from workers.grading.grade import Grader
-    from workers.images.prefetch import HostImages
+    from workers.images.hosts import ImagesOfHosts
     from workers.policy.sglang import SglangPolicies
     from workers.rollout import run_rollout
-    from workers.sandbox.docker import DockerSandboxes
 
+    for path in remove_stale():
+        log.warning("removed %s, left by a worker that was killed", path)
     redis = await queue.connect(redis_settings().url)
-    sandboxes = DockerSandboxes(fleet=await census.fleet_id(redis), max_starting=settings.max_starting)
-    await sandboxes.check()
-    images = await HostImages.open(for_images)
+    pool, images = await _pool(redis, settings, hosts), ImagesOfHosts(for_images)
+    for engine in await pool.check():
+        await images.open(engine.host)
     async with SglangPolicies(settings.router_url, redis) as policies:
-        grader = Grader(sandboxes)
 
         async def stage(claim: Claim, progress: Progress) -> Trajectory:
-            async with images.using(claim, progress):
+            engine = pool.of(claim.request.id)
+            async with images.using(engine.host, claim, progress):
                 return await run_rollout(
-                    claim, progress, policies=policies, sandboxes=sandboxes, grader=grader
+                    claim,
+                    progress,
+                    policies=policies,
+                    sandboxes=engine.sandboxes,
+                    grader=Grader(engine.sandboxes),
                 )
 
-        probes = {"redis": lambda: queue.check(redis), "docker": sandboxes.check, "engine": policies.check}
-        breakers = Breakers(probes)
+        probes = {"redis": lambda: queue.check(redis), "engine": policies.check}
+        breakers = Breakers(probes, gates={"docker": pool})
         claimer = Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
-        beside = _beat(redis, claimer, settings), _reap(redis, sandboxes, settings), images.fetch_ahead(redis)
-        async with _background(*beside, breakers.watch()):
+        beside = [_beat(redis, claimer, settings), breakers.watch()]
+        for engine in pool.engines:
+            beside += [_reap(redis, engine.sandboxes, settings), images.fetch_ahead(engine.host, redis)]
+        async with _background(*beside):
             await work(claimer, settings)
     await images.close()
-    await sandboxes.close()
+    await pool.close()
     with contextlib.suppress(RedisError):
         await census.forget_worker(redis, settings.name)
     await redis.aclose()
+
+
+async def _pool(redis: ArqRedis, settings: WorkerSettings, hosts: Sequence[DockerHost]) -> "EnginePool":
+    from workers.sandbox.docker import DockerSandboxes
+    from workers.sandbox.pool import EnginePool
+
+    fleet = await census.fleet_id(redis)
+    engines = [DockerSandboxes(fleet=fleet, max_starting=settings.max_starting, host=host) for host in hosts]
+    return EnginePool(engines, slots=settings.slots)
 
 
 async def work(claimer: Claimer, settings: WorkerSettings) -> None:
@@ -90,6 +109,7 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
             started_at=started_at,
             updated_at=time.time(),
             paused=claimer.breakers.paused,
+            set_aside=claimer.breakers.set_aside,
         )
         with contextlib.suppress(RedisError):
             every_s = await census.beat_worker(redis, status, every_s=every_s)
@@ -129,13 +149,13 @@ def main() -> int:
     logging.getLogger("arq").setLevel(logging.WARNING)
     logging.getLogger().addHandler(TailHandler())
     try:
-        settings, images = worker_settings(), image_settings()
+        settings, images, hosts = worker_settings(), image_settings(), docker_hosts()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     provider = start_telemetry("worker", telemetry_settings())
     try:
-        asyncio.run(serve(settings, images))
+        asyncio.run(serve(settings, images, hosts))
     finally:
         provider.shutdown()
     return 0

@@ -2,9 +2,10 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workers.docker_host import AUTHORITY, CERTIFICATE, KEY, DockerHost
 from workers.images.names import Proxy, parse_proxy
 from workers.images.sizes import parse_bytes
 
@@ -57,6 +58,63 @@ def image_settings() -> ImageSettings:
         raise ValueError(
             f"SWERVE_IMAGE_PROXIES={proxies!r}, SWERVE_IMAGE_BUDGET={budget!r}: {error}"
         ) from error
+
+
+def docker_hosts() -> tuple[DockerHost, ...]:
+    """The engines that a worker drives, at least one. Raises ValueError naming the variable that does not make sense."""
+    variable = "SWERVE_DOCKER_HOSTS"
+    entries = os.environ.get(variable, "").split()
+    if not entries:
+        return (docker_host(),)
+    hosts = tuple(_secured(_host(variable, entry)) for entry in entries)
+    urls = [host.url for host in hosts]
+    twice = sorted({url for url in urls if urls.count(url) > 1})
+    if twice:
+        raise ValueError(f"{variable}: {', '.join(twice)} is there twice: name each engine once")
+    return hosts
+
+
+def docker_host() -> DockerHost:
+    """The engine of what drives only one. Raises ValueError naming the variable that does not make sense."""
+    url = os.environ.get("DOCKER_HOST")
+    host = _host("DOCKER_HOST", url) if url else DockerHost()
+    if host.slots is not None:
+        raise ValueError(f"DOCKER_HOST={url!r}: give the address alone; how many episodes is SWERVE_SLOTS")
+    return _secured(host)
+
+
+def _host(variable: str, entry: str) -> DockerHost:
+    try:
+        return DockerHost.parse(entry)
+    except ValueError as error:
+        raise ValueError(f"{variable}: {error}") from error
+
+
+def _secured(host: DockerHost) -> DockerHost:
+    """With its certificates: its own folder of SWERVE_DOCKER_CERTS, or else what Docker's own clients would use."""
+    if host.socket_path:
+        return host
+    name, _ = host.name_and_port
+    folders = os.environ.get("SWERVE_DOCKER_CERTS")
+    verify, shared = bool(os.environ.get("DOCKER_TLS_VERIFY")), os.environ.get("DOCKER_CERT_PATH")
+    if folders and Path(folders, name).is_dir():
+        return _with_certificates(host, Path(folders, name), "SWERVE_DOCKER_CERTS", verify=True)
+    if shared or verify:
+        folder = Path(shared) if shared else Path.home() / ".docker"
+        return _with_certificates(host, folder, "DOCKER_CERT_PATH", verify=verify)
+    if folders:
+        raise ValueError(f"SWERVE_DOCKER_CERTS={folders}: has no folder {name}, for {host.url}: make one")
+    return host
+
+
+def _with_certificates(host: DockerHost, folder: Path, variable: str, *, verify: bool) -> DockerHost:
+    wanted = (AUTHORITY, CERTIFICATE, KEY) if verify else (CERTIFICATE, KEY)
+    missing = [file for file in wanted if not (folder / file).is_file()]
+    if missing:
+        raise ValueError(
+            f"{variable}: {folder} lacks {', '.join(missing)}, without which no TLS to {host.url}"
+        )
+    return replace(host, certificates=folder, verify=verify)
 
 
 def _positive(variable: str, default: int) -> int:

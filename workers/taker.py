@@ -104,7 +104,7 @@ class Taker(Worker):
 
     def _start(self, claim: Claim) -> None:
         request_id = claim.request.id
-        self._claimer.breakers.claimed()
+        self._claimer.breakers.claimed(request_id)
         self._claimer.taken[request_id] = claim
         task = asyncio.create_task(self._run(claim))
         self.tasks[request_id] = task
@@ -113,6 +113,7 @@ class Taker(Worker):
     def _ended(self, request_id: str) -> None:
         self.tasks.pop(request_id, None)
         self._claimer.taken.pop(request_id, None)
+        self._claimer.breakers.ended(request_id)
         self._changed.set()
 
     async def _run(self, claim: Claim) -> None:

@@ -110,6 +110,10 @@ def complaints(fleet: Fleet) -> list[str]:
         found.append(f"no worker is alive, but {count(num_queued, 'request')} queued")
     if fleet.workers and all(worker.paused for worker in fleet.workers):
         found.append(f"every worker is paused, the first because {fleet.workers[0].paused}")
+    without = [worker for worker in fleet.workers if worker.set_aside]
+    if without:
+        first = f"the first because {without[0].set_aside}"
+        found.append(f"{count(len(without), 'worker')} set something aside, {first}")
     return found
 
 

@@ -16,7 +16,7 @@ from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, 
 
 _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 _OPENING_FENCE = re.compile(r"```\w*\s*$")
-MOST_WORKERS = 40  # named in `status`; paused ones first
+MOST_WORKERS = 40  # named in `status`; those that lack something first
 _HEAD_LINES, _TAIL_LINES = 12, 6  # of a long output, unless shown in full
 
 
@@ -168,13 +168,15 @@ def _workers_block(fleet: Fleet, claims: Sequence[Claimed], now: float, ink: Ink
     if claims:
         oldest = min(claims, key=lambda claim: claim.lease.claimed_at)
         rows[0] += f", oldest claim {age(now - oldest.lease.claimed_at)}: {oldest.request_id}"
-    told = sorted(fleet.workers, key=lambda worker: not worker.paused)[:MOST_WORKERS]
+    told = sorted(fleet.workers, key=lambda worker: not (worker.paused or worker.set_aside))[:MOST_WORKERS]
     for worker in sorted(told, key=lambda worker: worker.name):
         record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
         mine = held.get(worker.name, [])
         rows.append(f"  {ink.bold(worker.name)}  {len(mine)} of {worker.slots} busy, {ink.faint(record)}")
         if worker.paused:
             rows.append(f"    {ink.doubtful(f'paused: {visible(worker.paused)}')}")
+        if worker.set_aside:
+            rows.append(f"    {ink.doubtful(f'set aside: {visible(worker.set_aside)}')}")
         rows += _claim_rows(mine, now, ink)
     if len(told) < len(live):
         rows.append(ink.faint(f"  and {len(live) - len(told):,} more"))

@@ -55,9 +55,9 @@ async def test_one_episode_is_let_through_before_all_are(boundary: Boundary) -> 
     docker.open("gone")
     await docker.check()
     assert (docker.room(8), docker.state) == (1, "half-open")
-    docker.claimed()
+    docker.claimed("r")
     assert docker.room(8) == 0
-    docker.succeeded()
+    docker.succeeded("r")
     assert (docker.room(8), docker.paused) == (8, "")
 
 
@@ -65,7 +65,7 @@ async def test_a_trial_that_fails_closes_the_door_again(boundary: Boundary) -> N
     docker = Breaker("docker", boundary.probe)
     docker.open("gone")
     await docker.check()
-    docker.claimed()
+    docker.claimed("r")
     await docker.blamed("r1", "create failed")
     assert (docker.room(8), docker.paused) == (0, "docker is out: create failed")
 
@@ -95,7 +95,7 @@ async def test_a_success_between_failures_clears_the_suspicion(boundary: Boundar
     docker = Breaker("docker", boundary.probe)
     for name in ("r1", "r2", "r3", "r4"):
         assert not await docker.blamed(name, "odd")
-        docker.succeeded()
+        docker.succeeded("r")
 
 
 async def test_an_outage_is_noticed_and_its_end_too_with_nobody_asking(boundary: Boundary) -> None:
@@ -106,7 +106,7 @@ async def test_an_outage_is_noticed_and_its_end_too_with_nobody_asking(boundary:
     assert breakers.paused == "docker is out: no such socket"
     boundary.is_out = False
     await until(lambda: breakers.room(4) == 1)
-    breakers.claimed()
+    breakers.claimed("r")
     await until(lambda: breakers.room(4) == 4)
     assert breakers.paused == ""
     watching.cancel()

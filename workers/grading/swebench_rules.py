@@ -8,7 +8,6 @@ importable one by one.
 import importlib.util
 import secrets
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from pipeline.errors import TaskBroken
 from pipeline.task import SwebenchLog
 from pipeline.trajectory import Tally
+from workers.temporary import temporary_file
 
 
 def _stand_in_for_harness() -> None:
@@ -115,7 +115,7 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
     """
     spec = _spec(verdict, instance_id)
     gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
-    with tempfile.NamedTemporaryFile(suffix=".log") as file:
+    with temporary_file(suffix=".log") as file:
         file.write(log.encode("utf-8", "replace"))
         file.flush()
         statuses, accepted = _grading.get_logs_eval(spec, file.name)

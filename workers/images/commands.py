@@ -21,7 +21,7 @@ from workers.images.parallel import in_parallel
 from workers.images.pulling import Puller, PullPlan
 from workers.images.shelf import Shelf
 from workers.images.sizes import show_bytes
-from workers.settings import ImageSettings, image_settings
+from workers.settings import ImageSettings, docker_host, image_settings
 
 INTERRUPTED = 130
 
@@ -156,5 +156,5 @@ def _evict(arguments: argparse.Namespace, settings: ImageSettings, _: threading.
 
 
 def _host(settings: ImageSettings) -> tuple[ImageEngine, Shelf]:
-    engine = ImageEngine()
+    engine = ImageEngine(docker_host())
     return engine, Shelf(settings.state_dir, engine.id)

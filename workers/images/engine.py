@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import docker
 import requests
 import urllib3
 from docker import auth
 from docker import errors as docker_errors
-from docker.utils import kwargs_from_env
 
+from workers.docker_client import docker_client
+from workers.docker_host import DockerHost
 from workers.images.errors import ImageError, ImageInUse, Stopped
 from workers.images.names import Name
-
-Client = Any  # docker.APIClient, which has no types
 
 CALL_S = 120
 CONNECT_S = 10
@@ -82,11 +80,9 @@ class _Transfer:
 class ImageEngine:
     """Safe to use from several threads. Raises ImageError from the start if no engine answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: DockerHost) -> None:
         with _translated("asking the engine"):
-            self._client: Client = docker.APIClient(
-                **kwargs_from_env(), timeout=CALL_S, max_pool_size=POOL, version="auto"
-            )
+            self._client = docker_client(host, timeout_s=CALL_S, num_connections=POOL)
             self.id: str = self._client.info()["ID"]
             about = self._client.version()
             self.platform = f"{about['Os']}/{about['Arch']}"

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from pipeline import queue
 from pipeline.request import Claim
 from workers.claim import Progress
+from workers.docker_host import DockerHost
 from workers.images.engine import ImageEngine
 from workers.images.errors import ImageError
 from workers.images.names import parse_name
@@ -51,11 +52,11 @@ class HostImages:
         self._stopping = threading.Event()
 
     @classmethod
-    async def open(cls, settings: ImageSettings) -> Self:
+    async def open(cls, settings: ImageSettings, host: DockerHost) -> Self:
         """Raises ImageError if the engine does not answer or the state directory cannot be used."""
 
         def make() -> Self:
-            engine = ImageEngine()
+            engine = ImageEngine(host)
             plan = PullPlan(
                 platform=engine.platform,
                 proxies=settings.proxies,

@@ -12,39 +12,38 @@ import contextlib
 import functools
 import io
 import logging
-import os
 import posixpath
 import secrets
 import shlex
-import socket
 import tarfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
-import docker
 import requests
 import urllib3
 from docker import errors as docker_errors
 from docker.types import Ulimit
-from docker.utils import kwargs_from_env
 
 from pipeline.errors import ImageMissing, SandboxError
 from pipeline.request import Claim
 from pipeline.task import File, Task
+from workers.docker_client import ANSWER_S, Client, docker_client
+from workers.docker_host import DockerHost
 from workers.sandbox.agent_images import CLEAN_S, AgentImages
+from workers.sandbox.attach import attach
 from workers.sandbox.command import CommandResult, LastResult
 from workers.sandbox.git import HEAD, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS, HOLDER
 from workers.sandbox.init import built_init
 from workers.sandbox.setup import SETUP_S, environment, set_up
 from workers.sandbox.shell import KILL, READ_BYTES, Shell
+from workers.settings import docker_host
 
 Role = Literal["agent", "grade", "clean"]  # "clean": becomes an image that agents start from
 T = TypeVar("T")
-Client = Any  # docker.APIClient, which has no types
 
 FLEET = "swerve.fleet"
 REQUEST = "swerve.request"
@@ -153,20 +152,28 @@ class DockerSandbox:
 
 
 class DockerSandboxes:
-    """The containers of one worker process.
+    """The containers of one process on one engine, `host` or else DOCKER_HOST.
 
     `max_starting` bounds how many start at once: an engine starts no more per second with more in flight,
     each only takes longer. `fleet` sets these containers apart from those of other fleets on the same engine,
     which the reaper must leave alone.
     """
 
-    def __init__(self, *, max_starting: int = 4, fleet: str = "default", init: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_starting: int = 4,
+        fleet: str = "default",
+        host: DockerHost | None = None,
+        init: bytes | None = None,
+    ) -> None:
         """`init`: the program that becomes the containers' first process, by default the one built on this
         host; none if empty.
         """
         self.fleet = fleet
+        self.host = host or docker_host()
         self._init = built_init() if init is None else init
-        self.engine = Engine()
+        self.engine = Engine(self.host)
         self.agent_images = AgentImages(self.engine, self._start)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
@@ -264,14 +271,17 @@ class Engine:
     ours.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: DockerHost) -> None:
+        self._host = host
         self._threads = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="docker")
         self._connecting = threading.Lock()
         self._client: Client | None = None
 
     async def ping(self) -> None:
         """Raises SandboxError unless the engine answers and, where it is Docker's, has its containerd."""
-        version = await self._call("asking the engine", lambda client: client.version())
+        # Not behind calls that an engine which hangs has not answered, and not for as long as they may take.
+        with _translated("asking the engine"):
+            version = await asyncio.to_thread(self._asked, _version)
         components = {component["Name"] for component in version.get("Components", ())}
         if "Engine" in components and "containerd" not in components:
             raise SandboxError("the engine answers, its containerd does not: no container can be started")
@@ -307,14 +317,7 @@ class Engine:
 
     async def attach(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The container's standard streams; what it prints is framed."""
-        streams: list[socket.socket] = []
-        try:
-            await self._call(f"attaching to {name}", lambda client: streams.append(_attached(client, name)))
-            return await asyncio.open_connection(sock=streams[0], limit=READ_BYTES)
-        except asyncio.CancelledError:
-            for stream in streams:
-                stream.close()
-            raise
+        return await attach(self._host, name, read_bytes=READ_BYTES)
 
     async def start(self, name: str) -> None:
         await self._call(f"starting {name}", lambda client: client.start(name))
@@ -340,11 +343,11 @@ class Engine:
         )
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
-    async def labelled(self, fleet: str) -> list[tuple[str, dict[str, str]]]:
-        """Name and labels of each container of `fleet`, running or not."""
+    async def labelled(self, fleet: str | None) -> list[tuple[str, dict[str, str]]]:
+        """Name and labels of each container of `fleet`, or of any fleet, running or not."""
+        label = FLEET if fleet is None else f"{FLEET}={fleet}"
         found = await self._call(
-            "listing containers",
-            lambda client: client.containers(all=True, filters={"label": f"{FLEET}={fleet}"}),
+            "listing containers", lambda client: client.containers(all=True, filters={"label": label})
         )
         return [(container["Names"][0].removeprefix("/"), container["Labels"]) for container in found]
 
@@ -360,29 +363,42 @@ class Engine:
     async def _call(self, doing: str, ask: Callable[[Client], T]) -> T:
         """Waits for the answer even when cancelled, so that a removal cannot overtake a creation."""
         answer = asyncio.get_running_loop().run_in_executor(self._threads, self._asked, ask)
-        try:
-            return await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            await asyncio.wait({answer})
-            answer.exception()
-            raise
-        except docker_errors.ImageNotFound as error:
-            raise ImageMissing(f"{doing}: {error.explanation}") from error
-        except (
-            docker_errors.DockerException,
-            requests.RequestException,
-            urllib3.exceptions.HTTPError,
-            OSError,
-        ) as error:
-            raise SandboxError(f"{doing}: {error}") from error
+        with _translated(doing):
+            try:
+                return await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                await asyncio.wait({answer})
+                answer.exception()
+                raise
 
     def _asked(self, ask: Callable[[Client], T]) -> T:
         with self._connecting:
             if self._client is None:
-                self._client = docker.APIClient(
-                    **kwargs_from_env(), timeout=ENGINE_CALL_S, max_pool_size=ENGINE_THREADS
+                self._client = docker_client(
+                    self._host, timeout_s=ENGINE_CALL_S, num_connections=ENGINE_THREADS
                 )
         return ask(self._client)
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Generator[None]:
+    try:
+        yield
+    except docker_errors.ImageNotFound as error:
+        raise ImageMissing(f"{doing}: {error.explanation}") from error
+    except (
+        docker_errors.DockerException,
+        requests.RequestException,
+        urllib3.exceptions.HTTPError,
+        OSError,
+    ) as error:
+        raise SandboxError(f"{doing}: {error}") from error
+
+
+def _version(client: Client) -> dict[str, Any]:
+    answer = client.get(f"{client.base_url}/version", timeout=ANSWER_S)
+    answer.raise_for_status()
+    return answer.json()
 
 
 def _config(
@@ -443,20 +459,6 @@ def _committed(
     )
     repository, _, tag = image.rpartition(":")
     client.commit(name, repository, tag, pause=False, conf=kept)
-
-
-def _attached(client: Client, name: str) -> socket.socket:
-    """A duplicate of the hijacked connection, for the client's own is closed with its response."""
-    if client.base_url.startswith(("https://", "http+docker://ssh")):
-        raise docker_errors.DockerException(
-            f"DOCKER_HOST is {client.base_url}: only unix:// and plain tcp:// are supported"
-        )
-    params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-    hijacked: Any = client.attach_socket(name, params)
-    stream = socket.socket(fileno=os.dup(hijacked.fileno()))
-    hijacked._response.close()
-    stream.setblocking(False)
-    return stream
 
 
 def _awaited_exit(client: Client, name: str) -> requests.Response:

@@ -10,25 +10,29 @@ from collections.abc import Awaitable, Callable
 
 from workers.sandbox.docker import ATTEMPT, DEADLINE, REQUEST, DockerSandboxes
 
+Alive = Callable[[str, int], Awaitable[bool]]
+"""Whether that attempt at that request still holds its lease."""
 
-async def reap(
-    sandboxes: DockerSandboxes,
-    *,
-    alive: Callable[[str, int], Awaitable[bool]],
-) -> list[str]:
-    """Removes each container of this fleet that is past its deadline or whose try has ended; returns their
-    names.
 
-    `alive(request_id, attempt)` says whether that try still holds its lease. Containers that this process
-    itself holds are left to it. Raises SandboxError if the engine does not answer, and whatever `alive`
-    raises.
+async def reap(sandboxes: DockerSandboxes, *, alive: Alive) -> list[str]:
+    """Removes each of `orphans`; returns their names. Raises as that does."""
+    found = await orphans(sandboxes, alive=alive)
+    for name in found:
+        await sandboxes.engine.remove(name)
+    return found
+
+
+async def orphans(sandboxes: DockerSandboxes, *, alive: Alive) -> list[str]:
+    """Names of this fleet's containers that are past their deadline or whose try has ended.
+
+    Containers that this process itself holds are left to it. Raises SandboxError if the engine does not
+    answer, and whatever `alive` raises.
     """
-    reaped: list[str] = []
+    found: list[str] = []
     for name, labels in await sandboxes.engine.labelled(sandboxes.fleet):
         if sandboxes.is_open(name):
             continue
         if time.time() < float(labels[DEADLINE]) and await alive(labels[REQUEST], int(labels[ATTEMPT])):
             continue
-        await sandboxes.engine.remove(name)
-        reaped.append(name)
-    return reaped
+        found.append(name)
+    return found

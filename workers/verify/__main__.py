@@ -38,6 +38,8 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
+from workers.docker_host import DockerHost
+from workers.settings import docker_host
 
 if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
@@ -95,12 +97,12 @@ class Work:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        work = _read(options)
+        work, host = _read(options), docker_host()
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        found = asyncio.run(_verify(work, options))
+        found = asyncio.run(_verify(work, options, host))
     except KeyboardInterrupt:
         return _stopped(work, signal.SIGINT)
     except asyncio.CancelledError:
@@ -165,7 +167,7 @@ def _read(options: argparse.Namespace) -> Work:
     )
 
 
-async def _verify(work: Work, options: argparse.Namespace) -> list[Verification]:
+async def _verify(work: Work, options: argparse.Namespace, host: DockerHost) -> list[Verification]:
     """The verifications in the order of the tasks, those that stand already included."""
     from workers.grading.grade import Grader
     from workers.sandbox.docker import DockerSandboxes
@@ -180,7 +182,7 @@ async def _verify(work: Work, options: argparse.Namespace) -> list[Verification]
     todo = [task for task in work.tasks if task.id not in found]
     if standing and todo:
         print(f"{len(standing)} tasks were verified before, as they are now")
-    sandboxes = DockerSandboxes(fleet=f"verify-{os.getpid()}")
+    sandboxes = DockerSandboxes(fleet=f"verify-{os.getpid()}", host=host)
     try:
         prober = Prober(
             grader=Grader(sandboxes),

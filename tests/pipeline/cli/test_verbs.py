@@ -76,10 +76,10 @@ async def test_status_names_the_tasks_in_quarantine(pool: ArqRedis, run: Line) -
     assert "quarantine 2 tasks: fleet:a, fleet:b" in out
 
 
-async def worker_lives(pool: ArqRedis, name: str = "host/1", *, paused: str = "") -> None:
+async def worker_lives(pool: ArqRedis, name: str = "host/1", **fields: str) -> None:
     now = time.time()
     status = census.WorkerStatus(
-        name=name, slots=4, running=(), finished=7, failed=1, started_at=now, updated_at=now, paused=paused
+        name=name, slots=4, running=(), finished=7, failed=1, started_at=now, updated_at=now, **fields
     )
     await census.beat_worker(pool, status)
 
@@ -348,6 +348,18 @@ async def test_explain_asks_the_journal_what_became_of_it(
     assert (found["verdict"], found["moments"][-1]["what"]) == (verdict, fate)
     status, _, err = await run("explain", request_id, "--run-dir", str(tmp_path / "elsewhere"))
     assert (status, "holds no journal" in err) == (2, True)
+
+
+async def test_an_engine_that_a_worker_does_without_is_named_with_the_reason(
+    pool: ArqRedis, run: Line
+) -> None:
+    await worker_lives(pool, set_aside="docker at tcp://b:2376 is out: no route")
+    _, out, _ = await run("status")
+    assert "set aside: docker at tcp://b:2376 is out: no route" in out
+    fleet = json.loads((await run("top", "--json"))[1])
+    assert fleet["complaints"] == [
+        "1 worker set something aside, the first because docker at tcp://b:2376 is out: no route"
+    ]
 
 
 async def test_top_draws_one_picture_into_a_pipe(pool: ArqRedis, run: Line) -> None:

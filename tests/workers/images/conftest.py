@@ -17,6 +17,7 @@ from workers.images.__main__ import main
 from workers.images.engine import ImageEngine
 from workers.images.pulling import Puller, PullPlan
 from workers.images.shelf import Shelf
+from workers.settings import docker_host
 
 ROOT = Path(__file__).parents[3]
 
@@ -81,7 +82,7 @@ def place(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
     """What agents' images of others there are on this engine is none of this test's business."""
-    engine, hub = ImageEngine(), f"swerve-test-{secrets.token_hex(5)}"
+    engine, hub = ImageEngine(docker_host()), f"swerve-test-{secrets.token_hex(5)}"
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(eviction, "AGENT_IMAGE", f"{hub}.agent-image")
     yield Place(registry, engine, Shelf(tmp_path / "state", engine.id), hub, capsys)

@@ -20,7 +20,7 @@ from workers.images.eviction import evict
 from workers.images.names import parse_proxy
 from workers.images.prefetch import HostImages
 from workers.sandbox.docker import DockerSandboxes
-from workers.settings import ImageSettings, image_settings
+from workers.settings import ImageSettings, docker_host, image_settings
 
 pytestmark = pytest.mark.docker
 
@@ -73,7 +73,7 @@ async def arrival(place: Place, image: str) -> None:
 async def test_what_the_queue_will_ask_for_is_pulled_in_its_order(place: Place, pool: Redis) -> None:
     names = [place.publish(name) for name in ("first", "second")]
     await ask_for(pool, names[0], f"{place.registry.host}/{place.hub}/absent", names[0], names[1])
-    images = await HostImages.open(settings(place))
+    images = await HostImages.open(settings(place), docker_host())
     async with fetching(images, pool), asyncio.timeout(30):
         await arrival(place, names[1])
     since = {name: entry.since for name, entry in place.shelf.entries().items()}
@@ -92,7 +92,7 @@ async def test_nothing_is_pulled_unless_the_settings_say_so(
 ) -> None:
     monkeypatch.delenv("SWERVE_PREFETCH", raising=False)
     await ask_for(pool, place.publish("unasked"))
-    images = await HostImages.open(image_settings())
+    images = await HostImages.open(image_settings(), docker_host())
     await images.fetch_ahead(pool)  # ends at once
     await images.close()
     assert place.shelf.entries() == {}
@@ -104,7 +104,7 @@ async def test_what_waits_is_not_evicted_for_what_waits_longer(place: Place, poo
     ]
     assert place.puller().pull(names[0]).state == "pulled"
     await ask_for(pool, *names[1:])
-    images = await HostImages.open(settings(place, budget_bytes=1_500_000))
+    images = await HostImages.open(settings(place, budget_bytes=1_500_000), docker_host())
     async with fetching(images, pool), asyncio.timeout(30):
         await arrival(place, names[1])
         await until(lambda: names[2] in images._not_before)
@@ -116,7 +116,7 @@ async def test_a_claim_waits_for_the_pull_that_is_under_way(place: Place, pool: 
     place.publish("slow", layer("big", secrets.token_bytes(24 * 1024**2)))
     image = f"{place.hub}/slow:latest"
     await ask_for(pool, image)
-    images = await HostImages.open(settings(place, gate.host))
+    images = await HostImages.open(settings(place, gate.host), docker_host())
     progress, entered = Progress(), asyncio.Event()
 
     async def play() -> None:
@@ -137,7 +137,7 @@ async def test_a_claim_waits_for_the_pull_that_is_under_way(place: Place, pool: 
 async def test_an_image_is_held_while_an_episode_uses_it(place: Place) -> None:
     image = place.publish("held")
     assert place.puller().pull(image).state == "pulled"
-    images = await HostImages.open(settings(place, prefetch=False))
+    images = await HostImages.open(settings(place, prefetch=False), docker_host())
     async with images.using(make_claim(make_task(image)), Progress()):
         assert evict(place.engine, place.shelf, 0).evicted == ()
     assert len(evict(place.engine, place.shelf, 0).evicted) == 1
@@ -149,7 +149,7 @@ async def test_an_image_that_cannot_be_had_is_missing_to_the_sandbox(
     place: Place, sandboxes: DockerSandboxes, prefetch: bool
 ) -> None:
     claim = make_claim(make_task(f"{place.registry.host}/{place.hub}/absent"))
-    images = await HostImages.open(settings(place, prefetch=prefetch))
+    images = await HostImages.open(settings(place, prefetch=prefetch), docker_host())
     with pytest.raises(ImageMissing):
         async with images.using(claim, Progress()), sandboxes.open(claim, role="agent"):
             pass
@@ -160,7 +160,7 @@ async def test_a_worker_that_stops_does_not_wait_for_a_registry(place: Place, po
     gate = Gate(place.registry)
     place.publish("stuck", layer("big", secrets.token_bytes(24 * 1024**2)))
     await ask_for(pool, f"{place.hub}/stuck")
-    images = await HostImages.open(settings(place, gate.host))
+    images = await HostImages.open(settings(place, gate.host), docker_host())
     async with asyncio.timeout(30):
         async with fetching(images, pool):
             assert await asyncio.to_thread(gate.reached.wait, 30)

@@ -1,0 +1,88 @@
+"""This machine's Docker engine at another address: a port of a relay that can go and come back, and that may insist on TLS."""
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from workers.docker_host import DockerHost
+from workers.settings import docker_host
+
+MAKE_CERTIFICATES = Path(__file__).parents[3] / "infra/cluster/make_certificates.sh"
+PIECE_BYTES = 65536
+
+
+class Relay:
+    """Made by `relay`."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @property
+    def host(self) -> DockerHost:
+        return DockerHost(f"tcp://localhost:{self.port}")
+
+    async def come(self) -> None:
+        """At the same port as before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def go(self) -> None:
+        """Nobody listens any more, and all who were connected are cut off."""
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        engine_reader, engine_writer = await asyncio.open_unix_connection(docker_host().socket_path)
+        ways = [_copy(reader, engine_writer), _copy(engine_reader, writer)]
+        try:
+            await asyncio.gather(*ways)
+        except (OSError, asyncio.CancelledError):  # a cut: whoever serves a stream must not end by an error
+            pass
+        finally:
+            for one in (engine_writer, writer):
+                one.transport.abort()
+            self._tasks.discard(task)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(PIECE_BYTES):
+        sink.write(data)
+        await sink.drain()
+    if sink.can_write_eof():
+        sink.write_eof()
+    else:
+        sink.close()
+
+
+@contextlib.asynccontextmanager
+async def relay(tls: ssl.SSLContext | None = None) -> AsyncIterator[Relay]:
+    one = Relay(tls)
+    await one.come()
+    yield one
+    await one.go()
+
+
+def make_certificates(out: Path, *flags: str) -> None:
+    command = ["bash", str(MAKE_CERTIFICATES), "--out", str(out), *flags]
+    subprocess.run(command, capture_output=True, check=True)
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    """Of a server that insists on a certificate of its own authority, as dockerd --tlsverify does."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

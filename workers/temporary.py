@@ -1,0 +1,30 @@
+"""A worker's temporary files, under names by which those that a killed process left behind are found.
+
+There is one kind, which lives for some seconds: a log that swebench's parsers read from a file. Containers mount nothing of the
+host, and a worker makes no temporary directory.
+"""
+
+import tempfile
+import time
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import IO
+
+PREFIX = "swerve-worker-"
+STALE_S = 3600.0
+
+
+def temporary_file(*, suffix: str) -> AbstractContextManager[IO[bytes]]:
+    """With a name; gone when it is closed."""
+    return tempfile.NamedTemporaryFile(prefix=PREFIX, suffix=suffix)
+
+
+def remove_stale() -> list[Path]:
+    """Removes files of ours that nobody has written to for STALE_S, and returns them; another user's are left to that user."""
+    removed: list[Path] = []
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if path.is_file() and time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
+                removed.append(path)
+    return removed
