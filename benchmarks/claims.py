@@ -21,9 +21,9 @@ from arq.worker import Worker, func
 
 from benchmarks import scripted_fleet
 from benchmarks.children import child
-from benchmarks.redis_server import own_redis, socket_path
 from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 from benchmarks.scripted_fleet import Durations
+from infra.redis_server import own_redis, socket_of
 from pipeline import queue
 from pipeline.request import Claim
 from pipeline.trajectory import Trajectory
@@ -135,7 +135,7 @@ async def _our_takeover(url: str) -> float:
 
 
 async def _arq_takeover(url: str) -> float:
-    redis = await create_pool(RedisSettings(unix_socket_path=socket_path(url)))
+    redis = await create_pool(RedisSettings(unix_socket_path=socket_of(url)))
     job = await redis.enqueue_job(JOB)
     assert job is not None
     key = in_progress_key_prefix + job.job_id
@@ -232,7 +232,7 @@ async def _arq_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
     async def episode(ctx: dict[str, Any]) -> None:
         await busy.episode(ctx["slots"], _length(plan))
 
-    redis = await create_pool(RedisSettings(unix_socket_path=socket_path(url)))
+    redis = await create_pool(RedisSettings(unix_socket_path=socket_of(url)))
     for _ in range(_num_needed(sizes, plan)):
         await redis.enqueue_job(JOB)
     await redis.aclose()
@@ -282,7 +282,7 @@ async def _beside(work: Any) -> AsyncGenerator[None, None]:
 async def _arq(url: str, job: Any) -> AsyncGenerator[ArqRedis, None]:
     """A worker of arq's beside the body, and a pool to enqueue to it."""
     worker = _arq_worker(url, job)
-    pool = await create_pool(RedisSettings(unix_socket_path=socket_path(url)))
+    pool = await create_pool(RedisSettings(unix_socket_path=socket_of(url)))
     async with _beside(worker.async_run()):
         yield pool
     await worker.close()
@@ -292,7 +292,7 @@ async def _arq(url: str, job: Any) -> AsyncGenerator[ArqRedis, None]:
 def _arq_worker(url: str, job: Any, **settings: Any) -> Worker:
     return Worker(
         [func(job, name=JOB)],
-        redis_settings=RedisSettings(unix_socket_path=socket_path(url)),
+        redis_settings=RedisSettings(unix_socket_path=socket_of(url)),
         handle_signals=False,
         **settings,
     )

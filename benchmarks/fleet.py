@@ -20,11 +20,12 @@ from redis.asyncio import Redis
 
 from benchmarks import simulated_workers, trainer_side
 from benchmarks.children import child
-from benchmarks.redis_server import cpu_s, own_redis
 from benchmarks.report import Comparison, compared, main, p50, shuffled
 from benchmarks.simulated_workers import Share
+from infra.redis_server import FORGETFUL, own_redis
 
 NUM_PROCESSES = 2  # that simulate workers
+MAX_CLIENTS = "16000"  # a connection for each worker, and a few
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ async def measured(size: int, plan: Plan) -> Cost:
     """Of a window in the middle. Raises TooBusy."""
     num_needed = plan.under_way + int(plan.per_s * (plan.warm_s + plan.window_s + 10))
     with ExitStack() as stack:
-        url = stack.enter_context(own_redis())
+        url = stack.enter_context(own_redis({**FORGETFUL, "maxclients": MAX_CLIENTS}))
         journal = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-bench-"))
         _, trainer = stack.enter_context(child(trainer_side.run, url, Path(journal), num_needed))
         await _said(trainer)
@@ -120,7 +121,8 @@ def shares(size: int, plan: Plan) -> Iterator[Share]:
 async def _usage(redis: Redis, trainer: Connection) -> tuple[float, float, float]:
     trainer.send("how much?")
     intake_s, num_arrived = await _said(trainer)
-    return await cpu_s(redis), intake_s, num_arrived
+    used = await redis.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"]), intake_s, num_arrived
 
 
 async def _said(by: Connection) -> Any:

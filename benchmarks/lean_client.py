@@ -12,7 +12,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from benchmarks.redis_server import socket_path
+from infra.redis_server import socket_of
 
 
 class LeanClient(asyncio.Protocol):
@@ -27,7 +27,7 @@ class LeanClient(asyncio.Protocol):
     @classmethod
     async def connect(cls, url: str) -> Redis:
         """Typed as the client that it stands in for."""
-        _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_path(url))
+        _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_of(url))
         return cast(Redis, made)
 
     def execute_command(self, *words: Any) -> asyncio.Future[Any]:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks import chat_tokenizer, scripted_fleet
 from benchmarks.children import child
-from benchmarks.redis_server import own_redis
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
+from infra.redis_server import own_redis
 from trainer.assembly import assembled
 from trainer.batch import Batch
 from trainer.inputs import Inputs

@@ -8,7 +8,6 @@ missing is an error, never a skip.
 import signal
 import socket
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from redis.asyncio import Redis
 
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
+from infra.redis_server import own_redis
 from tests.tiny_llama import write_checkpoint
 
 
@@ -54,26 +54,8 @@ def _children_hear_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A redis-server of our own on a Unix socket: no port to race for, nobody else's data near, nothing on
-    disk.
-    """
-    with tempfile.TemporaryDirectory(prefix="swerve-redis-") as directory, ExitStack() as cleanup:
-        path, log = Path(directory, "redis.sock"), Path(directory, "redis.log")
-        command = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            str(path),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        child = processes.start("redis-server", command, log=log)
-        cleanup.callback(child.stop, grace_s=5)
-        processes.wait_until(path.exists, child=child, timeout_s=20, log=log)
-        yield f"unix://{path}?db=0"
+    with own_redis() as url:
+        yield url
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workers": {"pipeline"},
     "trainer": {"pipeline"},
     "infra": {"pipeline"},
-    "benchmarks": {"pipeline", "workers", "trainer"},
+    "benchmarks": {"pipeline", "workers", "trainer", "infra"},
 }
 HEAVY = {"aiohttp", "docker", "megatron", "numpy", "sglang", "tokenizers", "torch", "transformers"}
 # torch and megatron belong to the learner; the warm start is a learner's first hour.

@@ -9,11 +9,9 @@ evaluation did not come to its end; 2 misuse, with what to change.
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -24,11 +22,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from trainer import process
 from trainer.evaluation import Round, standard_error
 from trainer.inputs import Inputs, read_inputs
 from trainer.journal import EpisodeRow, read
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
-from trainer.settings import TrainerSettings, trainer_settings
+from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from trainer.exam import Ending
@@ -76,31 +75,23 @@ class Weights:
 
 def main() -> int:
     arguments = _parse()
-    try:
-        settings = trainer_settings()
-        recipe = _recipe(arguments)
-        weights = _weights(arguments, recipe)
-        if settings.rank != 0:
-            return _follow(recipe, weights, settings)
-        inputs = read_inputs(recipe)
-        rounds = list(_rounds(arguments, recipe, len(inputs.heldout)))
-        with _no_trainer(arguments.run_dir):
-            return _lead(recipe, inputs, weights, rounds, arguments, settings)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return process.exit_status(lambda settings: _evaluate(arguments, settings))
+
+
+def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
+    recipe = _recipe(arguments)
+    weights = _weights(arguments, recipe)
+    if settings.rank != 0:  # only a learner that is spread over several processes needs them
+        return process.follow(recipe, settings) if weights.is_checkpoint else 0
+    inputs = read_inputs(recipe)
+    rounds = list(_rounds(arguments, recipe, len(inputs.heldout)))
+    arguments.run_dir.mkdir(parents=True, exist_ok=True)
+    with process.sole_trainer(arguments.run_dir):
+        return _lead(recipe, inputs, weights, rounds, arguments, settings)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainer.evaluate", description=__doc__)
-    parser.add_argument("recipe", type=Path, help="a TOML file, as in trainer/recipes")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override, as in rollout.limits.turns=20",
-    )
+    parser = process.recipe_parser("trainer.evaluate", __doc__, example="rollout.limits.turns=20")
     parser.add_argument("--run-dir", type=Path, required=True, help="a run's directory, or a new one")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -167,22 +158,6 @@ def _rounds(arguments: argparse.Namespace, recipe: Recipe, num_tasks: int) -> It
         yield Round(temperature, sampled if temperature else greedy)
 
 
-@contextlib.contextmanager
-def _no_trainer(run_dir: Path) -> Iterator[None]:
-    from trainer.run import sole_trainer
-
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with sole_trainer(run_dir):
-        yield
-
-
-def _follow(recipe: Recipe, weights: Weights, settings: TrainerSettings) -> int:
-    """Ranks above 0: only a learner that is spread over several processes needs them."""
-    from trainer.run import follow
-
-    return follow(recipe, settings) if weights.is_checkpoint else 0
-
-
 def _lead(
     recipe: Recipe,
     inputs: Inputs,
@@ -191,12 +166,9 @@ def _lead(
     arguments: argparse.Namespace,
     settings: TrainerSettings,
 ) -> int:
-    from trainer.progress import open_progress
-
     run_id = f"evaluate-{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     root: Path = arguments.run_dir.resolve() / "evaluations" / run_id
-    with open_progress(sys.stderr) as progress:
-        logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)
+    with process.shown_on(sys.stderr) as progress:
         ending = asyncio.run(_conduct(recipe, inputs, weights, rounds, root, settings, progress))
     summary = _summed_up(root, rounds, str(weights.directory), ending)
     print(msgspec.json.encode(summary).decode() if arguments.json else table(summary))
@@ -216,7 +188,7 @@ async def _conduct(
     from trainer.exam import Exam
 
     stop = asyncio.Event()
-    _obey_signals(stop)
+    process.obey_signals(stop.set)
     async with _export(recipe, weights, settings) as export:
         exam = Exam(recipe, inputs, root, progress, stop, router_url=settings.router_url)
         return await exam.run(rounds, export)
@@ -231,27 +203,14 @@ async def _export(
         yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
         return
     from trainer.parts import LearnerThread
-    from trainer.run import make_feed
 
     learner = LearnerThread()
-    feed = await learner(make_feed, recipe, settings)
+    feed = await learner(process.make_feed, recipe, settings)
     try:
         await learner(feed.restore, weights.directory)
         yield lambda place: learner.blocking(feed.export, place)
     finally:
         await learner(feed.stop)
-
-
-def _obey_signals(stop: asyncio.Event) -> None:
-    """The first signal ends it in good order; the next one does what it does by default."""
-    running = asyncio.get_running_loop()
-
-    def obey(number: signal.Signals) -> None:
-        running.remove_signal_handler(number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        running.add_signal_handler(number, obey, number)
 
 
 def _link(source: str, target: str) -> None:

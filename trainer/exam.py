@@ -18,14 +18,15 @@ from pipeline import census, queue, stream
 from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import put_tokenizer
 from trainer.assembly import connect
+from trainer.bulletin import BEAT_S
 from trainer.dispatch import RequestForm, new_ids
 from trainer.evaluation import HeldOut, Round
 from trainer.inputs import Inputs
 from trainer.journal import Journal, PublicationRow
 from trainer.ledger import Ledger
-from trainer.loop import BEAT_S, READ_BLOCK_MS
 from trainer.patience import REDIS_AWAY, insist
 from trainer.progress import Progress, evaluation_sentence
+from trainer.pump import READ_BLOCK_MS
 from trainer.recipe import Recipe
 from trainer.weights.engines import EngineFailure, Engines
 from trainer.weights.publish import Publisher

@@ -8,26 +8,22 @@ with what to change.
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
-import signal
 import sys
 import time
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from trainer import process
 from trainer.inputs import Inputs, describe, read_inputs
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
-from trainer.settings import TrainerSettings, trainer_settings
+from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from trainer.feed import Feed
-    from trainer.loop import Ending, Loop
+    from trainer.loop import Ending
     from trainer.progress import Progress
 
 FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
@@ -51,28 +47,23 @@ class Place:
 
 def main() -> int:
     arguments = _parse()
-    try:
-        settings = trainer_settings()
-        recipe = load_recipe(arguments.recipe, arguments.set)
-        if arguments.dry_run:
-            return _dry_run(recipe)
-        if settings.rank != 0:
-            return follow(recipe, settings)
-        inputs = read_inputs(recipe)
-        place = _place(recipe, arguments)
-        with sole_trainer(place.root):
-            return _lead(recipe, inputs, place, settings)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return process.exit_status(lambda settings: _run(arguments, settings))
+
+
+def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
+    recipe = load_recipe(arguments.recipe, arguments.set)
+    if arguments.dry_run:
+        return _dry_run(recipe)
+    if settings.rank != 0:
+        return process.follow(recipe, settings)
+    inputs = read_inputs(recipe)
+    place = _place(recipe, arguments)
+    with process.sole_trainer(place.root):
+        return _lead(recipe, inputs, place, settings)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainer.run", description=__doc__)
-    parser.add_argument("recipe", type=Path, help="a TOML file, as in trainer/recipes")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override, as in learner.lr=2e-6"
-    )
+    parser = process.recipe_parser("trainer.run", __doc__, example="learner.lr=2e-6")
     parser.add_argument(
         "--run-dir", type=Path, help="where everything of the run is kept; default runs/RUN_ID"
     )
@@ -142,45 +133,14 @@ async def _refuse_known(run_id: str) -> None:
             raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
-@contextlib.contextmanager
-def sole_trainer(root: Path) -> Iterator[None]:
-    """Two trainers of one run would tear it apart. Raises ValueError if there is one already."""
-    with (root / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another trainer works in {root}; stop it first") from error
-        yield
-
-
-def follow(recipe: Recipe, settings: TrainerSettings) -> int:
-    """Ranks above 0: do with the learner what rank 0 does, until it stops. Signals are for rank 0."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    make_feed(recipe, settings).follow()
-    return 0
-
-
-def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
-    warnings.filterwarnings("ignore", module=r"megatron\.")  # what it is built without, at every start
-    from trainer.feed import Feed
-    from trainer.learner import backend
-    from trainer.learner.megatron import Learner
-
-    backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
-    return Feed(Learner(recipe.learner, model_directory=Path(recipe.model)))
-
-
 def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSettings) -> int:
     """Rank 0: the whole run, then its report."""
     from pipeline.settings import telemetry_settings
     from pipeline.telemetry import start_telemetry
-    from trainer.progress import open_progress
 
     provider = start_telemetry("trainer", telemetry_settings())
     try:
-        with open_progress(sys.stdout) as progress:
-            logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)
+        with process.shown_on(sys.stdout) as progress:
             logging.getLogger("swerve").setLevel(logging.INFO)
             ending = asyncio.run(_conduct(recipe, place, settings, progress, inputs))
     finally:
@@ -215,22 +175,10 @@ async def _conduct(
         run_id=place.run_id,
         router_url=settings.router_url,
         progress=progress,
-        make_feed=lambda: make_feed(recipe, settings),
+        make_feed=lambda: process.make_feed(recipe, settings),
     ) as loop:
-        _obey_signals(loop)
+        process.obey_signals(loop.stop)
         return await loop.run()
-
-
-def _obey_signals(loop: "Loop") -> None:
-    """The first signal stops in good order; the next one does what it does by default."""
-    running = asyncio.get_running_loop()
-
-    def obey(number: signal.Signals) -> None:
-        running.remove_signal_handler(number)
-        loop.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        running.add_signal_handler(number, obey, number)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ import contextlib
 import copy
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -24,7 +22,7 @@ import zstandard
 from arq.connections import ArqRedis
 from arq.jobs import SerializationError, deserialize_job_raw
 
-from infra import processes
+from infra.redis_server import own_redis
 from pipeline import census, events, keys, queue, stream, tokenizer, weights
 from pipeline.cli import finding, text
 from pipeline.message import MalformedMessage, Message, encode
@@ -324,28 +322,13 @@ async def fuzz(pool: ArqRedis, messages: int, *, seed: int = 0) -> dict[str, Tal
 
 
 async def _main(messages: int, seed: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="swerve-fuzz-") as directory:
-        path, log = Path(directory, "redis.sock"), Path(directory, "redis.log")
-        command = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            str(path),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        child = processes.start("redis-server", command, log=log)
-        processes.wait_until(path.exists, child=child, timeout_s=20, log=log)
-        pool = await queue.connect(f"unix://{path}?db=0")
+    with own_redis() as url:
+        pool = await queue.connect(url)
         began_at = time.monotonic()
         for name, tally in (await fuzz(pool, messages, seed=seed)).items():
             print(f"{name:<28} {tally.accepted:>8} fit to read  {tally.refused:>8} refused")
         print(f"no crash; {time.monotonic() - began_at:.0f} s")
         await pool.aclose()
-        child.stop(grace_s=5)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from infra.redis_server import DURABLE, start_in, url_in
 from pipeline import keys, queue, stream
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
@@ -252,21 +251,24 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
 async def test_a_redis_that_goes_away_for_a_while_costs_no_trajectory(recipe: Path, tmp_path: Path) -> None:
     run, directory = recipe.parent / "run", tmp_path / "redis"
     directory.mkdir()
-    server = durable_redis(directory)
-    url = f"unix://{directory}/redis.sock?db=0"
+    server = start_in(directory, DURABLE)
     try:
-        trainer = await start(url, recipe, "--run-dir", run, "--run-id", "outage", *sets("num_steps=3"))
-        async with fleet(url, lambda request: alternating(request) if request.cursor < 2 else 1.0):
+        trainer = await start(
+            url_in(directory), recipe, "--run-dir", run, "--run-id", "outage", *sets("num_steps=3")
+        )
+        async with fleet(
+            url_in(directory), lambda request: alternating(request) if request.cursor < 2 else 1.0
+        ):
             await trainer.reaches(lambda: len(steps(run)) == 1)
-        server.kill()
-        server.wait()
+        server.process.kill()
+        server.process.wait()
         await trainer.reaches(lambda: "Redis does not answer" in trainer.output)
-        server = durable_redis(directory)
-        async with fleet(url):
+        server = start_in(directory, DURABLE)
+        async with fleet(url_in(directory)):
             assert await trainer.ended() == 0, trainer.output
     finally:
-        server.kill()
-        server.wait()
+        server.process.kill()
+        server.process.wait()
     assert "Redis answers again" in trainer.output
     assert [row.step for row in steps(run)] == [1, 2, 3]
     report = report_on(run / "journal")
@@ -401,19 +403,6 @@ async def test_misuse_is_refused_before_anything_is_touched(
     assert complaint in trainer.output
     assert "Traceback" not in trainer.output
     assert not run.exists()
-
-
-def durable_redis(directory: Path) -> subprocess.Popen[bytes]:
-    """A server that keeps every write it has confirmed, ready to be killed."""
-    socket = directory / "redis.sock"
-    socket.unlink(missing_ok=True)
-    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(directory), "--save", ""]
-    durable = ["--appendonly", "yes", "--appendfsync", "always"]
-    server = subprocess.Popen(["redis-server", *options, *durable], stdout=subprocess.DEVNULL)
-    while not socket.exists():
-        assert server.poll() is None
-        time.sleep(0.02)
-    return server
 
 
 def sets(*wishes: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from infra import processes
+from infra.redis_server import DURABLE, start_in, url_in
 from pipeline import census, events, keys, queue, stream
 from pipeline.errors import EngineError
 from pipeline.request import Budget, Claim, Limits, Retries
@@ -431,8 +431,8 @@ async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: Arq
 
 
 async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: Path) -> None:
-    server = await server_in(tmp_path)
-    pool = await queue.connect(f"unix://{tmp_path}/redis.sock?db=0")
+    server = start_in(tmp_path, DURABLE)
+    pool = await queue.connect(url_in(tmp_path))
     request_id = await enqueued(pool)
     back = asyncio.Event()
 
@@ -442,7 +442,7 @@ async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: 
 
     async with worker(pool, stage) as claimer:
         await until(lambda: queue.current_lease(pool, request_id))
-        processes.kill_group(server.pid)
+        server.process.kill()
         server.process.wait()
 
         async def is_paused() -> bool:
@@ -450,7 +450,7 @@ async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: 
 
         await until(is_paused)
         back.set()
-        server = await server_in(tmp_path)
+        server = start_in(tmp_path, DURABLE)
         await until(lambda: published(pool, request_id))
         other = await enqueued(pool)
         await until(lambda: published(pool, other))
@@ -459,14 +459,3 @@ async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: 
     assert sorted(answered) == sorted([request_id, other])
     await pool.aclose()
     server.stop(grace_s=5)
-
-
-async def server_in(directory: Path) -> processes.Child:
-    """A Redis that forgets nothing, on a socket in `directory`."""
-    path = directory / "redis.sock"
-    path.unlink(missing_ok=True)
-    command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--dir", str(directory)]
-    log = directory / "redis.log"
-    child = processes.start("redis-server", [*command, "--appendonly", "yes", "--save", ""], log=log)
-    await asyncio.to_thread(processes.wait_until, path.exists, child=child, timeout_s=20, log=log)
-    return child
