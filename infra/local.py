@@ -35,7 +35,7 @@ from types import FrameType
 import msgspec
 import redis
 
-from infra import processes, services
+from infra import leftovers, processes, services
 from infra.commandline import parse_own_part
 from infra.fleet import Fleet, Part
 from infra.images.build import IMAGES, BuildError, ensure_image
@@ -164,10 +164,13 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
     processes.adopt_orphans()
     for service in services.SERVICES:
         services.await_departure(service)
+    given_up = leftovers.given_up(arguments.run_dir, fresh=arguments.fresh)
     if arguments.fresh:
         forget(arguments.run_dir)
     (arguments.run_dir / "traces").mkdir(parents=True, exist_ok=True)
     bring_up_services(arguments, cleanup)
+    if num_withdrawn := leftovers.withdraw(arguments.redis_url, given_up):
+        say(f"{num_withdrawn} requests of runs set aside are withdrawn")
     began_at = time.monotonic()
     if ensure_image(TASK_IMAGE):
         say(f"image {TASK_IMAGE.tag} made ({time.monotonic() - began_at:.1f} s)")

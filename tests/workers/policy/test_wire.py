@@ -105,7 +105,7 @@ async def test_an_answer_that_makes_no_sense_is_an_engine_error_at_once(
     assert not isinstance(caught.value, EngineRefused)
 
 
-@pytest.mark.parametrize("status", [400, 404, 422])
+@pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_refusal_is_final_and_says_why(redis: Redis, tokenizer: str, status: int) -> None:
     with pytest.raises(EngineRefused, match="too long"):
         await turn_from([Canned({"error": {"message": "too long"}}, status)], redis, tokenizer)
@@ -113,7 +113,13 @@ async def test_a_refusal_is_final_and_says_why(redis: Redis, tokenizer: str, sta
 
 @pytest.mark.parametrize(
     "trouble",
-    [Canned({}, 429), Canned({}, 500), Canned(b"busy", 503), Canned(generated([9]), cut_off=True)],
+    [
+        Canned({}, 429),
+        Canned({}, 500),
+        Canned(b"busy", 503),
+        Canned({"error": {"code": "model_not_found"}}, 404),
+        Canned(generated([9]), cut_off=True),
+    ],
 )
 async def test_a_busy_or_broken_engine_is_asked_again_under_another_id(
     redis: Redis, tokenizer: str, trouble: Canned

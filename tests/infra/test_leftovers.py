@@ -1,0 +1,42 @@
+import asyncio
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from infra import leftovers
+from pipeline import queue, stream
+from tests.pipeline import samples
+
+
+def a_run(place: Path, run_id: str) -> None:
+    place.mkdir()
+    (place / "run.json").write_text(f'{{"run_id": "{run_id}", "started_at": 1.0}}')
+
+
+def test_a_run_is_given_up_when_it_was_set_aside_or_is_to_be_forgotten(tmp_path: Path) -> None:
+    for name in ("demo", "demo-seed1", "demo-seed1-20260101-000000", "other-seed1"):
+        a_run(tmp_path / name, f"run of {name}")
+    aside = {"run of demo-seed1", "run of demo-seed1-20260101-000000"}
+    assert set(leftovers.given_up(tmp_path / "demo", fresh=False)) == aside
+    assert set(leftovers.given_up(tmp_path / "demo", fresh=True)) == aside | {"run of demo"}
+
+
+def test_what_a_run_given_up_still_asks_for_is_withdrawn_and_what_it_got_stays(redis_url: str) -> None:
+    async def ask() -> None:
+        redis = await queue.connect(redis_url)
+        await redis.flushdb()
+        for run_id in ("old", "old", "old", "new"):
+            await queue.enqueue(redis, samples.request(run_id=run_id))
+        (claim,) = await queue.take(redis, "worker", 1)
+        assert isinstance(claim, samples.Claim)
+        await stream.publish(redis, samples.trajectory(claim))
+        await redis.aclose()
+
+    async def left() -> tuple[int, int, int]:
+        async with Redis.from_url(redis_url) as redis:
+            open_ids = [len(await queue.open_ids(redis, run_id)) for run_id in ("old", "new")]
+            return (*open_ids, len(await stream.newest_heads(redis, "old", 10)))
+
+    asyncio.run(ask())
+    assert leftovers.withdraw(redis_url, ["old"]) == 2
+    assert asyncio.run(left()) == (1, 1, 1)
