@@ -111,7 +111,7 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
             paused=claimer.breakers.paused,
             set_aside=claimer.breakers.set_aside,
         )
-        with contextlib.suppress(RedisError):
+        with contextlib.suppress(RedisError, OSError):
             every_s = await census.beat_worker(redis, status, every_s=every_s)
         await asyncio.sleep(every_s)
 
@@ -124,7 +124,7 @@ async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerS
         return await queue.is_leased(redis, request_id, attempt)
 
     while True:
-        with contextlib.suppress(RedisError, SandboxError):
+        with contextlib.suppress(RedisError, OSError, SandboxError):
             for name in await reap(sandboxes, alive=alive):
                 log.warning("removed orphan container %s", name)
         await asyncio.sleep(settings.reap_every_s)
@@ -132,14 +132,14 @@ async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerS
 
 @contextlib.asynccontextmanager
 async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[None]:
-    """Endless loops beside the body; cancelled and awaited when it ends."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
+    """Endless loops beside the body; cancelled and awaited when it ends. One that breaks ends the body too: a worker
+    whose reaper or heartbeat has died in silence is worse than one that is started again.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop) for loop in loops]
         yield
-    finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> int:

@@ -98,7 +98,7 @@ class HostImages:
         while self._prefetch:
             try:
                 pause_s = await self._look(redis)
-            except (RedisError, ImageError) as error:
+            except (RedisError, ImageError, OSError) as error:
                 log.warning("looking ahead: %s", error)
                 pause_s = LOOK_EVERY_S
             await asyncio.sleep(pause_s)

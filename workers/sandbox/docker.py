@@ -344,12 +344,17 @@ class Engine:
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
     async def labelled(self, fleet: str | None) -> list[tuple[str, dict[str, str]]]:
-        """Name and labels of each container of `fleet`, or of any fleet, running or not."""
+        """Name and labels of each container of `fleet`, or of any fleet, running or not. One whose removal broke off,
+        as with an engine that was killed, has no name any more, and goes by its id.
+        """
         label = FLEET if fleet is None else f"{FLEET}={fleet}"
         found = await self._call(
             "listing containers", lambda client: client.containers(all=True, filters={"label": label})
         )
-        return [(container["Names"][0].removeprefix("/"), container["Labels"]) for container in found]
+        return [
+            ((container["Names"] or [container["Id"]])[0].removeprefix("/"), container["Labels"])
+            for container in found
+        ]
 
     async def remove(self, name: str) -> None:
         """Kills and removes it, its volumes too; gone already is as good."""
