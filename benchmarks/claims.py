@@ -241,7 +241,7 @@ async def _arq_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
         return await _shares_of(busy, [worker.async_run() for worker in workers], sizes, plan)
     finally:
         for worker in workers:
-            await worker.close()
+            await _closed(worker)
 
 
 async def _shares_of(
@@ -285,8 +285,14 @@ async def _arq(url: str, job: Any) -> AsyncGenerator[ArqRedis, None]:
     pool = await create_pool(RedisSettings(unix_socket_path=socket_of(url)))
     async with _beside(worker.async_run()):
         yield pool
-    await worker.close()
+    await _closed(worker)
     await pool.aclose()
+
+
+async def _closed(worker: Worker) -> None:
+    """arq cancels its jobs and then hears of that itself."""
+    with suppress(asyncio.CancelledError):
+        await worker.close()
 
 
 def _arq_worker(url: str, job: Any, **settings: Any) -> Worker:
