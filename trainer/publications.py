@@ -19,7 +19,7 @@ from trainer.weights.publish import NoEngineServes
 
 log = logging.getLogger("swerve.trainer")
 
-ENGINES_S = 2.0  # between two looks at what they serve
+ENGINES_S = 1.0  # between two looks at what they serve: two small questions
 
 
 class Publications:

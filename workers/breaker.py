@@ -21,7 +21,7 @@ from pipeline.errors import Boundary, RolloutError
 log = logging.getLogger("swerve.worker")
 
 WATCH_S = 5.0  # between two probes of what works
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 4.0  # between two probes of what does not
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # between two probes of what does not: one cheap question per worker
 PROBE_TIMEOUT_S = 15.0  # a busy Docker engine answers late, and is not out
 TRIAL_S = 3.0
 HOLDERS_FIRST_S = 2.0  # after Redis is back: who still works on a lapsed claim breathes before others take it

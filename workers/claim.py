@@ -35,7 +35,7 @@ from workers.breaker import Breakers
 log = logging.getLogger("swerve.worker")
 
 SILENCE_S = 600.0  # a Redis away for longer than this: nobody will want to know how the episode ended
-OUTAGE_WAIT_S = 2.0  # before a request that met an outage is due again
+OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, here or where there is none
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
 

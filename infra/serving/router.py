@@ -14,7 +14,7 @@ The process becomes ``smg``. Promises:
 
 An engine that is paused for new weights, or that is busy with long generations, answers nobody for a while.
 The router's guesses about overloaded, stalled and wedged engines would take it out, so they are off: an
-engine is out only when its ``/health`` fails.
+engine is out only when its ``/health`` has failed five times, and in again when it answers once.
 """
 
 import argparse
@@ -28,14 +28,8 @@ EPILOG = "Flags after -- go to smg as they are."
 NEVER_S = "86400"
 FLAGS = (
     *("--policy", "cache_aware", "--routing-key-override", "--enable-rl", "--disable-tokenizer-autoload"),
-    *(
-        "--worker-startup-check-interval",
-        "1",
-        "--health-check-interval-secs",
-        "1",
-        "--health-failure-threshold",
-        "5",
-    ),
+    *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
+    *("--health-failure-threshold", "5", "--health-success-threshold", "1"),
     *("--disable-retries", "--disable-circuit-breaker", "--disable-worker-overload-protection"),
     *("--worker-wedge-secs", NEVER_S, "--worker-stall-secs", NEVER_S, "--worker-stale-secs", "0"),
     *("--shutdown-grace-period-secs", "5", "--request-timeout-secs", "3600"),

@@ -31,7 +31,7 @@ from workers.policy.render import Renderer
 ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
 MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
 FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S = 2.0  # new claims are held back meanwhile, so only turns under way ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
 _RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
 _ENGINE_HEADER = "x-smg-routed-worker-id"  # on the response: the engine's URL
