@@ -11,7 +11,7 @@ from pathlib import Path
 from infra import processes
 from infra.processes import Child
 
-RESTART_PAUSE_S = 1.0
+RESTART_PAUSE_S = 0.5
 MAX_DEATHS = 10  # of one part within DEATHS_WITHIN_S
 DEATHS_WITHIN_S = 600.0
 
@@ -20,7 +20,7 @@ DEATHS_WITHIN_S = 600.0
 class Part:
     """A process that is kept alive. ``command`` is asked at each start. One that ``finishes`` is done when it ends by
     itself, and started again only if a signal ended it. What it puts into ``scratch``, its TMPDIR, does not outlive
-    it: SGLang, for one, leaves files behind however it ends.
+    it: SGLang, for one, leaves files behind however it ends. ``sweep`` removes what else it leaves.
     """
 
     name: str
@@ -31,11 +31,12 @@ class Part:
     death_signal: signal.Signals
     finishes: bool = False
     scratch: Path | None = None
+    sweep: Callable[[], object] = lambda: None
 
     def start(self) -> Child:
         environment = dict(self.environment)
+        self.tidy()
         if self.scratch is not None:
-            self.tidy()
             self.scratch.mkdir(parents=True)
             environment["TMPDIR"] = str(self.scratch)
         return processes.start(
@@ -47,7 +48,8 @@ class Part:
         )
 
     def tidy(self) -> None:
-        """Remove what is temporary."""
+        """Remove what an earlier one has left; while none lives."""
+        self.sweep()
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 

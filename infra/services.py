@@ -17,16 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import redis
 
 from infra import processes
+from infra.shims import end_shims
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / ".run"
 REDIS_DATA = RUN / "redis"
 REDIS_PORT = 6379
+DOCKER_EXEC_ROOT = Path("/var/run/docker")  # its default
 START_S = 60.0
 STOP_S = 30.0
 # Somebody else's stop in good order: the trainer's checkpoint, the workers' episodes, then the services.
@@ -35,9 +38,12 @@ DEPARTURE_S = 150.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """``sweep`` removes what it leaves behind when it is killed."""
+
     name: str
     command: tuple[str, ...]
     answers: Callable[[], bool]
+    sweep: Callable[[], object] = lambda: None
 
     @property
     def log(self) -> Path:
@@ -76,7 +82,7 @@ SERVICES = (
         ),
         redis_answers,
     ),
-    Service("docker", ("dockerd",), docker_answers),
+    Service("docker", ("dockerd",), docker_answers, sweep=partial(end_shims, DOCKER_EXEC_ROOT)),
 )
 
 
@@ -147,6 +153,7 @@ def revive(say: Callable[[str], None]) -> None:
             say(
                 f"{service.name} died (status {child.process.returncode}); starting it again, see {service.log}"
             )
+            service.sweep()
             bring_up(service, attached=True)
 
 

@@ -1,0 +1,56 @@
+"""Processes that hold containers, told from those of other engines."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infra.shims import children, end_shims, shims
+
+HOLDING = "sleep 600 & echo holds; read"
+Shim = subprocess.Popen[str]
+
+
+@pytest.fixture
+def shim_of() -> Iterator[Callable[[Path], Shim]]:
+    """A process that looks like a shim of the engine with this exec root, and its container's first process."""
+    with ExitStack() as cleanup:
+
+        def make(exec_root: Path) -> Shim:
+            words = ["containerd-shim-runc-v2", "-c", HOLDING]
+            words += ["-namespace", "moby", "-address", f"{exec_root}/containerd/containerd.sock"]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            shim = cleanup.enter_context(subprocess.Popen(words, executable="/bin/bash", text=True, **pipes))
+            cleanup.callback(shim.kill)
+            assert shim.stdout is not None
+            shim.stdout.readline()
+            return shim
+
+        yield make
+
+
+def test_an_engines_shims_end_with_their_containers_and_nobody_elses(
+    shim_of: Callable[[Path], Shim], tmp_path: Path
+) -> None:
+    for name in ("ours", "ours-not"):
+        (tmp_path / name).mkdir()
+    ours, other = shim_of(tmp_path / "ours"), shim_of(tmp_path / "ours-not")
+    (container,) = children(ours.pid)
+    assert shims(tmp_path / "ours") == [ours.pid]
+    assert end_shims(tmp_path / "ours") == [ours.pid]
+    assert ours.wait() == -9
+    state = Path(f"/proc/{container}/stat")
+    assert not state.exists() or ") Z" in state.read_text()
+    assert other.poll() is None
+    assert shims(tmp_path / "ours") == []
+    end_shims(tmp_path / "ours-not")
+
+
+def test_a_root_reached_by_a_link_is_the_same_root(shim_of: Callable[[Path], Shim], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "var").symlink_to(tmp_path / "run")
+    shim = shim_of(tmp_path / "var")
+    assert shims(tmp_path / "run") == shims(tmp_path / "var") == [shim.pid]
+    end_shims(tmp_path / "run")
