@@ -11,7 +11,7 @@ TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup demo chaos test lint bench images fleet-check gpu-check clean
+.PHONY: setup demo chaos test lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
@@ -65,11 +65,6 @@ images: setup
 	@$(PYTHON) -m infra.images.build
 	@bash infra/docker/wheels.sh
 	@COMPOSE_PROFILES=cpu,trainer bash infra/docker/compose.sh build
-
-# Chaos in its short mode, as a test; wants a quiet machine.
-fleet-check: setup
-	@$(PYTHON) -m infra.services up
-	@$(PYTHON) -m pytest -q -m fleet; status=$$?; $(PYTHON) -m infra.services down; exit $$status
 
 gpu-check:
 	@bash infra/setup/gpu_check.sh

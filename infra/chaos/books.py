@@ -41,21 +41,24 @@ class Step(msgspec.Struct, frozen=True):
 class Books(msgspec.Struct, frozen=True):
     """``lost`` and ``trained_twice`` say why, request by request."""
 
-    fates: dict[str, int]
-    lost: list[str]
-    trained_twice: list[str]
+    fates: dict[str, int] = {}
+    lost: list[str] = []
+    trained_twice: list[str] = []
 
 
-def settle(client: redis.Redis, run_dir: Path, asked: Iterable[str]) -> Books:
-    """The accounts of a run that has ended; ``asked`` are requests known from elsewhere to have been made."""
+def settle(client: redis.Redis, run_dir: Path, asked: Iterable[str], *, ended: bool) -> Books:
+    """The accounts of a run; ``asked`` are requests known from elsewhere to have been made. While it has not ended, what it
+    owes is in good hands; and as a request is settled before it is owed no more, the journal is read last.
+    """
+    lives = _lives(client)
+    owed = [request_id.decode() for request_id in client.zrange(keys.open_requests(RUN_ID), 0, -1)]
+    dead = {name.decode(): decode(row, DeadLetter) for name, row in client.hgetall(keys.dead(RUN_ID)).items()}
     episodes = list(_rows(run_dir / "journal/episodes.jsonl", Episode))
     steps = list(_rows(run_dir / "journal/steps.jsonl", Step))
-    lives = _lives(client)
-    dead = {name.decode(): decode(row, DeadLetter) for name, row in client.hgetall(keys.dead(RUN_ID)).items()}
     trained = Counter(request_id for step in steps for request_id in step.request_ids)
     fates = {row.request_id: row.fate for row in episodes} | dict.fromkeys(trained, "trained")
     lost: list[str] = []
-    for request_id in sorted({*lives, *asked, *fates}):
+    for request_id in sorted({*lives, *asked, *fates}.difference(() if ended else owed)):
         letter = dead.get(request_id)
         if letter is not None and letter.failures:
             fates[request_id] = "dead"
@@ -64,7 +67,8 @@ def settle(client: redis.Redis, run_dir: Path, asked: Iterable[str]) -> Books:
         if request_id not in fates:
             last = [event.what for event in lives.get(request_id, [])][-3:]
             lost.append(f"{request_id}: no row, no letter; its life ends with {', '.join(last) or 'nothing'}")
-    lost += _still_owed(client)
+    if ended:
+        lost += _still_owed(client, owed)
     return Books(
         fates=dict(Counter(fates.values()).most_common()),
         lost=lost,
@@ -72,10 +76,10 @@ def settle(client: redis.Redis, run_dir: Path, asked: Iterable[str]) -> Books:
     )
 
 
-def _still_owed(client: redis.Redis) -> Iterator[str]:
+def _still_owed(client: redis.Redis, owed: list[str]) -> Iterator[str]:
     """What an ended run must not have left: requests that are owed, answers that nobody took."""
-    for request_id in client.zrange(keys.open_requests(RUN_ID), 0, -1):
-        yield f"{request_id.decode()}: still owed"
+    for request_id in owed:
+        yield f"{request_id}: still owed"
     pending = client.xpending(keys.stream(RUN_ID), GROUP)["pending"]
     if pending:
         yield f"{pending} answers are not acknowledged"
@@ -110,14 +114,17 @@ def _places_taken_twice(episodes: list[Episode], trained: Counter[str]) -> Itera
 
 def _lives(client: redis.Redis) -> dict[str, list[Event]]:
     """Of every request that Redis has heard of, oldest event first."""
-    found: dict[str, list[Event]] = {}
-    for key in client.scan_iter(match=keys.events("*"), count=1000):
-        request_id = key.decode().removeprefix(keys.events(""))
-        found[request_id] = [decode(row, Event) for row in client.lrange(key, 0, -1)]
-    return found
+    found = list(client.scan_iter(match=keys.events("*"), count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in found:
+            pipe.lrange(key, 0, -1)
+        rows = pipe.execute()
+    names = [key.decode().removeprefix(keys.events("")) for key in found]
+    return {name: [decode(row, Event) for row in life] for name, life in zip(names, rows, strict=True)}
 
 
 def _rows(file: Path, kind: type[T]) -> Iterator[T]:
+    """All that are whole: the last one may be being written."""
     decoder = msgspec.json.Decoder(kind)
     with file.open("rb") as lines:
-        yield from (decoder.decode(line) for line in lines)
+        yield from (decoder.decode(line) for line in lines if line.endswith(b"\n"))

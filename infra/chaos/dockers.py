@@ -1,13 +1,11 @@
-"""A Docker engine of our own beside the machine's: own data, own socket, own containerd, no network; and nothing
-of it left afterwards, whatever was killed.
+"""A Docker engine of our own beside the machine's: own data, own socket, own containerd, own control groups, and a network
+namespace of its own, so that no bridge of the machine is ever touched; and nothing of it left afterwards.
 """
 
 import os
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +13,14 @@ import docker
 import requests
 import urllib3
 
+from infra import shims
 from infra.processes import Child
 
 GRACE_S = 20.0
 CALL_S = 5
 API = "1.41"
 LABEL = "swerve.fleet"
-PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,9 @@ class PrivateDocker:
 
     @property
     def command(self) -> list[str]:
-        command = ["dockerd", f"--host={self.url}", f"--data-root={self.root / 'data'}"]
-        command += [f"--exec-root={self.root / 'exec'}", f"--pidfile={self.root / 'pid'}"]
+        command = ["unshare", "--net", "dockerd", f"--host={self.url}", f"--data-root={self.root / 'data'}"]
+        command += [f"--exec-root={self._exec_root}", f"--pidfile={self.root / 'pid'}"]
+        command += [f"--cgroup-parent=/{self._cgroup}", "--exec-opt=native.cgroupdriver=cgroupfs"]
         return [*command, "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
 
     def is_whole(self) -> bool:
@@ -65,7 +65,7 @@ class PrivateDocker:
 
     def containers(self) -> list[str]:
         """Those with our label, running or not; a word on each."""
-        words = "{{.Names}} ({{.Status}})"
+        words = "{{.ID}} {{.Names}} ({{.Status}})"
         return self._listed("ps", "--all", "--filter", f"label={LABEL}", "--format", words)
 
     def networks(self) -> list[str]:
@@ -82,57 +82,34 @@ class PrivateDocker:
 
     def containerd(self, dockerd: Child) -> int | None:
         """The process id of the containerd that ``dockerd`` started, if it runs."""
-        found = [
-            pid for pid in _children(dockerd.pid) if _read(PROC / str(pid) / "comm").strip() == "containerd"
-        ]
-        return found[0] if found else None
-
-    def guardians(self) -> list[int]:
-        """Processes that hold a container of this engine; they outlive it."""
-        ours = str(self.root / "exec")
-        return [
+        named = [
             pid
-            for pid, words in _command_lines()
-            if "containerd-shim" in words[0] and ours in " ".join(words)
+            for pid in shims.children(dockerd.pid)
+            if shims.read(shims.PROC / str(pid) / "comm").strip() == "containerd"
         ]
+        return named[0] if named else None
+
+    def shims(self) -> list[int]:
+        """Processes that hold a container of this engine."""
+        return shims.shims(self._exec_root)
+
+    def end_shims(self) -> None:
+        """While it does not live."""
+        shims.end_shims(self._exec_root)
 
     def wipe(self) -> None:
-        """Everything of an engine that has ended: what it left running, mounted, and on disk."""
-        for pid in self.guardians():
-            for member in (pid, *_children(pid)):
-                _kill(member)
-        for mount in sorted(self._mounts(), key=len, reverse=True):
-            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
-        for _ in range(20):
-            shutil.rmtree(self.root, ignore_errors=True)
-            if not self.root.exists():
-                return
-            time.sleep(0.1)
+        """Everything of an engine whose processes have ended, and whose mounts are gone."""
+        if self.root.exists():
+            shutil.rmtree(self.root)
+        for hierarchy in (CGROUPS, *CGROUPS.iterdir()):
+            for directory, _, _ in os.walk(hierarchy / self._cgroup, topdown=False):
+                os.rmdir(directory)
 
-    def _mounts(self) -> list[str]:
-        places = [line.split()[1] for line in _read(PROC / "mounts").splitlines()]
-        return [place for place in places if Path(place).is_relative_to(self.root)]
+    @property
+    def _exec_root(self) -> Path:
+        return self.root / "exec"
 
-
-def _command_lines() -> Iterator[tuple[int, Sequence[str]]]:
-    for directory in PROC.iterdir():
-        if directory.name.isdigit() and (line := _read(directory / "cmdline")):
-            yield int(directory.name), line.split("\0")
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for task in PROC.glob(f"{pid}/task/*/children") for child in _read(task).split()]
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
+    @property
+    def _cgroup(self) -> str:
+        """One name for one place, so that the next engine there finds what a machine that went down has left."""
+        return f"swerve-chaos-{zlib.crc32(os.fsencode(self.root)):08x}"

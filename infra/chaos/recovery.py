@@ -9,10 +9,11 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.chaos.stopping import Stop
 from infra.chaos.system import System, write_tasks
 from infra.chaos.victims import Blow, Kind
 from infra.chaos.watch import Watch
@@ -50,22 +51,28 @@ class Ring:
     system: System
     watch: Watch
     say: Callable[[str], None]
+    stop: Stop
     evidence: Path  # a directory
 
     def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Tend and look until ``done``, or for ``timeout_s``. Returns whether it was."""
+        """Tend and look until ``done``, or for ``timeout_s``. Returns whether it was. Raises Stopped."""
         give_up_at = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > give_up_at:
                 return False
+            self.stop.heed()
             self.system.tend()
             self.watch.look()
             time.sleep(TICK_S)
         return True
 
-    def start_in_quiet(self) -> dict[Kind, float]:
-        """Everything, one after the other. Returns how long each took until it did what it is for. Raises
-        Hopeless.
+    def pause(self, seconds: float) -> None:
+        """Tend and look for so long. Raises Stopped."""
+        self.wait(lambda: False, seconds)
+
+    def start_in_quiet(self, kinds: Sequence[Kind]) -> dict[Kind, float]:
+        """Everything, one after the other. Returns how long each took until it did what it is for; containerd only if it
+        is among ``kinds``, for that takes time. Raises Hopeless or Stopped.
         """
         took_s: dict[Kind, float] = {}
         for name, (fleet, part) in self.system.parts().items():
@@ -79,20 +86,21 @@ class Ring:
             self.say(f"{kind} started in {took_s[kind]:.1f} s")
             if name == "dockerd":
                 write_tasks(self.system)
-                took_s["containerd"] = self._restart_containerd()
+                if "containerd" in kinds:
+                    took_s["containerd"] = self._restart_containerd()
         before = self.watch.progress
         if not self.wait(lambda: self.watch.progress > before, SOUND_S):
             raise Hopeless(f"no trajectory within {SOUND_S:.0f} s of the start")
         return took_s
 
     def strike(self, blow: Blow, dice: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
-        """Deal the blow and wait for the recovery. None if there was nothing to kill. Raises Hopeless."""
-        self.wait(lambda: False, blow.quiet_s)
+        """Deal the blow and wait for the recovery. None if there was nothing to kill. Raises Hopeless or Stopped."""
+        self.pause(blow.quiet_s)
         victims: list[Kind] = []
         killed: list[Child] = []
         for kind in blow.victims:
             if victims:
-                self.wait(lambda: False, blow.apart_s)
+                self.pause(blow.apart_s)
             child = self.system.kill(kind, dice)
             if child is not None:
                 victims.append(kind)

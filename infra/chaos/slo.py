@@ -13,9 +13,10 @@ PAIR = "two at once"
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Recoveries from the deaths of one kind of process, in seconds beyond its own start."""
+    """Of one kind of process, or of all pairs. Recoveries are from blows of that kind alone, in seconds beyond the start."""
 
-    kills: int
+    kills: int  # of a kind, those in pairs included
+    blows: int  # that recoveries are of
     start_s: float | None  # in quiet; None where it depends on who it was
     recovery_s_p50: float | None
     recovery_s_max: float | None
@@ -33,9 +34,10 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but ``kills``, ``requests`` and the times must be zero."""
+    """Everything but kills, requests, steps and the times must be zero."""
 
     kills: int
+    wanted: int  # kills
     lost: int
     trained_twice: int
     containers_left: int
@@ -58,12 +60,19 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         return not any((*zeros, self.processes_left, self.temporary_left, self.hangs, self.faults))
 
 
+class Progress(Slo, frozen=True, kw_only=True):
+    """Of a run that goes on: nothing is known yet of what it leaves."""
+
+    settled_kills: int  # after so many the books were last settled
+
+
 def amount_to(
     recoveries: Sequence[Recovery],
     starts_s: Mapping[Kind, float],
     books: Books,
     left: Leftovers,
     *,
+    wanted: int,
     faults: Sequence[str],
     steps: int,
     minutes: float,
@@ -71,6 +80,7 @@ def amount_to(
     every = [one.beyond_s for one in recoveries]
     return Slo(
         kills=sum(len(one.victims) for one in recoveries),
+        wanted=wanted,
         lost=len(books.lost),
         trained_twice=len(books.trained_twice),
         containers_left=len(left.containers),
@@ -92,18 +102,18 @@ def amount_to(
 def table(slo: Slo) -> str:
     """For people, and for the README."""
     lines = [
-        "| killed | kills | starts in | back after, median | at worst | hangs |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| killed | kills | alone | starts in | back after, median | at worst | hangs |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {name} | {times.kills} | {_seconds(times.start_s)} | {_seconds(times.recovery_s_p50)} "
+        f"| {name} | {times.kills} | {'-' if name == PAIR else times.blows} | {_seconds(times.start_s)} | {_seconds(times.recovery_s_p50)} "
         f"| {_seconds(times.recovery_s_max)} | {times.hangs} |"
         for name, times in slo.by_process.items()
     ]
     fates = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in slo.requests.items())
     lines += [
         "",
-        f"{slo.kills} kills in {slo.minutes:.0f} minutes, {slo.steps} steps; requests: {fates}",
+        f"{slo.kills} of {slo.wanted} kills in {slo.minutes:.0f} minutes, {slo.steps} steps; requests: {fates}",
         f"{slo.lost} lost, {slo.trained_twice} trained twice, {slo.hangs} hangs; left: {slo.containers_left} containers, "
         f"{slo.networks_left} networks, {slo.volumes_left} volumes, {slo.processes_left} processes, "
         f"{slo.temporary_left} temporary files",
@@ -116,20 +126,21 @@ def table(slo: Slo) -> str:
 def _by_process(
     recoveries: Sequence[Recovery], starts_s: Mapping[Kind, float]
 ) -> Iterable[tuple[str, Times]]:
-    """Single deaths by kind, pairs together."""
     for kind in KINDS:
-        mine = [one for one in recoveries if one.victims == (kind,)]
-        if mine:
-            yield kind, _times(mine, round(starts_s[kind], 1))
+        num_kills = sum(one.victims.count(kind) for one in recoveries)
+        if num_kills:
+            alone = [one for one in recoveries if one.victims == (kind,)]
+            yield kind, _times(alone, num_kills, round(starts_s[kind], 1))
     pairs = [one for one in recoveries if len(one.victims) > 1]
     if pairs:
-        yield PAIR, _times(pairs, None)
+        yield PAIR, _times(pairs, sum(len(one.victims) for one in pairs), None)
 
 
-def _times(recoveries: Sequence[Recovery], start_s: float | None) -> Times:
+def _times(recoveries: Sequence[Recovery], num_kills: int, start_s: float | None) -> Times:
     beyond = [one.beyond_s for one in recoveries]
     return Times(
-        kills=sum(len(one.victims) for one in recoveries),
+        kills=num_kills,
+        blows=len(recoveries),
         start_s=start_s,
         recovery_s_p50=_percentile(beyond, 50),
         recovery_s_max=_percentile(beyond, 100),

@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,21 @@ from infra import local, services
 from infra.chaos.dockers import GRACE_S, PrivateDocker
 from infra.chaos.victims import Kind
 from infra.fleet import Fleet, Part
-from infra.processes import Child, adopt_orphans, bury_orphans
+from infra.processes import Child, bury_orphans
 
 RECIPE = services.ROOT / "trainer/recipes/demo.toml"
 RUN_ID = "chaos"
 NUM_TASKS = 6
 NUM_WORKERS, NUM_SLOTS = 2, 4
+NEVER = 1_000_000  # more than will be: the run ends when we say so
 SETTINGS = (
     *("evaluation.episodes=0", "evaluation.greedy_episodes=0", "tasks.heldout=", "tasks.unverified=allow"),
     *("rollout.group_size=4", "batch.groups_per_step=2", "batch.train_without_signal=true"),
     *("checkpoint.every_steps=2", "learner.lr=1e-6", "learner.lr_min=0.0", "learner.num_epochs=1"),
-    *("weights.keep=2", "num_steps=1000000"),
+    *("weights.keep=2", f"num_steps={NEVER}", f"batch.max_failed_groups={NEVER}"),
+    f"batch.max_groups_without_signal={NEVER}",
 )
-ALLOWED_DEATHS = 1_000_000  # we are the cause of them
+ALLOWED_DEATHS = NEVER  # we are the cause of them
 NICE = ("nice", "-n", "5")
 FIRST_PORT, LAST_PORT = 21_000, 31_000  # below those that the kernel hands out
 REDIS, ENGINE, ROUTER, METRICS = 0, 1, 2, 11  # ports, from the first of a system
@@ -109,10 +111,11 @@ class System:
         redis = ["redis-server", str(services.ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"]
         redis += ["--port", str(self.arguments.redis_port), "--dir", str(data)]
         commands = {"redis": redis, "dockerd": self.docker.command}
-        return [
+        parts = [
             local.part(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
             for name, command in commands.items()
         ]
+        return [replace(one, sweep=self.docker.end_shims) if one.name == "dockerd" else one for one in parts]
 
     def _as_ours(self, part: Part) -> Part:
         environment = {
@@ -132,28 +135,38 @@ class System:
         self.arguments.passed_on += ["--set", f"num_steps={num_steps}"]
 
 
-def prepare(root: Path, *, seed: int, say: Callable[[str], None], cleanup: ExitStack) -> System:
-    """Directories, ports and tasks of a system that does not run yet. Raises RuntimeError if another runs there."""
-    adopt_orphans()
-    root.mkdir(parents=True, exist_ok=True)
-    lock = cleanup.enter_context((root.parent / f".{root.name}.lock").open("w"))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RuntimeError(
-            f"chaos reigns in {root} already; wait for its end, or give another --dir"
-        ) from error
-    docker = PrivateDocker(root / "docker")
-    docker.wipe()
-    shutil.rmtree(root)
+@contextmanager
+def place_of_its_own(root: Path) -> Iterator[Path]:
+    """``root``, empty and ours. Raises RuntimeError if another system runs there."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with (root.parent / f".{root.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(
+                f"chaos reigns in {root} already; wait for its end, or give another --dir"
+            ) from error
+        clear(root)
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        yield root
+
+
+def clear(root: Path) -> None:
+    """Remove what is large of a system that has ended, and what nobody could make use of; logs and journal stay, for
+    people.
+    """
+    PrivateDocker(root / "docker").wipe()
+    for name in ("redis", "state", "tmp", "family", "run/weights", "run/checkpoints", "run/traces"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def prepare(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
+    """Directories and ports of a system that does not run yet."""
     for name in ("redis", "state", "tmp", "docker"):
-        (root / name).mkdir(parents=True)
-    arguments = _arguments(root, seed)
-    system = System(root, arguments, docker, *(Fleet(say, max_deaths=ALLOWED_DEATHS) for _ in range(4)))
-    cleanup.callback(_clear, system)
-    for fleet in system.fleets:
-        cleanup.callback(fleet.stop)
-    return system
+        (root / name).mkdir()
+    fleets = (Fleet(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
+    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *fleets)
 
 
 def write_tasks(system: System) -> None:
@@ -210,10 +223,3 @@ def _run(system: System, *words: str) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: ended with status {done.returncode}\n{done.stderr}")
-
-
-def _clear(system: System) -> None:
-    """What is large, and what nobody could make use of; logs and journal stay, for people."""
-    system.docker.wipe()
-    for name in ("redis", "state", "tmp", "family", "run/weights", "run/checkpoints", "run/traces"):
-        shutil.rmtree(system.root / name, ignore_errors=True)

@@ -29,8 +29,8 @@ class Temper:
     pairs_share: float
 
 
-LONG = Temper(quiet_s=1.5, pairs_share=0.15)
-SHORT = Temper(quiet_s=0.5, pairs_share=0.5)
+LONG = Temper(quiet_s=1.0, pairs_share=0.35)
+SHORT = Temper(quiet_s=0.3, pairs_share=0.8)
 
 
 def blows(kinds: Sequence[Kind], num_kills: int, *, seed: int, temper: Temper) -> Iterator[Blow]:

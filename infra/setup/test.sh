@@ -15,5 +15,5 @@ bash infra/setup/setup.sh tests
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright
-# Tests that need a CUDA device have their own target, gpu-check, and those of a whole fleet under load theirs.
-"$python" -m pytest -x -q -m "not gpu and not fleet"
+# Tests that need a CUDA device have their own target, gpu-check.
+"$python" -m pytest -x -q -m "not gpu"

@@ -1,21 +1,28 @@
 """Killing on purpose: who is killed, how the accounts are settled, and the real thing in its short mode."""
 
+import random
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 import redis
 
+from infra.chaos.__main__ import parse_arguments
 from infra.chaos.books import settle
-from infra.chaos.recovery import Recovery
-from infra.chaos.slo import Leftovers, Slo, amount_to, table
+from infra.chaos.campaign import Campaign
+from infra.chaos.recovery import Recovery, Ring
+from infra.chaos.slo import Leftovers, Progress, Slo, amount_to, table
+from infra.chaos.stopping import Stopped
 from infra.chaos.system import RUN_ID
-from infra.chaos.victims import KINDS, LONG, SHORT, blows
+from infra.chaos.victims import KINDS, LONG, SHORT, Blow, Kind, blows
 from pipeline import keys
 from pipeline.events import Event
 from pipeline.message import encode
@@ -91,20 +98,20 @@ def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(
     )
     letter = DeadLetter(request_id="dead", task_id="t", failures=(failure,), died_at=0)
     run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
-    books = settle(run.client, run.directory, asked=["good", "flat"])
+    books = settle(run.client, run.directory, asked=["good", "flat"], ended=True)
     assert (books.lost, books.trained_twice) == ([], [])
     assert books.fates == {"trained": 1, "zero_variance": 1, "withdrawn": 1, "dead": 1}
 
 
 def test_a_request_that_nobody_accounts_for_is_lost(run: Run) -> None:
     run.live("vanished", "enqueued", "claimed")
-    (line,) = settle(run.client, run.directory, asked=[]).lost
+    (line,) = settle(run.client, run.directory, asked=[], ended=True).lost
     assert line.startswith("vanished: ")
     assert "claimed" in line
 
 
 def test_one_that_was_seen_once_and_that_even_redis_forgot_is_lost(run: Run) -> None:
-    (line,) = settle(run.client, run.directory, asked=["seen"]).lost
+    (line,) = settle(run.client, run.directory, asked=["seen"], ended=True).lost
     assert line.startswith("seen: ")
 
 
@@ -112,7 +119,7 @@ def test_a_death_without_evidence_is_a_loss(run: Run) -> None:
     run.live("dead", "enqueued", "buried")
     letter = DeadLetter(request_id="dead", task_id="t", failures=(), died_at=0)
     run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
-    assert len(settle(run.client, run.directory, asked=[]).lost) == 1
+    assert len(settle(run.client, run.directory, asked=[], ended=True).lost) == 1
 
 
 def test_what_an_ended_run_still_owes_is_lost(run: Run) -> None:
@@ -121,7 +128,7 @@ def test_what_an_ended_run_still_owes_is_lost(run: Run) -> None:
     run.client.zadd(keys.open_requests(RUN_ID), {"late": 1})
     run.client.xadd(keys.stream(RUN_ID), {"head": b""})
     run.client.xreadgroup(GROUP, "learner", {keys.stream(RUN_ID): ">"})
-    assert settle(run.client, run.directory, asked=[]).lost == [
+    assert settle(run.client, run.directory, asked=[], ended=True).lost == [
         "late: still owed",
         "1 answers are not acknowledged",
     ]
@@ -132,14 +139,14 @@ def test_a_request_in_two_steps_is_trained_twice(run: Run) -> None:
     run.note("greedy", "trained")
     run.train(1, "greedy")
     run.train(2, "greedy")
-    assert settle(run.client, run.directory, asked=[]).trained_twice == ["greedy: in 2 steps"]
+    assert settle(run.client, run.directory, asked=[], ended=True).trained_twice == ["greedy: in 2 steps"]
 
 
 def test_a_request_that_a_checkpoint_had_settled_before_its_step_is_trained_twice(run: Run) -> None:
     run.live("again", *TRAINED)
     run.note("again", "trained")
     run.train(7, "again", at=99.0)
-    (line,) = settle(run.client, run.directory, asked=[]).trained_twice
+    (line,) = settle(run.client, run.directory, asked=[], ended=True).trained_twice
     assert line == "again: step 7 trained it after a checkpoint had settled it"
 
 
@@ -148,7 +155,7 @@ def test_two_requests_for_one_member_are_trained_twice(run: Run) -> None:
         run.live(name, *TRAINED)
         run.note(name, "trained")
     run.train(1, "first", "second")
-    (line,) = settle(run.client, run.directory, asked=[]).trained_twice
+    (line,) = settle(run.client, run.directory, asked=[], ended=True).trained_twice
     assert line == "member 0 of group 0: 2 requests for it were trained"
 
 
@@ -159,33 +166,90 @@ def test_the_table_counts_from_what_a_process_needs_to_start(run: Run) -> None:
         Recovery(("redis", "worker"), total_s=6.0, start_s=2.0, hung=False),
     ]
     starts_s = dict.fromkeys(KINDS, 10.0)
-    books = settle(run.client, run.directory, asked=[])
-    slo = amount_to(recoveries, starts_s, books, Leftovers(), faults=[], steps=3, minutes=1.0)
+    books = settle(run.client, run.directory, asked=[], ended=True)
+    slo = amount_to(recoveries, starts_s, books, Leftovers(), wanted=4, faults=[], steps=3, minutes=1.0)
     assert (slo.kills, slo.hangs, slo.recovery_s_p50, slo.recovery_s_max) == (4, 0, 4.0, 4.0)
     assert (slo.by_process["engine"].kills, slo.by_process["engine"].recovery_s_max) == (2, 4.0)
     assert slo.by_process["two at once"].kills == 2
     assert slo.is_kept
-    assert "| engine | 2 | 10.0 s | 0.0 s | 4.0 s | 0 |" in table(slo)
+    assert "| engine | 2 | 2 | 10.0 s | 0.0 s | 4.0 s | 0 |" in table(slo)
+    assert "| worker | 1 | 0 | 10.0 s | - | - | 0 |" in table(slo)
 
 
 def test_anything_left_breaks_the_promise(run: Run) -> None:
-    books = settle(run.client, run.directory, asked=[])
+    books = settle(run.client, run.directory, asked=[], ended=True)
     left = Leftovers(volumes=["v1"])
-    slo = amount_to([], {}, books, left, faults=[], steps=0, minutes=0.0)
+    slo = amount_to([], {}, books, left, wanted=0, faults=[], steps=0, minutes=0.0)
     assert (slo.volumes_left, slo.is_kept) == (1, False)
     assert "left: volumes: v1" in table(slo)
 
 
-@pytest.mark.fleet
+def test_a_run_that_goes_on_may_owe_but_not_forget(run: Run) -> None:
+    for name in ("owed", "vanished"):
+        run.live(name, "enqueued")
+    run.client.zadd(keys.open_requests(RUN_ID), {"owed": 1})
+    (run.directory / "journal/steps.jsonl").write_text('{"step": 1, "requ')  # being written
+    (line,) = settle(run.client, run.directory, asked=[], ended=False).lost
+    assert line.startswith("vanished: ")
+
+
+class Survivor:
+    """In place of a system: it survives so many blows, then somebody asks us to end."""
+
+    def __init__(self, directory: Path, *, num_blows: int) -> None:
+        self.watch = SimpleNamespace(asked=set[str](), step=1)
+        self.system = SimpleNamespace(arguments=SimpleNamespace(run_dir=directory, redis_port=1))
+        self.said: list[str] = []
+        self._num_left = num_blows
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def strike(self, blow: Blow, dice: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
+        if not self._num_left:
+            raise Stopped(signal.SIGTERM)
+        self._num_left -= 1
+        return Recovery(blow.victims, total_s=12.0, start_s=10.0, hung=False)
+
+
+@pytest.mark.parametrize(("num_blows", "ended_by"), [(30, "SIGTERM"), (1000, "None")])
+def test_what_was_measured_is_kept_when_it_is_cut_off(tmp_path: Path, num_blows: int, ended_by: str) -> None:
+    ring, file = Survivor(tmp_path, num_blows=num_blows), tmp_path / "progress.json"
+    campaign = Campaign(cast(Ring, ring), dict.fromkeys(KINDS, 10.0), 100, file)
+    stopped = campaign.wage(KINDS, seed=3, temper=LONG)
+    assert str(stopped) == ended_by
+    kept = msgspec.json.decode(file.read_bytes(), type=Progress)
+    assert kept.kills == campaign.num_kills >= 30
+    assert (kept.kills == kept.wanted) == (stopped is None)
+    assert (kept.recovery_s_p50, kept.settled_kills) == (2.0, 0)  # no Redis answers to settle by
+    assert ring.said[-1].startswith(f"{kept.kills}: ")
+
+
+def test_arguments_that_say_how_much_work_together() -> None:
+    given = parse_arguments(["--short", "--only", "redis,worker", "--kills", "9", "--seed", "4"])
+    assert (given.kills, given.only, given.seed, given.temper) == (9, ["worker", "redis"], 4, SHORT)
+    short, long = parse_arguments(["--short"]), parse_arguments([])
+    assert set(long.only) - set(short.only) == {"containerd"}
+    assert (short.kills, long.kills, long.temper) == (6, 200, LONG)
+    assert parse_arguments(["--short", "--only", "containerd"]).only == ["containerd"]
+
+
 @pytest.mark.docker
+@pytest.mark.timeout(900)  # a minute and a half where nobody else is at work
 def test_a_system_whose_processes_are_killed_loses_nothing_and_leaves_nothing(task_image: str) -> None:
     assert task_image
+    bridge = Path("/sys/class/net/docker0/ifindex")
+    before = bridge.read_text() if bridge.exists() else ""
     with tempfile.TemporaryDirectory(prefix="swerve-") as directory:
         command = [sys.executable, "-m", "infra.chaos", "--short", "--json", "--dir", f"{directory}/chaos"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
         slo = msgspec.json.decode(done.stdout, type=Slo)
-        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs) == (12, 0, 0, 0)
-        assert (slo.containers_left, slo.networks_left, slo.volumes_left, slo.processes_left) == (0, 0, 0, 0)
+        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs, slo.faults) == (6, 0, 0, 0, [])
+        assert set(KINDS) - slo.by_process.keys() == {"containerd"}
         assert slo.requests["trained"] > 0
+        assert (
+            msgspec.json.decode(Path(directory, "chaos/progress.json").read_bytes(), type=Progress).kills == 6
+        )
         assert not Path(directory, "chaos/docker").exists()
+    assert (bridge.read_text() if bridge.exists() else "") == before
