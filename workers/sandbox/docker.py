@@ -66,6 +66,7 @@ DEADLINE_GRACE_S = (
     300.0  # after the role's wall limit: the worker ends its containers itself, unless it is gone
 )
 SHM_BYTES = 64 * 1024 * 1024  # Docker's own default
+HANG_UP_S = 0.5
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
 # What root needs to work with files of any owner, to become another user as some test suites do, and to kill
@@ -264,9 +265,12 @@ class DockerSandboxes:
         return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
 
     async def _end(self, name: str, shell: Shell | None) -> None:
-        await self._remove(name)
+        """An engine cannot remove a container whose output has nowhere to go: who is not rid of it soon hangs up first."""
+        removal = asyncio.create_task(self._remove(name))
+        await asyncio.wait({removal}, timeout=HANG_UP_S)
         if shell is not None:
             await shell.close()
+        await removal
 
     async def _remove(self, name: str) -> None:
         for pause_s in REMOVAL_PAUSES_S:
