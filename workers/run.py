@@ -7,6 +7,7 @@ back what is unfinished; the next worker takes it at once.
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -26,7 +27,16 @@ from pipeline.trajectory import Trajectory
 from workers.breaker import Breakers
 from workers.claim import Claimer, Progress, TailHandler
 from workers.docker_host import DockerHost
-from workers.settings import ImageSettings, WorkerSettings, docker_hosts, image_settings, worker_settings
+from workers.sandbox.disk import check_temporary
+from workers.settings import (
+    DiskSettings,
+    ImageSettings,
+    WorkerSettings,
+    disk_settings,
+    docker_hosts,
+    image_settings,
+    worker_settings,
+)
 from workers.taker import Taker
 from workers.temporary import remove_stale
 
@@ -37,7 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("swerve.worker")
 
 
-async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequence[DockerHost]) -> None:
+async def serve(
+    settings: WorkerSettings, for_images: ImageSettings, hosts: Sequence[DockerHost], disk: DiskSettings
+) -> None:
     """Work until told to stop."""
     from workers.grading.grade import Grader
     from workers.images.hosts import ImagesOfHosts
@@ -47,7 +59,7 @@ async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequ
     for path in remove_stale():
         log.warning("removed %s, left by a worker that was killed", path)
     redis = await queue.connect(redis_settings().url)
-    pool, images = await _pool(redis, settings, hosts), ImagesOfHosts(for_images)
+    pool, images = await _pool(redis, settings, hosts, disk), ImagesOfHosts(for_images)
     for engine in await pool.check():
         await images.open(engine.host)
     async with SglangPolicies(settings.router_url, redis) as policies:
@@ -63,7 +75,11 @@ async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequ
                     grader=Grader(engine.sandboxes),
                 )
 
-        probes = {"redis": lambda: queue.check(redis), "engine": policies.check}
+        probes = {
+            "redis": lambda: queue.check(redis),
+            "engine": policies.check,
+            "disk space": functools.partial(check_temporary, disk.min_free_bytes),
+        }
         breakers = Breakers(probes, gates={"docker": pool})
         claimer = Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
         beside = [_beat(redis, claimer, settings), breakers.watch()]
@@ -78,12 +94,17 @@ async def serve(settings: WorkerSettings, for_images: ImageSettings, hosts: Sequ
     await redis.aclose()
 
 
-async def _pool(redis: ArqRedis, settings: WorkerSettings, hosts: Sequence[DockerHost]) -> "EnginePool":
+async def _pool(
+    redis: ArqRedis, settings: WorkerSettings, hosts: Sequence[DockerHost], disk: DiskSettings
+) -> "EnginePool":
     from workers.sandbox.docker import DockerSandboxes
     from workers.sandbox.pool import EnginePool
 
     fleet = await census.fleet_id(redis)
-    engines = [DockerSandboxes(fleet=fleet, max_starting=settings.max_starting, host=host) for host in hosts]
+    engines = [
+        DockerSandboxes(fleet=fleet, max_starting=settings.max_starting, host=host, disk=disk)
+        for host in hosts
+    ]
     return EnginePool(engines, slots=settings.slots)
 
 
@@ -149,13 +170,14 @@ def main() -> int:
     logging.getLogger("arq").setLevel(logging.WARNING)
     logging.getLogger().addHandler(TailHandler())
     try:
-        settings, images, hosts = worker_settings(), image_settings(), docker_hosts()
+        settings, images = worker_settings(), image_settings()
+        hosts, disk = docker_hosts(), disk_settings()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     provider = start_telemetry("worker", telemetry_settings())
     try:
-        asyncio.run(serve(settings, images, hosts))
+        asyncio.run(serve(settings, images, hosts, disk))
     finally:
         provider.shutdown()
     return 0

@@ -28,6 +28,12 @@ class ImageSettings:
     prefetch: bool  # whether this worker may pull
 
 
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    min_free_bytes: int  # claims are held back where less is free; 0: never
+    max_written_bytes: int  # by one container, and to one file; 0: as much as there is
+
+
 def worker_settings() -> WorkerSettings:
     """Raises ValueError naming the variable that does not make sense."""
     return WorkerSettings(
@@ -58,6 +64,14 @@ def image_settings() -> ImageSettings:
         raise ValueError(
             f"SWERVE_IMAGE_PROXIES={proxies!r}, SWERVE_IMAGE_BUDGET={budget!r}: {error}"
         ) from error
+
+
+def disk_settings() -> DiskSettings:
+    """Raises ValueError naming the variable that does not make sense."""
+    return DiskSettings(
+        min_free_bytes=_bytes("SWERVE_MIN_FREE_BYTES", "2GB"),
+        max_written_bytes=_bytes("SWERVE_MAX_WRITTEN_BYTES", "10GB"),
+    )
 
 
 def docker_hosts() -> tuple[DockerHost, ...]:
@@ -115,6 +129,14 @@ def _with_certificates(host: DockerHost, folder: Path, variable: str, *, verify:
             f"{variable}: {folder} lacks {', '.join(missing)}, without which no TLS to {host.url}"
         )
     return replace(host, certificates=folder, verify=verify)
+
+
+def _bytes(variable: str, default: str) -> int:
+    text = os.environ.get(variable) or default
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{variable}={text!r}: {error}") from error
 
 
 def _positive(variable: str, default: int) -> int:

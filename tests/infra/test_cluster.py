@@ -26,7 +26,8 @@ from infra import processes
 from infra.serving import engine, router
 from pipeline import keys
 from tests.conftest import answers_ok, free_ports
-from workers.settings import image_settings, worker_settings
+from workers.docker_host import DockerHost
+from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "infra/cluster"
@@ -105,6 +106,23 @@ def command_line(unit: str, variables: Mapping[str, str]) -> list[str]:
         else:
             words.append(re.sub(r"\$\{(\w+)\}", lambda match: variables[match[1]], word))
     return words
+
+
+def test_a_worker_understands_the_settings_of_a_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (CLUSTER / "swerve.env").read_text()
+    given = dict(re.findall(r"^(SWERVE_\w+)=(.*)$", text, re.MULTILINE))
+    offered = dict(re.findall(r"^# (SWERVE_DOCKER_\w+)=(.*)$", text, re.MULTILINE))
+    certificates = tmp_path / "node2.example"
+    certificates.mkdir()
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (certificates / name).touch()
+    for name, value in (given | offered | {"SWERVE_DOCKER_CERTS": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    assert worker_settings().slots == 16
+    assert image_settings().prefetch
+    assert disk_settings().min_free_bytes > disk_settings().max_written_bytes
+    assert [host.slots for host in docker_hosts()] == [8, 24]
+    assert docker_hosts()[1].certificates == certificates
 
 
 def test_the_units_start_programs_that_understand_them() -> None:
@@ -464,6 +482,10 @@ def test_the_worker_understands_its_environment_and_drains_in_time(
     assert settings.slots == 16
     assert settings.router_url == "http://router:30000"
     assert settings.drain_s < pod["terminationGracePeriodSeconds"]
+    assert docker_hosts() == (DockerHost("unix:///run/docker/docker.sock"),)
+    assert disk_settings().min_free_bytes == 10_000_000_000
+    mounts = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert "/var/lib/docker" in mounts, "where the engine's data is, to see how much room there is"
     assert image_settings().prefetch, "nobody else brings images to an engine that begins empty"
 
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import requests
@@ -40,7 +41,7 @@ from workers.sandbox.holder import CPU_NANOSECONDS, HOLDER
 from workers.sandbox.init import built_init
 from workers.sandbox.setup import SETUP_S, environment, set_up
 from workers.sandbox.shell import KILL, READ_BYTES, Shell
-from workers.settings import docker_host
+from workers.settings import DiskSettings, disk_settings, docker_host
 
 Role = Literal["agent", "grade", "clean"]  # "clean": becomes an image that agents start from
 T = TypeVar("T")
@@ -64,6 +65,8 @@ DIFF_S = 300.0
 DEADLINE_GRACE_S = (
     300.0  # after the role's wall limit: the worker ends its containers itself, unless it is gone
 )
+SHM_BYTES = 64 * 1024 * 1024  # Docker's own default
+HANG_UP_S = 0.5
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
 # What root needs to work with files of any owner, to become another user as some test suites do, and to kill
@@ -166,6 +169,7 @@ class DockerSandboxes:
         fleet: str = "default",
         host: DockerHost | None = None,
         init: bytes | None = None,
+        disk: DiskSettings | None = None,
     ) -> None:
         """`init`: the program that becomes the containers' first process, by default the one built on this
         host; none if empty.
@@ -173,10 +177,12 @@ class DockerSandboxes:
         self.fleet = fleet
         self.host = host or docker_host()
         self._init = built_init() if init is None else init
+        self.disk = disk or disk_settings()
         self.engine = Engine(self.host)
         self.agent_images = AgentImages(self.engine, self._start)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
+        self._ended: dict[str, str] = {}  # why we took a container away from its episode
 
     async def check(self) -> None:
         """Raises SandboxError unless the engine answers."""
@@ -212,6 +218,10 @@ class DockerSandboxes:
                 await self.engine.start(name)
                 await shell.meet(self._init)
             yield DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
+        except SandboxError as error:
+            if name in self._ended:
+                raise SandboxError(f"the container was ended: {self._ended[name]}") from error
+            raise
         finally:
             await _surely(self._end(name, shell))
 
@@ -222,6 +232,20 @@ class DockerSandboxes:
     def is_open(self, name: str) -> bool:
         """Whether this process itself holds the container."""
         return name in self._open
+
+    def open_names(self) -> list[str]:
+        """Containers that this process holds."""
+        return list(self._open)
+
+    async def interrupt(self, name: str) -> None:
+        """Ends what runs in the container; whoever waits for it sees that it was killed. Raises SandboxError."""
+        await self.engine.kill(name, KILL)
+
+    async def end(self, name: str, why: str) -> None:
+        """Takes a container away from whoever uses it, to whom it is a SandboxError that says `why`."""
+        self._ended[name] = why
+        logger.warning("container %s was ended: %s", name, why)
+        await self.engine.remove(name)
 
     async def _prepare(self, claim: Claim, role: Role, image: str, name: str) -> Shell:
         """Creates the container and attaches to it, so that nothing it prints is missed."""
@@ -234,15 +258,19 @@ class DockerSandboxes:
             env=environment(task) if role != "clean" else {},  # which an image made of it would keep
             deadline_s=deadline_s,
             init_bytes=len(self._init),
+            max_file_bytes=self.disk.max_written_bytes,
             labels=self._labels(claim, role, deadline_s),
         )
         reader, writer = await self.engine.attach(name)
         return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
 
     async def _end(self, name: str, shell: Shell | None) -> None:
-        await self._remove(name)
+        """An engine cannot remove a container whose output has nowhere to go: who is not rid of it soon hangs up first."""
+        removal = asyncio.create_task(self._remove(name))
+        await asyncio.wait({removal}, timeout=HANG_UP_S)
         if shell is not None:
             await shell.close()
+        await removal
 
     async def _remove(self, name: str) -> None:
         for pause_s in REMOVAL_PAUSES_S:
@@ -253,6 +281,7 @@ class DockerSandboxes:
             except SandboxError as error:
                 logger.warning("container %s is left to the reaper: %s", name, error)
         self._open.discard(name)
+        self._ended.pop(name, None)
 
     def _labels(self, claim: Claim, role: Role, deadline_s: int) -> dict[str, str]:
         return {
@@ -276,6 +305,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="docker")
         self._connecting = threading.Lock()
         self._client: Client | None = None
+        self._data_root: Path | None = None
 
     async def ping(self) -> None:
         """Raises SandboxError unless the engine answers and, where it is Docker's, has its containerd."""
@@ -295,13 +325,14 @@ class Engine:
         env: Mapping[str, str],
         deadline_s: int,
         init_bytes: int,
+        max_file_bytes: int,
         labels: Mapping[str, str],
     ) -> None:
         """A container of `image` as `task` wants it. Raises ImageMissing; never pulls."""
         await self._call(
             f"creating a container of {image}",
             lambda client: client.create_container_from_config(
-                _config(client, task, image, env, (deadline_s, init_bytes), labels), name
+                _config(client, task, image, env, (deadline_s, init_bytes), max_file_bytes, labels), name
             ),
         )
 
@@ -355,6 +386,22 @@ class Engine:
             ((container["Names"] or [container["Id"]])[0].removeprefix("/"), container["Labels"])
             for container in found
         ]
+
+    async def data_root(self) -> Path | None:
+        """Where the engine keeps containers' files, if that can be seen from here."""
+        if self._host.socket_path and self._data_root is None:
+            info = await self._call("asking the engine", lambda client: client.info())
+            self._data_root = Path(info["DockerRootDir"])
+        root = self._data_root
+        return root if root is not None and root.is_dir() else None
+
+    async def written_bytes(self, names: Sequence[str]) -> dict[str, int]:
+        """What each of these running containers has added to its image. The engine walks their files."""
+        found = await self._call(
+            "measuring containers",
+            lambda client: client.containers(size=True, filters={"name": list(names)}),
+        )
+        return {name.removeprefix("/"): one.get("SizeRw", 0) for one in found for name in one["Names"] or ()}
 
     async def remove(self, name: str) -> None:
         """Kills and removes it, its volumes too; gone already is as good."""
@@ -412,10 +459,14 @@ def _config(
     image: str,
     env: Mapping[str, str],
     holding: tuple[int, int],
+    max_file_bytes: int,
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
     resources = task.resources
     deadline_s, init_bytes = holding
+    ulimits = [Ulimit(name="core", soft=0, hard=0)]
+    if max_file_bytes:
+        ulimits.append(Ulimit(name="fsize", soft=max_file_bytes, hard=max_file_bytes))
     host_config = client.create_host_config(
         auto_remove=True,
         network_mode="bridge" if resources.network else "none",
@@ -427,7 +478,8 @@ def _config(
         cap_drop=["ALL"],
         cap_add=list(CAPABILITIES),
         security_opt=["no-new-privileges"],
-        ulimits=[Ulimit(name="core", soft=0, hard=0)],
+        ulimits=ulimits,
+        shm_size=min(SHM_BYTES, resources.memory_bytes // 4),  # what lies there counts as memory used
         log_config={"Type": "none"},
     )
     return client.create_container_config(

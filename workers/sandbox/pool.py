@@ -1,7 +1,8 @@
 """Which of a worker's Docker engines an episode runs on, from its first container to its last.
 
-Each engine has a breaker of its own. One that is out is set aside, its claims go back to the queue uncounted and on to the
-others; when it answers again it gets one episode, then its share. Claims are held back only while no engine takes one.
+Each engine has a breaker of its own. One that is out, or short of disk, is set aside, its claims go back to the queue uncounted
+and on to the others; when it answers again it gets one episode, then its share. Claims are held back only while no engine
+takes one.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pipeline.errors import SandboxError
 from workers.breaker import Breaker
 from workers.docker_host import DockerHost
+from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandboxes
 
 
@@ -19,6 +21,7 @@ class PooledEngine:
     """One engine, and what this worker has on it."""
 
     sandboxes: DockerSandboxes
+    disk: DiskWatch
     slots: int  # most episodes at once
     breaker: Breaker
     running: set[str] = field(default_factory=set[str])  # request ids
@@ -38,22 +41,16 @@ class EnginePool:
 
     def __init__(self, engines: Sequence[DockerSandboxes], *, slots: int) -> None:
         """`slots` is the whole worker's; an engine takes as many unless its host says how many."""
-        self.engines = tuple(
-            PooledEngine(
-                sandboxes=each,
-                slots=each.host.slots or slots,
-                breaker=Breaker("docker" if len(engines) == 1 else f"docker at {each.host.url}", each.check),
-            )
-            for each in engines
-        )
+        self.engines = tuple(_pooled(each, slots, alone=len(engines) == 1) for each in engines)
         self._of: dict[str, PooledEngine] = {}  # by request id
 
     async def check(self) -> tuple[PooledEngine, ...]:
-        """The engines that answer; the others are set aside. Raises SandboxError if there is none."""
-        well = await asyncio.gather(*(engine.breaker.check() for engine in self.engines))
-        if not any(well):
+        """The engines that answer, some of which may be short of disk. Raises SandboxError if none does."""
+        await asyncio.gather(*(engine.breaker.check() for engine in self.engines))
+        answers = await asyncio.gather(*(_answers(engine) for engine in self.engines))
+        if not any(answers):
             raise SandboxError(self.paused)
-        return tuple(engine for engine, is_well in zip(self.engines, well, strict=True) if is_well)
+        return tuple(engine for engine, does in zip(self.engines, answers, strict=True) if does)
 
     def of(self, request_id: str) -> PooledEngine:
         """Where the claim of this request runs."""
@@ -90,10 +87,30 @@ class EnginePool:
         async with asyncio.TaskGroup() as tasks:
             for engine in self.engines:
                 tasks.create_task(engine.breaker.watch())
+                tasks.create_task(engine.disk.watch())
 
     async def close(self) -> None:
         for engine in self.engines:
             await engine.sandboxes.close()
+
+
+def _pooled(sandboxes: DockerSandboxes, slots: int, *, alone: bool) -> PooledEngine:
+    disk = DiskWatch(sandboxes)
+
+    async def probe() -> None:
+        await sandboxes.check()
+        await disk.check()
+
+    name = "docker" if alone else f"docker at {sandboxes.host.url}"
+    return PooledEngine(sandboxes, disk, sandboxes.host.slots or slots, Breaker(name, probe))
+
+
+async def _answers(engine: PooledEngine) -> bool:
+    try:
+        await engine.sandboxes.check()
+    except SandboxError:
+        return False
+    return True
 
 
 def _preference(engine: PooledEngine) -> tuple[bool, bool, bool, int]:
