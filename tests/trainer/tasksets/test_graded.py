@@ -11,6 +11,7 @@ import pytest
 from pipeline.task import Task
 from tests.trainer.tasksets.published import FIXTURES, fixture_rows, imported, write_lines
 from tests.workers.claims import make_claim
+from tests.workers.conftest import init as init
 from tests.workers.conftest import sandboxes as sandboxes
 from trainer.tasksets.patches import ended
 from workers.grading.grade import Grader
