@@ -383,7 +383,10 @@ class Engine:
             "listing containers", lambda client: client.containers(all=True, filters={"label": label})
         )
         return [
-            ((container["Names"] or [container["Id"]])[0].removeprefix("/"), container["Labels"])
+            (
+                next(iter(container["Names"] or ()), "").removeprefix("/") or container["Id"],
+                container["Labels"],
+            )
             for container in found
         ]
 
