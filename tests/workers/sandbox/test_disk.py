@@ -138,7 +138,9 @@ async def test_containers_are_measured_as_fast_as_free_space_goes(
 ) -> None:
     monkeypatch.setattr(disk, "LOOK_S", 0.05)
     watching = asyncio.create_task(DiskWatch(small).watch())
-    result = await sandbox.run("while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; done", timeout_s=60)
+    result = await sandbox.run(
+        "while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep 0.2; done", timeout_s=60
+    )
     assert result.exit_code in KILLED
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

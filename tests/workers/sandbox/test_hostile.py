@@ -60,7 +60,7 @@ ATTACKS = {
     "memory hog": Attack("python3 -c 'x = bytearray(2 * 1024**3)'", (137,)),
     "memory hogs": endless("for i in {1..8}; do tail /dev/zero & done; sleep 1000"),
     "large file": Attack("head -c 10G /dev/zero >big", (153,)),
-    "many files": Attack("while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; done", KILLED),
+    "many files": Attack("while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep 0.1; done", KILLED),
     "deleted files": Attack("for i in {1..4}; do exec {fd}>f; rm f; head -c 10G /dev/zero >&$fd; done", (153,)),
     "/dev/shm": Attack("head -c 10G /dev/zero >/dev/shm/big", (1, 137, 153)),
     "/dev": Attack("head -c 10G /dev/zero >/dev/big", (1, 137, 153)),
@@ -224,7 +224,11 @@ async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_containe
     ("code", "decided_by", "cpu_s"),
     [
         ("while True: os.write(1, bytes(65536))", "cpu time used up", LITTLE_CPU_S),
-        ("for i in itertools.count(): open(str(i), 'wb').write(bytes(10**6))", "exit status 13", ENOUGH_S),
+        (
+            "for i in itertools.count(): open(str(i), 'wb').write(bytes(10**6)), time.sleep(0.15)",
+            "exit status 13",
+            ENOUGH_S,
+        ),
         ("x = bytearray(2 * 1024**3)", "exit status 13", ENOUGH_S),
         ("os.kill(-1, 9)", "exit status 13", ENOUGH_S),
     ],
@@ -240,7 +244,7 @@ async def test_hostile_code_in_a_patch_earns_nothing(
 ) -> None:
     monkeypatch.setattr(grade, "WATCH_S", 0.5)
     before_kb = peak_kb()
-    write = f"printf '%s\\n' 'import os, itertools' {shlex.quote(code)} >calc.py"
+    write = f"printf '%s\\n' 'import os, itertools, time' {shlex.quote(code)} >calc.py"
     trajectory = await played(engine, bundle, task, write, SUBMIT, grade_cpu_s=cpu_s)
     assert isinstance(trajectory.outcome, Submitted), trajectory.outcome
     assert trajectory.reward is not None
