@@ -4,10 +4,12 @@ It goes to the engine and nowhere else: certificates are those of the DockerHost
 the environment is asked, which a container's attached stream could not pass.
 """
 
+import socket
 from typing import Any
 
 import docker
 from docker.constants import DEFAULT_DOCKER_API_VERSION
+from docker.errors import DockerException
 from docker.tls import TLSConfig
 
 from workers.docker_host import AUTHORITY, CERTIFICATE, KEY, DockerHost
@@ -22,6 +24,7 @@ def docker_client(host: DockerHost, *, timeout_s: int, num_connections: int) -> 
 
     Raises what docker-py and requests raise if the engine does not answer.
     """
+    _knock(host)
     folder = host.certificates
     client: Client = docker.APIClient(
         base_url=host.url,
@@ -44,3 +47,14 @@ def docker_client(host: DockerHost, *, timeout_s: int, num_connections: int) -> 
         raise
     client.timeout = timeout_s
     return client
+
+
+def _knock(host: DockerHost) -> None:
+    """Nobody at a Unix socket is found out here: docker-py forgets to close the socket that it could not connect."""
+    if host.socket_path:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(ANSWER_S)
+            try:
+                caller.connect(host.socket_path)
+            except OSError as error:
+                raise DockerException(f"nobody answers at {host.url}: {error}") from error
