@@ -64,9 +64,10 @@ class Grader:
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             control = Control(task.verdict.eval_script, task.workdir)
             grading = _Grading(claim, sandbox, patch, marks, control)
-            applied_by = await grading.apply()
+            applied_by, complaints = await grading.apply()
             if not applied_by:
-                return Reward(value=0.0, resolved=False, decided_by="patch does not apply")
+                reward = Reward(value=0.0, resolved=False, decided_by="patch does not apply")
+                return replace(reward, log_tail=complaints)
             result = await grading.run_tests()
         if result is None:
             reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
@@ -123,9 +124,9 @@ class _Grading:
     marks: Marks
     control: Control
 
-    async def apply(self) -> str:
-        """The rung of the ladder that took the patch, "" if none did; whatever it must not touch is put back
-        and the hidden tests are in place.
+    async def apply(self) -> tuple[str, str]:
+        """The rung of the ladder that took the patch, "" if none did, and what the rungs had to say; whatever
+        the patch must not touch is put back and the hidden tests are in place.
         """
         task = self.claim.request.task
         if not self.sandbox.head:
@@ -135,14 +136,15 @@ class _Grading:
         if touches:
             await self._succeed(scripts.save(self.control))
         result = await self._step(scripts.apply(self.control, loosely=not hides_names(self.patch)))
+        complaints = result.output.decode("utf-8", "replace")[-LOG_TAIL_CHARS:]
         if result.exit_code == scripts.DOES_NOT_APPLY:
-            return ""
+            return "", complaints
         if result.exit_code not in scripts.APPLIED_BY:
             raise _broken_step("applying the patch", result)
         if touches:
             await self._restore_runner()
         await self._restore_protected()
-        return scripts.APPLIED_BY[result.exit_code]
+        return scripts.APPLIED_BY[result.exit_code], complaints
 
     async def run_tests(self) -> _Tests | None:
         """How the eval script, and the container with it, ended; None if it used up its CPU time."""

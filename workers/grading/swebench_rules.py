@@ -87,7 +87,7 @@ class Marks:
         harness does.
         """
         lines: list[str] = []
-        for line in script.splitlines():
+        for line in script.removesuffix("\n").split("\n"):  # all else belongs to a patch within the script
             ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
             lines += [f"{_EXIT_CODE_VARIABLE}=$?"] if ends else []
             lines += [line]

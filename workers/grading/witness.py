@@ -23,6 +23,7 @@ import msgspec
 
 PLUGIN = Path(__file__).with_name("witness_plugin.py")
 _PATH = re.compile(r"(?:(?:---|\+\+\+|Index:) \"?(?:[^/\s]*/)?|(?:rename|copy) to \"?)([^\t\"]+)")
+_SKIPS = re.compile(r"skip|xfail", re.IGNORECASE)
 LONGEST_END_BYTES = 256 * 1024 * 1024  # unpacked
 BAD = ("FAILED", "ERROR")
 
@@ -73,7 +74,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     outcomes: dict[str, str]  # of unittest those that failed only
     replaced: tuple[tuple[str, str], ...]  # functions of the runner, and the file of what stands in for each
-    stopped: tuple[tuple[str, str, str], ...]  # test, file and text of a line that skipped it
+    stopped: tuple[tuple[str, str, str], ...]  # test, file and text of a line on the way to where it was
+    # skipped; text "": the file may have made a line one that skips
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ def tampering(
     `matters`: whether it does that the test of the given name is skipped.
     """
     touched, added = _touched(patch)
+    speaks_of_skips = any(_SKIPS.search(line) for line in added)
     for run in runs:
         if run.end is None:
             return f"{run.runner} was cut short"
@@ -145,8 +148,9 @@ def tampering(
             if path == "<string>" or f"/{path}".endswith(touched):
                 return f"the patch replaced {function} of {run.runner}"
         for test, path, text in run.end.stopped:
-            by_patch = path == "<string>" or (f"/{path}".endswith(touched) and text in added)
-            if by_patch and matters(test):
+            in_touched = f"/{path}".endswith(touched)
+            by_patch = in_touched and text in added if text else in_touched or speaks_of_skips
+            if (by_patch or path == "<string>") and matters(test):
                 return f"the patch skipped {test}"
         if run.end.status == 0 and run.end.finished < run.end.collected:
             return f"{run.runner} ended after {run.end.finished} of {run.end.collected} tests"
@@ -194,14 +198,15 @@ def _unpacked(packed: bytes) -> End | None:
 def _touched(patch: bytes) -> tuple[tuple[str, ...], frozenset[str]]:
     """What paths of files that `patch` touches end in, and every line that it adds, stripped.
 
-    Not by file: a patch may add a line that looks like the next file's header.
+    Not by file: a patch may add a line that looks like the next file's header. To git a line ends with LF alone,
+    to Python with CR too, and to neither with what else Unicode calls a line's end.
     """
     paths: set[str] = set()
     added: set[str] = set()
-    for line in patch.decode("utf-8", "replace").splitlines():
+    for line in patch.decode("utf-8", "replace").split("\n"):
         if line.startswith("+"):
-            added.add(line[1:].strip())
-        header = _PATH.match(line)
+            added.update(part.strip() for part in line[1:].split("\r"))
+        header = _PATH.match(line.rstrip("\r"))
         if header:
             paths.add(f"/{header[1]}")
     return tuple(sorted(paths)), frozenset(added)

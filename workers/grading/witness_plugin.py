@@ -20,6 +20,7 @@ import zlib
 CHANNEL = "/proc/1/fd/9"
 INSIDE = "SWERVE_WITNESS"  # variable by which processes that the tests start know that they are no test run
 MOST_REPLACED = 20
+MOST_LINES = 100  # of a test's, from the innermost out
 
 pytest = sys.modules.get("pytest") if "_pytest.config" in sys.modules else None
 
@@ -37,7 +38,7 @@ class Run:
         self.collected = -1  # number of tests to be run; -1: not known
         self.finished = 0  # of them
         self.outcomes = {}
-        self.stopped = []  # (test, file, source line) of each skip or expected failure that a line asked for
+        self.stopped = []  # (test, file, source line) of lines that led to a skip or an expected failure
         self.said = _say("start", self.secret, runner)
 
     def end(self, **said):
@@ -73,19 +74,28 @@ def _start(runner):
     return run
 
 
-def _stopping_line(error, frames):
-    """File and text of the line, of a test or of what it tests, that raised `error` to stop the test."""
+def _stopping_lines(error, frames):
+    """File and text of each line, of a test and of what it tests, on the way to where `error` stopped the test.
+
+    Not of the last alone: code may be compiled under any file's name. If the last does not look like one that stops a
+    test, files that may have made it one follow, with "" for the text.
+    """
     while error is not None:
-        places = []
+        lines = []
         while frames is not None:
-            places.append((frames.tb_frame.f_code.co_filename, frames.tb_lineno))
-            frames = frames.tb_next
-        for path, number in reversed(places):
+            path = frames.tb_frame.f_code.co_filename
             if not {"_pytest", "pluggy", "unittest"} & set(path.split(os.sep)):
-                return path, linecache.getline(path, number).strip()
+                lines.append((path, linecache.getline(path, frames.tb_lineno).strip()))
+            frames = frames.tb_next
+        if lines:
+            path, text = lines[-1]
+            if "skip" not in text.lower() and "xfail" not in text.lower():
+                module = sys.modules.get(type(error).__module__)
+                lines += [(path, ""), (getattr(module, "__file__", None) or "", "")]
+            return lines[-MOST_LINES:]
         error = getattr(error, "__context__", None)
         frames = getattr(error, "__traceback__", None)
-    return None
+    return []
 
 
 # pytest
@@ -146,12 +156,17 @@ class PytestRun:
     def pytest_collection_finish(self, session):
         self.run.collected = len(session.items)
 
+    @_hook(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        error = getattr(call.excinfo, "value", None)
-        if type(error).__name__ in ("Skipped", "SkipTest", "XFailed"):
-            place = _stopping_line(error, call.excinfo.tb)
-            if place:
-                self.run.stopped.append([item.nodeid, place[0], place[1]])
+        excinfo = call.excinfo  # before the runner puts a skip of its own in the place of unittest's
+        outcome = yield
+        if excinfo is None or outcome.excinfo is not None:
+            return
+        report = outcome.get_result()
+        marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
+        if report.outcome == "skipped" and not marked:  # by whatever name: the report says what it came to
+            for path, text in _stopping_lines(excinfo.value, excinfo.tb):
+                self.run.stopped.append([item.nodeid, path, text])
 
     def pytest_runtest_logreport(self, report):
         if hasattr(report, "context") or report.outcome not in ("passed", "failed", "skipped"):
@@ -270,9 +285,8 @@ def watch_unittest():
 
     def noticed(current):
         def add(self, test, reason):
-            place = _stopping_line(sys.exc_info()[1], sys.exc_info()[2])
-            if place:
-                current.stopped.append([str(test), place[0], place[1]])
+            for path, text in _stopping_lines(sys.exc_info()[1], sys.exc_info()[2]):
+                current.stopped.append([str(test), path, text])
             return add_skip(self, test, reason)
 
         return add

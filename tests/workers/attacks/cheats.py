@@ -106,6 +106,16 @@ IN_THE_CODE = {
     "another program": at_import("import os; os.execv('/bin/true', ['true'])"),
     "pytest.exit": at_call("import pytest; pytest.exit('enough', returncode=0)"),
     "pytest.skip": at_call("import pytest; pytest.skip('not today')"),
+    "a skip of another name": at_call("import unittest\nclass Later(unittest.SkipTest): pass\nraise Later()"),
+    "a skip in a line that is two to Unicode": at_call("import pytest; pytest.skip('not, today')").replace(
+        b",", "\u2028".encode()
+    ),
+    "a skip in a line that is two to Python": at_call("import pytest;pytest.skip('not today')").replace(
+        b";", b"\r    "
+    ),
+    "a skip under another file's name": at_call(
+        "import json; exec(compile('import unittest\\nraise unittest.SkipTest()', json.__file__, 'exec'))"
+    ),
     "pytest.xfail": at_call("import pytest; pytest.xfail('not today')"),
     "a test that does nothing": at_import("import pytest; pytest.Function.runtest = lambda self: None"),
     "a report that always passes": at_import(
@@ -210,6 +220,7 @@ UNITTEST = {
         "import unittest; unittest.TestCase.run = lambda self, result: result.startTest(self)"
     ),
     "a skip": at_call("import unittest; raise unittest.SkipTest('not today')"),
+    "a skip of another name": at_call("import unittest\nclass Later(unittest.SkipTest): pass\nraise Later()"),
     "another unittest": new("unittest/__init__.py", FORGED_UNITTEST) + new("unittest/__main__.py", "pass"),
 }
 
@@ -230,7 +241,40 @@ PROGRAMS = b"".join(
     new(f"bin/{name}", PROGRAM, "100755")
     for name in ("python3", "bash", "git", "find", "pytest", "env", "cat")
 )
+# `add` raises what it finds in errors.py if its sum is too small.
+RAISES = """cat >errors.py <<'EOF'
+class Wrong(Exception):
+    pass
+EOF
+cat >>calc.py <<'EOF'
+
+
+def checked(sum_of):
+    def call(a, b):
+        if sum_of(a, b) < a:
+            raise Wrong
+        return sum_of(a, b)
+
+    return call
+
+
+from errors import Wrong
+
+add = checked(add)
+EOF
+"""
+ERRORS = b"diff --git a/errors.py b/errors.py\n--- a/errors.py\n+++ b/errors.py\n"
 AROUND = {
+    "an exception made a skip": Around(
+        ERRORS
+        + b"@@ -1,2 +1,3 @@\n-class Wrong(Exception):\n+import unittest\n+class Wrong(unittest.SkipTest):\n     pass\n",
+        setup=RAISES,
+    ),
+    "an exception's name for a skip": Around(
+        ERRORS
+        + b"@@ -1,2 +1,3 @@\n class Wrong(Exception):\n     pass\n+from unittest import SkipTest as Wrong\n",
+        setup=RAISES,
+    ),
     "programs on the PATH": Around(PROGRAMS, env={"PATH": f"/workspace/bin:{STANDARD_PATH}"}),
     "programs on the script's PATH": Around(
         PROGRAMS, script="export PATH=$PWD/bin:$PATH\nexport PATH\npython3 -m pytest tests/test_calc.py\n"

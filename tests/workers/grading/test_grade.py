@@ -304,6 +304,7 @@ async def test_patches_apply_as_git_would(
         assert reward.applied_by in ("git apply", "patch --fuzz", "")
     else:
         assert (reward.applied_by, reward.resolved) == (applied_by, applied_by != "")
+    assert reward.applied_by or reward.log_tail, "why it does not apply"
 
 
 WORK = r"""

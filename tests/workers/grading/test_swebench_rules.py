@@ -148,6 +148,13 @@ def test_marks_of_the_script_come_back_and_printed_ones_do_not() -> None:
     assert Marks().in_log(script).count(">>>>>") == 0
 
 
+def test_a_patch_inside_the_script_keeps_its_line_ends() -> None:
+    patch = "+one\r\n \x0c\n+a\x0bb\x85c\u2028d\n-two\r\n"
+    script = SCRIPT.replace(": '>>>>> Start", f"git apply - <<'EOF'\n{patch}EOF\n: '>>>>> Start")
+    assert f"<<'EOF'\n{patch}EOF\n" in Marks().in_script(script)
+    assert Marks().in_script(SCRIPT).count("\n") == Marks().in_script(SCRIPT.rstrip()).count("\n") == 7
+
+
 def test_an_exit_status_that_the_script_records_itself_is_not_recorded_twice() -> None:
     once = SCRIPT.replace(": '>>>>> End", "SWEBENCH_TEST_EXIT_CODE=$?\n: '>>>>> End")
     assert Marks().in_script(once).count("SWEBENCH_TEST_EXIT_CODE=$?") == 1

@@ -65,6 +65,17 @@ async def test_the_tasks_variables_win_over_ours(sandboxes: DockerSandboxes, rep
     assert result.output == b"less,a b,cat\n"
 
 
+async def test_pip_does_not_wait_for_a_network_that_is_not_there(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    retries = []
+    for network in (False, True):
+        task = make_task(repo_image.tag, resources=Resources(network=network))
+        async with sandboxes.open(make_claim(task), role="agent") as sandbox:
+            retries.append((await sandbox.run('echo "${PIP_RETRIES-as ever}"', timeout_s=30)).output)
+    assert retries == [b"0\n", b"as ever\n"]
+
+
 async def test_a_timeout_leaves_no_process_but_the_first(
     sandbox: DockerSandbox, docker_client: docker.DockerClient
 ) -> None:
