@@ -28,6 +28,14 @@ class Fields:
             raise self.refusal(name, f"must be a non-empty string, is {_shown(value)}")
         return self._encodable(name, value)
 
+    def script(self, name: str) -> str:
+        """A shell script. Raises ValueError for one whose own lines end as on Windows; those of a patch in it may."""
+        script = self.text(name)
+        if script.lstrip().partition("\n")[0].endswith("\r"):
+            why = "its lines end in CRLF, and bash takes the CR for a part of each command; convert it (dos2unix)"
+            raise self.refusal(name, why)
+        return script
+
     def optional_text(self, name: str) -> str:
         """A string, or "" if it is absent or null. Raises ValueError."""
         value = self.value(name)

@@ -14,12 +14,12 @@ from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import divided, ended, paths_of
+from trainer.tasksets.patches import diff_in, divided, paths_of
 from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/workspace"
 HIDDEN_PATHS = ("/eval_script.sh",)  # every image has a copy
-_WORKDIR = re.compile(r"^\s*WORKDIR\s+(/\S*)", re.MULTILINE | re.IGNORECASE)
+_WORKDIR = re.compile(r"^\s*WORKDIR\s+(.*?)\s*$", re.MULTILINE | re.IGNORECASE)
 _FILES_CHANGED = re.compile(
     r"^##[ \t]+files changed\b.*?(?=^#{1,2}[ \t]|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE
 )
@@ -53,10 +53,10 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
         image=fields.text("image_name"),
-        workdir=fields.optional_text("workdir") or WORKDIR,
+        workdir=_workdir(fields),
         problem=_without_files_changed(fields),
         verdict=ExitCode(
-            eval_script=fields.text("eval_script"),
+            eval_script=fields.script("eval_script"),
             test_patch=tests.encode(),
             protected_paths=tuple(dict.fromkeys((*listed, *paths_of(tests)))),
         ),
@@ -74,7 +74,7 @@ IMPORTER = Importer(
 
 
 def _directory(file: Path) -> Fields:
-    """task.json, and as `workdir` the Dockerfile's last, for that is where commands run."""
+    """task.json; without a `workdir` in it, with the Dockerfile's last, for that is where commands run."""
     try:
         values = json.loads(file.read_bytes().decode())
     except ValueError as error:
@@ -82,27 +82,42 @@ def _directory(file: Path) -> Fields:
     if not isinstance(values, dict):
         return Fields(str(file), {}, broken="must be a JSON object")
     dockerfile = file.with_name("Dockerfile")
-    found = _WORKDIR.findall(dockerfile.read_text()) if dockerfile.exists() else []
-    return Fields(str(file), values).having(workdir=found[-1] if found else WORKDIR)
+    found: list[str] = _WORKDIR.findall(dockerfile.read_text()) if dockerfile.exists() else []
+    return Fields(str(file), {"workdir": found[-1].strip("\"'") if found else WORKDIR, **values})
+
+
+def _workdir(fields: Fields) -> str:
+    workdir = fields.optional_text("workdir") or WORKDIR
+    if not workdir.startswith("/") or "$" in workdir:
+        why = (
+            f"must be an absolute path, is {workdir!r}; if the Dockerfile says so, add a workdir to task.json"
+        )
+        raise fields.refusal("workdir", why)
+    return workdir
 
 
 def _patches(fields: Fields) -> tuple[str, str]:
     """The solution without tests, and the tests; what is not there by itself is taken out of `gold_patch`."""
-    gold = fields.text("gold_patch")
+    gold = diff_in(fields, "gold_patch")
     listed = fields.strings("test_files")
-    tests, no_tests = divided(fields.optional_text("test_patch"), _is_test)
+    tests, no_tests = divided(_optional_diff(fields, "test_patch"), _is_test)
     if not tests:
         tests, _ = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
     if not tests.strip():
         raise fields.refusal("test_patch", "must be a non-empty string: gold_patch has no tests in it either")
     hidden = paths_of(tests)
-    fix = ended(fields.optional_text("fix_patch"))
-    if fix.strip():
+    fix = _optional_diff(fields, "fix_patch")
+    if fix:
         return fix + (no_tests if not set(paths_of(no_tests)) & set(paths_of(fix)) else ""), tests
     _, fix = divided(gold, lambda path: path in hidden or (path in listed and _is_test(path)))
     if not fix.strip():
         raise fields.refusal("gold_patch", "has nothing but tests in it")
     return fix, tests
+
+
+def _optional_diff(fields: Fields, name: str) -> str:
+    """ "" if it is absent or blank."""
+    return diff_in(fields, name) if fields.optional_text(name).strip() else ""
 
 
 def _is_test(path: str) -> bool:

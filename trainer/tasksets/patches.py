@@ -4,6 +4,8 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from trainer.tasksets.fields import Fields
+
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _SAME = re.compile(r"diff --git a/(.+) b/\1")
 _NAMED = re.compile(r"(?:--- |\+\+\+ |rename (?:from|to) |copy to )(.+)")
@@ -46,6 +48,14 @@ def divided(patch: str, belongs: Callable[[str], bool]) -> tuple[str, str]:
     for section in sections(ended(patch)):
         (chosen if any(belongs(path) for path in paths_of(section)) else others).append(section)
     return "".join(chosen), "".join(others)
+
+
+def diff_in(fields: Fields, name: str) -> str:
+    """The diff in the field `name`, with a newline at its end. Raises ValueError if it is about no file."""
+    patch = ended(fields.text(name))
+    if not paths_of(patch):
+        raise fields.refusal(name, "not a diff: it names no file")
+    return patch
 
 
 def ended(patch: str) -> str:

@@ -80,7 +80,10 @@ def _choose(path: Path, splits: Iterable[str], split: str | None) -> str:
 
 
 def _lines(path: Path) -> list[Fields]:
-    lines = enumerate(path.read_bytes().split(b"\n"), 1)
+    content = path.read_bytes()
+    if content.lstrip().startswith(b"["):
+        raise ValueError(f"{path}: a JSON list and not a record a line; call it .json")
+    lines = enumerate(content.split(b"\n"), 1)
     return [_line(f"{path}:{number}", line) for number, line in lines if line.strip()]
 
 

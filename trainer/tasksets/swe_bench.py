@@ -13,7 +13,7 @@ from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import ended, paths_of
+from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.rendering import rendered
 from trainer.tasksets.rows import read_rows
 
@@ -57,7 +57,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         verdict=log_verdict(fields, fields.text("log_parser")),
         env=ENV,
     )
-    return task, Gold(id=task.id, patch=ended(fields.text("patch")), test_patch=hidden_tests(fields))
+    return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 
 
 IMPORTER = Importer(
@@ -70,9 +70,10 @@ IMPORTER = Importer(
 
 def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
     """The row's eval script, judged by its log. Raises ValueError for one that would pass or fail any patch."""
-    eval_script = fields.text("eval_script")
-    if END_MARK not in eval_script:
-        raise fields.refusal("eval_script", f"does not print {END_MARK!r}: no log of it would be accepted")
+    eval_script = fields.script("eval_script")
+    for mark in (END_MARK, START_MARK):
+        if mark not in eval_script:
+            raise fields.refusal("eval_script", f"does not print {mark!r}: no log of it would be accepted")
     eval_type = fields.optional_text("eval_type") or "pass_and_fail"
     if eval_type not in EVAL_TYPES:
         raise fields.refusal("eval_type", f"must be one of {', '.join(EVAL_TYPES)}, is {eval_type!r}")
@@ -92,16 +93,8 @@ def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
         eval_type=eval_type,
         repo=fields.text("repo"),
         version=fields.optional_text("version"),
-        protected_paths=paths_of(hidden_tests(fields)),
+        protected_paths=paths_of(diff_in(fields, "test_patch")),
     )
-
-
-def hidden_tests(fields: Fields) -> str:
-    """The row's test patch. Raises ValueError if it is about no file."""
-    test_patch = ended(fields.text("test_patch"))
-    if not paths_of(test_patch):
-        raise fields.refusal("test_patch", "not a diff: it names no file")
-    return test_patch
 
 
 def image_of(instance_id: str) -> str:

@@ -15,7 +15,7 @@ from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import ended, paths_of
+from trainer.tasksets.patches import diff_in, ended, paths_of
 
 WORKDIR = "/app"
 IMAGES = "jefzda/sweap-images"
@@ -55,7 +55,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         setup_script=checkout(base_commit),
         resources=RESOURCES,
     )
-    return task, Gold(id=task.id, patch=ended(fields.text("patch")), test_patch=test_patch)
+    return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=test_patch)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ from pipeline.taskfile import Gold
 from trainer.tasksets.eval_scripts import with_status_of_tests
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import ended, paths_of
-from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, hidden_tests, log_verdict
+from trainer.tasksets.patches import diff_in, paths_of
+from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, log_verdict
 
 PARSERS = {  # swebench's own, for the repositories that the fork adds
     "bokeh/bokeh": "parse_log_pytest",
@@ -47,16 +47,14 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         verdict=_verdict(fields),
         env=ENV,
     )
-    return task, Gold(
-        id=task.id, patch=ended(fields.text("patch")), test_patch=ended(fields.text("test_patch"))
-    )
+    return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 
 
 IMPORTER = Importer(help="rows of SWE-Gym or its Subset, with a column eval_script", task_of=task_of)
 
 
 def _verdict(fields: Fields) -> SwebenchLog | ExitCode:
-    script = fields.text("eval_script")
+    script = fields.script("eval_script")
     if START_MARK in script and END_MARK in script:
         repo = fields.text("repo")
         parser = fields.optional_text("log_parser") or PARSERS.get(repo.lower())
@@ -67,7 +65,7 @@ def _verdict(fields: Fields) -> SwebenchLog | ExitCode:
         script = with_status_of_tests(script)
     except ValueError as error:
         raise fields.refusal("eval_script", str(error)) from error
-    test_patch = hidden_tests(fields)
+    test_patch = diff_in(fields, "test_patch")
     brings_tests = "git apply" in script or "patch -p1" in script
     return ExitCode(
         eval_script=script,

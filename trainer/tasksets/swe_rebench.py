@@ -14,7 +14,7 @@ from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import ended, paths_of
+from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
 
 SWE_BENCH_IMAGE = "sweb.eval."
@@ -90,7 +90,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     image = fields.optional_text("image_name").strip() or fields.text("docker_image").strip()
     as_swe_bench = SWE_BENCH_IMAGE in image
     workdir = WORKDIR if as_swe_bench else f"/{_project(fields)}"
-    base_commit, test_patch = fields.text("base_commit"), ended(fields.text("test_patch"))
+    base_commit, test_patch = fields.text("base_commit"), diff_in(fields, "test_patch")
     task = Task(
         id=f"swe-rebench:{fields.text('instance_id')}",
         repo=fields.text("repo"),
@@ -110,7 +110,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         setup_script="" if as_swe_bench else checkout(base_commit),
         env=ENV if as_swe_bench else {},
     )
-    return task, Gold(id=task.id, patch=ended(fields.text("patch")), test_patch=test_patch)
+    return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=test_patch)
 
 
 IMPORTER = Importer(help="rows of SWE-rebench, the first or V2", task_of=task_of)
@@ -162,7 +162,8 @@ def _eval_script(fields: Fields, workdir: str, test_patch: str, *, as_swe_bench:
 
     Nothing is installed again, as the first SWE-rebench's own script would: that needs the network, and the image has it.
     """
-    if given := fields.optional_text("eval_script"):
+    if fields.optional_text("eval_script"):
+        given = fields.script("eval_script")
         if START_MARK not in given or END_MARK not in given:
             raise fields.refusal(
                 "eval_script", f"does not print {START_MARK!r} and {END_MARK!r} about its tests"

@@ -82,6 +82,9 @@ def test_the_workdir_is_the_dockerfiles_last(tmp_path: Path) -> None:
         "FROM a\nWORKDIR /one\nRUN x\nworkdir /two\nCMD bash\n"
     )
     assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/two"
+    (tmp_path / "tasks/task_001/Dockerfile").write_text("FROM a\nARG WHERE=/three\nWORKDIR $WHERE\n")
+    (tmp_path / "tasks/task_001/task.json").write_text(json.dumps(changed(workdir="/three")))
+    assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/three"
 
 
 def test_the_list_of_changed_files_goes_and_what_follows_it_stays(tmp_path: Path) -> None:
@@ -125,6 +128,12 @@ def test_a_source_file_that_only_sounds_like_a_test_belongs_to_the_solution(tmp_
         ({"fix_patch": None, "gold_patch": published()[0]["test_patch"]}, "gold_patch: has nothing but tests"),
         ({"problem_statement": "## Files Changed\n- a\n"}, "problem_statement: says nothing but"),
         ({"test_files": "tests"}, "test_files: neither JSON"),
+        ({"eval_script": "#!/bin/bash\r\npytest\r\n"}, "eval_script: its lines end in CRLF"),
+        ({"workdir": "$WHERE"}, "workdir: must be an absolute path, is '$WHERE'"),
+        ({"workdir": "repo"}, "workdir: must be an absolute path"),
+        ({"gold_patch": "see the pull request"}, "gold_patch: not a diff: it names no file"),
+        ({"fix_patch": "none"}, "fix_patch: not a diff"),
+        ({"test_patch": "none"}, "test_patch: not a diff"),
         ({"test_files": [1]}, "test_files: must be a list of strings"),
         ({"instance_id": "other"}, "id: 'fleet:other' is that of"),
     ],

@@ -120,6 +120,7 @@ def test_an_instance_is_read_out_of_what_a_trainer_wraps_it_in(tmp_path: Path) -
     [
         ("a.csv", "a,b\n", r"a\.csv: must end in one of \.jsonl, \.json, \.parquet"),
         ("a.jsonl", "\n", r"a\.jsonl: no rows"),
+        ("a.jsonl", '[\n{"a": 1}\n]\n', r"a\.jsonl: a JSON list and not a record a line; call it \.json"),
         ("a.json", "[]", r"a\.json: no rows"),
         ("a.json", '{"a": 1}\n{"a": 2}\n', r"a\.json: not JSON: .*\.jsonl"),
         ("a.json", '{"a": 1}', r"a\.json: must be a list of rows"),
