@@ -142,7 +142,7 @@ async def test_a_clean_image_is_used_as_it_is(
         async with sandboxes.open(make_claim(task), role="agent") as agent:
             container = docker_client.containers.get(agent.id)
             assert container.image.tags == [plain_image]
-            assert await said(agent, "find / -name 'r2e*' -o -name 'eval_script*' | grep -v proc") == ""
+            assert await said(agent, "find / -xdev -name 'r2e*' -o -name 'eval_script*' | grep -v proc") == ""
             assert agent.head
     async with sandboxes.open(make_claim(task), role="grade") as grader:
         assert await said(grader, "cat /eval_script.sh /r2e_tests/*") == "the_answer\nthe_answer\n"
