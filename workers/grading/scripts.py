@@ -134,12 +134,12 @@ done
 # What lies in a restored path's way, a file or link where a directory was, goes first.
 _CLEAR_WAY = """
 clear_way() {
-  local parent
-  parent=$(dirname -- "$1")
-  [ "$parent" = . ] && return
+  local parent=${1%/*}
+  [ "$parent" = "$1" ] || [ "$parent" = . ] && return
   clear_way "$parent"
-  if [ -L "$parent" ] || { [ -e "$parent" ] && [ ! -d "$parent" ]; }; then rm -f -- "$parent"; fi
-  mkdir -p -- "$parent"
+  [ -d "$parent" ] && [ ! -L "$parent" ] && return
+  rm -f -- "$parent"
+  mkdir -- "$parent"
 }
 """
 
@@ -221,29 +221,39 @@ def _quoted(words: Iterable[str]) -> str:
 
 
 # $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected
-# whether listed or not.
+# whether listed or not. Many at a time: each call of git costs as much as it reads of the index.
 RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
 behind_link() {{
-  local parent
-  parent=$(dirname -- "$1")
-  [ "$parent" = . ] && return 1
+  local parent=${{1%/*}}
+  [ "$parent" = "$1" ] && return 1
   [ -L "$parent" ] || behind_link "$parent"
 }}
 base=$1
 git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
+restore() {{
+  local path gone=() present=()
+  for path; do behind_link "$path" || gone+=("$path"); done
+  rm -rf -- "${{gone[@]}}"
+  while IFS= read -r -d '' path; do
+    clear_way "$path"
+    present+=("$path")
+  done < <(git ls-tree -z --name-only "$base" -- "$@")
+  [ ${{#present[@]}} = 0 ] || git --literal-pathspecs checkout -q "$base" -- "${{present[@]}}"
+}}
 {{
   cat {PROTECTED}
   [ ! -e {TESTS} ] || git apply --numstat -z {TESTS} | while IFS=$'\\t' read -r -d '' _ _ path; do
     printf '%s\\0' "$path"
   done
-}} | while IFS= read -r -d '' path; do
-  if git cat-file -e "$base:$path" 2>/dev/null; then
-    clear_way "$path"
-    rm -rf -- "$path"
-    git checkout -q "$base" -- "$path" || exit 1
-  else
-    behind_link "$path" || rm -rf -- "$path"
-  fi
-done || exit 1
+}} | {{
+  paths=()
+  while IFS= read -r -d '' path; do
+    paths+=("$path")
+    [ ${{#paths[@]}} -lt 500 ] && continue
+    restore "${{paths[@]}}" || exit 1
+    paths=()
+  done
+  [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}"
+}} || exit 1
 [ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} || exit {TESTS_DO_NOT_APPLY}
 """

@@ -72,7 +72,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     canary: bool | None  # whether a test that must fail passed; None: not known
     collected: int  # -1: not known
     finished: int
-    outcomes: dict[str, str]  # of unittest those that failed only
+    outcomes: dict[str, str]  # of unittest as far as its result class says them
     replaced: tuple[tuple[str, str], ...]  # functions of the runner, and the file of what stands in for each
     stopped: tuple[tuple[str, str, str], ...]  # test, file and text of a line on the way to where it was
     # skipped; text "": the file may have made a line one that skips

@@ -242,6 +242,8 @@ def pytest_load_initial_conftests(early_config):
 
 # unittest
 
+UNITTEST_OUTCOMES = (("addSuccess", "PASSED"), ("addSkip", "SKIPPED"), ("addExpectedFailure", "XFAIL"))
+
 
 def _unittest_canary_passes():
     unittest = sys.modules.get("unittest")
@@ -265,14 +267,16 @@ def watch_unittest():
     import unittest
 
     waiting, depth = [run], [0]
-    run_tests, add_skip = unittest.TextTestRunner.run, unittest.TestResult.addSkip
+    run_tests = unittest.TextTestRunner.run
+    adding = [(name, getattr(unittest.TestResult, name), outcome) for name, outcome in UNITTEST_OUTCOMES]
 
     def observed(self, test):
         if depth[0] or os.getpid() != run.pid:
             return run_tests(self, test)
         depth[0] += 1
         current = waiting.pop() if waiting else Run("unittest")
-        unittest.TestResult.addSkip = noticed(current)
+        for name, add, outcome in adding:
+            setattr(unittest.TestResult, name, noticed(current, add, outcome))
         try:
             result = run_tests(self, test)
         finally:
@@ -283,13 +287,15 @@ def watch_unittest():
         current.end(status=0 if result.wasSuccessful() else 1, canary=_unittest_canary_passes(), replaced=[])
         return result
 
-    def noticed(current):
-        def add(self, test, reason):
-            for path, text in _stopping_lines(sys.exc_info()[1], sys.exc_info()[2]):
-                current.stopped.append([str(test), path, text])
-            return add_skip(self, test, reason)
+    def noticed(current, add, outcome):
+        def added(self, test, *why):
+            current.outcomes[str(test)] = outcome
+            if outcome == "SKIPPED":
+                for path, text in _stopping_lines(sys.exc_info()[1], sys.exc_info()[2]):
+                    current.stopped.append([str(test), path, text])
+            return add(self, test, *why)
 
-        return add
+        return added
 
     unittest.TextTestRunner.run = observed
 

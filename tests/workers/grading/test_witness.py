@@ -86,6 +86,21 @@ async def test_a_right_fix_gets_its_pay_however_tests_are_run(
     assert (await grader.grade(claim, new("NOTE.txt", "done"))).value == 0.0
 
 
+async def test_unittest_tells_of_each_test(grader: Grader, repo_image: RepoImage) -> None:
+    broken = HIDDEN.replace(
+        "    @unittest.skip", "    def test_sub(self):\n        1 / 0\n\n    @unittest.skip"
+    )
+    expected = broken.replace("    def test_sub", "    @unittest.expectedFailure\n    def test_sub")
+    for tests, value, outcome in ((broken, 0.0, "FAILED"), (expected, 1.0, "XFAIL")):
+        reward = await grader.grade(make_claim(task_of(repo_image, SCRIPTS["unittest"], tests)), HONEST)
+        assert reward.value == value
+        assert {name.partition(" ")[0]: seen for name, seen in reward.tests.items()} == {
+            "test_add": "PASSED",
+            "test_skipped": "SKIPPED",
+            "test_sub": outcome,
+        }
+
+
 async def test_runs_inside_of_a_test_are_that_tests_business(grader: Grader, repo_image: RepoImage) -> None:
     claim = make_claim(task_of(repo_image, SCRIPTS["plain"], HIDDEN + INNER))
     reward = await grader.grade(claim, HONEST)
