@@ -88,7 +88,12 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     for name, importer in IMPORTERS.items():
         source = sources.add_parser(name, help=importer.help, description=importer.help)
         add = source.add_argument
-        add("path", type=Path, metavar="PATH", help=".jsonl, .json, .parquet, or a saved dataset's directory")
+        add(
+            "path",
+            type=Path,
+            metavar="PATH",
+            help=".jsonl, .json, .parquet, a saved dataset's directory, or what the source has else",
+        )
         add("--out", type=Path, required=True, metavar="TASKS.jsonl")
         add("--split", metavar="NAME", help="where the path has several")
         add("--first", type=_positive, metavar="N", help="at most N, of those that the other options leave")
