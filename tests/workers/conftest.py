@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import docker
 import pytest
 
-from workers.sandbox.docker import FLEET, DockerSandboxes
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.engine import FLEET
 from workers.sandbox.init import built_init
 
 FILES = {

@@ -6,6 +6,7 @@ writes what other tools read. Exit status 0; 1 after a refusal; 2 for a command 
 """
 
 import argparse
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from trainer.tasksets import (
     swe_smith,
 )
 from trainer.tasksets.exports import add_export_parser
+from trainer.tasksets.fields import Fields
 from trainer.tasksets.filters import Selection, ids_in, selected
 from trainer.tasksets.importing import Refused, tasks_of
 
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(options.run(options))
     except Refused as refused:
         print("\n".join(refused.reasons), file=sys.stderr)
-        print(f"{len(refused.reasons)} refused; nothing was written", file=sys.stderr)
+        print(f"{len(refused.reasons)} refused{refused.hint}; nothing was written", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -60,12 +62,27 @@ def _import(options: argparse.Namespace) -> str:
         first=options.first,
     )
     rows = selected(importer.read(options.path, options.split), importer, options.source, selection)
-    tasks, golds = tasks_of(importer, importer.complete(rows, options))
+    try:
+        tasks, golds = tasks_of(importer, importer.complete(rows, options))
+    except Refused as refused:
+        if len(refused.reasons) == len(rows) and (others := _sources_of(rows[0])):
+            refused.hint = f", all there are: they look like rows of {' or '.join(others)}"
+        raise
     write_tasks(options.out, tasks)
     write_gold(gold_path(options.out), golds)
     kinds = Counter(str(task.verdict.__struct_config__.tag) for task in tasks)
     judged = ", ".join(f"{count} by {kind}" for kind, count in sorted(kinds.items()))
     return f"{len(tasks)} tasks ({judged}) in {options.out}, their solutions in {gold_path(options.out)}"
+
+
+def _sources_of(row: Fields) -> list[str]:
+    """Sources that would take the row as it stands."""
+    takers: list[str] = []
+    for name, importer in IMPORTERS.items():
+        with contextlib.suppress(ValueError):
+            importer.task_of(row)
+            takers.append(name)
+    return takers
 
 
 def _split(options: argparse.Namespace) -> str:

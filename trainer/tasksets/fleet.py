@@ -25,6 +25,9 @@ _FILES_CHANGED = re.compile(
 )
 _NO_TESTS = re.compile(r"latest|fastest|greatest|contest|attest|protest|detest", re.IGNORECASE)
 _TESTS = re.compile(r"test|(?:^|[/_.-])specs?(?:[/_.-]|$)", re.IGNORECASE)
+_PLACED_AS_TEST = re.compile(
+    r"(?:^|/)(?:tests?|testing|__tests__|specs?)/|(?:^|/)(?:test_|conftest\.)[^/]*$|(?:[_.-](?:test|spec)|Tests?)\.\w+$"
+)
 
 
 def read(path: Path, split: str | None) -> list[Fields]:
@@ -102,7 +105,9 @@ def _patches(fields: Fields) -> tuple[str, str]:
     listed = fields.strings("test_files")
     tests, no_tests = divided(_optional_diff(fields, "test_patch"), _is_test)
     if not tests:
-        tests, _ = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
+        tests, rest = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
+        if not listed and not rest.strip():  # "test" is in every path, as in pytest's own src/_pytest
+            tests, _ = divided(gold, _is_placed_as_test)
     if not tests.strip():
         raise fields.refusal("test_patch", "must be a non-empty string: gold_patch has no tests in it either")
     hidden = paths_of(tests)
@@ -123,6 +128,11 @@ def _optional_diff(fields: Fields, name: str) -> str:
 def _is_test(path: str) -> bool:
     """Whether it may be one; the generator's own rule less the words that happen to have "test" in them."""
     return _TESTS.search(_NO_TESTS.sub("", path)) is not None
+
+
+def _is_placed_as_test(path: str) -> bool:
+    """Whether its name or a directory is what test runners look for."""
+    return _PLACED_AS_TEST.search(path) is not None
 
 
 def _without_files_changed(fields: Fields) -> str:

@@ -12,7 +12,9 @@ from trainer.tasksets.rows import read_rows
 
 
 class Refused(ValueError):
-    """Rows that will not do: `reasons` has one a row, each naming file, row and field."""
+    """Rows that will not do: `reasons` has one a row, each naming file, row and field. `hint`: what all of them suggest."""
+
+    hint = ""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("\n".join(reasons))

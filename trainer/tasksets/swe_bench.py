@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
+from trainer.tasksets import log_parsers
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer
 from trainer.tasksets.patches import diff_in, paths_of
@@ -87,7 +88,7 @@ def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
         raise fields.refusal("FAIL_TO_PASS", "empty: a patch that does nothing would do")
     return SwebenchLog(
         eval_script=eval_script,
-        log_parser=log_parser,
+        log_parser=log_parsers.checked(fields, log_parser),
         fail_to_pass=fail_to_pass,
         pass_to_pass=fields.strings("PASS_TO_PASS"),
         eval_type=eval_type,

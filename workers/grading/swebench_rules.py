@@ -34,6 +34,7 @@ _constants: Any = importlib.import_module("swebench.harness.constants")
 _grading: Any = importlib.import_module("swebench.harness.grading")
 _types: Any = importlib.import_module("swebench.types")
 
+LOG_PARSERS = frozenset(_grading.PARSER_REGISTRY)
 _EXIT_CODE_VARIABLE = _constants.TEST_EXIT_CODE_VAR
 _MARKS: tuple[str, ...] = (
     _constants.START_TEST_OUTPUT,
@@ -64,7 +65,7 @@ class Report:
 
 def check(verdict: SwebenchLog) -> None:
     """Raises TaskBroken for a verdict that could be reached by nobody, or by everybody."""
-    if verdict.log_parser not in _grading.PARSER_REGISTRY:
+    if verdict.log_parser not in LOG_PARSERS:
         raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's")
     if not verdict.fail_to_pass and not verdict.pass_to_pass:
         raise TaskBroken("fail_to_pass and pass_to_pass are both empty: any patch would do")

@@ -24,7 +24,8 @@ from workers.sandbox.leaks import Leak, find_leaks, hiding
 from workers.sandbox.setup import set_up
 
 if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandbox, Engine, Role
+    from workers.sandbox.docker import DockerSandbox, Role
+    from workers.sandbox.engine import Engine
 
 REPOSITORY = "swerve/agent"
 AGENT_IMAGE = "swerve.agent-image"  # label, "1"

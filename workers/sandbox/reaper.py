@@ -8,7 +8,8 @@ made for is still going on.
 import time
 from collections.abc import Awaitable, Callable
 
-from workers.sandbox.docker import ATTEMPT, DEADLINE, REQUEST, DockerSandboxes
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.engine import ATTEMPT, DEADLINE, REQUEST
 
 Alive = Callable[[str, int], Awaitable[bool]]
 """Whether that attempt at that request still holds its lease."""

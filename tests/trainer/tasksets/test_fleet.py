@@ -116,6 +116,20 @@ def test_a_source_file_that_only_sounds_like_a_test_belongs_to_the_solution(tmp_
     assert paths_of(gold.patch) == (SOURCE, "src/latest.py")
 
 
+def test_where_every_path_sounds_like_a_test_only_those_in_their_place_are(tmp_path: Path) -> None:
+    gold = "".join(
+        published()[0][part].replace(before, after) + "\n"
+        for part, before, after in (
+            ("fix_patch", SOURCE, "src/_pytest/lengths.py"),
+            ("test_patch", TESTS, "testing/lengths.py"),
+        )
+    )
+    row = changed(gold_patch=gold, **dict.fromkeys(("fix_patch", "test_patch", "test_files")))
+    task, solution = imported(tmp_path, "fleet", write_lines(tmp_path / "a.jsonl", row))["acme-units-12"]
+    assert task.verdict.protected_paths == ("testing/lengths.py",)
+    assert paths_of(solution.patch) == ("src/_pytest/lengths.py",)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,6 +1,7 @@
 """Imported tasks in containers without a network and without conda: what does not solve one gets 0, its solution 1."""
 
 import io
+import secrets
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,12 @@ def base_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[
         entry.size = len(dockerfile)
         tar.addfile(entry, io.BytesIO(dockerfile))
     context.seek(0)
-    image, _ = docker_client.images.build(fileobj=context, custom_context=True, rm=True)
+    image, _ = docker_client.images.build(
+        fileobj=context,
+        custom_context=True,
+        rm=True,
+        labels={"swerve.test": secrets.token_hex(6)},  # or another run on this engine has the same image
+    )
     commit = docker_client.containers.run(
         image.id, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none"
     )

@@ -72,6 +72,14 @@ def test_exactly_the_bad_rows_are_listed(
     assert last == f"{len(bad)} refused; nothing was written"
 
 
+def test_rows_of_another_source_are_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = lines(tmp_path, row("a"), row("b"))
+    assert main(["import", "r2e-gym", str(rows), "--out", str(tmp_path / "t.jsonl")]) == 1
+    *told, last = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert last.startswith("2 refused, all there are: they look like rows of swe-bench")
+
+
 def test_solutions_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
     tasks = imported(tmp_path, "swe-bench", lines(tmp_path, row("a")))
     assert "default=default" in tasks["a"][1].patch

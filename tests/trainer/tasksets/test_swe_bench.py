@@ -7,9 +7,10 @@ import pytest
 
 from pipeline.task import SwebenchLog
 from tests.trainer.tasksets.published import FIXTURES, fixture_rows, imported, write_lines
-from trainer.tasksets import rendering
+from trainer.tasksets import log_parsers, rendering
 from trainer.tasksets.__main__ import main
 from trainer.tasksets.fields import Fields
+from workers.grading import swebench_rules
 
 ROWS = FIXTURES / "swe_bench"
 REPOSITORY = ROWS / "task_repository"
@@ -34,6 +35,22 @@ def test_a_row_of_5_x_is_judged_by_its_own_script_and_parser(tmp_path: Path) -> 
         protected_paths=("tests/test_lengths.py",),
     )
     assert (gold.patch, gold.test_patch) == (row["patch"], row["test_patch"])
+
+
+def test_a_misspelt_parser_is_refused_with_the_one_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", changed(log_parser="parse_log_pytests"))
+    assert main(["import", "swe-bench", str(rows), "--out", str(tmp_path / "t.jsonl")]) == 1
+    told = capsys.readouterr().err
+    assert (
+        "rows.jsonl:1: log_parser: swebench has no 'parse_log_pytests'; did you mean 'parse_log_pytest'?"
+        in told
+    )
+
+
+def test_the_parsers_that_may_be_named_are_those_that_grade() -> None:
+    assert log_parsers.NAMES == swebench_rules.LOG_PARSERS
 
 
 def test_an_older_row_is_rendered_by_the_release_that_knows_it(tmp_path: Path) -> None:

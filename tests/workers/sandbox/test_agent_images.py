@@ -15,7 +15,8 @@ from tests.workers.sandbox.giveaways import GIVEAWAYS, Giveaway, built, making
 from workers.sandbox.agent_images import SOURCE, StillLeaks
 from workers.sandbox.cleaning import cleaning
 from workers.sandbox.command import CommandResult
-from workers.sandbox.docker import FLEET, DockerSandbox, DockerSandboxes
+from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.engine import FLEET
 from workers.sandbox.leaks import find_leaks
 
 pytestmark = pytest.mark.docker

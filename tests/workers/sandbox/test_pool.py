@@ -33,7 +33,8 @@ from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox import docker as docker_sandbox
-from workers.sandbox.docker import FLEET, DockerSandbox, DockerSandboxes
+from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.engine import FLEET
 from workers.sandbox.pool import EnginePool
 from workers.taker import Taker
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.sandbox.docker import ATTEMPT, DEADLINE, FLEET, REQUEST, DockerSandboxes
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.engine import ATTEMPT, DEADLINE, FLEET, REQUEST
 from workers.sandbox.reaper import reap
 
 pytestmark = pytest.mark.docker
