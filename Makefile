@@ -20,7 +20,7 @@ setup:
 demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
-	    --workers $(WORKERS) --slots $(SLOTS) $(SERVING_$(MODEL)) \
+	    --workers $(WORKERS) --slots $(SLOTS) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
 	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline import keys, queue, stream, transitions, weights
@@ -132,19 +133,7 @@ async def run_ids(redis: Redis) -> list[str]:
     return sorted(raw.decode() for raw in found)
 
 
-async def live_workers(redis: Redis) -> list[WorkerStatus]:
-    """Workers whose last beat has not expired, by name."""
-    alive, _ = await all_workers(redis)
-    return alive
-
-
-async def silent_workers(redis: Redis) -> dict[str, float]:
-    """When workers that fell silent within the last hour, without a goodbye, were last heard (Unix s)."""
-    _, silent = await all_workers(redis)
-    return silent
-
-
-async def all_workers(redis: Redis) -> tuple[list[WorkerStatus], dict[str, float]]:
+async def workers(redis: Redis) -> tuple[list[WorkerStatus], dict[str, float]]:
     """Live ones by name, and when the silent ones were last heard. A status that cannot be read is silence."""
     heard = await _heard(redis)
     alive: list[WorkerStatus] = []
@@ -267,13 +256,14 @@ async def _claimed(redis: Redis, request_id: str, data: bytes) -> Claimed | None
     """None if it was withdrawn meanwhile, or if it is one that its worker is about to bury as unreadable."""
     try:
         lease = decode(data, queue.Lease)
-        if lease.task_id:
+        if lease.task_id:  # from its first renewal
             return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
         request = await queue.stored_request(redis, request_id)
     except MalformedMessage:
         return None
     if request is None:
         return None
+    lease = replace(lease, group_id=request.group_id)
     return Claimed(request_id, request.task.id, request.purpose, lease, request.limits.turns)
 
 
@@ -294,7 +284,9 @@ async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:
 
 async def fleet_id(redis: Redis) -> str:
     """The name that everything on this Redis shares; made by whoever asks first."""
-    await redis.set(keys.fleet(), secrets.token_hex(6), nx=True)
     name = await redis.get(keys.fleet())
+    if name is None:  # read first: a Redis that is full answers, and refuses to set even what is set already
+        await redis.set(keys.fleet(), secrets.token_hex(6), nx=True)
+        name = await redis.get(keys.fleet())
     assert name is not None
     return name.decode()

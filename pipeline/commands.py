@@ -38,7 +38,15 @@ async def script(redis: Redis, source: str, arguments: Sequence[Word], *, wanted
 
 
 async def scripts(redis: Redis, source: str, rows: Iterable[Sequence[Word]]) -> list[Any]:
-    """Run Lua once for each row of arguments, in one round trip. Not a transaction."""
+    """Run Lua once for each row of arguments, in one round trip. Not a transaction; a row may be run twice."""
+    made = list(rows)
+    try:
+        return await _scripts(redis, source, made)
+    except NoScriptError:  # Redis was started anew just now
+        return await _scripts(redis, source, made)
+
+
+async def _scripts(redis: Redis, source: str, rows: Sequence[Sequence[Word]]) -> list[Any]:
     await command(redis, "SCRIPT LOAD", source)
     async with redis.pipeline(transaction=False) as pipe:
         for row in rows:

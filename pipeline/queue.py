@@ -8,6 +8,7 @@ shown, requeued or kept as evidence at any stage. What each call changes is in `
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
@@ -16,6 +17,7 @@ import msgspec
 from arq.connections import ArqRedis, create_pool
 from arq.jobs import serialize_job
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from pipeline import keys, stream, transitions
 from pipeline.commands import Word, chunks, command, script, scripts
@@ -30,6 +32,7 @@ JOB_NAME = "rollout"
 LEASE_S = 6.0
 RENEW_S = 1.5
 HINT_S = 24 * 3600  # how long it is known, without reading whole requests, which image one wants
+ANSWER_S = 60.0  # Redis takes longer for nothing; a blocking question blocks for less
 KEEP_DETAIL_CHARS = 20_000  # of a failure's log: its end is what tells
 
 UNREADABLE = "unreadable"  # stands for the run of a request that does not even tell its run
@@ -75,6 +78,8 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     task_id: str
     failures: tuple[AttemptFailure, ...]
     died_at: UnixSeconds
+    purpose: str = ""  # as the group: "" if the request cannot be read
+    group_id: str = ""
 
     @property
     def kind(self) -> FailureClass:
@@ -132,9 +137,16 @@ async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
     settings.conn_timeout = 10
     settings.conn_retries = patience_s
     settings.conn_retry_delay = 1
-    return await create_pool(
+    pool = await create_pool(
         settings, job_serializer=encode_job, job_deserializer=decode_job, default_queue_name=keys.QUEUE
     )
+    # Of which arq's settings say nothing: a peer that fell silent without a word must not be waited for for ever.
+    connections = cast(Any, pool.connection_pool)
+    connections.connection_kwargs["socket_timeout"] = ANSWER_S
+    if settings.unix_socket_path is None:
+        connections.connection_kwargs["socket_keepalive"] = True
+    await connections.disconnect()
+    return pool
 
 
 _ROOM = "#!lua\nreturn 1"  # refused by a Redis that is full, for it does not say that it adds nothing
@@ -170,7 +182,7 @@ async def sweep(redis: Redis, run_id: str) -> list[str]:
         try:
             request = await stored_request(redis, request_id)
         except MalformedMessage as error:
-            await bury_unreadable(redis, request_id, error)
+            await bury_unreadable(redis, request_id, error, run_id=run_id)
             continue
         if request is not None:
             arguments: list[Word] = [request_id, run_id, _rank(request), _job(request)]
@@ -184,15 +196,13 @@ async def withdraw(redis: Redis, run_id: str, request_ids: Sequence[str]) -> lis
 
     A worker in the middle of one notices at its next breath and stops. Calling it again changes nothing.
     """
-    return await _withdraw(redis, run_id, request_ids, also_answered=False)
+    return await _withdraw(redis, run_id, request_ids, dead=False)
 
 
-async def _withdraw(
-    redis: Redis, run_id: str, request_ids: Sequence[str], *, also_answered: bool
-) -> list[str]:
+async def _withdraw(redis: Redis, run_id: str, request_ids: Sequence[str], *, dead: bool) -> list[str]:
     gone: list[str] = []
     for some in chunks(request_ids):
-        rows = [(run_id, FENCE_S, KEEP_ANSWERED_S, int(also_answered), request_id) for request_id in some]
+        rows = [(run_id, FENCE_S, KEEP_ANSWERED_S, int(dead), request_id) for request_id in some]
         answers = await scripts(redis, transitions.WITHDRAW, rows)
         gone += [request_id for request_id, answer in zip(some, answers, strict=True) if answer]
     return gone
@@ -209,7 +219,7 @@ async def first_claims(redis: Redis, request_ids: Sequence[str]) -> dict[str, fl
 
 async def stored_request(redis: Redis, request_id: str) -> RolloutRequest | None:
     """None if it is gone. Raises MalformedMessage."""
-    data = await redis.get(keys.request(request_id))
+    data = await _stored(redis, request_id)
     return None if data is None else _request(data, request_id.encode())
 
 
@@ -347,7 +357,12 @@ async def bury(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptF
     """
     request = trajectory.claim.request
     letter = DeadLetter(
-        request_id=request.id, task_id=request.task.id, failures=tuple(evidence), died_at=time.time()
+        request_id=request.id,
+        task_id=request.task.id,
+        failures=tuple(evidence),
+        died_at=time.time(),
+        purpose=request.purpose,
+        group_id=request.group_id,
     )
     last = evidence[-1]
     why = f"{letter.kind}: {last.message}"[:300]
@@ -355,16 +370,14 @@ async def bury(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptF
     return await stream.publish(redis, trajectory, burial=burial)
 
 
-async def bury_unreadable(redis: Redis, request_id: str | bytes, error: MalformedMessage) -> None:
-    """Dead-letter a request that no worker can decode; with its run, if at least that can be made out."""
+async def bury_unreadable(
+    redis: Redis, request_id: str | bytes, error: MalformedMessage, *, run_id: str = ""
+) -> None:
+    """Dead-letter a request that no worker can decode; with its run, if that is known or can be made out."""
     name = request_id.decode(errors="replace") if isinstance(request_id, bytes) else request_id
     evidence = (_unreadable(error, at=time.time()),)
     letter = DeadLetter(request_id=name, task_id="", failures=evidence, died_at=time.time())
-    data = await redis.get(keys.request(name))
-    try:
-        run_id = UNREADABLE if data is None else decode(data, _Addressed).run_id
-    except MalformedMessage:
-        run_id = UNREADABLE
+    run_id = run_id or await _run_of(redis, name)
     await command(redis, "SADD", keys.runs(), run_id)
     arguments: list[Word] = [request_id, run_id, encode(letter), str(error)[:300]]
     await script(redis, transitions.BURY_UNREADABLE, arguments)
@@ -401,9 +414,42 @@ async def requeue(redis: Redis, run_id: str, request_id: str) -> None:
 
 async def drop(redis: Redis, run_id: str, request_id: str) -> None:
     """Forget a dead request and its evidence. Raises KeyError if it is not among the dead."""
-    if not await command(redis, "HDEL", keys.dead(run_id), request_id):
+    if not await _withdraw(redis, run_id, [request_id], dead=True):
         raise KeyError(request_id)
-    await _withdraw(redis, run_id, [request_id], also_answered=True)
+
+
+async def unanswered_dead(redis: Redis, run_id: str) -> list[str]:
+    """Dead requests whose failure was never published, for no worker could read them."""
+    ids: list[bytes] = await command(redis, "HKEYS", keys.dead(run_id))
+    names = [raw.decode(errors="replace") for raw in ids]
+    found: list[str] = []
+    for some in chunks(names):
+        published: list[bytes | None] = await redis.mget([keys.published(name) for name in some])
+        found += [name for name, entry in zip(some, published, strict=True) if entry is None]
+    return found
+
+
+async def _stored(redis: Redis, request_id: str) -> bytes | None:
+    """Raises MalformedMessage for a key of another type: somebody else's."""
+    try:
+        return await redis.get(keys.request(request_id))
+    except ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        raise MalformedMessage(f"not a RolloutRequest: {error}") from error
+
+
+async def _run_of(redis: Redis, request_id: str) -> str:
+    """By its own words, or else by who is owed an answer."""
+    with contextlib.suppress(MalformedMessage):
+        data = await _stored(redis, request_id)
+        if data is not None:
+            return decode(data, _Addressed).run_id
+    known: set[bytes] = await command(redis, "SMEMBERS", keys.runs())
+    for run_id in sorted(raw.decode(errors="replace") for raw in known):
+        if await command(redis, "ZSCORE", keys.open_requests(run_id), request_id) is not None:
+            return run_id
+    return UNREADABLE
 
 
 def _failure(row: bytes) -> AttemptFailure:
@@ -439,7 +485,9 @@ def _request(data: bytes, request_id: bytes) -> RolloutRequest:
 
 
 def _claim(row: list[Any], worker: str) -> Claim:
-    """Of the reply of a claiming script. Raises MalformedMessage."""
+    """Of the reply of a claiming script. Raises MalformedMessage, also for one that could not be claimed."""
+    if len(row) == 2:
+        raise MalformedMessage(f"its keys cannot be used: {row[1].decode(errors='replace')}")
     request_id, data, attempt, num_unended, now_ms = row
     return Claim(
         request=_request(data, request_id),
@@ -469,7 +517,7 @@ async def _in_limbo(redis: Redis, run_id: str) -> Iterable[str]:
 def _rank(request: RolloutRequest) -> int:
     """Its place among those that nobody has claimed yet."""
     times = 2 if request.purpose == "eval" else 1
-    return _milliseconds(request.enqueued_at) - times * transitions.ROTATED_MS
+    return _milliseconds(request.group_asked_at or request.enqueued_at) - times * transitions.ROTATED_MS
 
 
 def _job(request: RolloutRequest) -> bytes:

@@ -92,6 +92,9 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
     )
     tokenizer: str  # content hash of the tokenizer directory announced with the run
     enqueued_at: UnixSeconds
+    group_asked_at: UnixSeconds = (
+        0.0  # when its group was first asked for: its place in the queue; 0: enqueued_at
+    )
     cursor: Count = 0  # position of the group's task in the run's task order
     traceparent: str = ""  # W3C trace context of the enqueue span
 

@@ -25,6 +25,7 @@ FENCE_S = 30 * 24 * 3600
 KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
 KEEP_ANSWERED_BYTES = 512 * 1024**2  # or until so many bytes of younger ones are there, per run
 KEEP_MALFORMED = 1000
+KEPT_PART = 8  # of a Redis with a bound, kept bodies of a run take at most this part
 PAGE = 5000  # heads in one reply: two megabytes
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
 
@@ -79,6 +80,12 @@ async def publish(redis: Redis, trajectory: Trajectory, *, burial: Burial | None
     return cast(Verdict, (await script(redis, transitions.PUBLISH, arguments)).decode())
 
 
+async def publish_unreadable(redis: Redis, head: TrajectoryHead) -> None:
+    """Put a failed head without a body on the stream, for a request that is dead because nobody can read it."""
+    arguments: list[Word] = [head.request_id, head.run_id, encode(head), FENCE_S]
+    await script(redis, transitions.PUBLISH_UNREADABLE, arguments)
+
+
 async def open_reader(redis: Redis, run_id: str) -> None:
     """Make the learner's group, once; entries from before it count as unread."""
     try:
@@ -123,9 +130,10 @@ async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, s
 
     A dead request keeps its evidence. One that was requeued after this answer is owed still.
     """
+    keep_bytes = min(KEEP_ANSWERED_BYTES, await max_bytes(redis) // KEPT_PART or KEEP_ANSWERED_BYTES)
     for some in chunks(answered):
         rows = [
-            (run_id, GROUP, entry_id, request_id, KEEP_ANSWERED_S, KEEP_ANSWERED_BYTES)
+            (run_id, GROUP, entry_id, request_id, KEEP_ANSWERED_S, keep_bytes)
             for entry_id, request_id in some
         ]
         await scripts(redis, transitions.ACKNOWLEDGE, rows)
@@ -135,6 +143,12 @@ async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, s
 async def unacknowledged_bytes(redis: Redis, run_id: str) -> int:
     """Bytes of all bodies that Redis holds for the learner until a checkpoint contains them."""
     return int(await command(redis, "HGET", keys.owed_bytes(run_id), "") or 0)
+
+
+async def max_bytes(redis: Redis) -> int:
+    """What Redis may hold of everything, 0 if there is no bound."""
+    memory: dict[str, int] = await command(redis, "INFO", "memory")
+    return memory["maxmemory"]
 
 
 async def delivered_at(redis: Redis, run_id: str, entry_id: str) -> float | None:

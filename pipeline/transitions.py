@@ -32,7 +32,8 @@ local KEEP_EVENTS = {KEEP_EVENTS}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function note(id, what, attempt, worker, detail)
-  redis.call('RPUSH', EVENTS .. id, cmsgpack.pack({{now / 1000, what, attempt, worker, detail}}))
+  -- For people: a key that somebody else made there breaks nothing.
+  redis.pcall('RPUSH', EVENTS .. id, cmsgpack.pack({{now / 1000, what, attempt, worker, detail}}))
 end
 local function wake()
   redis.call('LPUSH', WAKE, '1')
@@ -103,7 +104,7 @@ local function claim(id, worker, lease_ms)
   redis.call('SET', LEASE .. id, lease, 'PX', lease_ms)
   redis.call('ZADD', QUEUE, now + lease_ms, id)
   note(id, 'claimed', attempt, worker, '')
-  redis.call('LTRIM', EVENTS .. id, -KEEP_EVENTS, -1)
+  redis.pcall('LTRIM', EVENTS .. id, -KEEP_EVENTS, -1)
   return {id, request, attempt, attempt - 1 - ended, now}
 end
 """
@@ -130,8 +131,14 @@ end
 if #ids == 0 then redis.call('DEL', WAKE) end
 local found = {{}}
 for _, id in ipairs(ids) do
-  local claimed = claim(id, ARGV[1], tonumber(ARGV[2]))
-  if type(claimed) == 'table' then found[#found + 1] = claimed end
+  -- One whose keys are not what they should be leaves the queue, lest it hold up the others for ever.
+  local well, claimed = pcall(claim, id, ARGV[1], tonumber(ARGV[2]))
+  if not well then
+    leave_queue(id)
+    found[#found + 1] = {{id, tostring(type(claimed) == 'table' and claimed.err or claimed)}}
+  elseif type(claimed) == 'table' then
+    found[#found + 1] = claimed
+  end
 end
 return found
 """
@@ -217,14 +224,18 @@ return 1
 
 WITHDRAW = _script(
     """
--- ARGV: run, fence seconds, seconds to keep, '1' if also when answered, id.
+-- ARGV: run, fence seconds, seconds to keep, '1' if it must be dead, answered or not, id.
 -- An overtaken worker may still breathe, hence the fence.
 local run, id = ARGV[1], ARGV[5]
-if ARGV[4] ~= '1' and redis.call('EXISTS', PUBLISHED .. id) == 1 then return 0 end
+if ARGV[4] == '1' then
+  if redis.call('HDEL', DEAD .. run, id) == 0 then return 0 end
+  redis.call('DEL', BODY .. id)
+elseif redis.call('EXISTS', PUBLISHED .. id) == 1 then
+  return 0
+end
 redis.call('DEL', REQUEST .. id, IMAGE .. id, FAILURES .. id, LEASE .. id)
 leave_queue(id)
 redis.call('EXPIRE', CLAIMS .. id, ARGV[2])
-redis.call('EXPIRE', BODY .. id, ARGV[3])
 if redis.call('ZREM', OPEN .. run, id) == 1 then note(id, 'withdrawn', 0, '', '') end
 redis.call('EXPIRE', EVENTS .. id, ARGV[3])
 return 1
@@ -253,7 +264,7 @@ return 1
 
 BURY_UNREADABLE = _script(
     """
--- ARGV: id, run, letter, detail. Nobody can say what was asked, so nothing is published.
+-- ARGV: id, run, letter, detail. Whoever asked can say what for, and has it answered.
 local id, run = ARGV[1], ARGV[2]
 redis.call('HSET', DEAD .. run, id, ARGV[3])
 leave_queue(id)
@@ -263,6 +274,16 @@ return 1
 """,
     also_when_full=True,
 )
+
+PUBLISH_UNREADABLE = _script("""
+-- ARGV: id, run, head, fence seconds
+local id, run = ARGV[1], ARGV[2]
+if redis.call('HEXISTS', DEAD .. run, id) == 0 or redis.call('EXISTS', PUBLISHED .. id) == 1 then return 0 end
+local entry = redis.call('XADD', STREAM .. run, '*', 'head', ARGV[3])
+redis.call('SET', PUBLISHED .. id, entry, 'EX', ARGV[4])
+note(id, 'answered as failed', 0, '', '')
+return 1
+""")
 
 MEND = _script("""
 -- ARGV: id, run, rank, job: owed, but in no queue, with no worker, not answered and not dead

@@ -1,12 +1,10 @@
 """What a run says of itself every second: to Redis, for `python -m pipeline status`, and to the screen."""
 
 import asyncio
-import contextlib
 import time
 
-from pipeline import census
+from pipeline import census, outage
 from trainer.parts import Parts
-from trainer.patience import REDIS_AWAY
 from trainer.recipe import Recipe
 from trainer.room import Room
 from trainer.standing import Standing
@@ -30,7 +28,7 @@ class Bulletin:
         """For ever."""
         while True:
             status = self._status()
-            with contextlib.suppress(*REDIS_AWAY):
+            with outage.endured():
                 await census.beat_run(self._parts.redis, status)
             parts = (
                 f"step {status.step}/{status.num_steps}",

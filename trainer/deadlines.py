@@ -1,7 +1,8 @@
 """No group waits for ever for its last member: at its deadline it is judged by who is in.
 
-The time runs from the first claim of any member, as Redis's clock has it, so that neither the wait in the queue nor
-a restart of the trainer counts. What is still missing then is surplus, and withdrawn.
+The wait in the queue has a bound of its own, if any: a group that nobody claims is given up. The deadline runs from the
+first claim of any member, as Redis's clock has it, so that neither that wait nor a restart of the trainer counts. What is
+still missing then is surplus, and withdrawn.
 """
 
 import time
@@ -18,20 +19,25 @@ ASK_S = 1.0  # between two looks at who has claimed what
 class Deadlines:
     """Closes the groups of one book in time."""
 
-    def __init__(self, redis: Redis, book: GroupBook, intake: Intake, *, deadline_s: float) -> None:
+    def __init__(
+        self, redis: Redis, book: GroupBook, intake: Intake, *, deadline_s: float, queue_s: float | None
+    ) -> None:
         self._redis = redis
         self._book = book
         self._intake = intake
         self._deadline_s = deadline_s
+        self._queue_s = queue_s
         self._asked_at = float("-inf")
 
     async def see_to(self) -> list[Group]:
-        """Close every group whose time is up and that has members enough, and return those."""
+        """Close every group whose time is up and that has members enough, or that nobody claimed; returns those."""
         if time.monotonic() >= self._asked_at + ASK_S:
             self._asked_at = time.monotonic()
             claims = await queue.first_claims(self._redis, self._book.unclaimed)
             self._book.note_claims(claims, time.monotonic())
         late = self._book.overdue(time.monotonic(), self._deadline_s)
+        if self._queue_s is not None:
+            late += self._book.left_lying(time.time(), self._queue_s)
         for group in late:
             self._intake.close(group)
         return late

@@ -74,6 +74,7 @@ class RequestForm:
         version: int,
         sampling: Sampling,
         cursor: int = 0,
+        group_asked_at: float = 0.0,
     ) -> RolloutRequest:
         return RolloutRequest(
             id=next(self.ids),
@@ -89,6 +90,7 @@ class RequestForm:
             agent_config=self.agent_config,
             tokenizer=self.tokenizer,
             enqueued_at=time.time(),
+            group_asked_at=group_asked_at,
             cursor=cursor,
         )
 
@@ -177,7 +179,8 @@ class Dispatcher:
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
-        self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
+        group = self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
+        group.asked_at = group.asked_at or time.time()
         made = [
             self._form.fill(
                 task,
@@ -188,6 +191,7 @@ class Dispatcher:
                 version=version,
                 sampling=self._sampling,
                 cursor=cursor,
+                group_asked_at=group.asked_at,
             )
             for member in members
         ]

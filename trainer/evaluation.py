@@ -21,7 +21,7 @@ from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
 from trainer.dispatch import RequestForm, enqueue
-from trainer.journal import EvaluationRow
+from trainer.journal import Asked, EvaluationRow
 from trainer.ledger import Ledger
 from trainer.recipe import EvaluationRecipe
 
@@ -67,7 +67,7 @@ class HeldOut:
         self._step = 0
         self._version = 0
         self._unsent: deque[RolloutRequest] = deque()
-        self._awaited: set[str] = set()
+        self._awaited: dict[str, Asked] = {}
         self._arrived: list[Delivery] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,6 +84,11 @@ class HeldOut:
         total = len(self._arrived) + len(self._awaited)
         return f"{self._name}: {len(self._arrived)} of {total} held-out episodes"
 
+    @property
+    def outstanding(self) -> list[Asked]:
+        """Requests of the evaluation under way that are not answered."""
+        return list(self._awaited.values())
+
     def start(self, name: str, *, version: int, step: int) -> None:
         """Make the requests of an evaluation; `send` asks for them. The weights must stand still until
         `finished`.
@@ -91,7 +96,7 @@ class HeldOut:
         assert self._idle.is_set(), "one evaluation at a time"
         self._name, self._version, self._step = name, version, step
         self._unsent = deque(self._requests())
-        self._awaited = {request.id for request in self._unsent}
+        self._awaited = {request.id: Asked.of(request) for request in self._unsent}
         self._arrived = []
         self._idle.clear()
 
@@ -105,7 +110,7 @@ class HeldOut:
         """Take an answer; False if none under way was waiting for it."""
         if delivery.head.request_id not in self._awaited:
             return False
-        self._awaited.remove(delivery.head.request_id)
+        del self._awaited[delivery.head.request_id]
         self._arrived.append(delivery)
         if not self._awaited:
             self._settle()

@@ -13,8 +13,9 @@ from typing import Literal
 
 from arq.connections import ArqRedis
 from msgspec.structs import asdict, replace
+from redis.exceptions import RedisError
 
-from pipeline import census, queue, stream
+from pipeline import census, outage, queue, stream
 from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import put_tokenizer
 from trainer.assembly import connect
@@ -24,10 +25,11 @@ from trainer.evaluation import HeldOut, Round
 from trainer.inputs import Inputs
 from trainer.journal import Journal, PublicationRow
 from trainer.ledger import Ledger
-from trainer.patience import REDIS_AWAY, insist
+from trainer.patience import insist
 from trainer.progress import Progress, evaluation_sentence
 from trainer.pump import READ_BLOCK_MS
 from trainer.recipe import Recipe
+from trainer.recovery import answer_unreadable
 from trainer.weights.engines import EngineFailure, Engines
 from trainer.weights.publish import Publisher
 
@@ -140,7 +142,7 @@ class Exam:
                 deliveries = await stream.read_unacknowledged(redis, self._run_id)
             else:
                 deliveries = await stream.read_new(redis, self._run_id, block_ms=READ_BLOCK_MS)
-        except REDIS_AWAY:
+        except RedisError:
             self._unsure = True
             raise
         self._unsure = False
@@ -151,11 +153,12 @@ class Exam:
         """Say how far it is; now and then, see to what Redis lost and to engines that came late."""
         swept_at = time.monotonic()
         while True:
-            with contextlib.suppress(*REDIS_AWAY):
+            with outage.endured():
                 await census.beat_run(redis, self._status(heldout.progress))
                 if time.monotonic() >= swept_at + self._recipe.admission.sweep_every_s:
                     swept_at = time.monotonic()
                     await queue.sweep(redis, self._run_id)
+                    await answer_unreadable(redis, self._run_id, heldout.outstanding)
                     with contextlib.suppress(EngineFailure):
                         await publisher.catch_up()
             self._progress.beat(heldout.progress)
@@ -171,7 +174,7 @@ class Exam:
         )
 
     async def _withdraw(self, redis: ArqRedis) -> None:
-        with contextlib.suppress(*REDIS_AWAY):
+        with outage.endured():
             await queue.withdraw(redis, self._run_id, await queue.open_ids(redis, self._run_id))
 
 

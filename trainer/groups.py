@@ -69,6 +69,7 @@ class Group:
     asked: dict[int, Asked] = field(
         default_factory=dict[int, Asked]
     )  # by member: the request that counts now
+    asked_at: float = 0.0  # when it was first asked for, Unix seconds
     started_at: float | None = None  # first claim of a member, on the caller's clock
 
     @property
@@ -236,6 +237,14 @@ class GroupBook:
             group
             for _, group in sorted(self._open.items())
             if group.is_overdue(now, deadline_s) and len(group.rewards) >= self._min_valid_members
+        ]
+
+    def left_lying(self, now: float, queue_s: float) -> list[Group]:
+        """Open groups that were asked for `queue_s` before `now` (Unix s), and of which nobody has claimed a member."""
+        return [
+            group
+            for _, group in sorted(self._open.items())
+            if group.started_at is None and not group.members and now >= group.asked_at + queue_s
         ]
 
     def hold(self, cursor: int, member: Member) -> Group | None:

@@ -318,6 +318,33 @@ class Asked:
         )
 
 
+def failed_head(run_id: str, asked: Asked) -> TrajectoryHead:
+    """What is published of a request that nobody could play, for it cannot be read."""
+    now = time.time()
+    return TrajectoryHead(
+        request_id=asked.request_id,
+        run_id=run_id,
+        purpose=asked.purpose,
+        group_id=asked.group_id,
+        member=asked.member,
+        group_size=asked.group_size,
+        task_id=asked.task_id,
+        outcome="failed:request",
+        reward=None,
+        num_turns=0,
+        sampled_tokens=0,
+        body_bytes=0,
+        version_at_enqueue=asked.version,
+        version_first=None,
+        version_last=None,
+        attempt=0,
+        worker="",
+        enqueued_at=asked.enqueued_at,
+        claimed_at=now,
+        finished_at=now,
+    )
+
+
 def withdrawn_row(asked: Asked, *, evaluation: str = "") -> EpisodeRow:
     """The row of a request that nobody waits for any more."""
     return EpisodeRow(

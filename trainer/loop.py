@@ -117,6 +117,10 @@ class Loop:
             groups = self._parts.book.take(standing.timeline.lag)
             if groups is not None:
                 return groups
+            if self._room.needs_checkpoint and self._parts.ledger.pending_ids:
+                await self._checkpoint()  # what came to nothing takes up the room that a step's groups need
+                standing.phase = WAITING
+                continue
             await standing.changed.wait()
         return None
 
@@ -151,8 +155,14 @@ class Loop:
         heldout = self._parts.heldout
         if heldout.is_wanted and name not in self._parts.ledger.evaluations:
             heldout.start(name, version=self._standing.version, step=self._standing.step)
-            async with self._pump.asking:
-                await insist(heldout.send)
+            await insist(self._ask_for_evaluation)
+
+    async def _ask_for_evaluation(self) -> None:
+        """May be called again. A Redis that is full has room after a checkpoint, which an evaluation may wait for."""
+        if self._room.needs_checkpoint and self._parts.ledger.pending_ids:
+            await self._checkpoint()
+        async with self._pump.asking:
+            await self._parts.heldout.send()
 
     async def _evaluated(self) -> bool:
         """Wait for an evaluation under way; False if told to stop instead."""

@@ -5,15 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
+
+from pipeline import outage
 
 log = logging.getLogger("swerve.trainer")
 
 RETRY_S = 1.0
-REDIS_AWAY = (RedisConnectionError, RedisTimeoutError, OutOfMemoryError)
-"""The last says that Redis is full: it takes nothing in until what it holds is read and acknowledged."""
 
 T = TypeVar("T")
 
@@ -23,6 +21,8 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await call()
-        except REDIS_AWAY as error:
+        except RedisError as error:
+            if not outage.passes(error):
+                raise
             log.warning("Redis does not answer (%s); trying again", error)
         await asyncio.sleep(RETRY_S)

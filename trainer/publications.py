@@ -9,10 +9,13 @@ import logging
 import time
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
+from pipeline import outage
 from pipeline.weights import ServedWeights, WeightVersion, newest_version
 from trainer.journal import PublicationRow
 from trainer.parts import Parts
-from trainer.patience import REDIS_AWAY, RETRY_S, insist
+from trainer.patience import RETRY_S, insist
 from trainer.standing import Standing
 from trainer.weights.engines import EngineFailure
 from trainer.weights.publish import NoEngineServes
@@ -60,7 +63,9 @@ class Publications:
             await asyncio.sleep(ENGINES_S)
             try:
                 served = await self._parts.publisher.mend()
-            except (EngineFailure, *REDIS_AWAY) as error:
+            except (EngineFailure, RedisError) as error:
+                if isinstance(error, RedisError) and not outage.passes(error):
+                    raise
                 if str(error) != trouble:
                     log.warning("engines: %s", error)
                 trouble = str(error)

@@ -5,15 +5,16 @@ read again, and what Redis forgot is asked for anew.
 """
 
 import asyncio
-import contextlib
 import logging
 
-from pipeline import queue, stream
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from pipeline import outage, queue, stream
 from trainer.deadlines import Deadlines
 from trainer.parts import Parts
-from trainer.patience import REDIS_AWAY, RETRY_S, insist
+from trainer.patience import RETRY_S, insist
 from trainer.recipe import Recipe
-from trainer.recovery import ask_again
+from trainer.recovery import answer_unreadable, ask_again
 from trainer.room import Room
 from trainer.standing import Standing
 from trainer.withdrawal import withdraw_rest, withdraw_surplus
@@ -34,7 +35,13 @@ class Pump:
         self._standing = standing
         self._room = room
         self._sweep_every_s = recipe.admission.sweep_every_s
-        self._deadlines = Deadlines(parts.redis, parts.book, parts.intake, deadline_s=recipe.group_deadline_s)
+        self._deadlines = Deadlines(
+            parts.redis,
+            parts.book,
+            parts.intake,
+            deadline_s=recipe.group_deadline_s,
+            queue_s=recipe.rollout.queue_s,
+        )
         self._asks = True
         self._failures_told = 0
         self._quarantine_seen: set[str] = set()
@@ -45,7 +52,11 @@ class Pump:
         while True:
             try:
                 await self._stroke()
-            except REDIS_AWAY as error:
+            except OutOfMemoryError as error:
+                await self._make_do(error)
+            except RedisError as error:
+                if not outage.passes(error):
+                    raise
                 await self._wait_for_redis(error)
             self._standing.changed.set()
 
@@ -56,13 +67,17 @@ class Pump:
             try:
                 async with self.asking:
                     await self.requeue_lost()
-            except REDIS_AWAY as error:
+            except RedisError as error:
+                if not outage.passes(error):
+                    raise
                 log.warning("sweep put off: %s", error)
 
     async def requeue_lost(self) -> None:
         requeued = await queue.sweep(self._parts.redis, self._run_id)
         if requeued:
             self._parts.progress.say(f"queued {len(requeued)} requests again that were owed but in no queue")
+        asked = (*self._parts.book.outstanding, *self._parts.heldout.outstanding)
+        await answer_unreadable(self._parts.redis, self._run_id, asked)
 
     async def finish(self) -> None:
         """Ask no more: withdraw what has not been answered, and take in what was before it could be withdrawn."""
@@ -79,6 +94,11 @@ class Pump:
         async with self.asking:
             await withdraw_surplus(self._parts, self._run_id)
         self._room.queue_bytes = await stream.unacknowledged_bytes(self._parts.redis, self._run_id)
+        self._room.redis_bytes = await stream.max_bytes(self._parts.redis)
+        if self._room.is_refused:
+            await queue.check(self._parts.redis)
+            self._room.is_refused = False
+            self._parts.progress.say("Redis has room again")
         if self._asks and not self._standing.is_stopping:
             async with self.asking:
                 await self._parts.dispatcher.open_groups(self._room.groups(), version=self._standing.version)
@@ -111,12 +131,21 @@ class Pump:
                 f"{group.size} members"
             )
 
+    async def _make_do(self, error: Exception) -> None:
+        """Redis is full: answers are read on, nothing is asked for, and the next checkpoint makes room."""
+        if not self._room.is_refused:
+            self._parts.progress.say(
+                f"Redis is full ({error}); asking for nothing until a checkpoint makes room"
+            )
+        self._room.is_refused = True
+        await asyncio.sleep(RETRY_S)
+
     async def _wait_for_redis(self, error: Exception) -> None:
         """Until it answers; then read again whatever was delivered into the broken connection."""
         self._parts.progress.say(f"Redis does not answer ({error}); waiting for it")
         while True:
             await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(*REDIS_AWAY):
+            with outage.endured():
                 await self._parts.intake.recover()
                 num_forgotten = await ask_again(self._parts, self._run_id)
                 what = (

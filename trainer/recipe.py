@@ -67,6 +67,9 @@ class Rollout(Part, kw_only=True):
     group_deadline_s: float | None = (
         None  # from a group's first claim until it closes with who is in, if that is enough; None: wall_s + grade_wall_s
     )
+    queue_s: float | None = (
+        None  # that a group may wait for its first claim before it is given up as failed; None: for ever
+    )
     group_refills: int | None = (
         None  # members of a group that may be asked for again because something of ours broke; None: half of them
     )

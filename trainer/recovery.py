@@ -5,8 +5,12 @@ In order: what the checkpoint holds is acknowledged, what is owed is expected, w
 taken in again, and what a crash kept from being asked for, or Redis has lost, is asked for.
 """
 
+from collections.abc import Iterable
+
+from arq.connections import ArqRedis
+
 from pipeline import queue, stream
-from trainer.journal import Asked
+from trainer.journal import Asked, failed_head
 from trainer.ledger import LedgerState
 from trainer.parts import Parts
 from trainer.withdrawal import owed_requests, withdraw_evaluations
@@ -52,6 +56,14 @@ async def ask_again(parts: Parts, run_id: str) -> int:
     return len(forgotten)
 
 
+async def answer_unreadable(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> None:
+    """Have those that died because no worker can read them answered as failed, so that nobody waits for them."""
+    dead = set(await queue.unanswered_dead(redis, run_id))
+    for asked in outstanding:
+        if asked.request_id in dead:
+            await stream.publish_unreadable(redis, failed_head(run_id, asked))
+
+
 async def _expect(parts: Parts, run_id: str) -> None:
     """Every group of which something is owed. Of two requests for one member, the later is the one that counts."""
     for request in await owed_requests(parts, run_id):
@@ -61,10 +73,11 @@ async def _expect(parts: Parts, run_id: str) -> None:
         if parts.ledger.is_closed(request.cursor):
             parts.book.surplus[request.id] = asked
             continue
-        parts.book.expect(
+        group = parts.book.expect(
             request.cursor,
             size=request.group_size,
             version=request.version_at_enqueue,
             task_id=request.task.id,
         )
+        group.asked_at = request.group_asked_at or request.enqueued_at
         parts.book.ask(asked)

@@ -9,9 +9,13 @@ from trainer.parts import Parts
 from trainer.recipe import Recipe
 from trainer.standing import Standing
 
+REDIS_SHARE = 0.5  # of what a bounded Redis may hold, for answers; the rest is requests, and other runs
+
 
 class Room:
-    """Of one run. `queue_bytes` is what Redis held of its answers when last asked."""
+    """Of one run. `queue_bytes` is what Redis held of its answers when last asked, `redis_bytes` what it may hold of
+    everything, 0 without a bound; `is_refused`: it took nothing in when last asked.
+    """
 
     def __init__(self, recipe: Recipe, parts: Parts, standing: Standing) -> None:
         self._group_size = recipe.rollout.group_size
@@ -19,6 +23,8 @@ class Room:
         self._parts = parts
         self._standing = standing
         self.queue_bytes = 0
+        self.redis_bytes = 0
+        self.is_refused = False
 
     def groups(self) -> int:
         book = self._parts.book
@@ -45,14 +51,17 @@ class Room:
     @property
     def needs_checkpoint(self) -> bool:
         """Whether Redis is full of answers, which only a checkpoint lets it forget."""
-        return self._in_redis.is_full(self._group_size)
+        return self.is_refused or self._in_redis.is_full(self._group_size)
 
     @property
     def _in_redis(self) -> Backlog:
         book = self._parts.book
         return Backlog(
             "of answers wait in Redis for a checkpoint",
-            self._bounds.max_queue_bytes,
+            min(
+                self._bounds.max_queue_bytes,
+                int(self.redis_bytes * REDIS_SHARE) or self._bounds.max_queue_bytes,
+            ),
             held_bytes=self.queue_bytes,
             num_awaited=book.num_awaited,
             largest_bytes=book.largest_body_bytes,

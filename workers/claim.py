@@ -20,11 +20,9 @@ from typing import Any, TypeVar
 
 from arq.connections import ArqRedis
 from msgspec.structs import replace
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
-from pipeline import queue, stream
+from pipeline import outage, queue, stream
 from pipeline.errors import LeaseLost, class_of
 from pipeline.queue import RENEW_S, AttemptFailure, Lease
 from pipeline.request import Budget, Claim
@@ -38,8 +36,6 @@ SILENCE_S = 600.0  # a Redis away for longer than this: nobody will want to know
 OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, here or where there is none
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
-
-REDIS_TROUBLE = (RedisConnectionError, RedisTimeoutError, OutOfMemoryError, OSError)
 
 T = TypeVar("T")
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
@@ -125,7 +121,9 @@ class Claimer:
                 if not await queue.renew(self.redis, claim, _lease(claim, progress)):
                     raise LeaseLost(claim.request.id)
                 heard_at = time.monotonic()
-            except REDIS_TROUBLE as error:
+            except RedisError as error:
+                if not outage.passes(error):
+                    raise
                 if time.monotonic() - heard_at > SILENCE_S:
                     raise LeaseLost(claim.request.id) from error
 
@@ -199,7 +197,9 @@ async def _insist(call: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await call()
-        except REDIS_TROUBLE as error:
+        except RedisError as error:
+            if not outage.passes(error):
+                raise
             log.warning("Redis: %s; asking again in %.1f s", error, pause_s)
         await asyncio.sleep(_jittered(pause_s))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

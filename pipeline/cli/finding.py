@@ -9,7 +9,7 @@ from typing import Literal
 
 from redis.asyncio import Redis
 
-from pipeline import census, queue, stream
+from pipeline import census, keys, queue, stream
 from pipeline.census import Claimed, Queued, RunCensus, WorkerStatus
 from pipeline.message import MalformedMessage
 from pipeline.queue import AttemptFailure, DeadLetter, Label, Lease
@@ -17,7 +17,7 @@ from pipeline.request import RolloutRequest
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
 
-State = Literal["queued", "claimed", "answered", "dead", "withdrawn"]
+State = Literal["queued", "claimed", "answered", "dead", "lost", "withdrawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Found:
 
 
 async def fleet(redis: Redis, run_ids: list[str]) -> Fleet:
-    workers, silent = await census.all_workers(redis)
+    workers, silent = await census.workers(redis)
     return Fleet(
         workers=tuple(workers),
         silent=silent,
@@ -191,7 +191,8 @@ def _dead(run_id: str, letter: DeadLetter) -> Line:
         request_id=letter.request_id,
         state="dead",
         task_id=letter.task_id,
-        purpose="",
+        purpose=letter.purpose,
+        group_id=letter.group_id,
         at=letter.died_at,
         detail=f"{letter.kind}, {last.boundary}: {last.message}" if last else "no failure was recorded",
         worker=last.worker if last else "",
@@ -252,12 +253,8 @@ async def find(redis: Redis, request_id: str) -> Found:
     if letter is not None:
         state: State = "dead"
         failures = letter.failures
-    elif trajectory is not None:
-        state = "answered"
-    elif lease is not None:
-        state = "claimed"
     else:
-        state = "queued" if request is not None else "withdrawn"
+        state = await _state(redis, request_id, lease, is_stored=request is not None or bool(unreadable))
     if request is None and trajectory is not None:
         request = trajectory.claim.request
     return Found(
@@ -269,6 +266,17 @@ async def find(redis: Redis, request_id: str) -> Found:
         failures=failures,
         unreadable=unreadable,
     )
+
+
+async def _state(redis: Redis, request_id: str, lease: Lease | None, *, is_stored: bool) -> State:
+    """Of one that is not dead."""
+    if await redis.exists(keys.published(request_id)):
+        return "answered"  # although its body may be kept no longer
+    if lease is not None:
+        return "claimed"
+    if await redis.zscore(keys.QUEUE, request_id) is not None:
+        return "queued"
+    return "lost" if is_stored else "withdrawn"
 
 
 async def _letter(redis: Redis, request_id: str) -> DeadLetter | None:

@@ -169,6 +169,8 @@ def _verdict(
             )
         case "claimed":
             return "not yet: it is being played"
+        case "lost":
+            return "not yet: Redis lost its place in the queue; the trainer finds it and queues it again"
         case "dead":
             last = found.failures[-1] if found and found.failures else None
             return f"not trained: dead of {last.kind}, {last.message}" if last else "not trained: dead"

@@ -137,11 +137,13 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(mending.listing(letters, time.time(), _ink(), full=arguments.full))
     for run_id, letter in letters if arguments.json else ():
-        request = await queue.stored_request(redis, letter.request_id)
-        _print_json(
-            mending.as_json(run_id, letter)
-            | {"request": _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))}
-        )
+        row = mending.as_json(run_id, letter)
+        try:
+            request = await queue.stored_request(redis, letter.request_id)
+            row["request"] = _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))
+        except MalformedMessage as error:
+            row |= {"request": None, "unreadable": str(error)}
+        _print_json(row)
     return 0
 
 

@@ -99,7 +99,7 @@ async def test_a_trainer_and_a_worker_are_alive_while_they_beat(pool: ArqRedis) 
     await census.beat_worker(pool, worker("host/1"))
     assert await census.run_ids(pool) == [samples.RUN]
     assert (await census.run_census(pool, samples.RUN)).status == status
-    assert [found.name for found in await census.live_workers(pool)] == ["host/1", "host/2"]
+    assert [found.name for found in (await census.workers(pool))[0]] == ["host/1", "host/2"]
     for key in (keys.run_status(samples.RUN), keys.worker("host/1")):
         assert 0 < await pool.ttl(key) <= census.STATUS_EXPIRES_S
 
@@ -117,18 +117,17 @@ async def test_a_large_fleet_beats_in_a_slower_rhythm_and_is_believed_for_longer
 async def test_a_worker_that_stops_beating_is_silent_until_it_says_goodbye(pool: ArqRedis) -> None:
     heard_at = time.time() - 60
     await census.beat_worker(pool, worker("host/1", updated_at=heard_at))
-    assert await census.silent_workers(pool) == {}
+    assert (await census.workers(pool))[1] == {}
     await pool.delete(keys.worker("host/1"))
-    assert await census.live_workers(pool) == []
-    assert await census.silent_workers(pool) == {"host/1": heard_at}
+    assert await census.workers(pool) == ([], {"host/1": heard_at})
     await census.forget_worker(pool, "host/1")
-    assert await census.silent_workers(pool) == {}
+    assert (await census.workers(pool))[1] == {}
 
 
 async def test_a_worker_silent_for_long_is_forgotten(pool: ArqRedis) -> None:
     await census.beat_worker(pool, worker("host/1", updated_at=time.time() - 2 * 3600))
     await pool.delete(keys.worker("host/1"))
-    assert await census.silent_workers(pool) == {}
+    assert (await census.workers(pool))[1] == {}
 
 
 async def test_a_poisoned_request_does_not_hide_the_others(pool: ArqRedis) -> None:

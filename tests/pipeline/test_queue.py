@@ -251,6 +251,42 @@ async def test_an_unreadable_request_is_buried_by_who_takes_it(pool: ArqRedis) -
     assert await queued_ids(pool) == {fine.id}
 
 
+@pytest.mark.parametrize("key", ["claims", "request", "events"])
+async def test_a_request_whose_keys_are_of_the_wrong_kind_holds_up_nobody(pool: ArqRedis, key: str) -> None:
+    await census.beat_run(pool, census.RunStatus(run_id=samples.RUN, phase="waiting"))
+    bad, *fine = [await enqueued(pool, enqueued_at=float(number)) for number in range(1, 4)]
+    await pool.delete(getattr(keys, key)(bad.id))
+    await pool.sadd(getattr(keys, key)(bad.id), "x")
+    found = await queue.take(pool, "host/1", 3)
+    claims = [one.request for one in found if isinstance(one, Claim)]
+    if key == "events":
+        assert claims == [bad, *fine], "what is for people only breaks nothing"
+        return
+    assert claims == fine
+    assert list(await queue.dead_letters(pool, samples.RUN)) == [bad.id]
+    assert await queue.sweep(pool, samples.RUN) == []
+    assert await queue.unanswered_dead(pool, samples.RUN) == [bad.id]
+
+
+async def test_a_request_that_cannot_even_tell_its_run_is_buried_where_it_is_owed(pool: ArqRedis) -> None:
+    await census.beat_run(pool, census.RunStatus(run_id=samples.RUN, phase="waiting"))
+    request = await enqueued(pool)
+    await pool.set(keys.request(request.id), b"\xff rubbish")
+    await queue.take(pool, "host/1", 1)
+    (letter,) = (await queue.dead_letters(pool, samples.RUN)).values()
+    assert await queue.sweep(pool, samples.RUN) == []
+    assert await queue.dead_letters(pool, samples.RUN) == {request.id: letter}, "it is not buried again"
+    await queue.drop(pool, samples.RUN, request.id)
+    assert await queue.open_ids(pool, samples.RUN) == []
+
+
+async def test_a_refill_has_its_groups_place_in_the_queue(pool: ArqRedis) -> None:
+    younger = await enqueued(pool, enqueued_at=20.0)
+    refill = await enqueued(pool, enqueued_at=30.0, group_asked_at=10.0)
+    found = await queue.take(pool, "host/1", 2)
+    assert [one.request for one in found if isinstance(one, Claim)] == [refill, younger]
+
+
 async def test_an_idle_worker_wakes_when_there_is_work(pool: ArqRedis) -> None:
     waiting = asyncio.create_task(queue.wait_for_work(pool, 60.0))
     await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """Each answer is published once, read until it is acknowledged, and never blocks those behind it."""
 
 import asyncio
+import random
 
 import pytest
 from arq.connections import ArqRedis
@@ -8,7 +9,7 @@ from redis.exceptions import OutOfMemoryError
 
 from pipeline import census, keys, queue, stream, weights
 from pipeline.request import Claim
-from pipeline.trajectory import TrajectoryHead
+from pipeline.trajectory import Submitted, TrajectoryHead
 from pipeline.weights import WeightVersion
 from tests.pipeline import samples
 
@@ -199,6 +200,20 @@ async def add(pool: ArqRedis, head: TrajectoryHead, number: int) -> None:
         for _ in range(number):
             pipe.xadd(keys.stream(samples.RUN), {"head": stream.encode(head)})
         await pipe.execute()
+
+
+async def test_kept_bodies_make_room_in_a_redis_with_a_bound(reader: ArqRedis) -> None:
+    noise = random.Random(1).randbytes(300_000)
+    for _ in range(3):
+        await stream.publish(reader, samples.trajectory(await taken(reader), outcome=Submitted(patch=noise)))
+    read = await stream.read_new(reader, samples.RUN)
+    await reader.config_set("maxmemory", 8 * 400_000)
+    try:
+        await stream.acknowledge(reader, samples.RUN, pairs(read))
+    finally:
+        await reader.config_set("maxmemory", 0)
+    kept = [await stream.read_body(reader, one.head.request_id) is not None for one in read]
+    assert kept == [False, False, True]
 
 
 async def test_a_full_redis_takes_nothing_in_and_lets_everything_go(reader: ArqRedis) -> None:

@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stream
+from pipeline import census, keys, queue, stream
 from pipeline.errors import Boundary
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
@@ -21,7 +21,7 @@ from trainer.deadlines import Deadlines
 from trainer.journal import EpisodeRow, Journal, read
 from trainer.ledger import Ledger
 from trainer.parts import Parts
-from trainer.recovery import adopt, recover
+from trainer.recovery import adopt, answer_unreadable, recover
 from trainer.withdrawal import withdraw_rest, withdraw_surplus
 
 
@@ -177,7 +177,7 @@ async def claimed(side: Side, *members: int) -> list[Claim]:
 
 async def close_overdue(side: Side) -> int:
     """As if its deadline were the time that has passed since the first claim."""
-    closed = await Deadlines(side.pool, side.book, side.intake, deadline_s=0.0).see_to()
+    closed = await Deadlines(side.pool, side.book, side.intake, deadline_s=0.0, queue_s=None).see_to()
     await withdraw_surplus(parts(side), "run")
     return len(closed)
 
@@ -186,6 +186,34 @@ async def test_nothing_is_closed_before_a_first_claim_however_long_it_waited(sid
     await side.dispatcher.open_groups(1, version=0)
     assert await close_overdue(side) == 0
     assert await queue.first_claims(side.pool, await queue.open_ids(side.pool, "run")) == {}
+
+
+async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(side: Side) -> None:
+    await side.dispatcher.open_groups(2, version=0)
+    await claimed(side, 0)  # of both groups
+    (first, second) = sorted(side.book._open.values(), key=lambda group: group.cursor)
+    await side.pool.delete(*(keys.claims(one.request_id) for one in second.outstanding))
+    deadlines = Deadlines(side.pool, side.book, side.intake, deadline_s=1e9, queue_s=0.0)
+    assert await deadlines.see_to() == [second]
+    await withdraw_surplus(parts(side), "run")
+    assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
+    assert side.ledger.brake.failed_groups == 1
+    assert first.started_at is not None
+
+
+async def test_a_request_that_nobody_can_read_counts_as_failed(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    spoilt = (await asked(side))[0]
+    await side.pool.set(keys.request(spoilt.id), b"\xc1")
+    await census.beat_run(side.pool, census.RunStatus(run_id="run", phase="waiting"))
+    await queue.take(side.pool, "w", 1)
+    for _ in range(2):
+        await answer_unreadable(side.pool, "run", side.book.outstanding)
+    await side.intake.read(block_ms=10)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    (group,) = side.book.take(behind(0)) or []
+    assert group.fates("trained") == {0: "failed", 1: "trained", 2: "trained"}
 
 
 async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_back(side: Side) -> None:

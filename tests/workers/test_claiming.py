@@ -430,6 +430,30 @@ async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: Arq
     assert await queue.failures(pool, request_id) == ()
 
 
+async def test_an_episode_survives_a_redis_that_takes_no_writes_for_a_while(pool: ArqRedis) -> None:
+    request_id = await enqueued(pool)
+    ready = asyncio.Event()
+
+    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+        await ready.wait()
+        return samples.trajectory(claim)
+
+    async with worker(pool, stage) as claimer:
+
+        async def is_paused() -> bool:
+            return "redis is out" in claimer.breakers.paused
+
+        await until(lambda: queue.current_lease(pool, request_id))
+        try:
+            await pool.config_set("min-replicas-to-write", 1)
+            ready.set()
+            await until(is_paused)
+        finally:
+            await pool.config_set("min-replicas-to-write", 0)
+        await until(lambda: published(pool, request_id))
+    assert await queue.failures(pool, request_id) == ()
+
+
 async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     server = start_in(tmp_path, DURABLE)
     pool = await queue.connect(url_in(tmp_path))

@@ -32,7 +32,6 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
 HASTY = Habits()
 # His better mood, for teaching the skills first: a model that rarely sees a file never learns to use one.
 PATIENT = Habits(reads=0.9, careful=1.0, tests=0.5, starts_over=0.8)
-DILIGENT = Habits(reads=1.0, careful=1.0, tests=1.0, starts_over=1.0)
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):

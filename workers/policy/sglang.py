@@ -18,12 +18,14 @@ from typing import Literal, Self
 import aiohttp
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from pipeline import outage
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
-from pipeline.tokenizer import get_tokenizer
+from pipeline.tokenizer import TokenizerBundle, get_tokenizer
 from pipeline.trajectory import VersionSpan
 from workers.policy.conversation import Conversation, Sampled
 from workers.policy.render import Renderer
@@ -31,6 +33,7 @@ from workers.policy.render import Renderer
 ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
 MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
 FIRST_WAIT_S = 0.2
+REDIS_PAUSE_S = 1.0
 LONGEST_WAIT_S = 2.0  # new claims are held back meanwhile, so only turns under way ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
 _RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
@@ -94,14 +97,23 @@ class SglangPolicies:
     async def _renderer(self, name: str) -> Renderer:
         async with self._making:
             if name not in self._renderers:
-                try:
-                    bundle = await get_tokenizer(self._redis, name)
-                except MalformedMessage as error:
-                    raise RequestError(f"tokenizer {name}: {error}") from error
+                bundle = await self._bundle(name)
                 if bundle is None:
                     raise RequestError(f"tokenizer {name} was never announced")
                 self._renderers[name] = await asyncio.to_thread(Renderer, bundle)
             return self._renderers[name]
+
+    async def _bundle(self, name: str) -> TokenizerBundle | None:
+        """Through outages of Redis: whoever holds the claim ends this when the lease is lost."""
+        while True:
+            try:
+                return await get_tokenizer(self._redis, name)
+            except MalformedMessage as error:
+                raise RequestError(f"tokenizer {name}: {error}") from error
+            except RedisError as error:
+                if not outage.passes(error):
+                    raise
+            await asyncio.sleep(REDIS_PAUSE_S)
 
 
 class _Finish(msgspec.Struct, frozen=True):

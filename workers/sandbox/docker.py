@@ -19,13 +19,14 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
+from pipeline import keys
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.task import File
 from workers.docker_host import DockerHost
 from workers.sandbox.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.command import CommandResult, LastResult
-from workers.sandbox.engine import ATTEMPT, DEADLINE, FLEET, REQUEST, ContainerSpec, Engine
+from workers.sandbox.engine import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ContainerSpec, Engine
 from workers.sandbox.git import HEAD, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
@@ -267,6 +268,7 @@ class DockerSandboxes:
             "swerve.run": claim.request.run_id,
             REQUEST: claim.request.id,
             ATTEMPT: str(claim.attempt),
+            LEASE: keys.lease(claim.request.id),
             "swerve.worker": claim.worker,
             "swerve.role": role,
             DEADLINE: str(int(time.time()) + deadline_s),

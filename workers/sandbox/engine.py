@@ -30,6 +30,7 @@ T = TypeVar("T")
 FLEET = "swerve.fleet"
 REQUEST = "swerve.request"
 ATTEMPT = "swerve.attempt"
+LEASE = "swerve.lease"  # the key that holds it in Redis
 DEADLINE = "swerve.deadline"
 
 ENGINE_CALL_S = 120

@@ -7,7 +7,7 @@ whatever was left running in the background.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError
@@ -20,6 +20,7 @@ from workers.sandbox.output import Capped, Frames
 SIDE_CHANNEL = "/proc/1/fd/9"
 KILL = "SIGUSR1"  # tells the first process to kill every other
 KILL_S = 30.0
+KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
 SEND, INIT = (
     b"send\n",
@@ -113,9 +114,7 @@ class Shell:
                 await self._rest_of(answer)
         except TimeoutError:
             in_time = False
-            async with _patience():
-                await self._kill_all()
-                await self._rest_of(answer)
+            await self._kill_until(self._rest_of(answer))
         self._underway = None
         output, dropped_bytes = answer.output.kept()
         notes, end, numbers = answer.notes.kept()[0].rpartition(b"\nend ")
@@ -197,11 +196,23 @@ class Shell:
         return list(self._frames.payloads(data)) if data else None
 
     async def _end_by_force(self, answer: Exchange) -> None:
-        async with _patience():
-            await self._kill_all()
-            await self._end_of(answer)
+        await self._kill_until(self._end_of(answer))
         self._underway = None
         await self.clear()
+
+    async def _kill_until(self, end: Coroutine[None, None, object]) -> None:
+        """Kills all there is, again and again: a signal may overtake the question that it is to end."""
+        ending = asyncio.create_task(end)
+        try:
+            async with _patience():
+                await self._kill_all()
+                while not (await asyncio.wait({ending}, timeout=KILL_AGAIN_S))[0]:
+                    with suppress(SandboxError):  # it may have ended just now, and its stream has not
+                        await self._kill_all()
+            await ending
+        finally:
+            ending.cancel()
+            await asyncio.wait({ending})
 
 
 @asynccontextmanager

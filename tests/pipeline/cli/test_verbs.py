@@ -273,6 +273,7 @@ async def test_ls_filters(pool: ArqRedis, run: Line) -> None:
 
     assert await ids("--task", "demo:text-*") == [waiting.id]
     assert await ids("--group", "laptop-gx") == [held.request.id]
+    assert dead in await ids("--group", "laptop-g*", "--state", "dead")
     assert await ids("--outcome", "submitted") == [done]
     assert await ids("--outcome", "failed:*", "--state", "dead") == [dead]
     assert await ids("--worker", "nobody") == []
@@ -304,6 +305,47 @@ async def test_dead_lists_by_class_what_requests_died_of(pool: ArqRedis, run: Li
     status, _, err = await run("drop", broken, outage)
     assert (status, f"{outage} not among the dead" in err) == (2, True)
     assert list(await queue.dead_letters(pool, samples.RUN)) == [broken], "all or nothing"
+
+
+async def test_dead_speaks_of_those_that_nobody_can_read_too(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    poison, broken = samples.request(), await buried(pool)
+    await queue.enqueue(pool, poison)
+    await pool.set(keys.request(poison.id), b"\xff rubbish")
+    await queue.take(pool, "host/1", 1)
+    status, out, _ = await run("dead", "--json")
+    rows = {row["request_id"]: row for row in map(json.loads, out.splitlines())}
+    assert (status, set(rows)) == (0, {poison.id, broken})
+    assert rows[poison.id]["request"] is None
+    assert rows[poison.id]["unreadable"]
+    assert rows[poison.id]["class"] == "poison"
+
+
+async def test_an_answer_whose_body_is_gone_is_answered_still(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    request_id = await answered(pool)
+    await pool.delete(keys.body(request_id))
+    _, out, _ = await run("show", request_id, "--json")
+    assert json.loads(out)["state"] == "answered"
+    _, out, _ = await run("explain", request_id)
+    assert "not yet read by the learner" in out
+
+
+async def test_what_redis_lost_the_place_of_is_said_to_be_lost(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    request = samples.request()
+    await queue.enqueue(pool, request)
+    await pool.zrem(keys.QUEUE, request.id)
+    _, out, _ = await run("show", request.id, "--json")
+    assert json.loads(out)["state"] == "lost"
+
+
+async def test_nothing_is_known_of_what_was_dropped_but_its_life(pool: ArqRedis, run: Line) -> None:
+    await known_run(pool)
+    dead = await buried(pool)
+    await run("drop", dead)
+    assert (await run("show", dead))[0] == 2
+    assert "withdrawn" in (await run("explain", dead))[1]
 
 
 async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: Line) -> None:
