@@ -386,6 +386,13 @@ def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
         (["empty.jsonl"], "holds no task"),
         (["tasks.jsonl", "--only", "test:other"], "holds no task 'test:other'"),
         (["tasks.jsonl", "--repeat", "0"], "--repeat and --jobs must be 1 or more"),
+        (["tasks.jsonl", "--json", "gone/o.json"], "--json: gone/o.json cannot be written: No such file"),
+        (["tasks.jsonl", "--json", "."], "--json: . cannot be written: Is a directory"),
+        (
+            ["tasks.jsonl", "--passing", "gone/p.jsonl"],
+            "--passing: gone/p.jsonl cannot be written: No such file",
+        ),
+        (["tasks.jsonl", "--passing", "tests"], "--passing: tests cannot be written: Is a directory"),
     ],
 )
 def test_misuse_is_refused(
@@ -395,7 +402,34 @@ def test_misuse_is_refused(
     file.path.with_name("broken.jsonl").write_text("{}\n")
     file.path.with_name("empty.jsonl").touch()
     assert main([str(file.path.with_name(arguments[0])), *arguments[1:]]) == 2
-    assert complaint in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert not said.out
+    assert not verified_path(file.path).exists()
+
+
+def test_a_task_file_beside_which_nothing_can_be_kept_is_refused_before_anything_is_graded(
+    file: TaskFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.add("a", FIXED)
+    with file.path.open() as opened:  # as a shell's <(...) hands it over
+        path = f"/dev/fd/{opened.fileno()}"
+        assert main([path]) == 2
+    said = capsys.readouterr()
+    assert f"error: TASKS.jsonl: {path}.verified cannot be written: No such file or directory" in said.err
+    assert not said.out
+
+
+def test_results_that_cannot_be_written_in_the_end_are_said_and_the_verifications_stay(
+    file: TaskFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = file.add("a", FIXED)
+    assert main([str(file.path), "--json", "/dev/full"]) == 2
+    assert (
+        f"error: --json: /dev/full cannot be written: No space left on device; {verified_path(file.path)}"
+        in (capsys.readouterr().err)
+    )
+    assert read_verified(verified_path(file.path))[task.id].ok
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -4,16 +4,20 @@ Each task is graded in four states by the production grader, in real containers:
 tests alone must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat. Needs a Docker engine and the
 tasks' images; no Redis, no engine of a policy, no GPU. Writes TASKS.verified.jsonl, which the trainer asks for.
 
-Exit status: 0 every task is ok; 1 some are not, with the reason; 2 misuse; 130 after Ctrl-C. What was verified until then is kept.
+Exit status: 0 every task is ok; 1 some are not, with the reason; 2 misuse, or results that cannot be written; 130 after Ctrl-C.
+What was verified until then is kept.
 """
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +49,10 @@ if TYPE_CHECKING:
     from workers.sandbox.docker import DockerSandboxes
     from workers.verify.display import Display
     from workers.verify.states import Prober
+
+
+class Unwritable(ValueError):
+    """Results cannot be put where an option wants them; names both."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(work, signal.SIGINT)
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
-    return _account(work, found, options)
+    try:
+        return _account(work, found, options)
+    except Unwritable as error:
+        print(f"error: {error}; {work.book.path} has what was verified", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,11 +172,42 @@ def _read(options: argparse.Namespace) -> Work:
     if not chosen:
         raise ValueError(f"{path} holds no task")
     golds, verified = gold_path(path), verified_path(path)
+    _refuse_unwritable(options, verified)
     return Work(
         tasks=chosen,
         golds=read_gold(golds) if golds.exists() else {},
         book=Book(verified, read_verified(verified) if verified.exists() else {}),
     )
+
+
+def _refuse_unwritable(options: argparse.Namespace, verified: Path) -> None:
+    """Raises Unwritable for what could not be written once everything was graded. Writes nothing itself."""
+    with _writing("TASKS.jsonl", verified):
+        tempfile.TemporaryFile(dir=verified.parent).close()
+    if options.json:
+        _must_be_writable(options.json, "--json")
+    if options.passing:
+        for beside in (Path, gold_path, verified_path):
+            _must_be_writable(beside(options.passing), "--passing")
+
+
+def _must_be_writable(path: Path, option: str) -> None:
+    with _writing(option, path):
+        if not path.exists():
+            tempfile.TemporaryFile(dir=path.parent).close()
+        elif path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _writing(option: str, path: Path) -> Generator[None]:
+    """Raises Unwritable if what is done within cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{option}: {path} cannot be written: {error.strerror}") from error
 
 
 async def _verify(work: Work, options: argparse.Namespace, host: DockerHost) -> list[Verification]:
@@ -238,13 +281,12 @@ async def _work_off(
 
 def _account(work: Work, found: list[Verification], options: argparse.Namespace) -> int:
     if options.json:
-        options.json.write_bytes(
-            msgspec.json.format(
-                msgspec.json.encode([msgspec.convert(one, Line, from_attributes=True) for one in found])
-            )
-        )
+        lines = [msgspec.convert(one, Line, from_attributes=True) for one in found]
+        with _writing("--json", options.json):
+            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(lines)))
     if options.passing:
-        _write_passing(options.passing, work, found)
+        with _writing("--passing", options.passing):
+            _write_passing(options.passing, work, found)
     num_wrong = sum(not one.ok for one in found)
     print(f"{len(found) - num_wrong} of {len(found)} tasks are ok; {work.book.path} says so of each")
     return 1 if num_wrong else 0
