@@ -65,15 +65,6 @@ class Fields:
             raise self.refusal(name, f"must be an object with names, is {_shown(value)}")
         return dict(value)
 
-    def whole(self, name: str) -> int:
-        """A whole number, itself or as text. Raises ValueError."""
-        value = self.value(name)
-        if isinstance(value, str) and value.strip().isdecimal():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refusal(name, f"must be a whole number, is {_shown(value)}")
-        return value
-
     def value(self, name: str) -> Any:
         """Whatever is there, None if it is absent. Raises ValueError for a record that could not be read."""
         if self.broken:

@@ -33,10 +33,6 @@ def test_an_object_may_be_json_or_a_python_literal(value: object, expected: dict
     assert fields(value).mapping("field") == expected
 
 
-def test_a_whole_number_may_be_text() -> None:
-    assert (fields(7).whole("field"), fields(" 7 ").whole("field")) == (7, 7)
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
@@ -53,9 +49,6 @@ def test_a_whole_number_may_be_text() -> None:
         ("strings", ["\ud800"], "not text in UTF-8"),
         ("mapping", "[1]", "must be an object"),
         ("mapping", {1: 2}, "must be an object"),
-        ("whole", "x", "must be a whole number"),
-        ("whole", True, "must be a whole number"),
-        ("whole", None, "must be a whole number, is absent"),
     ],
 )
 def test_what_will_not_do_is_refused_by_row_and_field(kind: str, value: object, message: str) -> None:
@@ -63,7 +56,7 @@ def test_what_will_not_do_is_refused_by_row_and_field(kind: str, value: object, 
         getattr(fields(value), kind)("field")
 
 
-@pytest.mark.parametrize("kind", ["text", "optional_text", "strings", "mapping", "whole", "value"])
+@pytest.mark.parametrize("kind", ["text", "optional_text", "strings", "mapping", "value"])
 def test_a_record_that_could_not_be_read_says_why_whatever_is_taken_from_it(kind: str) -> None:
     with pytest.raises(ValueError, match=r"^rows\.jsonl:7: not JSON$"):
         getattr(Fields("rows.jsonl:7", {}, broken="not JSON"), kind)("field")
