@@ -79,6 +79,10 @@ class Fields:
         """The same record with `values` put into it."""
         return replace(self, values={**self.values, **values})
 
+    def broken_by(self, error: ValueError) -> "Fields":
+        """The record as one that could not be read: because of `error`, which may begin with `where`."""
+        return Fields(self.where, {}, broken=str(error).removeprefix(f"{self.where}: "))
+
     def _parsed(self, name: str) -> Any:
         """The value, read as JSON or as a Python literal if it is text; None if it is absent or blank."""
         value = self.value(name)

@@ -3,9 +3,11 @@
 
 A row is named by its file and number, from 1. A line that is no JSON object becomes a row that says so when it is
 used, so that one import can tell of all of them. Of a row wrapped for a trainer, with a column `instance` or with
-`metadata` that has one, the instance is read. pyarrow is imported for parquet and saved datasets only.
+`metadata` that has one, each an object or its text, the instance is read. pyarrow is imported for parquet and saved
+datasets only.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -17,13 +19,15 @@ from trainer.tasksets.fields import Fields
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _SHARD_SUFFIXES = (".jsonl", ".parquet")
+_HAS_INSTANCE = re.compile(r"""["']instance["']\s*:""")  # metadata may also be any text
 
 
 def read_rows(path: Path, split: str | None = None) -> list[Fields]:
     """The rows in order; of the one split there is, if `split` is None.
 
-    A split is a shard's name up to "-00000-of-00001", a key of a JSON object, or the column `split`. Raises
-    ValueError naming file and reason if there is no such split, several to choose from, or nothing readable.
+    A split is a shard's name up to "-00000-of-00001", a key of a JSON object, what a saved dataset says it is, or the
+    column `split`. Raises ValueError naming file and reason if there is no such split, several to choose from, or
+    nothing readable.
     """
     if not path.exists():
         raise ValueError(f"{path}: no such file or directory")
@@ -34,14 +38,19 @@ def read_rows(path: Path, split: str | None = None) -> list[Fields]:
 
 
 def _unwrapped(row: Fields) -> Fields:
-    metadata = row.values.get("metadata")
-    instance = metadata.get("instance") if isinstance(metadata, dict) else row.values.get("instance")
-    if not instance:
-        return row
     try:
-        return Fields(row.where, row.having(instance=instance).mapping("instance"))
+        instance = _metadata(row).get("instance") or row.values.get("instance")
+        return Fields(row.where, row.having(instance=instance).mapping("instance")) if instance else row
     except ValueError as error:
-        return Fields(row.where, {}, broken=str(error).removeprefix(f"{row.where}: "))
+        return row.broken_by(error)
+
+
+def _metadata(row: Fields) -> dict[str, Any]:
+    """What holds an instance, if `metadata` does; else nothing, for then it is no wrapping and may be anything."""
+    metadata = row.values.get("metadata")
+    if isinstance(metadata, str) and _HAS_INSTANCE.search(metadata):
+        return row.mapping("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _file(path: Path, split: str | None) -> list[Fields]:
@@ -62,9 +71,13 @@ def _of_split(path: Path, rows: list[Fields], split: str | None) -> list[Fields]
     """Those that the column `split` puts there; rows that cannot be read are everywhere."""
     if split is None:
         return rows
-    splits = {row.values["split"] for row in rows if isinstance(row.values.get("split"), str)}
-    _choose(path, dict.fromkeys(sorted(splits)), split)
+    _choose(path, _columns(rows), split)
     return [row for row in rows if row.broken or row.values.get("split") == split]
+
+
+def _columns(rows: list[Fields]) -> list[str]:
+    """The splits that the column `split` names."""
+    return sorted({row.values["split"] for row in rows if isinstance(row.values.get("split"), str)})
 
 
 def _choose(path: Path, splits: Iterable[str], split: str | None) -> str:
@@ -80,7 +93,7 @@ def _choose(path: Path, splits: Iterable[str], split: str | None) -> str:
 
 
 def _lines(path: Path) -> list[Fields]:
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if content.lstrip().startswith(b"["):
         raise ValueError(f"{path}: a JSON list and not a record a line; call it .json")
     lines = enumerate(content.split(b"\n"), 1)
@@ -103,7 +116,7 @@ def _record(where: str, value: object) -> Fields:
 def _json(path: Path, split: str | None) -> list[Fields]:
     """A list of rows, an object of such lists by split, or what a datasets server answers."""
     try:
-        value = json.loads(path.read_bytes().decode())
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error} (one record a line is called .jsonl)") from error
     if isinstance(value, dict) and _is_answer(value.get("rows")):
@@ -130,7 +143,7 @@ def _directory(path: Path, split: str | None) -> list[Fields]:
         splits = _object(path / "dataset_dict.json").get("splits", [])
         return _saved(path / _choose(path, splits, split))
     if (path / "state.json").exists():
-        return _of_split(path, _saved(path), split)
+        return _saved_alone(path, split)
     folder = path if _shards(path) else path / "data"
     shards = _shards(folder)
     if not shards:
@@ -138,6 +151,16 @@ def _directory(path: Path, split: str | None) -> list[Fields]:
             f"{path}: neither a saved dataset nor a folder of {' or '.join(_SHARD_SUFFIXES)} files"
         )
     return [row for shard in shards[_choose(path, shards, split)] for row in _file(shard, None)]
+
+
+def _saved_alone(path: Path, split: str | None) -> list[Fields]:
+    """A saved dataset outside of a dictionary: of one split, by its own account, unless its rows say more."""
+    rows, own = _saved(path), _object(path / "state.json").get("_split")
+    columns = _columns(rows)
+    if split is None or split in columns or not isinstance(own, str):
+        return _of_split(path, rows, split)
+    _choose(path, dict.fromkeys((own, *columns)), split)
+    return rows
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:

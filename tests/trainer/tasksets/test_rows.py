@@ -81,6 +81,26 @@ def test_a_split_is_a_key_a_file_a_directory_or_a_column(tmp_path: Path) -> None
     assert len(values(column)) == 2
 
 
+def test_a_saved_dataset_is_of_the_split_that_it_was_saved_from(tmp_path: Path) -> None:
+    path = saved(tmp_path / "saved", ROWS)
+    assert values(path, "train") == values(path) == ROWS
+    with pytest.raises(ValueError, match=r"saved: --split test: choose one of train$"):
+        read_rows(path, "test")
+    told_apart = saved(tmp_path / "told", [{"split": "train", "n": 1}, {"split": "test", "n": 2}])
+    assert values(told_apart, "train") == [{"split": "train", "n": 1}]
+    with pytest.raises(ValueError, match=r"--split dev: choose one of train, test$"):
+        read_rows(told_apart, "dev")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", "\n".join(map(json.dumps, ROWS))), ("a.json", json.dumps(ROWS))):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert values(tmp_path / name) == ROWS
+    (tmp_path / "list.jsonl").write_text(json.dumps(ROWS), encoding="utf-8-sig")
+    with pytest.raises(ValueError, match=r"call it \.json"):
+        read_rows(tmp_path / "list.jsonl")
+
+
 def test_a_row_is_named_by_file_and_number(tmp_path: Path) -> None:
     lines = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"a": 2}\n')
     keys = write(tmp_path / "a.json", {"train": ROWS})
@@ -108,11 +128,25 @@ def test_an_instance_is_read_out_of_what_a_trainer_wraps_it_in(tmp_path: Path) -
         {"instance": row, "prompt": "x"},
         {"instance": json.dumps(row), "data_source": "x"},
         {"text": "x", "metadata": {"instance": row, "data_source": "x"}},
+        {"text": "x", "metadata": {"instance": json.dumps(row)}},
+        {"text": "x", "metadata": json.dumps({"instance": row, "data_source": "x"})},
+        {"text": "x", "metadata": json.dumps({"data_source": "x", "instance": json.dumps(row)})},
+        {"text": "x", "metadata": {"data_source": "x"}, "instance": row},
     ]
-    assert values(write(tmp_path / "a.json", wrapped)) == [row] * 3
-    (broken,) = read_rows(write(tmp_path / "b.json", [{"instance": "{"}]))
-    with pytest.raises(ValueError, match=r"row 1: instance: neither JSON"):
-        broken.text("id")
+    assert values(write(tmp_path / "a.json", wrapped)) == [row] * len(wrapped)
+    rows = [{"instance": "{"}, {"metadata": '{"instance": {'}, {"metadata": {"instance": "["}}]
+    for row, name in zip(
+        read_rows(write(tmp_path / "b.json", rows)), ("instance", "metadata", "instance"), strict=True
+    ):
+        with pytest.raises(ValueError, match=rf"row \d: {name}: neither JSON"):
+            row.text("id")
+
+
+def test_metadata_that_holds_no_instance_is_a_column_like_any_other(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "metadata": metadata} for metadata in ("for instance: {", "{", "[1]", 5, {"a": 1}, None)
+    ]
+    assert values(write(tmp_path / "a.json", rows)) == rows
 
 
 @pytest.mark.parametrize(
