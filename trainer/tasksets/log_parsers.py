@@ -1,4 +1,4 @@
-"""Names of the swebench package's log parsers (5.x).
+"""Names of the swebench package's log parsers (5.x), and the repositories whose logs list failures alone.
 
 The trainer does without the package, which is the workers'; a test holds the names against it.
 """
@@ -25,6 +25,16 @@ _FORMATS = (
 )
 # fmt: on
 NAMES = frozenset(f"parse_log_{name}" for name in _FORMATS)
+FAIL_ONLY_REPOS = frozenset(  # a test that such a log does not name has passed: eval_type fail_only
+    {
+        "bpmn-io/bpmn-js",
+        "chartjs/Chart.js",
+        "eslint/eslint",
+        "markedjs/marked",
+        "openlayers/openlayers",
+        "processing/p5.js",
+    }
+)
 
 
 def checked(fields: Fields, name: str) -> str:

@@ -15,29 +15,27 @@ from trainer.tasksets.fields import Fields
 
 DIRECTORY = Path(sys.prefix, "share", "swerve", "swebench-4.1.0")
 REQUIREMENTS = ("swebench==4.1.0", "unidiff==1.0.1")
-RENDERED = ("eval_script", "log_parser", "eval_type")
+RENDERED = ("eval_script", "log_parser")
 _RENDERER = Path(__file__).with_name("swebench_4.py")
 _NEEDED = ("instance_id", "repo", "version", "base_commit", "test_patch")
 
 
 def rendered(rows: Sequence[Fields], directory: Path = DIRECTORY) -> list[Fields]:
-    """`rows` with `eval_script`, `log_parser` and `eval_type`; a row's own are kept.
+    """`rows` with `eval_script` and `log_parser`; a row's own are kept.
 
     A row that cannot be rendered comes back broken, with the reason. Raises ValueError if the release cannot be
     installed.
     """
-    broken: dict[int, str] = {}
+    broken: dict[int, Fields] = {}
     questions: dict[int, dict[str, str]] = {}
     for number, fields in enumerate(rows):
         try:
             questions[number] = {name: fields.text(name) for name in _NEEDED}
         except ValueError as error:
-            broken[number] = str(error).removeprefix(f"{fields.where}: ")
+            broken[number] = fields.broken_by(error)
     answers = dict(zip(questions, _ask(list(questions.values()), directory), strict=True))
     return [
-        Fields(fields.where, {}, broken=broken[number])
-        if number in broken
-        else _answered(fields, answers[number])
+        broken[number] if number in broken else _answered(fields, answers[number])
         for number, fields in enumerate(rows)
     ]
 

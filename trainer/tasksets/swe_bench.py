@@ -1,7 +1,7 @@
 """SWE-bench (full, Lite, Verified, Multilingual): rows, or the task repository that swebench 5.x keeps on disk.
 
 Rows of 5.x have `image`, `eval_script`, `log_parser` and `eval_type`. Older rows lack them: the image's name follows
-from the id, and swebench 4.1.0 renders the rest once, at import.
+from the id, how a log is judged from the repository, and swebench 4.1.0 renders the rest once, at import.
 """
 
 import json
@@ -75,7 +75,8 @@ def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
     for mark in (END_MARK, START_MARK):
         if mark not in eval_script:
             raise fields.refusal("eval_script", f"does not print {mark!r}: no log of it would be accepted")
-    eval_type = fields.optional_text("eval_type") or "pass_and_fail"
+    by_repo = "fail_only" if fields.text("repo") in log_parsers.FAIL_ONLY_REPOS else "pass_and_fail"
+    eval_type = fields.optional_text("eval_type").strip() or by_repo
     if eval_type not in EVAL_TYPES:
         raise fields.refusal("eval_type", f"must be one of {', '.join(EVAL_TYPES)}, is {eval_type!r}")
     assets = fields.mapping("image_assets")

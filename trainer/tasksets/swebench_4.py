@@ -3,7 +3,7 @@
     python -I -S swebench_4.py DIRECTORY <rows.json >answers.json
 
 DIRECTORY holds the packages swebench and unidiff. Rows and answers are JSON lists in one order; an answer has
-`eval_script`, `log_parser` and `eval_type`, or `refused`, the reason. Nothing is fetched: the packages that could
+`eval_script` and `log_parser`, or `refused`, the reason. Nothing is fetched: the packages that could
 are stand-ins with nothing in them.
 """
 
@@ -53,12 +53,7 @@ def _answer(row: dict[str, Any], constants: Any, scripts: Any, parsers: dict[str
         )
     except (KeyError, ValueError, TypeError, IndexError, sys.modules["unidiff"].UnidiffParseError) as error:
         return {"refused": f"test_patch: swebench 4.1.0 cannot make a script of it: {error!r}"}
-    fail_only = repo in constants.FAIL_ONLY_REPOS
-    return {
-        "eval_script": "\n".join((*HEAD, *commands)) + "\n",
-        "log_parser": parsers[repo].__name__,
-        "eval_type": "fail_only" if fail_only else "pass_and_fail",
-    }
+    return {"eval_script": "\n".join((*HEAD, *commands)) + "\n", "log_parser": parsers[repo].__name__}
 
 
 def main() -> None:

@@ -1,3 +1,4 @@
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_a_misspelt_parser_is_refused_with_the_one_meant(
 
 def test_the_parsers_that_may_be_named_are_those_that_grade() -> None:
     assert log_parsers.NAMES == swebench_rules.LOG_PARSERS
+
+
+def test_repositories_whose_logs_list_failures_alone_are_those_of_the_grader() -> None:
+    constants = importlib.import_module("swebench.harness.constants")  # as the grader has it
+    assert constants.FAIL_ONLY_REPOS == log_parsers.FAIL_ONLY_REPOS
+
+
+@pytest.mark.parametrize(
+    ("repo", "change", "eval_type"),
+    [
+        ("chartjs/Chart.js", {"eval_type": None}, "fail_only"),
+        ("markedjs/marked", {"eval_type": " "}, "fail_only"),
+        ("markedjs/marked", {"eval_type": "pass_and_fail"}, "pass_and_fail"),
+        ("acme/units", {"eval_type": None}, "pass_and_fail"),
+        ("acme/units", {"eval_type": "fail_only"}, "fail_only"),
+    ],
+)
+def test_a_row_that_does_not_say_how_its_log_is_judged_is_judged_as_its_repository_is(
+    tmp_path: Path, repo: str, change: dict[str, Any], eval_type: str
+) -> None:
+    rows = write_lines(tmp_path / "a.jsonl", changed(repo=repo, **change))
+    ((task, _),) = imported(tmp_path, "swe-bench", rows).values()
+    assert isinstance(task.verdict, SwebenchLog)
+    assert task.verdict.eval_type == eval_type
 
 
 def test_an_older_row_is_rendered_by_the_release_that_knows_it(tmp_path: Path) -> None:
