@@ -13,8 +13,8 @@ from pathlib import Path
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import diff_in, divided, paths_of
+from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.patches import diff_in, divided, optional_diff_in, paths_of
 from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/workspace"
@@ -55,7 +55,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         id=f"fleet:{fields.text('instance_id')}",
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
-        image=fields.text("image_name"),
+        image=named_image(fields) or fields.text("image_name"),
         workdir=_workdir(fields),
         problem=_without_files_changed(fields),
         verdict=ExitCode(
@@ -79,13 +79,14 @@ IMPORTER = Importer(
 def _directory(file: Path) -> Fields:
     """task.json; without a `workdir` in it, with the Dockerfile's last, for that is where commands run."""
     try:
-        values = json.loads(file.read_bytes().decode())
+        values = json.loads(file.read_bytes().decode("utf-8-sig"))
     except ValueError as error:
         return Fields(str(file), {}, broken=f"not JSON: {error}")
     if not isinstance(values, dict):
         return Fields(str(file), {}, broken="must be a JSON object")
     dockerfile = file.with_name("Dockerfile")
-    found: list[str] = _WORKDIR.findall(dockerfile.read_text()) if dockerfile.exists() else []
+    text = dockerfile.read_text("utf-8", "replace") if dockerfile.exists() else ""
+    found: list[str] = _WORKDIR.findall(text)
     return Fields(str(file), {"workdir": found[-1].strip("\"'") if found else WORKDIR, **values})
 
 
@@ -103,7 +104,7 @@ def _patches(fields: Fields) -> tuple[str, str]:
     """The solution without tests, and the tests; what is not there by itself is taken out of `gold_patch`."""
     gold = diff_in(fields, "gold_patch")
     listed = fields.strings("test_files")
-    tests, no_tests = divided(_optional_diff(fields, "test_patch"), _is_test)
+    tests, no_tests = divided(optional_diff_in(fields, "test_patch"), _is_test)
     if not tests:
         tests, rest = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
         if not listed and not rest.strip():  # "test" is in every path, as in pytest's own src/_pytest
@@ -111,18 +112,13 @@ def _patches(fields: Fields) -> tuple[str, str]:
     if not tests.strip():
         raise fields.refusal("test_patch", "must be a non-empty string: gold_patch has no tests in it either")
     hidden = paths_of(tests)
-    fix = _optional_diff(fields, "fix_patch")
+    fix = optional_diff_in(fields, "fix_patch")
     if fix:
         return fix + (no_tests if not set(paths_of(no_tests)) & set(paths_of(fix)) else ""), tests
     _, fix = divided(gold, lambda path: path in hidden or (path in listed and _is_test(path)))
     if not fix.strip():
         raise fields.refusal("gold_patch", "has nothing but tests in it")
     return fix, tests
-
-
-def _optional_diff(fields: Fields, name: str) -> str:
-    """ "" if it is absent or blank."""
-    return diff_in(fields, name) if fields.optional_text(name).strip() else ""
 
 
 def _is_test(path: str) -> bool:

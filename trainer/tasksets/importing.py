@@ -10,6 +10,8 @@ from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.rows import read_rows
 
+IMAGE_COLUMNS = ("image", "image_name", "docker_image")  # the first that says something counts
+
 
 class Refused(ValueError):
     """Rows that will not do: `reasons` has one a row, each naming file, row and field. `hint`: what all of them suggest."""
@@ -31,6 +33,12 @@ def as_they_are(rows: list[Fields], options: Namespace) -> list[Fields]:
 
 def instance_id(fields: Fields) -> str:
     return fields.text("instance_id")
+
+
+def named_image(fields: Fields) -> str:
+    """The image that the row names, which comes before any rule for names; "" if it names none. Raises ValueError."""
+    names = (fields.optional_text(column).strip() for column in IMAGE_COLUMNS)
+    return next((name for name in names if name), "")
 
 
 @dataclass(frozen=True, slots=True)

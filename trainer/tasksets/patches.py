@@ -1,6 +1,5 @@
 """Patches taken apart: which files one is about, and one patch a file."""
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 
@@ -8,11 +7,19 @@ from trainer.tasksets.fields import Fields
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _SAME = re.compile(r"diff --git a/(.+) b/\1")
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_BOTH_QUOTED = re.compile(rf"diff --git ({_QUOTED}) ({_QUOTED})")
 _NAMED = re.compile(r"(?:--- |\+\+\+ |rename (?:from|to) |copy to )(.+)")
+_C_STRING = re.compile(r'"((?:[^"\\]|\\[abtnvfr"\\]|\\[0-3][0-7]{2})*)"')
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)")
+_ESCAPED = dict(zip(b'abtnvfr"\\', b'\a\b\t\n\v\f\r"\\', strict=True))
 
 
 def paths_of(patch: str) -> tuple[str, ...]:
-    """Every path that a git or unified diff touches, old names and new, in order of appearance."""
+    """Every path that a git or unified diff touches, old names and new, in order of appearance.
+
+    Raises ValueError for a name in quotes that git could not have written, or that is not UTF-8.
+    """
     paths: dict[str, None] = {}
     for line, in_hunk in _lines(patch):
         if in_hunk:
@@ -20,6 +27,8 @@ def paths_of(patch: str) -> tuple[str, ...]:
         line = line.rstrip("\r\n")
         if same := _SAME.fullmatch(line):  # all there is of an empty or binary file, or of a changed mode
             paths[same[1]] = None
+        elif quoted := _BOTH_QUOTED.fullmatch(line):
+            paths |= dict.fromkeys(_path(name, prefixed=True) for name in quoted.groups())
         elif named := _NAMED.fullmatch(line):
             path = _path(named[1], prefixed=line[0] in "-+")
             if path:
@@ -51,11 +60,20 @@ def divided(patch: str, belongs: Callable[[str], bool]) -> tuple[str, str]:
 
 
 def diff_in(fields: Fields, name: str) -> str:
-    """The diff in the field `name`, with a newline at its end. Raises ValueError if it is about no file."""
+    """The diff in the field `name`, with a newline at its end. Raises ValueError if it names no file that can be read."""
     patch = ended(fields.text(name))
-    if not paths_of(patch):
+    try:
+        paths = paths_of(patch)
+    except ValueError as error:
+        raise fields.refusal(name, str(error)) from error
+    if not paths:
         raise fields.refusal(name, "not a diff: it names no file")
     return patch
+
+
+def optional_diff_in(fields: Fields, name: str) -> str:
+    """The same, or "" if the field is absent or blank. Raises ValueError."""
+    return diff_in(fields, name) if fields.optional_text(name).strip() else ""
 
 
 def ended(patch: str) -> str:
@@ -75,9 +93,25 @@ def _lines(patch: str) -> Iterator[tuple[str, bool]]:
 
 
 def _path(name: str, *, prefixed: bool) -> str:
-    name = name.split("\t", 1)[0]
-    if name.startswith('"'):
-        name = ast.literal_eval(f"b{name}").decode("utf-8", "surrogateescape")
+    name = _unquoted(name.split("\t", 1)[0])
     if name == "/dev/null":
         return ""
     return name.split("/", 1)[-1] if prefixed else name
+
+
+def _unquoted(name: str) -> str:
+    """`name` itself, or what git means by it: in quotes, bytes may be C's escapes or stand as they are."""
+    if not name.startswith('"'):
+        return name
+    quoted = _C_STRING.fullmatch(name)
+    if not quoted:
+        raise ValueError(f"not a name as git quotes it: {name[:80]!r}")
+    try:
+        return _ESCAPE.sub(_byte, quoted[1].encode()).decode()
+    except UnicodeError as error:
+        raise ValueError(f"a name that is not UTF-8: {name[:80]!r}") from error
+
+
+def _byte(escape: re.Match[bytes]) -> bytes:
+    code = escape[1]
+    return bytes([int(code, 8) if code.isdigit() else _ESCAPED[code[0]]])

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.task import R2eExpected, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
+from trainer.tasksets.importing import Importer, named_image
 
 WORKDIR = "/testbed"
 VAULT = "/r2e_vault"
@@ -72,7 +72,7 @@ _SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 
 def task_of(fields: Fields) -> tuple[Task, Gold]:
     """The task, and its solution as far as the row has the commit. Raises ValueError naming file, row and field."""
-    image = fields.text("docker_image")
+    image = named_image(fields) or fields.text("docker_image")
     if "swebench" in image:
         raise fields.refusal("docker_image", f"{image!r} is a SWE-bench task: import it as swe-bench")
     commit = fields.text("commit_hash")

@@ -79,7 +79,10 @@ def _file(lines: _Lines) -> list[str]:
     if lines.peek() == "GIT binary patch":
         return header + _binary(lines)
     if lines.peek().startswith("--- "):
-        old, new = lines.take().removeprefix("--- "), lines.take().removeprefix("+++ ")
+        old = lines.take().removeprefix("--- ")
+        if not lines.peek().startswith("+++ "):
+            raise lines.refusal("no line +++ after it")
+        new = lines.take().removeprefix("+++ ")
         header += [f"--- {_renamed(new, 'b/', 'a/')}", f"+++ {_renamed(old, 'a/', 'b/')}"]
     return header + _hunks(lines)
 

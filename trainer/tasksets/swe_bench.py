@@ -13,7 +13,7 @@ from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets import log_parsers
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
+from trainer.tasksets.importing import Importer, named_image
 from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.rendering import rendered
 from trainer.tasksets.rows import read_rows
@@ -52,7 +52,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         id=f"swe-bench:{instance_id}",
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
-        image=fields.optional_text("image") or image_of(instance_id),
+        image=named_image(fields) or image_of(instance_id),
         workdir=WORKDIR,
         problem=fields.text("problem_statement"),
         verdict=log_verdict(fields, fields.text("log_parser")),
@@ -145,7 +145,7 @@ def _with_files(directory: Path, task: Fields) -> Fields:
 
 def _tests(file: Path) -> dict[str, Any]:
     try:
-        tests = json.loads(_text(file))
+        tests = json.loads(_text(file).removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}: not JSON: {error}") from error
     if not isinstance(tests, dict):

@@ -14,8 +14,8 @@ from pipeline.task import File, Resources, Task, TestsJson
 from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import diff_in, ended, paths_of
+from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.patches import diff_in, optional_diff_in, paths_of
 
 WORKDIR = "/app"
 IMAGES = "jefzda/sweap-images"
@@ -33,7 +33,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     fail_to_pass = fields.strings("fail_to_pass")
     if not fail_to_pass:
         raise fields.refusal("fail_to_pass", "empty: a patch that does nothing would do")
-    base_commit, test_patch = fields.text("base_commit"), ended(fields.optional_text("test_patch"))
+    base_commit, test_patch = fields.text("base_commit"), optional_diff_in(fields, "test_patch")
     restore = fields.text("before_repo_set_cmd").strip().split("\n")[-1].strip()
     selected = fields.strings("selected_test_files_to_run")
     if not selected:
@@ -72,7 +72,7 @@ def with_run_scripts(rows: list[Fields], options: argparse.Namespace) -> list[Fi
     """The rows with the columns `run_script` and `parser`, read from the folder where a row has none.
 
     Raises ValueError if the folder is not there. A row for which it has no files stays as it is, and is refused when
-    it is used.
+    it is used, as is one that has no id or whose files are not text.
     """
     directory: Path | None = options.run_scripts
     if directory is None:
@@ -142,7 +142,7 @@ def _problem(fields: Fields) -> str:
 
 def _image(fields: Fields) -> str:
     """The row's own name; else by its tag; else by the rule that tags are made by."""
-    if name := fields.optional_text("image_name").strip():
+    if name := named_image(fields):
         return name
     tag = fields.optional_text("dockerhub_tag").strip() or _tag(fields)
     return f"{IMAGES}:{tag}"
@@ -163,13 +163,24 @@ def _tag(fields: Fields) -> str:
 
 
 def _with_assets(fields: Fields, directory: Path) -> Fields:
-    folder = directory / fields.text("instance_id")
-    found = {
-        column: (folder / file).read_text()
-        for column, file in ASSETS.items()
-        if not fields.optional_text(column) and (folder / file).is_file()
-    }
+    try:
+        folder = directory / fields.text("instance_id")
+        found = {
+            column: _read(fields, column, folder / file)
+            for column, file in ASSETS.items()
+            if not fields.optional_text(column) and (folder / file).is_file()
+        }
+    except ValueError as error:
+        return fields.broken_by(error)
     return fields.having(**found)
+
+
+def _read(fields: Fields, column: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not text in UTF-8: {error}"
+        raise fields.refusal(column, f"{file}: {reason}") from error
 
 
 def _asset(fields: Fields, column: str) -> str:

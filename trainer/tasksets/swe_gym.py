@@ -9,7 +9,7 @@ from pipeline.task import ExitCode, SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.eval_scripts import with_status_of_tests
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
+from trainer.tasksets.importing import Importer, named_image
 from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, log_verdict
 
@@ -41,7 +41,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         id=f"swe-gym:{instance_id}",
         repo=fields.text("repo"),
         base_commit=fields.text("base_commit"),
-        image=_image(fields, instance_id),
+        image=named_image(fields) or _image(instance_id),
         workdir=WORKDIR,
         problem=fields.text("problem_statement"),
         verdict=_verdict(fields),
@@ -74,7 +74,6 @@ def _verdict(fields: Fields) -> SwebenchLog | ExitCode:
     )
 
 
-def _image(fields: Fields, instance_id: str) -> str:
-    named = fields.optional_text("image_name") or fields.optional_text("image")
-    rule = f"docker.io/xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}:latest".lower()
-    return named or rule
+def _image(instance_id: str) -> str:
+    """The published image's name, by rule."""
+    return f"docker.io/xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}:latest".lower()

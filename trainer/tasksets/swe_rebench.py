@@ -13,7 +13,7 @@ from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
+from trainer.tasksets.importing import Importer, named_image
 from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
 
@@ -87,7 +87,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     fail_to_pass, pass_to_pass = _tests(fields, "FAIL_TO_PASS"), _tests(fields, "PASS_TO_PASS")
     if not fail_to_pass:
         raise fields.refusal("FAIL_TO_PASS", "empty: a patch that does nothing would do")
-    image = fields.optional_text("image_name").strip() or fields.text("docker_image").strip()
+    image = named_image(fields) or fields.text("docker_image")
     as_swe_bench = SWE_BENCH_IMAGE in image
     workdir = WORKDIR if as_swe_bench else f"/{_project(fields)}"
     base_commit, test_patch = fields.text("base_commit"), diff_in(fields, "test_patch")

@@ -12,14 +12,15 @@ from typing import Any
 from pipeline.task import Resources, SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer
-from trainer.tasksets.patches import ended
+from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.patches import diff_in
 from trainer.tasksets.reversal import Irreversible, reversed_patch
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
 
 RESOURCES = Resources(memory_bytes=10 * 1024**3)  # what SWE-smith gives a container
 OLD_OWNER = "jyangballin"  # who published the images while rows still named them as they were built
 OWNER = "swebench"
+AS_BUILT = "swesmith."  # how the names of images that SWE-smith builds begin, before they have a publisher
 
 _INSTANCE_ID = re.compile(r"(?P<owner>.+?)__(?P<repo>.+)\.(?P<commit>[0-9a-f]{8})\.[^.]+")
 _PYTEST_ID = re.compile(r"[^:\s][^:]*\.py::.+", re.DOTALL)
@@ -39,7 +40,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         raise fields.refusal("FAIL_TO_PASS", "empty: the bug breaks no test")
     hidden = _files(fail_to_pass)
     files = tuple(dict.fromkeys((*hidden, *_files(pass_to_pass))))
-    bug = ended(fields.text("patch"))
+    bug = diff_in(fields, "patch")
     task = Task(
         id=f"swe-smith:{fields.text('instance_id')}",
         repo=fields.text("repo"),
@@ -102,12 +103,12 @@ def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _image(fields: Fields) -> str:
-    """The row's own name, with its publisher if it lacks one; else by the rule for names."""
-    name = fields.optional_text("image_name").strip()
-    if "/" in name:
-        return name
-    if name:
+    """The row's own name, one as it was built with its publisher; else by the rule for names."""
+    name = named_image(fields)
+    if name.startswith(AS_BUILT) and "/" not in name:
         return f"{OLD_OWNER}/{name.replace('__', '_1776_')}"
+    if name:
+        return name
     found = _INSTANCE_ID.fullmatch(fields.text("instance_id"))
     if not found:
         raise fields.refusal(

@@ -87,6 +87,14 @@ def test_the_workdir_is_the_dockerfiles_last(tmp_path: Path) -> None:
     assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/three"
 
 
+def test_a_dockerfile_in_another_encoding_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+    shutil.copytree(TASKS, tmp_path / "tasks")
+    folder = tmp_path / "tasks/task_001"
+    (folder / "Dockerfile").write_bytes(b"FROM a\n# caf\xe9\nWORKDIR /one\n")
+    (folder / "task.json").write_text(json.dumps(published()[0]), encoding="utf-8-sig")
+    assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/one"
+
+
 def test_the_list_of_changed_files_goes_and_what_follows_it_stays(tmp_path: Path) -> None:
     problem = f"It is wrong.\r\n\r\n## Files Changed\r\n- `{SOURCE}`\r\n### More\r\n- {TESTS}\r\n\r\n## Notes\r\nHurry."
     rows = write_lines(tmp_path / "a.jsonl", changed(problem_statement=problem))

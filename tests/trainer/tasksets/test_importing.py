@@ -19,8 +19,10 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
-from tests.trainer.tasksets.published import fixture_rows, imported, write_lines
+from tests.trainer.tasksets.published import FIXTURES, fixture_rows, imported, write_lines
 from trainer.tasksets.__main__ import IMPORTERS, main
+from trainer.tasksets.fields import Fields
+from trainer.tasksets.rows import read_rows
 
 ROW = fixture_rows("swe_bench/verified.jsonl")[0]
 BAD = {
@@ -78,6 +80,32 @@ def test_rows_of_another_source_are_recognised(tmp_path: Path, capsys: pytest.Ca
     *told, last = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert last.startswith("2 refused, all there are: they look like rows of swe-bench")
+
+
+PUBLISHED = {
+    "swe-bench": "swe_bench/verified.jsonl",
+    "swe-gym": "swe_gym/subset.jsonl",
+    "r2e-gym": "r2e_gym/rows.jsonl",
+    "swe-smith": "swe_smith/rows.jsonl",
+    "swe-bench-pro": "swe_bench_pro/rows.jsonl",
+    "swe-rebench": "swe_rebench/first.jsonl",
+}
+SCRIPTS = {
+    "run_script": "pytest\n",
+    "parser": "print()\n",
+}  # which a row of SWE-bench Pro is not published with
+
+
+@pytest.mark.parametrize("source", IMPORTERS)
+def test_an_image_that_a_row_names_comes_before_any_rule_whatever_the_column(source: str) -> None:
+    importer = IMPORTERS[source]
+    path = FIXTURES / PUBLISHED.get(source, source)
+    published = importer.read(path, None)[0] if source == "fleet" else read_rows(path)[0]
+    names = {"image": "by.example/image:1", "image_name": " image_name:2 ", "docker_image": "docker_image:3"}
+    row: dict[str, Any] = {**published.values, **SCRIPTS, **names}
+    for column, name in names.items():
+        assert importer.task_of(Fields("rows.jsonl:1", row))[0].image == name.strip()
+        row[column] = None
 
 
 def test_solutions_lie_in_a_file_of_their_own(tmp_path: Path) -> None:

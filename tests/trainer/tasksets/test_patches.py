@@ -1,8 +1,12 @@
+import subprocess
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.tasksets.patches import divided, ended, paths_of, sections
+from trainer.tasksets.fields import Fields
+from trainer.tasksets.patches import diff_in, divided, ended, optional_diff_in, paths_of, sections
 
 HUNK = "@@ -1,2 +1,2 @@\n-x\n+y\n z\n"
 
@@ -20,11 +24,67 @@ HUNK = "@@ -1,2 +1,2 @@\n-x\n+y\n z\n"
         ("--- a/a.sql\n+++ b/a.sql\n@@ -1,2 +1,2 @@\n--- a/not-a-file\n+++ b/not-a-file\n x\n", ("a.sql",)),
         ("diff --git a/logo b.bin b/logo b.bin\nGIT binary patch\nliteral 4\nLcmZQz\n", ("logo b.bin",)),
         ("diff --git a/run b/run\nold mode 100644\nnew mode 100755\n", ("run",)),
+        ('--- "a/caf\u00e9 \\"bar\\".py"\n+++ /dev/null\n', ('caf\u00e9 "bar".py',)),
+        ('diff --git "a/\\303\\251.bin" "b/\\303\\251.bin"\nGIT binary patch\nliteral 4\nLcmZQz\n', ("\u00e9.bin",)),
         ("", ()),
     ],
 )  # fmt: skip
 def test_every_touched_path_is_found_and_no_other(patch: str, paths: tuple[str, ...]) -> None:
     assert paths_of(patch) == paths
+
+
+NAMES = (
+    "caf\u00e9.py",
+    'caf\u00e9 "bar".py',
+    "a\\b.py",
+    "tab\there.py",
+    "bell\a\x01\x7f.py",
+    "two\nlines.py",
+    " spaced .py",
+)
+
+
+@pytest.mark.parametrize("quote_path", ["true", "false"])
+def test_every_name_that_git_writes_is_read_as_git_means_it(tmp_path: Path, quote_path: str) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", f"core.quotePath={quote_path}", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
+
+    git("init", "-q")
+    for name in NAMES:
+        (tmp_path / name).write_text("x\n")
+        (tmp_path / f"bin {name}").write_bytes(b"\0")
+    git("add", "--all")
+    patch = git("diff", "--cached", "--binary")
+    assert sorted(paths_of(patch)) == sorted((*NAMES, *(f"bin {name}" for name in NAMES)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ('"a/x', "not a name as git quotes it: '\"a/x'"),
+        ('"', "not a name as git quotes it"),
+        ('"a/x" y', "not a name as git quotes it"),
+        ('"a/\\x41"', "not a name as git quotes it"),
+        ('"a/\\777"', "not a name as git quotes it"),
+        ('"a/\\"', "not a name as git quotes it"),
+        ('"a/\\351.py"', "a name that is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("line", ["--- {}\n+++ b/x\n", "rename from b/x\nrename to {}\n"])
+def test_a_name_that_git_could_not_have_written_is_refused_by_row_and_field(
+    line: str, name: str, message: str
+) -> None:
+    fields = Fields("rows.jsonl:7", {"patch": line.format(name)})
+    for read in (diff_in, optional_diff_in):
+        with pytest.raises(ValueError, match=rf"^rows\.jsonl:7: patch: {message}"):
+            read(fields, "patch")
+
+
+def test_a_diff_may_be_optional() -> None:
+    assert optional_diff_in(Fields("rows.jsonl:7", {"patch": " \n"}), "patch") == ""
+    with pytest.raises(ValueError, match=r"^rows\.jsonl:7: patch: not a diff: it names no file"):
+        optional_diff_in(Fields("rows.jsonl:7", {"patch": "none"}), "patch")
 
 
 GIT = f"diff --git a/x/a.py b/x/a.py\nindex 1..2 100644\n--- a/x/a.py\n+++ b/x/a.py\n{HUNK}"

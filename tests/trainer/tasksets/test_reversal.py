@@ -158,6 +158,8 @@ def test_a_context_line_that_lost_its_space_is_a_context_line() -> None:
         ("--- a/a\n+++ b/a\n@@ -1 +1 @@\n-x\n-y\n+z\n", "longer than its header says"),
         ("--- a/a\n+++ b/a\n@@ -1 +1 @@\n*x\n", "line 4: not a line of a hunk"),
         ("--- a/a\n+++ b/a\nwhat\n", "line 3: not the header of a hunk"),
+        ("diff --git a/a b/a\n--- a/a", r"line 2: no line \+\+\+ after it"),
+        ("diff --git a/a b/a\n--- a/a\n@@ -1 +1 @@\n-x\n+y\n", r"line 2: no line \+\+\+ after it"),
         ("diff --git a/a b/a\nold fashion 1\n", "line 2: not a line of a git diff's header"),
         ("diff --git a/x b/y b/z\n", "cannot tell the two names apart"),
     ],
@@ -165,6 +167,18 @@ def test_a_context_line_that_lost_its_space_is_a_context_line() -> None:
 def test_what_cannot_be_undone_is_refused_by_line(patch: str, message: str) -> None:
     with pytest.raises(Irreversible, match=message):
         reversed_patch(patch)
+
+
+def test_a_patch_cut_anywhere_is_taken_back_or_refused(trees: tuple[Path, str, str]) -> None:
+    repo, first, second = trees
+    patch = git(repo, "diff", "--binary", "-M", first, second)
+    num_refused = 0
+    for end in range(0, len(patch), 29):
+        try:
+            reversed_patch(patch[:end])
+        except Irreversible:
+            num_refused += 1
+    assert num_refused > 0
 
 
 def _per_file(patch: str) -> list[str]:

@@ -148,11 +148,35 @@ def test_a_row_that_could_not_be_read_passes_the_folder_by() -> None:
         ({"run_script": ""}, "run_script: absent: --run-scripts DIR must have instance_Acme.*/run_script.sh"),
         ({"parser": None}, "parser: absent: --run-scripts DIR must have instance_Acme.*/parser.py"),
         ({"requirements": 5}, "requirements: must be a string"),
+        ({"test_patch": "none"}, "test_patch: not a diff: it names no file"),
+        ({"test_patch": '--- "a/x\n+++ b/x\n'}, "test_patch: not a name as git quotes it"),
     ],
 )  # fmt: skip
 def test_a_row_that_will_not_do_is_refused_by_row_and_field(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {message}"):
         task_of(row(**change))
+
+
+def test_a_row_without_an_id_or_with_files_that_are_no_text_is_refused_and_the_others_are_not(
+    tmp_path: Path,
+) -> None:
+    for instance_id, content in (("latin", b"caf\xe9\n"), ("plain", b"pytest\n")):
+        (tmp_path / instance_id).mkdir()
+        (tmp_path / instance_id / "run_script.sh").write_bytes(content)
+        (tmp_path / instance_id / "parser.py").write_text("print()\n")
+    rows = [bare_row(instance_id=None), *(bare_row(instance_id=name) for name in ("latin", "plain"))]
+    *refused, plain = with_run_scripts(
+        [*rows[:2], bare_row(run_script=5), rows[2]], Namespace(run_scripts=tmp_path)
+    )
+    messages = (
+        "instance_id: must be a non-empty string, is absent",
+        f"run_script: {tmp_path}/latin/run_script.sh: not text in UTF-8",
+        "run_script: must be a string, is 5",
+    )
+    for fields, message in zip(refused, messages, strict=True):
+        with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {message}"):
+            task_of(fields)
+    assert json_verdict(plain).files[0].content == b"pytest\n"
 
 
 def test_a_row_without_its_files_is_refused(tmp_path: Path) -> None:

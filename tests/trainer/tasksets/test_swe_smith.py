@@ -82,6 +82,13 @@ def test_the_image_is_the_given_one_or_follows_from_the_id(number: int, image: s
     assert task_of(read_rows(FIXTURES / "swe_smith/rows.jsonl")[number])[0].image == image
 
 
+@pytest.mark.parametrize(
+    "name", ["units:dev", "swe-smith.units:a1", "by.example:5000/swesmith.x86_64.acme__units.a1b2c3d4"]
+)
+def test_only_a_name_as_swe_smith_builds_images_gets_a_publisher(name: str) -> None:
+    assert task_of(row(image_name=name))[0].image == name
+
+
 def test_a_repository_with_dots_and_capitals_has_an_image_by_rule_too() -> None:
     fields = row(image_name=None, instance_id="Pylons__WebOb.js.1a2b3c4d.lm_rewrite__a1")
     assert task_of(fields)[0].image == "swebench/swesmith.x86_64.pylons_1776_webob.js.1a2b3c4d"
@@ -93,7 +100,9 @@ def test_a_repository_with_dots_and_capitals_has_an_image_by_rule_too() -> None:
         *(({name: ""}, f"{name}: must be a non-empty string") for name in (
             "instance_id", "repo", "patch", "problem_statement",
         )),
-        ({"patch": "no diff"}, "patch: cannot be taken back: no file's diff"),
+        ({"patch": "no diff"}, "patch: not a diff: it names no file"),
+        ({"patch": "diff --git a/x b/x\n--- a/x"}, r"patch: cannot be taken back: line 2: no line \+\+\+ after it"),
+        ({"patch": '--- "a/x\n+++ "b/x\n@@ -1 +1 @@\n-a\n+b\n'}, "patch: not a name as git quotes it: '\"a/x'"),
         ({"patch": "diff --git a/a b/b\ncopy from a\ncopy to b\n"}, "patch: cannot be taken back: line 2: a copy"),
         ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS: empty: the bug breaks no test"),
         ({"FAIL_TO_PASS": "x::"}, "FAIL_TO_PASS: neither JSON nor"),
