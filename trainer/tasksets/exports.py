@@ -2,7 +2,8 @@
 
 JSONL shapes keep a task's columns as its source has them, so that the same importer reads them back. The parquet shapes
 are for trainers that look at the eval script's exit status and nothing else: a script that ends otherwise than its tests
-is made to end as they do, and a task that no exit status can judge is refused.
+is made to end as they do, and a task that no exit status can judge is refused. Both have columns for solutions, which
+are read from the file beside the tasks; lists of ids and of images do without.
 """
 
 import argparse
@@ -27,12 +28,12 @@ class Record:
     """What an export is made of. `data_source` is what its rows say they come from."""
 
     task: Task
-    gold: Gold | None
+    gold: Gold
     data_source: str
 
     @property
     def instance_id(self) -> str:
-        return self.task.id.partition(":")[2]
+        return _instance_id(self.task)
 
 
 def export(options: argparse.Namespace) -> str:
@@ -40,10 +41,8 @@ def export(options: argparse.Namespace) -> str:
     tasks = read_tasks(options.path)
     if not tasks:
         raise ValueError(f"{options.path}: no tasks in it")
-    golds = read_gold(gold_path(options.path)) if gold_path(options.path).exists() else {}
-    named = options.data_source
-    records = [Record(task, golds.get(task.id), named or _data_source(task)) for task in tasks]
-    content = KINDS[options.kind](records)
+    write_list = LISTS.get(options.kind)
+    content = write_list(tasks) if write_list else ROWS[options.kind](_records(tasks, options))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_bytes(content)
     return f"{len(tasks)} tasks of {options.path} in {options.out}, as {options.kind}"
@@ -52,13 +51,28 @@ def export(options: argparse.Namespace) -> str:
 def add_export_parser(subparsers: Any) -> None:
     """The command line's `export`, among the `subparsers` of its other commands."""
     parser = subparsers.add_parser("export", help="a task file in a shape that another tool reads")
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
+    kinds = (*ROWS, *LISTS)
+    parser.add_argument("kind", metavar="KIND", choices=kinds, help=", ".join(kinds))
     parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH")
     parser.add_argument(
         "--data-source", metavar="NAME", help="said of every row; by default each task's own source"
     )
     parser.set_defaults(run=export)
+
+
+def _records(tasks: Sequence[Task], options: argparse.Namespace) -> list[Record]:
+    """The tasks with their solutions; where one lacks, its columns would be empty and look like a solution."""
+    path, named = gold_path(options.path), options.data_source
+    golds = read_gold(path) if path.exists() else {}
+    without = [task.id for task in tasks if task.id not in golds]
+    if without:
+        of = without[0] if len(without) == 1 else f"{without[0]} and {len(without) - 1} more"
+        raise ValueError(
+            f"{path}: no solution of {of}, and {options.kind} has columns for it; the file that"
+            f" {options.path.name} was imported with must lie beside it"
+        )
+    return [Record(task, golds[task.id], named or _data_source(task)) for task in tasks]
 
 
 def _instances(records: Sequence[Record]) -> bytes:
@@ -72,13 +86,13 @@ def _instances(records: Sequence[Record]) -> bytes:
     )
 
 
-def _instance_ids(records: Sequence[Record]) -> bytes:
-    return "".join(f"{record.instance_id}\n" for record in records).encode()
+def _instance_ids(tasks: Sequence[Task]) -> bytes:
+    return "".join(f"{_instance_id(task)}\n" for task in tasks).encode()
 
 
-def _docker_images(records: Sequence[Record]) -> bytes:
+def _docker_images(tasks: Sequence[Task]) -> bytes:
     """Each image once, in the order of first use."""
-    return "".join(f"{image}\n" for image in dict.fromkeys(record.task.image for record in records)).encode()
+    return "".join(f"{image}\n" for image in dict.fromkeys(task.image for task in tasks)).encode()
 
 
 def _parquet_generator(records: Sequence[Record]) -> bytes:
@@ -118,13 +132,15 @@ def _parquet_flat(records: Sequence[Record]) -> bytes:
     )
 
 
-KINDS: dict[str, Callable[[Sequence[Record]], bytes]] = {
+ROWS: dict[str, Callable[[Sequence[Record]], bytes]] = {
     "instances-jsonl": _instances,
     "evaluation-jsonl": _instances,  # an evaluator reads what a trainer reads
-    "instance-ids": _instance_ids,
-    "docker-images": _docker_images,
     "parquet-generator": _parquet_generator,
     "parquet-flat": _parquet_flat,
+}
+LISTS: dict[str, Callable[[Sequence[Task]], bytes]] = {
+    "instance-ids": _instance_ids,
+    "docker-images": _docker_images,
 }
 
 
@@ -134,10 +150,10 @@ def instance_of(record: Record) -> Row:
     Without an eval script one of those tools takes any patch for a solution; so there always is one.
     """
     task = record.task
-    row_of = _ROWS.get(_source(task))
+    row_of = _ROW_OF.get(_source(task))
     if row_of is None:
         raise ValueError(
-            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(_ROWS)}"
+            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(_ROW_OF)}"
         )
     return row_of(task, record.gold) | {"image_name": task.image, "eval_script": task.verdict.eval_script}
 
@@ -157,8 +173,7 @@ def judged_by_exit_status(record: Record) -> Row:
             raise ValueError(
                 f"{task.id}: a {kind} verdict on it is no exit status: export it as instances-jsonl"
             )
-    fix = gold.patch if gold else ""
-    tests = _tests(task, gold)
+    fix, tests = gold.patch, _tests(task, gold)
     return {"eval_script": script, "gold_patch": fix + tests, "test_patch": tests, "fix_patch": fix}
 
 
@@ -169,6 +184,10 @@ def _ending_as_its_tests(task: Task, script: str) -> str:
         raise ValueError(f"{task.id}: eval_script: {error}; {_INSTEAD}") from error
 
 
+def _instance_id(task: Task) -> str:
+    return task.id.partition(":")[2]
+
+
 def _source(task: Task) -> str:
     return task.id.partition(":")[0]
 
@@ -177,17 +196,17 @@ def _data_source(task: Task) -> str:
     return GENERATOR if _source(task) == "fleet" else _source(task)
 
 
-def _tests(task: Task, gold: Gold | None) -> str:
+def _tests(task: Task, gold: Gold) -> str:
     if isinstance(task.verdict, ExitCode) and task.verdict.test_patch:
         return task.verdict.test_patch.decode("utf-8", "surrogateescape")
-    return gold.test_patch if gold else ""
+    return gold.test_patch
 
 
-def _fleet_row(task: Task, gold: Gold | None) -> Row:
+def _fleet_row(task: Task, gold: Gold) -> Row:
     assert isinstance(task.verdict, ExitCode)
-    fix, tests = gold.patch if gold else "", _tests(task, gold)
+    fix, tests = gold.patch, _tests(task, gold)
     return {
-        "instance_id": task.id.partition(":")[2],
+        "instance_id": _instance_id(task),
         "repo": task.repo,
         "base_commit": task.base_commit,
         "problem_statement": task.problem,
@@ -199,15 +218,15 @@ def _fleet_row(task: Task, gold: Gold | None) -> Row:
     }
 
 
-def _swe_bench_row(task: Task, gold: Gold | None) -> Row:
+def _swe_bench_row(task: Task, gold: Gold) -> Row:
     """As swebench 5.x has it; `image_name` is what trainers look for."""
     verdict = task.verdict
     row = {
-        "instance_id": task.id.partition(":")[2],
+        "instance_id": _instance_id(task),
         "repo": task.repo,
         "base_commit": task.base_commit,
         "problem_statement": task.problem,
-        "patch": gold.patch if gold else "",
+        "patch": gold.patch,
         "test_patch": _tests(task, gold),
         "image": task.image,
     }
@@ -222,7 +241,7 @@ def _swe_bench_row(task: Task, gold: Gold | None) -> Row:
     return row
 
 
-_ROWS: dict[str, Callable[[Task, Gold | None], Row]] = {
+_ROW_OF: dict[str, Callable[[Task, Gold], Row]] = {
     "fleet": _fleet_row,
     "swe-bench": _swe_bench_row,
     "swe-gym": _swe_bench_row,

@@ -107,7 +107,7 @@ IMPORTER = Importer(
 )
 
 
-def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> dict[str, Any]:
     """The row that `task_of` makes `task` of. The commit behind it is not taken apart again: `patch` has it."""
     assert isinstance(task.verdict, R2eExpected)
     instance_id = task.id.partition(":")[2]
@@ -118,8 +118,8 @@ def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
         "commit_hash": instance_id.rpartition("__")[2],
         "problem_statement": task.problem,
         "expected_output_json": task.verdict.expected,
-        "patch": gold.patch if gold else "",
-        "test_patch": gold.test_patch if gold else "",
+        "patch": gold.patch,
+        "test_patch": gold.test_patch,
     }
 
 

@@ -90,7 +90,7 @@ IMPORTER = Importer(
 )
 
 
-def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> dict[str, Any]:
     """A row that `task_of` makes `task` of, without a folder of scripts beside it."""
     verdict = task.verdict
     assert isinstance(verdict, TestsJson)
@@ -102,8 +102,8 @@ def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
         "base_commit": task.base_commit,
         "image_name": task.image,
         "problem_statement": task.problem,
-        "patch": gold.patch if gold else "",
-        "test_patch": gold.test_patch if gold else "",
+        "patch": gold.patch,
+        "test_patch": gold.test_patch,
         "fail_to_pass": repr(list(verdict.tests)),
         "pass_to_pass": "[]",
         "before_repo_set_cmd": restore.removesuffix(_OR_FAIL),

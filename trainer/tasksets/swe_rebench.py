@@ -116,7 +116,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
 IMPORTER = Importer(help="rows of SWE-rebench, the first or V2", task_of=task_of)
 
 
-def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> dict[str, Any]:
     """A row that `task_of` makes `task` of."""
     verdict = task.verdict
     assert isinstance(verdict, SwebenchLog)
@@ -127,8 +127,8 @@ def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
         "base_commit": task.base_commit,
         "image_name": task.image,
         "problem_statement": task.problem,
-        "patch": gold.patch if gold else "",
-        "test_patch": gold.test_patch if gold else "",
+        "patch": gold.patch,
+        "test_patch": gold.test_patch,
         "FAIL_TO_PASS": list(verdict.fail_to_pass),
         "PASS_TO_PASS": list(verdict.pass_to_pass),
         "install_config": {"log_parser": verdict.log_parser},

@@ -73,7 +73,7 @@ IMPORTER = Importer(
 )
 
 
-def row_of(task: Task, gold: Gold | None) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> dict[str, Any]:
     """The row that `task_of` makes `task` of."""
     assert isinstance(task.verdict, SwebenchLog)
     return {

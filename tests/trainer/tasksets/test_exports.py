@@ -1,6 +1,5 @@
 """Every published shape in, every other tool's shape out, and in again."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from pipeline.task import ExitCode, SwebenchLog, Task
-from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks, write_tasks
+from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks, write_gold, write_tasks
 from trainer.tasksets.__main__ import main
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -222,6 +221,7 @@ def test_a_task_of_no_known_source_has_no_columns(tmp_path: Path, capsys: pytest
         verdict=ExitCode(eval_script="pytest\n"),
     )
     write_tasks(tmp_path / "tasks.jsonl", [task])
+    write_gold(gold_path(tmp_path / "tasks.jsonl"), [Gold(id=task.id, patch="")])
     assert (
         main(["export", "instances-jsonl", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "o")]) == 1
     )
@@ -236,9 +236,24 @@ def test_an_unknown_kind_is_refused_with_the_list(capsys: pytest.CaptureFixture[
     assert "parquet-flat" in capsys.readouterr().err
 
 
-def test_tasks_without_solutions_are_exported_without(tmp_path: Path) -> None:
-    tasks = published(tmp_path, "swe-bench")
+@pytest.mark.parametrize("kind", ["instances-jsonl", "evaluation-jsonl", "parquet-generator", "parquet-flat"])
+def test_columns_for_solutions_are_not_left_empty_where_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    tasks, out = published(tmp_path, "fleet"), tmp_path / "out"
+    arguments = ["export", kind, str(tasks), "--out", str(out)]
+    first, second = read_gold(gold_path(tasks)).values()
+    write_gold(gold_path(tasks), [first])
+    assert main(arguments) == 1
+    assert f"{gold_path(tasks)}: no solution of {second.id}, and {kind} has" in capsys.readouterr().err
     gold_path(tasks).unlink()
-    (line, *_) = exported(tasks, "instances-jsonl", ".jsonl").read_text().splitlines()
-    assert json.loads(line)["metadata"]["instance"]["patch"] == ""
-    assert io.BytesIO(exported(tasks, "parquet-flat", ".parquet").read_bytes()).read(4) == b"PAR1"
+    assert main(arguments) == 1
+    assert f"{gold_path(tasks)}: no solution of {first.id} and 1 more, and" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_lists_do_without_solutions(tmp_path: Path) -> None:
+    tasks = published(tmp_path, "swe-smith")
+    gold_path(tasks).unlink()
+    assert len(exported(tasks, "instance-ids", ".txt").read_text().splitlines()) == len(read_tasks(tasks))
+    assert "swesmith" in exported(tasks, "docker-images", ".txt").read_text()
