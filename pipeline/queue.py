@@ -9,6 +9,7 @@ shown, requeued or kept as evidence at any stage. What each call changes is in `
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
@@ -32,7 +33,14 @@ JOB_NAME = "rollout"
 LEASE_S = 6.0
 RENEW_S = 1.5
 HINT_S = 24 * 3600  # how long it is known, without reading whole requests, which image one wants
-ANSWER_S = 60.0  # Redis takes longer for nothing; a blocking question blocks for less
+# A peer that fell silent without a word is given up after half a minute. Not by redis-py's socket_timeout, under which
+# a cancellation gets lost now and then (asyncio.wait_for of Python 3.11).
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 30_000,
+}
 KEEP_DETAIL_CHARS = 20_000  # of a failure's log: its end is what tells
 
 UNREADABLE = "unreadable"  # stands for the run of a request that does not even tell its run
@@ -140,12 +148,11 @@ async def connect(url: str, *, patience_s: int = 30) -> ArqRedis:
     pool = await create_pool(
         settings, job_serializer=encode_job, job_deserializer=decode_job, default_queue_name=keys.QUEUE
     )
-    # Of which arq's settings say nothing: a peer that fell silent without a word must not be waited for for ever.
-    connections = cast(Any, pool.connection_pool)
-    connections.connection_kwargs["socket_timeout"] = ANSWER_S
     if settings.unix_socket_path is None:
-        connections.connection_kwargs["socket_keepalive"] = True
-    await connections.disconnect()
+        connections = cast(Any, pool.connection_pool)
+        connections.connection_kwargs |= {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+        await connections.disconnect()
+        connections.reset()  # the one that arq made without them is not to be used again
     return pool
 
 

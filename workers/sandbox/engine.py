@@ -233,6 +233,9 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         environment=dict(spec.env),
         labels=dict(spec.labels),
         healthcheck={"test": ["NONE"]},
+        # The kernel's own loopback and nothing else. Under "none" alone the engine starts itself again for each
+        # container, to have its network library look at a namespace that is to stay empty: half of a container's cost.
+        network_disabled=not resources.network,
         stop_signal="SIGKILL",  # process 1 heeds no other, and an engine that was killed ends it before it answers
         stdin_open=True,
         host_config=host_config,

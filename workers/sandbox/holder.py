@@ -26,14 +26,22 @@ else read -r _ used <cpu.stat && echo "${used}000"; fi
 """
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+# What Docker mounts where there is a network: a test suite's "localhost" must have an address without one, and a name
+# that has none must be refused at once.
+HOSTS = r"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+
 # $1 deadline in seconds, $2 workdir, $3 size of the init that is to take over, or 0. `set -m` gives each command
 # its own process group and leaves SIGINT alone, which a plain `&` would ignore. A command too long for one
 # argument of execve travels as a here-string. Descriptor 9 is the side channel: nothing that is started
 # inherits it, but /proc/1/fd/9 leads there. Anybody in the container may send process 1 a signal that it has a
 # trap for.
-HOLDER = r"""
+HOLDER = (
+    r"""
 exec 9>&2 2>/dev/null
 shopt -s execfail
+read -r -d '' names </etc/hosts
+[[ $names == *localhost* ]] || printf 'HOSTS' >>/etc/hosts
+[[ -s /etc/resolv.conf ]] || printf 'nameserver 127.0.0.1\n' >/etc/resolv.conf
 if (($3)) && type -P head chmod >/dev/null; then
   printf 'send\n'
   head -c "$3" >/.swerve-init || exit
@@ -92,7 +100,10 @@ while :; do
   [ "$kind" = last ] && finish
   printf '%s:end %d %d\n' "$nonce" "$status" "$survivors"
 done
-""".replace("CPU_NANOSECONDS", CPU_NANOSECONDS).replace("STANDARD_PATH", STANDARD_PATH)
+""".replace("HOSTS", HOSTS)
+    .replace("CPU_NANOSECONDS", CPU_NANOSECONDS)
+    .replace("STANDARD_PATH", STANDARD_PATH)
+)
 LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less its closing NUL
 
 

@@ -187,6 +187,25 @@ async def test_more_memory_than_allowed_ends_the_command_only(sandbox: DockerSan
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
+async def test_without_a_network_there_is_a_loopback_of_ones_own(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    listen = "import socket, time; s = socket.create_server(('localhost', 8080)); print('up', flush=True); s.accept()"
+    connect = (
+        "python3 -c \"import socket; print(socket.create_connection(('localhost', 8080)).getpeername())\""
+    )
+    claim = make_claim(make_task(repo_image.tag))
+    async with sandboxes.open(claim, role="agent") as one, sandboxes.open(claim, role="grade") as other:
+        assert (await one.run("echo $(ls /sys/class/net)", timeout_s=30)).output == b"lo\n"
+        await one.run(
+            f'python3 -c "{listen}" >/tmp/up & until [ -s /tmp/up ]; do sleep 0.01; done', timeout_s=30
+        )
+        assert (await other.run(connect, timeout_s=30)).exit_code == 1, "it is nobody else's"
+        assert (await one.run(connect, timeout_s=30)).output == b"('127.0.0.1', 8080)\n"
+        lookup = "python3 -c \"import socket; socket.gethostbyname('example.org')\""
+        assert b"gaierror" in (await one.run(lookup, timeout_s=30)).output
+
+
 async def test_a_task_may_ask_for_the_network(
     sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
 ) -> None:
