@@ -10,7 +10,8 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class CpuMeter:
     """For containers given by their full id and first process."""
 
     def __init__(self, containers: Sequence[tuple[str, int]]) -> None:
-        self._engine = [_listener(SOCKET), *_named("containerd")]
+        self._engine = [_listener(SOCKET), *_eldest(_named("containerd"))]
         ids = {container for container, _ in containers}
         self._shims = [pid for pid in _named("containerd-shim") if ids & set(_words(pid))]
         self._accounts = [cgroup(pid, "cpuacct") for _, pid in containers]
@@ -109,6 +110,16 @@ def _named(name: str) -> Iterator[int]:
                 continue  # it has just ended
             if found == name or (name.endswith("shim") and found.startswith(name)):
                 yield int(directory.name)
+
+
+def _eldest(pids: Iterable[int]) -> Iterator[int]:
+    """Without children of others among them, which are about to become something else, or to end."""
+    known = set(pids)
+    for pid in known:
+        with suppress(OSError):
+            fields = Path(PROC, str(pid), "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) not in known:
+                yield pid
 
 
 def _words(pid: int) -> list[str]:

@@ -134,7 +134,7 @@ class Trainer:
             evaluate=lambda delivery: False,
         )
         deadline_s = 0.0 if has_deadlines else 1e9
-        self.deadlines = Deadlines(redis, self.book, self.intake, deadline_s=deadline_s)
+        self.deadlines = Deadlines(redis, self.book, self.intake, deadline_s=deadline_s, queue_s=None)
         self.deadlines._asked_at = float("-inf")
         found = dict(
             redis=redis,
