@@ -7,6 +7,7 @@ process of their own. `python -m benchmarks.fleet [--json] [--short]`
 """
 
 import asyncio
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from infra.redis_server import FORGETFUL, own_redis
 
 NUM_PROCESSES = 2  # that simulate workers
 MAX_CLIENTS = "16000"  # a connection for each worker, and a few
+SPARE_FILES = 100  # of Redis, which holds the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class TooBusy(Exception):
 
 async def fleet(short: bool) -> list[Comparison]:
     plan = SHORT if short else LONG
+    _allow_connections(max(plan.sizes))
     costs: dict[int, list[Cost]] = {size: [] for size in plan.sizes}
     for _ in range(plan.num_rounds):
         for size in shuffled(plan.sizes):
@@ -109,6 +112,18 @@ async def measured(size: int, plan: Plan) -> Cost:
     if num_arrived < plan.least_share * num_due:
         raise TooBusy(f"{size} workers: only {num_arrived:.0f} of {num_due:.0f} episodes ended in time")
     return Cost(redis=redis_s / num_arrived, intake=intake_s / num_arrived)
+
+
+def _allow_connections(num_workers: int) -> None:
+    """Raises RuntimeError if the system does not let a process have so many."""
+    wanted = num_workers + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted > hard != resource.RLIM_INFINITY:
+        raise RuntimeError(
+            f"{num_workers} workers take {wanted} open files, and {hard} are allowed: raise `ulimit -Hn`"
+        )
+    if wanted > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def shares(size: int, plan: Plan) -> Iterator[Share]:
