@@ -295,6 +295,23 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     assert report_on(run / "journal").lost == 0
 
 
+@pytest.mark.slow
+async def test_answers_that_come_to_nothing_leave_a_full_backlog_without_a_step(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    wishes = ("admission.max_queue_bytes=1", "evaluation.after=false")
+    async with fleet(redis_url, lambda request: 1.0):
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "narrow", *sets(*wishes))
+        await trainer.reaches(lambda: (run / "checkpoints/latest").is_file())
+        trainer.process.send_signal(signal.SIGTERM)
+        assert await trainer.ended() == 0, trainer.output
+    assert steps(run) == [], "no step brought that checkpoint about"
+    assert await pending_requests(redis, "narrow") == set()
+    report = report_on(run / "journal")
+    assert (report.lost, report.trained_twice) == (0, 0)
+
+
 def is_two_faced(task_id: str) -> bool:
     """The first two tasks that the recipe's order plays."""
     order = TaskOrder([task(f"t{i}") for i in range(5)], seed=3)
