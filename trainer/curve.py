@@ -94,7 +94,7 @@ def _draw_steps(lag: "Axes", entropy: "Axes", rows: list[StepRow], finished_at: 
     places = [bisect_right(finished_at, row.at) for row in rows]
     lag.plot(places, [row.lag_max for row in rows], color=QUIET, drawstyle="steps-mid", label="max")
     lag.plot(places, [row.lag_mean for row in rows], color=INK, label="mean")
-    lag.set_ylim(0, 1.5 * max(1, *(row.lag_max for row in rows)))
+    lag.set_ylim(0, 1.5 * max([1, *(row.lag_max for row in rows)]))
     lag.set_ylabel("lag\n(versions)")
     lag.legend(loc="upper left", frameon=False, ncols=2, fontsize="small", borderaxespad=0)
     entropy.plot(places, [row.entropy for row in rows], color=INK)

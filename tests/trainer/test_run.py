@@ -291,6 +291,7 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
         )
         assert await trainer.ended() == 1, trainer.output
     assert "flat: nothing to learn" in trainer.output
+    assert (run / "curve.png").is_file(), trainer.output
     assert await queue.open_ids(redis, "flat") == []
     assert report_on(run / "journal").lost == 0
 
