@@ -29,11 +29,11 @@ LONG_KILLS, SHORT_KILLS = 200, 6
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m infra.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, help=f"default: {LONG_KILLS}, or {SHORT_KILLS} with --short")
-    parser.add_argument(
-        "--short", action="store_true", help="in close order, and by default nothing of containerd"
-    )
+    parser.add_argument("--short", action="store_true", help="in close order")
     kinds = ", ".join(KINDS)
-    parser.add_argument("--only", type=_kinds, metavar="KIND,...", help=f"of {kinds}; default: all of them")
+    parser.add_argument(
+        "--only", type=_kinds, metavar="KIND,...", help=f"of {kinds}; default: all but containerd"
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides who is killed and when")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     parser.add_argument(
@@ -44,7 +44,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.kills is None:
         arguments.kills = SHORT_KILLS if arguments.short else LONG_KILLS
     if arguments.only is None:
-        arguments.only = [kind for kind in KINDS if kind != "containerd" or not arguments.short]
+        arguments.only = [kind for kind in KINDS if kind != "containerd"]
     if arguments.kills < 1:
         parser.error(f"--kills {arguments.kills}: give 1 or more")
     return arguments

@@ -49,6 +49,7 @@ DEADLINE_GRACE_S = (
     300.0  # after the role's wall limit: the worker ends its containers itself, unless it is gone
 )
 HANG_UP_S = 0.5
+REMOVAL_S = 8.0  # that an episode waits for the end of its container
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ class DockerSandboxes:
         self.agent_images = AgentImages(self.engine, self._start)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self._ended: dict[str, str] = {}  # why we took a container away from its episode
 
     async def check(self) -> None:
@@ -204,7 +206,10 @@ class DockerSandboxes:
             await _surely(self._end(name, shell))
 
     async def close(self) -> None:
-        """Lets go of the engine. Containers still open are not removed."""
+        """Lets go of the engine, once what it was told to remove is gone or left to the reaper. Containers still open are not
+        removed.
+        """
+        await asyncio.gather(*self._removals)
         await self.engine.close()
 
     def is_open(self, name: str) -> bool:
@@ -244,12 +249,17 @@ class DockerSandboxes:
         return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
 
     async def _end(self, name: str, shell: Shell | None) -> None:
-        """An engine cannot remove a container whose output has nowhere to go: who is not rid of it soon hangs up first."""
+        """An engine cannot remove a container whose output has nowhere to go: who is not rid of it soon hangs up first.
+
+        Nor does an episode wait for long: an engine that lost its containerd in the middle of a removal goes on about it for minutes.
+        """
         removal = asyncio.create_task(self._remove(name))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
         await asyncio.wait({removal}, timeout=HANG_UP_S)
         if shell is not None:
             await shell.close()
-        await removal
+        await asyncio.wait({removal}, timeout=REMOVAL_S)
 
     async def _remove(self, name: str) -> None:
         for pause_s in REMOVAL_PAUSES_S:

@@ -34,6 +34,7 @@ LEASE = "swerve.lease"  # the key that holds it in Redis
 DEADLINE = "swerve.deadline"
 
 ENGINE_CALL_S = 120
+REMOVED_S = 10  # that a removal under way may take
 ENGINE_THREADS = 8
 CONFLICT = 409  # HTTP status
 SHM_BYTES = 64 * 1024 * 1024  # Docker's own default
@@ -281,4 +282,4 @@ def _removed(client: Client, name: str) -> None:
             raise
         # It ended by itself, and the engine is at it already.
         with contextlib.suppress(docker_errors.NotFound):
-            client.wait(name, condition="removed")
+            client.wait(name, timeout=REMOVED_S, condition="removed")
