@@ -27,8 +27,9 @@ else read -r _ used <cpu.stat && echo "${used}000"; fi
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # What Docker mounts where there is a network: a test suite's "localhost" must have an address without one, and a name
-# that has none must be refused at once.
-HOSTS = r"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+# that has none must be refused at once. Not also ::1, which does not answer in an ordinary container, for Docker turns
+# IPv6 off there.
+HOSTS = r"127.0.0.1\tlocalhost\n::1\tip6-localhost ip6-loopback\n"
 
 # $1 deadline in seconds, $2 workdir, $3 size of the init that is to take over, or 0. `set -m` gives each command
 # its own process group and leaves SIGINT alone, which a plain `&` would ignore. A command too long for one
