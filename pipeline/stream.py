@@ -26,6 +26,7 @@ KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement,
 KEEP_ANSWERED_BYTES = 512 * 1024**2  # or until so many bytes of younger ones are there, per run
 KEEP_MALFORMED = 1000
 KEPT_PART = 8  # of a Redis with a bound, kept bodies of a run take at most this part
+FIRST_PAGE = 100  # most look at the newest few
 PAGE = 5000  # heads in one reply: two megabytes
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
 
@@ -165,16 +166,16 @@ async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
 
 async def heads_backwards(redis: Redis, run_id: str) -> AsyncIterator[Delivery]:
     """Every head that is still there, newest first, read page by page as far as one wants to go."""
-    position = "+"
+    position, page = "+", FIRST_PAGE
     while True:
-        entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), max=position, count=PAGE)
+        entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), max=position, count=page)
         for entry in entries:
             delivery = _delivery(*entry)
             if isinstance(delivery, Delivery):
                 yield delivery
-        if len(entries) < PAGE:
+        if len(entries) < page:
             return
-        position = f"({entries[-1][0].decode()}"
+        position, page = f"({entries[-1][0].decode()}", PAGE
 
 
 async def heads_after(

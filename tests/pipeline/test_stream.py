@@ -171,6 +171,16 @@ async def test_heads_are_followed_from_where_one_was(reader: ArqRedis) -> None:
     assert isinstance(found[-1][1], stream.Unreadable), "a follower must be able to step over it"
 
 
+async def test_every_head_is_listed_once_over_as_many_pages_as_it_takes(
+    reader: ArqRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PAGE", 70)
+    await add(reader, (await head_of_one(reader)).head, stream.FIRST_PAGE + 3 * stream.PAGE)
+    listed = [delivery.entry_id async for delivery in stream.heads_backwards(reader, samples.RUN)]
+    entries = await reader.xrevrange(keys.stream(samples.RUN))
+    assert listed == [entry.decode() for entry, _ in entries]
+
+
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "KEEP_HEADS", 10)
