@@ -231,7 +231,9 @@ def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
     """What the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
     script = marks.in_script(verdict.eval_script) if isinstance(verdict, SwebenchLog) else verdict.eval_script
-    protected = "".join(f"{path}\0" for path in verdict.protected_paths)
+    hidden = () if isinstance(verdict, SwebenchLog) else verdict.files
+    inside = [file.path for file in hidden if not file.path.startswith(("/", ".."))]
+    protected = "".join(f"{path}\0" for path in dict.fromkeys((*verdict.protected_paths, *inside)))
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
         File(path=scripts.EVAL, content=script.encode("utf-8", "surrogateescape")),

@@ -36,18 +36,31 @@ CONTROL_NAMES = (
 )
 # The same of directories, with all that is in them: entry points make plugins.
 CONTROL_DIRECTORIES = ("*.egg-info", "*.dist-info")
-# The same if the eval script runs nox.
-NOX_NAMES = ("noxfile.py",)
+# The same if the eval script runs a program that reads them.
+NAMES_OF_PROGRAMS = {
+    "direnv": (".envrc",),
+    "dotenv": (".env",),
+    "grunt": ("Gruntfile.*",),
+    "gulp": ("gulpfile.*",),
+    "just": ("justfile", "Justfile", ".justfile"),
+    "nox": ("noxfile.py",),
+    "pipenv": (".env",),
+    "rake": ("Rakefile", "rakefile"),
+    "tox": ("toxfile.py",),
+}
 # Restored if a patch changes what they say to the runner: they hold much else that a fix may rightly change.
 SETTINGS_NAMES = ("setup.cfg", "pyproject.toml", "package.json")
+LOADERS = ("test/__init__.py", "tests/__init__.py", "*/test/__init__.py", "*/tests/__init__.py")
 MAKEFILE_NAMES = ("GNUmakefile", "makefile", "Makefile")  # if the eval script runs make
 
-# New modules of these names are taken out wherever they are: Python would take them for the runner's.
+# New modules of these names are taken out wherever they are: Python would take them for the runner's, or import them
+# at its start.
 RUNNER_MODULES = (
     "_pytest",
     "attr",
     "attrs",
     "colorama",
+    "conftest",
     "coverage",
     "exceptiongroup",
     "execnet",
@@ -61,12 +74,33 @@ RUNNER_MODULES = (
     "pygments",
     "pytest",
     "setuptools",
+    "sitecustomize",
     "six",
     "tomli",
     "typing_extensions",
     "unittest2",
+    "usercustomize",
     "xdist",
     "zipp",
+)
+# The same in the directories that Python may search first, if the image has them installed: tests check with them.
+CHECKING_MODULES = (
+    "asynctest",
+    "ddt",
+    "flexmock",
+    "freezegun",
+    "hamcrest",
+    "hypothesis",
+    "mock",
+    "numpy",
+    "pandas",
+    "parameterized",
+    "pyfakefs",
+    "requests_mock",
+    "responses",
+    "sure",
+    "testfixtures",
+    "testtools",
 )
 # New modules of these names are taken out of the directories that Python may search first.
 STANDARD_MODULES = tuple(
@@ -97,6 +131,9 @@ _SCRIPT_RUN = re.compile(
     r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:exec\s+|time\s+)?(?:(?:/\S*/)?(?:bash|sh|source|\.)\s+(?:-\w+\s+)*)?([\w./-]+)",
     re.MULTILINE,
 )
+_SOURCED = re.compile(
+    r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:source|\.)\s+[\"']?(?=\S*[./])([\w./-]+)", re.MULTILINE
+)
 _NAMED_TEST = re.compile(r"[./].*(?:test|check|spec|eval)|(?:test|check|spec|eval).*[./]", re.IGNORECASE)
 _MAKES = re.compile(r"(?:^|[\s;&|(/])make\b([^\n;&|)]*)", re.MULTILINE)
 _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=(\S+)", re.MULTILINE)
@@ -107,6 +144,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|apt-get|apt|uv|poetry)\b.*\b(?:install|add)\b")
 _RUNS_PYTEST = re.compile(r"(?:^|[\s;&|(/!`])(?:pytest|py\.test)(?:$|[\s;&|)`])")
 _RUNS_UNITTEST = re.compile(r"\s-m\s+unittest\b")
+_ENDS_AT_FAILURE = re.compile(r"^\s*set\s+-\w*e", re.MULTILINE)
+_TOLERATES_FAILURE = re.compile(
+    r"[|&!`]|\$\(|\(\)|<<|\b(?:if|while|until|case|trap|eval|function)\b|\bset\s+\+\w*e"
+)
 _PYTEST_STARTS = re.compile(r"^=+ test session starts =+$", re.MULTILINE)
 _PYTEST_ENDS = re.compile(
     r"^(?:=+ )?(\d+ [a-z]+(?: [a-z]+)?(?:, \d+ [a-z]+(?: [a-z]+)?)*)"
@@ -126,7 +167,8 @@ class Control:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Of files that are restored whole, `*` as in a shell."""
-        return (*CONTROL_NAMES, *(NOX_NAMES if _uses(self.script, "nox") else ()))
+        read = [names for program, names in NAMES_OF_PROGRAMS.items() if _uses(self.script, program)]
+        return (*CONTROL_NAMES, *dict.fromkeys(name for names in read for name in names))
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -135,9 +177,16 @@ class Control:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """In the workdir, of files that a shell runs as part of the script and that are tests by their name."""
-        words = (self._in_workdir(word) for word in _SCRIPT_RUN.findall(self.script))
-        return tuple(sorted({word for word in words if _NAMED_TEST.search(word)}))
+        """In the workdir, of files that a shell runs as part of the script and that are tests by their name, or that
+        a script reads whose tests are Python's; and packages' own modules that choose tests. `*` as in a shell.
+        """
+        words = {
+            word for word in _SCRIPT_RUN.findall(self.script) if _NAMED_TEST.search(self._in_workdir(word))
+        }
+        if _RUNS_PYTEST.search(self.script) or _RUNS_UNITTEST.search(self.script):
+            words.update(_SOURCED.findall(self.script))
+        inside = {self._in_workdir(word) for word in words} - {""}
+        return tuple(sorted({*inside, *(LOADERS if _RUNS_UNITTEST.search(self.script) else ())}))
 
     @cached_property
     def directories(self) -> tuple[str, ...]:
@@ -155,7 +204,7 @@ class Control:
     @cached_property
     def _touching(self) -> re.Pattern[bytes]:
         files = (*self.names, *self.settings, *(path.rpartition("/")[2] for path in self.paths))
-        modules = "|".join(map(re.escape, (*RUNNER_MODULES, *STANDARD_MODULES)))
+        modules = "|".join(map(re.escape, (*RUNNER_MODULES, *CHECKING_MODULES, *STANDARD_MODULES)))
         either = "|".join(
             (
                 *(_as_regex(name) for name in files),
@@ -212,6 +261,16 @@ def contradiction(script: str, log: str) -> str | None:
     if any(_RUNS_UNITTEST.search(line) for line in commands) and not _UNITTEST_ENDS.search(plain):
         return "unittest did not report OK"
     return None
+
+
+def each_must_pass(script: str, num_runs: int) -> bool:
+    """Whether `script`, in which `num_runs` test runs were seen, would have ended otherwise if one had failed. No if in
+    doubt.
+    """
+    lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
+    runs = [line for line in lines if _RUNS_PYTEST.search(line) or _RUNS_UNITTEST.search(line)]
+    plain = not any(_TOLERATES_FAILURE.search(line) for line in lines)
+    return plain and len(runs) == num_runs and any(_ENDS_AT_FAILURE.search(line) for line in lines)
 
 
 def _plain(log: str) -> str:

@@ -9,7 +9,14 @@ kept off the ones shells and git use themselves.
 import shlex
 from collections.abc import Iterable
 
-from workers.grading.runner import CONTROL_DIRECTORIES, RUNNER_MODULES, STANDARD_MODULES, Control
+from workers.grading.runner import (
+    CHECKING_MODULES,
+    CONTROL_DIRECTORIES,
+    RUNNER_MODULES,
+    STANDARD_MODULES,
+    Control,
+)
+from workers.grading.witness import PACKAGES, USER_PACKAGES
 from workers.sandbox.git import GIT
 
 GRADE_DIR = "/swerve-grade"
@@ -20,6 +27,8 @@ WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same of settings files that a patch may not keep
 MODULES = f"{GRADE_DIR}/modules"  # the same of modules that were there before the patch
+START = f"{GRADE_DIR}/start"  # as old as the first step: what is no older came with the patch
+RESTORED = f"{GRADE_DIR}/restored"  # paths again: what comes back to what it was
 PARSER = f"{GRADE_DIR}/parser.py"
 LOG = f"{GRADE_DIR}/stdout.log"
 NO_LOG = f"{GRADE_DIR}/stderr.log"
@@ -47,6 +56,7 @@ python3 'python3.[0-9]' 'python3.[0-9][0-9]' rake rm rspec ruby rustc sed sh sle
 timeout tox tr true type uniq uv uvx vitest wc which xargs yarn zsh
 """.replace("\n", " ")
 INSTALLED = ("*site-packages/*", "*dist-packages/*", "node_modules/*", "*/node_modules/*")
+COMPILED = ("*.pyc",)  # which may say that it stands for any module beside it
 
 _PRUNED = "\\( -path ./.git -o -name site-packages -o -name dist-packages -o -name node_modules \\) -prune -o"
 _COPY = "xargs -0 -r cp -a --parents -t"
@@ -59,6 +69,7 @@ def apply(control: Control, *, loosely: bool) -> str:
     """
     return f"""{GIT}{_left_out(control)}
 chmod 700 {GRADE_DIR}
+touch {START}
 . {WITNESS}
 taken=(--whitespace=nowarn "${{left_out[@]/#/--exclude=}}")
 git apply "${{taken[@]}}" {PATCH} && exit 70
@@ -81,12 +92,12 @@ exit {DOES_NOT_APPLY}
 
 
 def _left_out(control: Control) -> str:
-    """Sets `left_out`, patterns of repository-relative paths as git apply has them: installed packages, and
-    what the shell reads or runs by itself.
+    """Sets `left_out`, patterns of repository-relative paths as git apply has them: installed packages, compiled
+    modules, and what the shell reads or runs by itself.
     """
     return f"""
 image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}$TASK_PATH
-left_out=({_quoted(INSTALLED)})
+left_out=({_quoted((*INSTALLED, *COMPILED))})
 for configuration in */pyvenv.cfg .*/pyvenv.cfg */*/pyvenv.cfg; do
   [ -e "$configuration" ] && left_out+=("${{configuration%/*}}" "${{configuration%/*}}/*")
 done
@@ -173,9 +184,17 @@ def _modules(control: Control) -> str:
     """Defines `modules`: prints what Python might take for a module of the runner's or of its own."""
     runners = [shlex.quote(pattern) for name in RUNNER_MODULES for pattern in (name, f"{name}.*")]
     return f"""
-declare -A standard
+declare -A standard checking
 for name in {_quoted(STANDARD_MODULES)}; do standard[$name]=1; done
+for name in {_quoted(CHECKING_MODULES)}; do checking[$name]=1; done
 shopt -s nullglob
+installed() {{
+  local folder
+  for folder in {" ".join(PACKAGES)} {USER_PACKAGES}; do
+    [ -e "$folder/$1" ] || [ -e "$folder/$1.py" ] && return
+  done
+  return 1
+}}
 importable() {{
   case $1 in *.py|*.pyc|*.so) ;; *) inits=("$1"/__init__.*); ((${{#inits[@]}})) || return ;; esac
   printf '%s\\0' "$1"
@@ -189,7 +208,9 @@ modules() {{
     case $folder/ in "$PWD"/*) folder=./${{folder#"$PWD"}} ;; /*) continue ;; esac
     for entry in "$folder"/*; do
       name=${{entry##*/}}
-      [ -n "${{standard[${{name%%.*}}]-}}" ] && importable "$entry"
+      name=${{name%%.*}}
+      [ -n "${{standard[$name]-}}" ] || {{ [ -n "${{checking[$name]-}}" ] && installed "$name"; }} || continue
+      importable "$entry"
     done
   done
   true
@@ -221,7 +242,8 @@ def _quoted(words: Iterable[str]) -> str:
 
 
 # $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected
-# whether listed or not. Many at a time: each call of git costs as much as it reads of the index.
+# whether listed or not. Many at a time: each call of git costs as much as it reads of the index. What the patch
+# brought along for Python to find in a protected module's stead goes before, for it may be protected itself.
 RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
 behind_link() {{
   local parent=${{1%/*}}
@@ -230,6 +252,15 @@ behind_link() {{
 }}
 base=$1
 git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
+uncover() {{
+  local path=$1 entry
+  entries=()
+  case $path in *.py) entries+=("${{path%.py}}"/__init__.* "${{path%.py}}"*.so) ;; esac
+  while [ "$path" != "${{path%/*}}" ]; do path=${{path%/*}}; entries+=("$path".py "$path".pyc "$path".*so); done
+  for entry in "${{entries[@]}}"; do
+    [ -e "$entry" ] && [ ! "$entry" -ot {START} ] && ! git cat-file -e "$base:./$entry" 2>/dev/null && rm -f -- "$entry"
+  done
+}}
 restore() {{
   local path gone=() present=()
   for path; do behind_link "$path" || gone+=("$path"); done
@@ -245,15 +276,17 @@ restore() {{
   [ ! -e {TESTS} ] || git apply --numstat -z {TESTS} | while IFS=$'\\t' read -r -d '' _ _ path; do
     printf '%s\\0' "$path"
   done
-}} | {{
+}} >{RESTORED} || exit 1
+shopt -s nullglob
+while IFS= read -r -d '' path; do uncover "$path"; done <{RESTORED}
+shopt -u nullglob
+paths=()
+while IFS= read -r -d '' path; do
+  paths+=("$path")
+  [ ${{#paths[@]}} -lt 500 ] && continue
+  restore "${{paths[@]}}" || exit 1
   paths=()
-  while IFS= read -r -d '' path; do
-    paths+=("$path")
-    [ ${{#paths[@]}} -lt 500 ] && continue
-    restore "${{paths[@]}}" || exit 1
-    paths=()
-  done
-  [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}"
-}} || exit 1
+done <{RESTORED}
+[ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
 [ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} || exit {TESTS_DO_NOT_APPLY}
 """

@@ -6,17 +6,17 @@ one, saw the same. Each verdict says by what it was decided and keeps the outcom
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from pipeline.errors import TaskBroken
-from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
+from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, Verdict
 from pipeline.trajectory import Reward
-from workers.grading import swebench_rules, witness
-from workers.grading.runner import contradiction, num_pytest_sessions
-from workers.grading.witness import BAD, Run
+from workers.grading import crosscheck, swebench_rules, witness
+from workers.grading.runner import contradiction, each_must_pass, num_pytest_sessions
+from workers.grading.witness import Run
 
 MOST_OUTCOMES = 1000  # of a verdict that names no tests
 R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
@@ -88,9 +88,13 @@ def judge(task: Task, evidence: Evidence) -> Reward:
 def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
     belied = None
     if evidence.exit_code == 0:
-        belied = witness.tampering(evidence.runs, evidence.patch) or witness.failure(evidence.runs)
+        sessions = witness.sessions(evidence.runs)
+        belied = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        belied = belied or witness.failure(
+            evidence.runs, every=each_must_pass(verdict.eval_script, len(sessions))
+        )
         unseen = num_pytest_sessions(evidence.log) > len(witness.sessions(evidence.runs, "pytest"))
-        if belied is None and (unseen or not witness.sessions(evidence.runs)):
+        if belied is None and (unseen or not sessions):
             belied = contradiction(verdict.eval_script, evidence.log)
     seen = witness.outcomes(evidence.runs)
     return _reward(
@@ -110,10 +114,12 @@ def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Rewa
             return swebench_rules.parsed(verdict, task_id, lines)
 
         names = (*verdict.fail_to_pass, *verdict.pass_to_pass)
-        belied = witness.tampering(
-            evidence.runs, evidence.patch, lambda test: any(test.startswith(name) for name in names)
-        )
-        belied = belied or _disagreement(report.tests, _seen(evidence.runs, read))
+
+        def matters(test: str) -> bool:
+            return any(test.startswith(name) or name.startswith(f"{test}::") for name in names)
+
+        belied = witness.tampering(evidence.runs, evidence.patch, matters, _hidden(verdict))
+        belied = belied or crosscheck.disagreement(report.tests, crosscheck.seen(evidence.runs, read))
     reward = _reward(
         f"swebench: {report.status}", resolved=report.resolved, belied=belied, tests=report.tests
     )
@@ -127,12 +133,19 @@ def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
     others -= {""} if "" in expected and "" in found else set()
     belied = None
     if not others:
+        seen = crosscheck.seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
         belied = witness.tampering(
-            evidence.runs, evidence.patch, lambda test: _r2e_name(_inside(test)) in expected
+            evidence.runs,
+            evidence.patch,
+            lambda test: _r2e_name(_inside(test)) in expected.keys() - {""},
+            _hidden(verdict),
         )
-        belied = belied or _disagreement(
-            found, _seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
-        )
+        belied = belied or crosscheck.disagreement(found, seen)
+        if belied is None and witness.sessions(evidence.runs, "pytest"):
+            absent = [
+                name for name, status in found.items() if status == "PASSED" and name not in seen.passing
+            ]
+            belied = f"{absent[0]} never ran" if absent else None
     return _reward(
         f"r2e: {len(others)} tests otherwise than the {len(expected)} expected"
         if others
@@ -153,12 +166,23 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     except (msgspec.DecodeError, UnicodeDecodeError):
         passed, decided_by = 0, "tests_json: the parser made nothing of the log"
     resolved = passed == len(verdict.tests)
+    belied = None
+    if resolved:
+        belied = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        belied = belied or crosscheck.unborne(verdict.tests, evidence.runs)
     return _reward(
         decided_by,
         resolved=resolved,
-        belied=witness.tampering(evidence.runs, evidence.patch) if resolved else None,
+        belied=belied,
         tests={name: statuses.get(name, "") for name in verdict.tests},
     )
+
+
+def _hidden(verdict: Verdict) -> tuple[str, ...]:
+    """Paths of the tests, files and directories."""
+    files = () if isinstance(verdict, SwebenchLog) else verdict.files
+    applied = verdict.test_patch if isinstance(verdict, ExitCode) else b""
+    return (*verdict.protected_paths, *(file.path for file in files), *witness.touched_paths(applied))
 
 
 def _reward(decided_by: str, *, resolved: bool, belied: str | None, tests: dict[str, str]) -> Reward:
@@ -190,50 +214,3 @@ def _inside(test: str) -> str:
 
 def _r2e_name(name: str) -> str:
     return _ANSI.sub("", name).split(" - ")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Names, as the verdict's parser would have them, of tests that the witness saw."""
-
-    passing: frozenset[str]
-    skipped: frozenset[str]
-    bad: frozenset[str]
-    files: frozenset[str]
-
-
-def _seen(runs: tuple[Run, ...], read: Callable[[str], Mapping[str, str]]) -> _Seen:
-    groups: dict[str, list[str]] = {"passing": [], "skipped": [], "bad": []}
-    for name, outcome in witness.outcomes(runs).items():
-        group = "bad" if outcome in BAD else "skipped" if outcome == "SKIPPED" else "passing"
-        groups[group].append(name)
-
-    def names(group: str) -> frozenset[str]:
-        return frozenset(read("".join(f"PASSED {name}\n" for name in groups[group])))
-
-    return _Seen(
-        passing=names("passing"),
-        skipped=names("skipped"),
-        bad=names("bad") | frozenset(groups["bad"]),
-        files=frozenset(name.partition("::")[0] for group in groups.values() for name in group),
-    )
-
-
-def _disagreement(claimed: Mapping[str, str], seen: _Seen) -> str | None:
-    """Why the witness does not bear out what the log claims of the tests that passed."""
-    for name, status in claimed.items():
-        if status not in ("PASSED", "XFAIL") or _stands_for(name, seen.passing):
-            continue
-        if _stands_for(name, seen.bad):
-            return f"{name} failed"
-        if _stands_for(name, seen.skipped):
-            return f"{name} was skipped"
-        if "::" in name and name.partition("::")[0] in seen.files:
-            return f"{name} never ran"
-    return None
-
-
-def _stands_for(name: str, tests: frozenset[str]) -> bool:
-    if name in tests or name.count("[") <= name.count("]"):
-        return name in tests
-    return any(test.startswith(name) for test in tests)

@@ -22,7 +22,11 @@ from pathlib import Path
 import msgspec
 
 PLUGIN = Path(__file__).with_name("witness_plugin.py")
-_PATH = re.compile(r"(?:(?:---|\+\+\+|Index:) \"?(?:[^/\s]*/)?|(?:rename|copy) to \"?)([^\t\"]+)")
+_HEADER = re.compile(r"(---|\+\+\+|Index:|rename to|copy to|diff --git) (.*)")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_BOTH_SIDES = re.compile(r"(?:[^/\s]*/)?(.+) (?:[^/\s]*/)?\1")
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _SKIPS = re.compile(r"skip|xfail", re.IGNORECASE)
 LONGEST_END_BYTES = 256 * 1024 * 1024  # unpacked
 BAD = ("FAILED", "ERROR")
@@ -73,7 +77,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     collected: int  # -1: not known
     finished: int
     outcomes: dict[str, str]  # of unittest as far as its result class says them
-    replaced: tuple[tuple[str, str], ...]  # functions of the runner, and the file of what stands in for each
+    replaced: tuple[tuple[str, str], ...]  # parts of the runner, and the file of what stands in for each
+    rewritten: tuple[str, ...]  # files of tests that were written when the run had started
     stopped: tuple[tuple[str, str, str], ...]  # test, file and text of a line on the way to where it was
     # skipped; text "": the file may have made a line one that skips
 
@@ -131,26 +136,30 @@ def testimony(notes: bytes) -> tuple[Run, ...]:
 
 
 def tampering(
-    runs: Iterable[Run], patch: bytes, matters: Callable[[str], bool] = lambda test: True
+    runs: Iterable[Run],
+    patch: bytes,
+    matters: Callable[[str], bool] = lambda test: True,
+    hidden: Iterable[str] = (),
 ) -> str | None:
     """How the patch's code got in the way of the tests; None if nothing is known of it.
 
-    `matters`: whether it does that the test of the given name is skipped.
+    `matters`: whether it does that the test, or the file of tests, of the given name is skipped. `hidden`: paths of
+    files and directories that no code under test has a reason to write to.
     """
-    touched, added = _touched(patch)
-    speaks_of_skips = any(_SKIPS.search(line) for line in added)
+    changes = _changes(patch)
     for run in runs:
         if run.end is None:
             return f"{run.runner} was cut short"
         if run.end.canary:
             return f"{run.runner} let a test pass that must fail"
-        for function, path in run.end.replaced:
-            if path == "<string>" or f"/{path}".endswith(touched):
-                return f"the patch replaced {function} of {run.runner}"
+        for part, path in run.end.replaced:
+            if path == "<string>" or changes.touch(path):
+                return f"the patch replaced {part} of {run.runner}"
+        for path in run.end.rewritten:
+            if any(f"/{place.strip('/')}/" in f"{path}/" for place in hidden):
+                return f"{path} was written while {run.runner} ran"
         for test, path, text in run.end.stopped:
-            in_touched = f"/{path}".endswith(touched)
-            by_patch = in_touched and text in added if text else in_touched or speaks_of_skips
-            if (by_patch or path == "<string>") and matters(test):
+            if changes.stop(test, path, text) and matters(test):
                 return f"the patch skipped {test}"
         if run.end.status == 0 and run.end.finished < run.end.collected:
             return f"{run.runner} ended after {run.end.finished} of {run.end.collected} tests"
@@ -166,20 +175,21 @@ def sessions(runs: Iterable[Run], runner: str | None = None) -> list[End]:
     ]
 
 
-def failure(runs: Iterable[Run]) -> str | None:
-    """Why the last run is no success; None if it is, or there was none."""
-    ended = [run for run in runs if sessions([run])]
+def failure(runs: Iterable[Run], *, every: bool = False) -> str | None:
+    """Why the last run is no success, or, of `every` run, that it failed; None if there is nothing to say."""
+    ended = [(run.runner, end) for run in runs for end in sessions([run])]
     if not ended:
         return None
-    runner, end = ended[-1].runner, sessions(ended)[-1]
-    bad = [name for name, outcome in end.outcomes.items() if outcome in BAD]
-    if bad:
-        return f"{runner} saw {len(bad)} fail, {bad[0]} first"
-    if runner == "unittest":
-        return None if end.finished else "unittest ran no test"
-    if not any(outcome in ("PASSED", "XFAIL", "XPASS") for outcome in end.outcomes.values()):
-        return f"{runner} passed no test"
-    return None
+    for runner, end in ended if every else ended[-1:]:
+        bad = [name for name, outcome in end.outcomes.items() if outcome in BAD]
+        if bad:
+            return f"{runner} saw {len(bad)} fail, {bad[0]} first"
+    runner, end = ended[-1]
+    if any(outcome in ("PASSED", "XFAIL", "XPASS") for outcome in end.outcomes.values()):
+        return None
+    if runner == "unittest" and end.finished > len(end.outcomes):  # of a result class that told nothing
+        return None
+    return f"{runner} passed no test"
 
 
 def outcomes(runs: Iterable[Run]) -> dict[str, str]:
@@ -195,18 +205,77 @@ def _unpacked(packed: bytes) -> End | None:
         return None
 
 
-def _touched(patch: bytes) -> tuple[tuple[str, ...], frozenset[str]]:
-    """What paths of files that `patch` touches end in, and every line that it adds, stripped.
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What a patch changes."""
 
-    Not by file: a patch may add a line that looks like the next file's header. To git a line ends with LF alone,
+    paths: tuple[str, ...]  # what the absolute paths of files end in
+    binary: tuple[str, ...]  # those of which nothing is known but that they changed
+    added: frozenset[str]  # every line, stripped
+    speaks_of_skips: bool
+
+    def touch(self, path: str) -> bool:
+        return f"/{path}".endswith(self.paths) or any(f"{archive}/" in path for archive in self.binary)
+
+    def stop(self, test: str, path: str, text: str) -> bool:
+        """Whether the line may be why the test is skipped. A test may do that itself: as it came from the patch,
+        if so, it is none that the patch is judged by.
+        """
+        if path == "<string>":
+            return True
+        if not text:
+            return self.touch(path) or self.speaks_of_skips
+        by_itself = "::" in test or test.endswith(".py")
+        if by_itself and f"/{path}".endswith(f"/{test.partition('::')[0]}"):
+            return False
+        return self.touch(path) and (text in self.added or f"/{path}".endswith(self.binary))
+
+
+def touched_paths(patch: bytes) -> list[str]:
+    """Of the files in the repository that `patch` touches."""
+    return [path[1:] for path in _changes(patch).paths]
+
+
+def _changes(patch: bytes) -> _Changes:
+    """Not by file: a patch may add a line that looks like the next file's header. To git a line ends with LF alone,
     to Python with CR too, and to neither with what else Unicode calls a line's end.
     """
-    paths: set[str] = set()
+    paths: dict[str, bool] = {}  # whether it is a binary
     added: set[str] = set()
+    path = ""
     for line in patch.decode("utf-8", "replace").split("\n"):
         if line.startswith("+"):
             added.update(part.strip() for part in line[1:].split("\r"))
-        header = _PATH.match(line.rstrip("\r"))
+        header = _HEADER.match(line.rstrip("\r"))
         if header:
-            paths.add(f"/{header[1]}")
-    return tuple(sorted(paths)), frozenset(added)
+            path = _path(header[1], header[2])
+            paths |= {f"/{path}": False} if path else {}
+        elif line.startswith("GIT binary patch"):
+            paths[f"/{path}"] = True
+    return _Changes(
+        paths=tuple(sorted(paths)),
+        binary=tuple(path for path, is_binary in paths.items() if is_binary),
+        added=frozenset(added),
+        speaks_of_skips=any(_SKIPS.search(line) for line in added),
+    )
+
+
+def _path(kind: str, words: str) -> str:
+    """The path in what follows the first word of a header, the last if there are two."""
+    quoted = _QUOTED.findall(words)
+    both = _BOTH_SIDES.fullmatch(words) if kind == "diff --git" else None
+    if words.startswith('"'):
+        path = _unescaped(quoted[-1]) if quoted else words
+    elif both:
+        return both[1]
+    else:
+        path = words.partition("\t")[0]
+    return path if kind.endswith("to") else re.sub(r"^[^/\s]*/", "", path)
+
+
+def _unescaped(text: str) -> str:
+    def byte(escape: re.Match[bytes]) -> bytes:
+        code = escape[1]
+        return bytes([int(code, 8) & 255]) if len(code) == 3 else _LETTERS.get(code, code)
+
+    return _ESCAPE.sub(byte, text.encode()).decode("utf-8", "replace")

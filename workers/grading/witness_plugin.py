@@ -11,15 +11,16 @@ place; and it must never be in the way: what it cannot do it leaves.
 
 import base64
 import binascii
+import functools
 import json
 import linecache
 import os
 import sys
+import types
 import zlib
 
 CHANNEL = "/proc/1/fd/9"
 INSIDE = "SWERVE_WITNESS"  # variable by which processes that the tests start know that they are no test run
-MOST_REPLACED = 20
 MOST_LINES = 100  # of a test's, from the innermost out
 
 pytest = sys.modules.get("pytest") if "_pytest.config" in sys.modules else None
@@ -35,18 +36,47 @@ class Run:
     def __init__(self, runner):
         self.pid = os.getpid()
         self.secret = binascii.hexlify(os.urandom(16)).decode()
+        self.started_at = _file_clock()
         self.collected = -1  # number of tests to be run; -1: not known
         self.finished = 0  # of them
         self.outcomes = {}
         self.stopped = []  # (test, file, source line) of lines that led to a skip or an expected failure
+        self.replaced = {}  # by file of what stands in for a part of the runner: that part, or one of them
+        self.rewritten = []  # files of tests that were written when the run had started
         self.said = _say("start", self.secret, runner)
+
+    def stop(self, test, error, frames):
+        for path, text in _stopping_lines(error, frames):
+            self.stopped.append([test, path, text])
+
+    def wrote(self, path):
+        """Whether the file has changed since the start."""
+        try:
+            return os.stat(path).st_ctime > self.started_at
+        except OSError:
+            return False
 
     def end(self, **said):
         if os.getpid() != self.pid:  # a test forked, and its child came this far
             return
-        said.update(collected=self.collected, finished=self.finished)
-        said.update(outcomes=self.outcomes, stopped=self.stopped)
+        if AssertionError is not ASSERTION_ERROR and AssertionError.__module__ != REINTERPRETING:
+            self.replaced["<string>"] = "AssertionError"
+        for part, path in _replaced_parts():
+            self.replaced["<string>" if self.wrote(path) else path] = part
+        said.update(collected=self.collected, finished=self.finished, outcomes=self.outcomes)
+        said.update(stopped=self.stopped, rewritten=self.rewritten)
+        said.update(replaced=[[part, path] for path, part in self.replaced.items()])
         _say("end", self.secret, base64.b64encode(zlib.compress(json.dumps(said).encode("utf-8"))).decode())
+
+
+def _file_clock():
+    """Seconds since 1970 by the clock that files are dated by, whatever the process takes for the time."""
+    read, write = os.pipe()
+    try:
+        return os.fstat(read).st_ctime
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def _say(*words):
@@ -84,7 +114,7 @@ def _stopping_lines(error, frames):
         lines = []
         while frames is not None:
             path = frames.tb_frame.f_code.co_filename
-            if not {"_pytest", "pluggy", "unittest"} & set(path.split(os.sep)):
+            if not _of_runner(path) and not path.startswith("<frozen "):
                 lines.append((path, linecache.getline(path, frames.tb_lineno).strip()))
             frames = frames.tb_next
         if lines:
@@ -98,45 +128,95 @@ def _stopping_lines(error, frames):
     return []
 
 
+# What the runner is made of
+
+RUNNERS = ("_pytest", "pluggy", "pytest", "unittest")
+WITH_CODE = (types.FunctionType, type, property, staticmethod, classmethod, functools.partial)
+ASSERTION_ERROR = AssertionError
+LIBRARY = os.path.dirname(os.__file__) + os.sep
+REINTERPRETING = "_pytest.assertion.reinterpret"  # where a pytest of old has an AssertionError of its own
+PARTS = {}  # what the runner is made of at the start: part and its code, by id of its holder and name
+
+
+def _of_runner(path):
+    folders = [folder for name in RUNNERS for folder in getattr(sys.modules.get(name), "__path__", ())]
+    return path.startswith(tuple(folder + os.sep for folder in folders))
+
+
+def _holders():
+    """Name, and module or class, of all that the runner's parts are in."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in RUNNERS or not isinstance(module, types.ModuleType):
+            continue
+        yield name, module
+        for thing in list(vars(module).values()):
+            if isinstance(thing, type) and thing.__module__ == name:
+                yield name + "." + thing.__name__, thing
+
+
+def _note_parts():
+    for _, holder in _holders():
+        parts = {name: (part, _code(part)) for name, part in list(vars(holder).items())}
+        PARTS[id(holder)] = (holder, parts)  # which keeps it, and its id, in use
+
+
+def _replaced_parts():
+    """Name of each part that is another one by now, and the file of what is there in its stead. Of a module of
+    unittest's that came later: of each function that is not Python's own.
+    """
+    replaced = []
+    for holder_name, holder in _holders():
+        known = PARTS.get(id(holder), (None, None))[1]
+        for name, part in list(vars(holder).items()):
+            if known is None:
+                files = _foreign_files(part) if holder_name.startswith("unittest") else ()
+            elif name in known:
+                old, old_code = known[name]
+                changed = part is not old or _code(part) is not old_code
+                files = _files(part) if changed and isinstance(old, WITH_CODE) else ()
+            else:
+                files = _files(part) if isinstance(holder, type) and hasattr(type(part), "__set__") else ()
+            replaced += [(holder_name + "." + name, path) for path in files]
+    return replaced
+
+
+def _function(part):
+    if isinstance(part, property):
+        part = part.fget
+    if isinstance(part, (staticmethod, classmethod, types.MethodType)):
+        part = part.__func__
+    if isinstance(part, functools.partial):
+        part = part.func
+    return part if isinstance(part, types.FunctionType) else None
+
+
+def _code(part):
+    return getattr(_function(part), "__code__", None)
+
+
+def _files(part):
+    """Where the code of `part` is from, as it says itself and as the module does that it was compiled in."""
+    function = _function(part)
+    if function is not None:
+        return {function.__code__.co_filename, str(function.__globals__.get("__file__", ""))}
+    module = sys.modules.get(getattr(part, "__module__", None) or type(part).__module__)
+    return {getattr(module, "__file__", None) or ""}
+
+
+def _foreign_files(part):
+    function = _function(part)
+    files = _files(part) if function is not None else ()
+    return [path for path in files if not path.startswith(("<", LIBRARY))]
+
+
 # pytest
 
-RUNNER_MODULES = ("main", "python", "reports", "runner", "skipping", "terminal", "unittest")
+# On the stack below whatever the tests' code does in a session.
+SESSION_FUNCTIONS = {"pytest_make_collect_report", "perform_collect", "pytest_runtestloop", "wrap_session"}
 
 
 def _hook(**options):
     return pytest.hookimpl(**options) if pytest else lambda function: function
-
-
-def _runner_functions():
-    """Every function of the runner that has a say in outcomes, with its code, by name."""
-    found = {}
-    for module_name in RUNNER_MODULES:
-        module = sys.modules.get("_pytest." + module_name)
-        for name, thing in list(vars(module).items()) if module else ():
-            if getattr(thing, "__module__", "") != "_pytest." + module_name:
-                continue
-            found[module_name, name] = thing
-            if isinstance(thing, type):
-                for inner_name, inner in list(vars(thing).items()):
-                    found[module_name, name, inner_name] = getattr(inner, "__func__", inner)
-    return {
-        ".".join(name): (thing, getattr(thing, "__code__", None))
-        for name, thing in found.items()
-        if callable(thing)
-    }
-
-
-def _replaced_functions():
-    """Name, and file of the code that is there now."""
-    now = _runner_functions()
-    replaced = []
-    for name, known in FUNCTIONS.items():
-        thing, code = now.get(name, known)
-        if thing is known[0] and code is known[1]:
-            continue
-        module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
-        replaced.append([name, code.co_filename if code else getattr(module, "__file__", None) or ""])
-    return replaced[:MOST_REPLACED]
 
 
 class PytestRun:
@@ -147,10 +227,44 @@ class PytestRun:
         self.config = config
         self.conftests_loaded = False
         self.session = None
+        self.trace = None
         self.canary = None
 
     def pytest_sessionstart(self, session):
         self.session = session
+        self.trace = sys.gettrace()
+
+    def pytest_plugin_registered(self):
+        """Tests' code that makes plugins of its own could choose with them which tests are run."""
+        frame = sys._getframe(1) if self.session else None
+        while frame is not None and frame.f_code.co_name not in SESSION_FUNCTIONS:
+            if not _of_runner(frame.f_code.co_filename):
+                self.run.replaced[frame.f_code.co_filename] = "the plugins"
+                return
+            frame = frame.f_back
+
+    @_hook(hookwrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector):
+        path = str(getattr(collector, "path", None) or getattr(collector, "fspath", ""))
+        is_file = isinstance(collector, pytest.Module) and not isinstance(
+            collector, getattr(pytest, "Package", ())
+        )
+        if is_file and self.run.wrote(path):
+            self.run.rewritten.append(path)
+        outcome = yield
+        module = getattr(collector, "_obj", None) if is_file else None
+        if isinstance(module, types.ModuleType):
+            origin = getattr(getattr(module, "__spec__", None), "origin", None) or "<string>"
+            if os.path.realpath(origin) != os.path.realpath(path):
+                self.run.replaced[origin] = collector.nodeid
+        report = outcome.get_result() if outcome.excinfo is None else None
+        excinfo = getattr(getattr(report, "call", None), "excinfo", None)
+        if excinfo is not None and report.outcome == "skipped":
+            self.run.stop(collector.nodeid, excinfo.value, excinfo.tb)
+
+    def pytest_collectreport(self, report):
+        if report.outcome != "passed":
+            self.run.outcomes[self._name(report)] = "ERROR" if report.outcome == "failed" else "SKIPPED"
 
     @_hook(trylast=True)
     def pytest_collection_finish(self, session):
@@ -158,6 +272,8 @@ class PytestRun:
 
     @_hook(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
+        if sys.gettrace() is not self.trace:  # who follows the lines of a test may also pass over them
+            self.run.replaced.update(dict.fromkeys(_files(sys.gettrace()), "sys.settrace"))
         excinfo = call.excinfo  # before the runner puts a skip of its own in the place of unittest's
         outcome = yield
         if excinfo is None or outcome.excinfo is not None:
@@ -165,16 +281,13 @@ class PytestRun:
         report = outcome.get_result()
         marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
         if report.outcome == "skipped" and not marked:  # by whatever name: the report says what it came to
-            for path, text in _stopping_lines(excinfo.value, excinfo.tb):
-                self.run.stopped.append([item.nodeid, path, text])
+            self.run.stop(item.nodeid, excinfo.value, excinfo.tb)
 
     def pytest_runtest_logreport(self, report):
         if hasattr(report, "context") or report.outcome not in ("passed", "failed", "skipped"):
             return  # part of a test, or a try that is followed by another
         self.run.finished += report.when == "teardown"
-        name = report.nodeid
-        if hasattr(self.config, "cwd_relative_nodeid"):
-            name = self.config.cwd_relative_nodeid(name)
+        name = self._name(report)
         before = "" if report.when == "setup" else self.run.outcomes.get(name, "")
         if report.outcome == "failed":
             outcome = "FAILED" if report.when == "call" else "ERROR"
@@ -186,6 +299,11 @@ class PytestRun:
             outcome = before or ("PASSED" if report.when == "call" else "")
         if before not in ("FAILED", "ERROR"):
             self.run.outcomes[name] = outcome
+
+    def _name(self, report):
+        """As the runner prints it."""
+        rename = getattr(self.config, "cwd_relative_nodeid", None)
+        return rename(report.nodeid) if rename else report.nodeid
 
     @_hook(tryfirst=True)
     def pytest_sessionfinish(self, session):
@@ -203,7 +321,7 @@ class PytestRun:
             status = None
         else:
             status = int(self.session.exitstatus)
-        self.run.end(status=status, canary=self.canary, replaced=_replaced_functions())
+        self.run.end(status=status, canary=self.canary)
 
 
 def _pytest_canary_passes(item):
@@ -266,6 +384,7 @@ def watch_unittest():
         return
     import unittest
 
+    _note_parts()
     waiting, depth = [run], [0]
     run_tests = unittest.TextTestRunner.run
     adding = [(name, getattr(unittest.TestResult, name), outcome) for name, outcome in UNITTEST_OUTCOMES]
@@ -284,21 +403,34 @@ def watch_unittest():
         for case, _ in list(result.failures) + list(result.errors):
             current.outcomes[str(getattr(case, "test_case", case))] = "FAILED"
         current.collected = current.finished = result.testsRun
-        current.end(status=0 if result.wasSuccessful() else 1, canary=_unittest_canary_passes(), replaced=[])
+        current.end(status=0 if result.wasSuccessful() else 1, canary=_unittest_canary_passes())
         return result
 
     def noticed(current, add, outcome):
         def added(self, test, *why):
             current.outcomes[str(test)] = outcome
             if outcome == "SKIPPED":
-                for path, text in _stopping_lines(sys.exc_info()[1], sys.exc_info()[2]):
-                    current.stopped.append([str(test), path, text])
+                current.stop(str(test), sys.exc_info()[1], sys.exc_info()[2])
             return add(self, test, *why)
 
         return added
 
     unittest.TextTestRunner.run = observed
+    _notice_skipped_modules(unittest.loader, run)
+
+
+def _notice_skipped_modules(loader, run, function="_make_skipped_test"):
+    make = getattr(loader, function, None)
+    if make is None:
+        return
+
+    def skipped(name, error, *how):
+        run.stop(name, error, error.__traceback__)
+        return make(name, error, *how)
+
+    setattr(loader, function, skipped)
 
 
 RUN = _start("pytest") if pytest else None
-FUNCTIONS = _runner_functions() if RUN else {}
+if RUN:
+    _note_parts()

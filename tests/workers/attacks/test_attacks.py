@@ -6,12 +6,14 @@ import pytest
 
 from pipeline.errors import GraderError
 from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task, Verdict
+from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from tests.workers.attacks.cheats import (
     AROUND,
     CONFIGURATION,
     HONEST,
     IN_THE_CODE,
     THE_PATCH_ITSELF,
+    UNIT_TESTS,
     UNITTEST,
     Around,
     at_import,
@@ -33,17 +35,6 @@ def test_add():
 def test_sub():
     assert sub(3, 1) == 2
 """
-UNIT_TESTS = """import unittest
-from calc import add, sub
-
-
-class Test(unittest.TestCase):
-    def test_add(self):
-        self.assertEqual(add(3, 1), 4)
-
-    def test_sub(self):
-        self.assertEqual(sub(3, 1), 2)
-"""
 PROTECTED = ("tests/test_calc.py",)
 HIDDEN = (File(path="tests/test_calc.py", content=TESTS.encode()),)
 SWE_BENCH = f"""#!/bin/bash
@@ -59,8 +50,16 @@ git checkout HEAD tests/test_calc.py
 """
 
 
-def by_exit_code(script: str = "python3 -m pytest tests/test_calc.py\n") -> ExitCode:
-    return ExitCode(eval_script=f"set -e\n{script}", protected_paths=PROTECTED, files=HIDDEN)
+# The last line of a test counts, as with the parsers of SWE-bench Pro.
+PARSER = """import json, re, sys
+lines = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\\S+)", open(sys.argv[1]).read(), re.MULTILINE)
+json.dump({"tests": [{"name": name, "status": status} for status, name in lines]}, open(sys.argv[3], "w"))
+"""
+
+
+def by_exit_code(script: str = "python3 -m pytest tests/test_calc.py\n", **more: str) -> ExitCode:
+    files = tuple(File(path=path, content=text.encode()) for path, text in more.items())
+    return ExitCode(eval_script=f"set -e\n{script}", protected_paths=PROTECTED, files=HIDDEN + files)
 
 
 KINDS: dict[str, Verdict] = {
@@ -75,6 +74,13 @@ KINDS: dict[str, Verdict] = {
     "r2e_expected": R2eExpected(
         eval_script="cd /workspace\npython3 -W ignore -m pytest -rA tests/test_calc.py\n",
         expected={"test_add": "PASSED", "test_sub": "PASSED"},
+        protected_paths=PROTECTED,
+        files=HIDDEN,
+    ),
+    "tests_json": JsonVerdict(
+        eval_script="python3 -m pytest -rA tests/test_calc.py\n",
+        parser=PARSER,
+        tests=("tests/test_calc.py::test_add", "tests/test_calc.py::test_sub"),
         protected_paths=PROTECTED,
         files=HIDDEN,
     ),
@@ -127,7 +133,9 @@ async def test_no_cheat_in_the_code_pays(
 async def test_no_cheat_by_configuration_pays(
     grader: Grader, repo_image: RepoImage, name: str, patch: bytes
 ) -> None:
-    assert set((await tried(grader, repo_image, patch, "exit_code", "r2e_expected")).values()) == {None}
+    assert set(
+        (await tried(grader, repo_image, patch, "exit_code", "r2e_expected", "tests_json")).values()
+    ) == {None}
 
 
 @pytest.mark.parametrize(("name", "patch"), named(THE_PATCH_ITSELF))
@@ -141,12 +149,13 @@ async def test_no_cheat_by_the_patch_itself_pays(
 async def test_no_cheat_on_the_surroundings_pays(
     grader: Grader, repo_image: RepoImage, around: Around
 ) -> None:
-    task = task_of(repo_image, by_exit_code(around.script), setup_script=around.setup, env=around.env)
+    verdict = by_exit_code(around.script, **around.tests)
+    task = task_of(repo_image, verdict, setup_script=around.setup, env=around.env)
     gradings = (paid(grader, task, patch) for patch in (around.patch, HONEST, HONEST + around.patch))
     cheat, fix, both = await asyncio.gather(*gradings)
     assert cheat is None
     assert fix
-    assert both
+    assert bool(both) is around.undone
 
 
 @pytest.mark.parametrize("patch", UNITTEST.values(), ids=[name.replace(" ", "-") for name in UNITTEST])

@@ -1,6 +1,6 @@
 import pytest
 
-from workers.grading.runner import Control, contradiction, hides_names, same_runner_settings
+from workers.grading.runner import Control, contradiction, each_must_pass, hides_names, same_runner_settings
 
 PASSED = "=========== test session starts ===========\n...\n=========== 3 passed in 0.05s ===========\n"
 
@@ -103,23 +103,53 @@ def test_only_what_is_said_to_pytest_counts(
         "+++ b/evil.egg-info/entry_points.txt",
         "+++ b/src/evil-1.dist-info/METADATA",
         "+++ b/noxfile.py",
+        "+++ b/.env",
         "+++ b/Makefile",
         "+++ b/ci/run_tests.sh",
         "+++ b/package.json",
     ],
 )
 def test_modules_that_python_may_take_for_the_runners_are_seen(header: str) -> None:
-    control = Control("make test\nnox -s tests\nbash ci/run_tests.sh\n", "/workspace")
+    control = Control(
+        "make test\nnox -s tests\npipenv run bash ci/run_tests.sh\nbash ci/run_tests.sh\n", "/workspace"
+    )
     assert control.touched_by(f"{header}\n".encode())
-    assert not Control("pytest\n", "/workspace").touched_by(b"+++ b/Makefile\n+++ b/run_tests.sh\n")
+    assert not Control("pytest\n", "/workspace").touched_by(
+        b"+++ b/Makefile\n+++ b/run_tests.sh\n+++ b/.env\n"
+    )
 
 
 def test_only_scripts_that_are_tests_by_their_name_are_the_runners() -> None:
     script = (
         "set -e\ncd /workspace\nsource activate testbed && ./ci/run_tests.sh -v; bash /workspace/check.sh\n"
     )
-    script += "bash install.sh\npython3.9 -m pytest tests/test_x.py\n. tests/env.sh | tee log\n"
+    script += "bash install.sh\n. tests/env.sh | tee log\nsource ./env\n"
     assert Control(script, "/workspace").paths == ("check.sh", "ci/run_tests.sh", "tests/env.sh")
+
+
+def test_of_python_projects_what_the_script_sources_and_what_chooses_its_tests_are_the_runners() -> None:
+    sources = "source activate x\n. ./.env\nsource /opt/conda/bin/activate && . 'ci/env.sh'\n"
+    assert Control(f"{sources}python3.9 -m pytest\n", "/workspace").paths == (".env", "ci/env.sh")
+    assert "*/tests/__init__.py" in Control("python -m unittest\n", "/workspace").paths
+    assert Control("python -m unittest\n", "/workspace").touched_by(b"+++ b/lib/tests/__init__.py\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "num_runs", "must"),
+    [
+        ("#!/bin/bash\nset -euo pipefail\ncd x\npytest a\npython -m unittest b\n", 2, True),
+        ("set -e\npytest a\n", 2, False),
+        ("pytest a\npytest b\n", 2, False),
+        ("set -e\npytest a | tee log\npytest b\n", 2, False),
+        ("set -e\npytest a && echo well\npytest b\n", 2, False),
+        ("set -e\nset +e\npytest a\npytest b\n", 2, False),
+        ("set -e\nif pytest a; then pytest b; fi\n", 2, False),
+    ],
+)
+def test_a_run_must_pass_only_where_the_script_tolerates_nothing(
+    script: str, num_runs: int, must: bool
+) -> None:
+    assert each_must_pass(script, num_runs) is must
 
 
 def test_directories_that_the_script_enters_or_runs_from_are_known() -> None:

@@ -17,18 +17,27 @@ END = End(
     finished=2,
     outcomes={"tests/t.py::new": "PASSED", "tests/t.py::old": "PASSED"},
     replaced=(),
+    rewritten=(),
     stopped=(),
 )
 PATCH = b"--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n+    pytest.skip('no')\n"
-EXIT_CODE = ExitCode(eval_script="pytest\n")
+EXIT_CODE = ExitCode(eval_script="pytest\n", protected_paths=("tests/t.py",))
 SWEBENCH = SwebenchLog(
     eval_script=": '>>>>> End Test Output'\n",
     log_parser="parse_log_pytest",
     fail_to_pass=("tests/t.py::new",),
     pass_to_pass=("tests/t.py::old",),
+    protected_paths=("tests/t.py",),
 )
-R2E = R2eExpected(eval_script="pytest\n", expected={"new": "PASSED", "T.old": "FAILED"})
-TESTS_JSON = tasks.TestsJson(eval_script="pytest\n", parser="...", tests=("new", "old"))
+R2E = R2eExpected(
+    eval_script="pytest\n", expected={"new": "PASSED", "T.old": "FAILED"}, protected_paths=("tests",)
+)
+TESTS_JSON = tasks.TestsJson(
+    eval_script="pytest\n",
+    parser="...",
+    tests=("new", "old"),
+    files=(tasks.File(path="tests/t.py", content=b""),),
+)
 PASSED = "=== test session starts ===\n=== 2 passed in 0.05s ===\n"
 MARKED = ">>>>> Start Test Output\n{}>>>>> End Test Output\n>>>>> Test Exit Code: {}\n"
 BOTH_PASSED = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\n", 0)
@@ -63,6 +72,7 @@ def test_an_exit_status_is_believed_as_far_as_the_witness_bears_it_out() -> None
             replace(END, stopped=(("tests/t.py::new", "/repo/calc.py", "pytest.skip('no')"),)),
             "the patch skipped tests/t.py::new",
         ),
+        (replace(END, rewritten=("/repo/tests/t.py",)), "/repo/tests/t.py was written while pytest ran"),
     ],
 )
 def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -> None:
@@ -87,6 +97,8 @@ def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -
         replace(END, replaced=(("runner.x", "/usr/lib/python3/dist-packages/plugin.py"),)),
         replace(END, stopped=(("tests/t.py::new", "/repo/calc.py", "pytest.skip('as ever')"),)),
         replace(END, stopped=(("tests/t.py::new", "/repo/tests/t.py", "pytest.skip('no')"),)),
+        replace(END, stopped=(("calc.py::new", "/repo/calc.py", "pytest.skip('no')"),)),
+        replace(END, rewritten=("/repo/tests/made/t.py",)),
     ],
 )
 def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
@@ -95,18 +107,62 @@ def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
     assert decided(SWEBENCH, BOTH_PASSED, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
 
 
+CODE = ("tests/t.py::new", "/repo/dir/caf\u00e9.py", "raise Wrong")
+
+
+@pytest.mark.parametrize(
+    ("patch", "end"),
+    [
+        (b'+++ "b/dir/caf\\303\\251.py"\n+raise Wrong\n', replace(END, stopped=(CODE,))),
+        (b'rename to "dir/caf\\303\\251.py"\n+raise Wrong\n', replace(END, stopped=(CODE,))),
+        (b'diff --git "a/dir/caf\\303\\251.py" "b/dir/caf\\303\\251.py"\nGIT binary patch\n', replace(END, stopped=(CODE,))),
+        (b"diff --git a/two words.py b/two words.py\nGIT binary patch\n", replace(END, replaced=(("x", "/repo/two words.py"),))),
+        (b"diff --git a/x.zip b/x.zip\nGIT binary patch\n", replace(END, replaced=(("x", "/repo/x.zip/y.py"),))),
+    ],
+)  # fmt: skip
+def test_a_patch_is_known_by_every_way_to_write_a_name(patch: bytes, end: End) -> None:
+    runs = (Run("pytest", end),)
+    assert decided(EXIT_CODE, runs=runs, patch=patch)[0] == 0.0
+    assert decided(EXIT_CODE, runs=runs, patch=b"--- a/other.py\n+++ b/other.py\n+x\n--- \n")[0] == 1.0
+
+
+def test_the_first_of_two_runs_counts_where_the_script_would_have_ended_with_it() -> None:
+    failed = replace(END, status=1, outcomes={"tests/t.py::new": "FAILED"})
+    runs = (Run("pytest", failed), Run("pytest", replace(END, outcomes={"tests/u.py::old": "PASSED"})))
+    for script, value in (
+        ("set -e\npytest tests/t.py\npytest tests/u.py\n", 0.0),
+        ("pytest tests/t.py\npytest tests/u.py\n", 1.0),
+        ("set -e\npytest tests/t.py || true\npytest tests/u.py\n", 1.0),
+        ("set -e\nbash ci/test.sh\npytest tests/u.py\n", 1.0),
+    ):
+        assert decided(replace(EXIT_CODE, eval_script=script), runs=runs)[0] == value
+
+
 @pytest.mark.parametrize(
     ("outcomes", "why"),
     [
         ({"tests/t.py::new": "FAILED", "tests/t.py::old": "PASSED"}, "tests/t.py::new failed"),
         ({"tests/t.py::new": "SKIPPED", "tests/t.py::old": "PASSED"}, "tests/t.py::new was skipped"),
         ({"tests/t.py::old": "PASSED"}, "tests/t.py::new never ran"),
+        ({"tests/t.py": "ERROR"}, "tests/t.py::new never ran"),
+        ({"tests/__init__.py": "SKIPPED"}, "tests/t.py::new never ran"),
     ],
 )
 def test_result_lines_that_no_test_stands_behind_are_not_believed(outcomes: dict[str, str], why: str) -> None:
     runs = (Run("pytest", replace(END, outcomes=outcomes)),)
     log = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\nFAILED tests/t.py::decoy\n", 1)
     assert decided(SWEBENCH, log, runs=runs) == (0.0, f"swebench: RESOLVED_FULL, but {why}")
+    parsed = b'{"tests": [{"name": "tests/t.py::new", "status": "PASSED"}]}'
+    verdict = replace(TESTS_JSON, tests=("tests/t.py::new",))
+    assert decided(verdict, runs=runs, parsed=parsed) == (0.0, f"tests_json: 1 of 1 tests passed, but {why}")
+
+
+def test_a_run_that_came_to_no_test_bears_nothing_out() -> None:
+    runs = (Run("pytest", replace(END, status=-1, collected=-1, finished=0, outcomes={})),)
+    log = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\nFAILED tests/t.py::decoy\n", 1)
+    short = "short test summary info\nPASSED r2e_tests/t.py::new\n"
+    assert decided(SWEBENCH, log, runs=runs)[0] == 0.0
+    assert decided(replace(R2E, expected={"new": "PASSED"}), short, runs=runs)[0] == 0.0
 
 
 def test_names_that_only_the_log_knows_are_left_to_the_log() -> None:

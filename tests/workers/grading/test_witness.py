@@ -114,6 +114,53 @@ async def test_runs_inside_of_a_test_are_that_tests_business(grader: Grader, rep
     }
 
 
+OWN_TESTS = {
+    "tests/test_skipped.py": "import pytest\ndef test_later(): pytest.skip('no network')",
+    "tests/test_absent.py": "import pytest\npytest.importorskip('no_such_module')",
+    "tests/__init__.py": "# a package",
+    "tests/unit/conftest.py": "import pytest\n@pytest.fixture\ndef skipped(): pass",
+    "tests/unit/test_more.py": "pytest_plugins = ['own_plugin']\ndef test_more(): pass",
+    "own_plugin.py": "def pytest_collection_modifyitems(items): items.reverse()",
+}
+
+
+@pytest.mark.parametrize("script", ["python3 -m pytest tests", "PYTHONPATH=. python3 -m pytest -rA tests"])
+async def test_a_fix_may_bring_tests_that_skip_themselves(
+    grader: Grader, repo_image: RepoImage, script: str
+) -> None:
+    own = b"".join(new(path, text) for path, text in OWN_TESTS.items())
+    reward = await grader.grade(make_claim(task_of(repo_image, script)), HONEST + own)
+    assert (reward.value, reward.decided_by) == (1.0, "exit status 0")
+    assert (
+        reward.tests["tests/test_absent.py"] == reward.tests["tests/test_skipped.py::test_later"] == "SKIPPED"
+    )
+
+
+@pytest.mark.parametrize("script", ["python3 -m pytest -qq tests", "python3 -m unittest discover -s tests"])
+async def test_tests_that_change_the_runner_and_write_files_get_a_fix_its_pay(
+    grader: Grader, repo_image: RepoImage, script: str
+) -> None:
+    busy = """import pathlib, unittest, unittest.mock
+from calc import add
+
+class Test(unittest.TestCase):
+    maxDiff = None
+
+    def assert_sum(self, a, b, sum):
+        self.assertEqual(add(a, b), sum)
+
+    def test_add(self):
+        unittest.TestCase.assertSum = Test.assert_sum
+        self.assertSum(3, 1, 4)
+        pathlib.Path(__file__).with_name("expected.txt").write_text("4")
+        pathlib.Path(__file__).with_name("test_made.py").write_text("x = 1")
+        with unittest.mock.patch.object(unittest.TestCase, "assertTrue"):
+            self.assertTrue(False)
+"""
+    task = task_of(repo_image, script, busy)
+    assert (await grader.grade(make_claim(task), HONEST)).decided_by == "exit status 0"
+
+
 async def test_the_repositorys_own_plugin_may_be_mended(grader: Grader, repo_image: RepoImage) -> None:
     setup = "echo 'x = 1' >plugin.py; echo \"pytest_plugins = ['plugin']\" >>conftest.py\n"
     task = task_of(repo_image, "python3 -m pytest tests", setup_script=setup)
