@@ -15,6 +15,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from infra.redis_server import socket_of
 
 
+DOOR_S = 0.02
+
+
 class LeanClient(asyncio.Protocol):
     """One connection; commands may be under way side by side."""
 
@@ -26,9 +29,13 @@ class LeanClient(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, url: str) -> Redis:
-        """Typed as the client that it stands in for."""
-        _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_of(url))
-        return cast(Redis, made)
+        """Typed as the client that it stands in for. Waits while too many others wait to be let in."""
+        while True:
+            try:
+                _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_of(url))
+                return cast(Redis, made)
+            except BlockingIOError:
+                await asyncio.sleep(DOOR_S)
 
     def execute_command(self, *words: Any) -> asyncio.Future[Any]:
         reply: asyncio.Future[Any] = self._loop.create_future()
