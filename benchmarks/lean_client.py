@@ -14,7 +14,6 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from infra.redis_server import socket_of
 
-
 DOOR_S = 0.02
 
 
