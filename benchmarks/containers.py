@@ -96,7 +96,7 @@ async def _options(fleet: DockerSandboxes, api: EngineApi) -> dict[str, Any]:
     """Of one of our containers, for one that only sleeps."""
     async with fleet.open(bug.claim(), role="agent") as sandbox:
         found = await api.inspect(sandbox.id)
-    kept = ("User", "WorkingDir", "Env", "Image", "Healthcheck")
+    kept = ("User", "WorkingDir", "Env", "Image", "Healthcheck", "NetworkDisabled")
     config = {name: found["Config"][name] for name in kept if name in found["Config"]}
     return config | {
         "Entrypoint": ["sleep"],
