@@ -1,6 +1,6 @@
-"""A Redis connection that costs its owner next to nothing, so that thousands of simulated workers fit on a core.
+"""Redis connections that cost their owner next to nothing, so that thousands of simulated workers fit on a core.
 
-It offers what `pipeline.commands` asks of a client, so the commands are those of real workers, byte for byte. Replies are
+They offer what `pipeline.commands` asks of a client, so the commands are those of real workers, byte for byte. Replies are
 as Redis gives them.
 """
 
@@ -17,8 +17,28 @@ from infra.redis_server import socket_of
 DOOR_S = 0.02
 
 
+class LeanPool:
+    """As many connections as there are commands under way, as with redis-py: each carries one at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._idle: list[LeanClient] = []
+
+    @classmethod
+    def client(cls, url: str) -> Redis:
+        """Typed as the client that it stands in for."""
+        return cast(Redis, cls(url))
+
+    async def execute_command(self, *words: Any) -> Any:
+        connection = self._idle.pop() if self._idle else await LeanClient.connect(self._url)
+        try:
+            return await connection.execute_command(*words)
+        finally:
+            self._idle.append(connection)
+
+
 class LeanClient(asyncio.Protocol):
-    """One connection; commands may be under way side by side."""
+    """One connection."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
@@ -27,12 +47,12 @@ class LeanClient(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def connect(cls, url: str) -> Redis:
-        """Typed as the client that it stands in for. Waits while too many others wait to be let in."""
+    async def connect(cls, url: str) -> "LeanClient":
+        """Waits while too many others wait to be let in."""
         while True:
             try:
                 _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_of(url))
-                return cast(Redis, made)
+                return made
             except BlockingIOError:
                 await asyncio.sleep(DOOR_S)
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import uvloop
 from redis.asyncio import Redis
 
-from benchmarks.lean_client import LeanClient
+from benchmarks.lean_client import LeanPool
 from benchmarks.scripted_fleet import played
 from benchmarks.trainer_side import GROUP_SIZE
 from pipeline import census, queue, stream
@@ -57,15 +57,15 @@ class SimulatedWorker:
         self._finished = 0
 
     async def work(self, url: str) -> None:
+        redis, started_at = LeanPool.client(url), time.time()
         async with self._simulation.filling:  # more at once than Redis lets wait at its door are turned away
-            redis = await LeanClient.connect(url)
+            every_s = await census.beat_worker(redis, self._status(started_at))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._beat(redis))
+            tasks.create_task(self._beat(redis, started_at, every_s))
             for _ in range(self._slots):
                 tasks.create_task(self._slot(redis))
 
-    async def _beat(self, redis: Redis) -> None:
-        started_at, every_s = time.time(), await census.beat_worker(redis, self._status(time.time()))
+    async def _beat(self, redis: Redis, started_at: float, every_s: float) -> None:
         await asyncio.sleep(random.uniform(0, every_s))
         while True:
             every_s = await census.beat_worker(redis, self._status(started_at), every_s=every_s)

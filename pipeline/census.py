@@ -18,7 +18,8 @@ from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
 BEAT_S = 2.0  # between two beats of a worker
-BEATS_PER_S = 250.0  # of all workers together, beyond which each beats less often
+BEATS_PER_S = 100.0  # of all workers together, beyond which each beats less often
+MISSED_BEATS = 4  # after which a worker of a large fleet is silent
 RATE_S = 300.0
 _FORGET_WORKER_S = 3600.0
 
@@ -115,7 +116,7 @@ async def beat_worker(redis: Redis, status: WorkerStatus, *, every_s: float = BE
     more than its work.
     """
     wanted = [keys.workers(), keys.worker(status.name)]
-    lasts_s = int(STATUS_EXPIRES_S * max(every_s / BEAT_S, 1.0))
+    lasts_s = int(max(STATUS_EXPIRES_S, MISSED_BEATS * every_s))
     num_workers: int = await script(
         redis, _BEAT, [status.name, status.updated_at, encode(status), lasts_s], wanted=wanted
     )
