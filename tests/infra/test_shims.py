@@ -9,7 +9,7 @@ import pytest
 
 from infra.shims import children, end_shims, shims
 
-HOLDING = "sleep 600 & echo holds; read"
+HOLDING = "bash -c 'echo holds; exec sleep 600' & read"  # told by who is no copy of the shim any more
 Shim = subprocess.Popen[str]
 
 
