@@ -1,19 +1,15 @@
 """Reading and asking beside everything else, in a Redis that has no room."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
-
-import pytest
-from redis.asyncio import Redis
 
 from pipeline import queue
 from tests.trainer.scripted_fleet import work_off
 from tests.trainer.test_intake import Side
+from tests.trainer.test_intake import side as side
 from trainer.admission import Admission
-from trainer.journal import Journal
 from trainer.ledger import LedgerState
 from trainer.parts import Parts
 from trainer.pump import Pump
@@ -49,16 +45,6 @@ class Pumping:
         while not holds():
             self.standing.changed.clear()
             await self.standing.changed.wait()
-
-
-@pytest.fixture
-async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
-    pool = await queue.connect(redis_url)
-    with Journal(tmp_path) as journal:
-        made = Side(pool, journal)
-        await made.intake.recover()
-        yield made
-    await pool.aclose()
 
 
 async def test_a_full_redis_is_told_of_once_and_asked_when_it_has_room_again(side: Side) -> None:

@@ -395,15 +395,17 @@ async def test_a_short_queue_is_shared(pool: ArqRedis) -> None:
         await until(is_running)
 
 
-async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: ArqRedis) -> None:
-    request_id = await enqueued(pool)
-    ready = asyncio.Event()
-
+def ready_when(told: asyncio.Event) -> Stage:
     async def stage(claim: Claim, progress: Progress) -> Trajectory:
-        await ready.wait()
+        await told.wait()
         return samples.trajectory(claim)
 
-    async with worker(pool, stage) as claimer:
+    return stage
+
+
+async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: ArqRedis) -> None:
+    request_id, ready = await enqueued(pool), asyncio.Event()
+    async with worker(pool, ready_when(ready)) as claimer:
 
         async def is_publishing() -> bool:
             return any(progress.phase == "publishing" for progress in claimer.running.values())
@@ -431,14 +433,8 @@ async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: Arq
 
 
 async def test_an_episode_survives_a_redis_that_takes_no_writes_for_a_while(pool: ArqRedis) -> None:
-    request_id = await enqueued(pool)
-    ready = asyncio.Event()
-
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
-        await ready.wait()
-        return samples.trajectory(claim)
-
-    async with worker(pool, stage) as claimer:
+    request_id, ready = await enqueued(pool), asyncio.Event()
+    async with worker(pool, ready_when(ready)) as claimer:
 
         async def is_paused() -> bool:
             return "redis is out" in claimer.breakers.paused
