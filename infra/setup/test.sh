@@ -16,4 +16,4 @@ bash infra/setup/setup.sh tests
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright
 # Tests that need a CUDA device have their own target, gpu-check.
-"$python" -m pytest -x -q -m "not gpu"
+"$python" -m pytest --maxfail=10 -q -m "not gpu"
