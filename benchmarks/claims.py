@@ -24,7 +24,7 @@ from benchmarks.children import child
 from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis, socket_of
-from pipeline import queue
+from pipeline import connection, queue
 from pipeline.request import Claim
 from pipeline.trajectory import Trajectory
 from workers.claim import Progress
@@ -73,7 +73,7 @@ async def latencies(url: str, plan: Plan) -> list[Comparison]:
 
     waits: dict[str, list[list[float]]] = {"ours": [], RIVAL: []}
     async with _beside(scripted_fleet.work(url, "bench/1", 4, stage)), _arq(url, job) as arq:
-        redis = await queue.connect(url)
+        redis = await connection.connect(url)
         for _ in range(plan.num_rounds):
             for name in shuffled(waits):
                 waits[name].append([])
@@ -121,7 +121,7 @@ async def _our_takeover(url: str) -> float:
         begun.set_result(time.perf_counter())
         return scripted_fleet.played(claim)
 
-    redis = await queue.connect(url)
+    redis = await connection.connect(url)
     with child(scripted_fleet.work_in_process, url, 1, Durations(1000.0, 1.0)) as (victim, says):
         await queue.enqueue(redis, scripted_fleet.request())
         await asyncio.to_thread(says.recv)
@@ -218,7 +218,7 @@ async def _our_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
 
         return stage
 
-    redis = await queue.connect(url)
+    redis = await connection.connect(url)
     for _ in range(_num_needed(sizes, plan)):
         await queue.enqueue(redis, scripted_fleet.request())
     await redis.aclose()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 
-from pipeline import queue
+from pipeline import connection
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
@@ -115,7 +115,7 @@ def _turns(version: int) -> tuple[Turn, ...]:
 
 async def work(url: str, name: str, slots: int, stage: Stage) -> None:
     """A worker until cancelled: the product's own, but for the stage."""
-    redis = await queue.connect(url)
+    redis = await connection.connect(url)
     claimer = Claimer(redis=redis, worker=name, stage=stage, breakers=Breakers({}))
     taker = Taker(claimer, slots=slots)
     running = asyncio.create_task(taker.async_run())

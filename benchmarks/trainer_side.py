@@ -10,7 +10,7 @@ from pathlib import Path
 from arq.connections import ArqRedis
 
 from benchmarks import scripted_fleet
-from pipeline import queue, stream
+from pipeline import connection, stream
 from pipeline.request import Limits, Sampling
 from trainer.admission import Admission
 from trainer.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
@@ -87,7 +87,7 @@ def run(parent: Connection, url: str, directory: Path, num_requests: int) -> Non
 
 async def _run(parent: Connection, url: str, directory: Path, num_requests: int) -> None:
     with Journal(directory) as journal:
-        redis = await queue.connect(url)
+        redis = await connection.connect(url)
         side = TrainerSide(redis, journal)
         await side.intake.recover()
         await side.dispatcher.open_groups(-(-num_requests // GROUP_SIZE), version=0)

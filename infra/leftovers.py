@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from pipeline import queue
+from pipeline import connection, queue
 
 
 def given_up(run_dir: Path, *, fresh: bool) -> list[str]:
@@ -20,7 +20,7 @@ def withdraw(redis_url: str, run_ids: list[str]) -> int:
 
 
 async def _withdrawn(redis_url: str, run_ids: list[str]) -> int:
-    redis = await queue.connect(redis_url)
+    redis = await connection.connect(redis_url)
     try:
         gone = [await queue.withdraw(redis, one, await queue.open_ids(redis, one)) for one in run_ids]
     finally:

@@ -224,10 +224,10 @@ return 1
 
 WITHDRAW = _script(
     """
--- ARGV: run, fence seconds, seconds to keep, '1' if it must be dead, answered or not, id.
+-- ARGV: run, fence seconds, seconds to keep, 'dead' if it must be that, answered or not, or 'any', id.
 -- An overtaken worker may still breathe, hence the fence.
 local run, id = ARGV[1], ARGV[5]
-if ARGV[4] == '1' then
+if ARGV[4] == 'dead' then
   if redis.call('HDEL', DEAD .. run, id) == 0 then return 0 end
   redis.call('DEL', BODY .. id)
 elseif redis.call('EXISTS', PUBLISHED .. id) == 1 then

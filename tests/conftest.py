@@ -17,12 +17,19 @@ from pathlib import Path
 
 import docker
 import pytest
+from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
 from infra.redis_server import own_redis
 from tests.tiny_llama import write_checkpoint
+
+# No test asserts a wall-clock time, and Hypothesis by itself would: of an example, and of thinking of one.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("patient")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import asdict
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from pipeline import queue
+from pipeline import connection
 from pipeline.request import Limits, Sampling
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import put_tokenizer
@@ -213,7 +213,7 @@ async def connect() -> ArqRedis:
     """The Redis of this machine's settings. Raises ValueError if it does not answer."""
     url = redis_settings().url
     try:
-        return await queue.connect(url)
+        return await connection.connect(url)
     except (RedisConnectionError, OSError) as error:
         raise ValueError(f"no Redis answers at {url}: start it, or set SWERVE_REDIS_URL") from error
 

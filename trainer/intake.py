@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stream
+from pipeline import deadletters, keys, stream
 from pipeline.errors import FailureClass
 from pipeline.message import MalformedMessage
 from pipeline.stream import Delivery
@@ -156,7 +156,7 @@ class Intake:
         """Whether to ask once more for a member that came to nothing through no fault of policy or task."""
         if self._ledger.num_refills(cursor) >= self._max_refills or head.task_id in self._quarantine:
             return False
-        letter = await queue.dead_letter(self._redis, self._run_id, head.request_id)
+        letter = await deadletters.find(self._redis, self._run_id, head.request_id)
         return letter is not None and letter.kind in REFILLED
 
     def drop_quarantined(self) -> None:

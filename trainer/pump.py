@@ -9,7 +9,7 @@ import logging
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from pipeline import outage, queue, stream
+from pipeline import connection, deadletters, outage, queue, stream
 from trainer.deadlines import Deadlines
 from trainer.parts import Parts
 from trainer.patience import RETRY_S, insist
@@ -96,7 +96,7 @@ class Pump:
         self._room.queue_bytes = await stream.unacknowledged_bytes(self._parts.redis, self._run_id)
         self._room.redis_bytes = await stream.max_bytes(self._parts.redis)
         if self._room.is_refused:
-            await queue.check(self._parts.redis)
+            await connection.check(self._parts.redis)
             self._room.is_refused = False
             self._parts.progress.say("Redis has room again")
         if self._asks and not self._standing.is_stopping:
@@ -107,7 +107,7 @@ class Pump:
         """Once per group that failed after others: what is the matter, and that less is asked for."""
         brake = self._parts.ledger.brake
         if brake.pause_s and brake.failed_groups != self._failures_told:
-            letter = await queue.dead_letter(self._parts.redis, self._run_id, self._parts.intake.last_failed)
+            letter = await deadletters.find(self._parts.redis, self._run_id, self._parts.intake.last_failed)
             evidence = letter.failures[-1:] if letter else ()
             last = "".join(f", the last at {one.boundary}: {one.message}" for one in evidence)
             self._parts.progress.say(

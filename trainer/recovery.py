@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from arq.connections import ArqRedis
 
-from pipeline import queue, stream
+from pipeline import deadletters, queue, stream
 from trainer.journal import Asked, failed_head
 from trainer.ledger import LedgerState
 from trainer.parts import Parts
@@ -58,7 +58,7 @@ async def ask_again(parts: Parts, run_id: str) -> int:
 
 async def answer_unreadable(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> None:
     """Have those that died because no worker can read them answered as failed, so that nobody waits for them."""
-    dead = set(await queue.unanswered_dead(redis, run_id))
+    dead = set(await deadletters.unanswered(redis, run_id))
     for asked in outstanding:
         if asked.request_id in dead:
             await stream.publish_unreadable(redis, failed_head(run_id, asked))

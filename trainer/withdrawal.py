@@ -3,7 +3,7 @@
 What has been answered already is left alone: it is on the stream, and arrives when nobody waits for it any more.
 """
 
-from pipeline import queue
+from pipeline import queue, stored
 from pipeline.message import MalformedMessage
 from pipeline.request import RolloutRequest
 from trainer.evaluation import evaluation_of
@@ -49,7 +49,7 @@ async def owed_requests(parts: Parts, run_id: str) -> list[RolloutRequest]:
         if request_id in settled:
             continue
         try:
-            request = await queue.stored_request(parts.redis, request_id)
+            request = await stored.read(parts.redis, request_id)
         except MalformedMessage:
             continue
         found += [request] if request is not None else []

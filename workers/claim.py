@@ -22,9 +22,10 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from pipeline import outage, queue, stream
+from pipeline import deadletters, outage, queue, stream
+from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
-from pipeline.queue import RENEW_S, AttemptFailure, Lease
+from pipeline.queue import RENEW_S, Lease
 from pipeline.request import Budget, Claim
 from pipeline.telemetry import current_traceparent, span
 from pipeline.trajectory import Failed, Trajectory, outcome_tag
@@ -181,14 +182,14 @@ class Claimer:
                 lambda: queue.hand_back(self.redis, claim, wait_s=_jittered(OUTAGE_WAIT_S), why=why)
             )
             return why
-        earlier = await _insist(lambda: queue.failures(self.redis, claim.request.id))
-        mine = queue.attempt_failure(claim, failed, detail=_evidence(detail))
+        earlier = await _insist(lambda: deadletters.failures(self.redis, claim.request.id))
+        mine = deadletters.attempt_failure(claim, failed, detail=_evidence(detail))
         budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
             await _insist(lambda: queue.hand_back(self.redis, claim, wait_s=wait_s, failure=mine))
             return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
-        return await _insist(lambda: queue.bury(self.redis, trajectory, [*earlier, mine]))
+        return await _insist(lambda: deadletters.bury(self.redis, trajectory, [*earlier, mine]))
 
 
 async def _insist(call: Callable[[], Awaitable[T]]) -> T:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from pipeline import census, queue
+from pipeline import census, connection, queue
 from pipeline.errors import SandboxError
 from pipeline.settings import redis_settings
 from workers.docker_host import DockerHost
@@ -59,7 +59,7 @@ async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> Report
     if everything:
         found = [await _reaped(host, "", None) for host in hosts]
     else:
-        redis = await queue.connect(redis_settings().url, patience_s=0)
+        redis = await connection.connect(redis_settings().url, patience_s=0)
         async with contextlib.aclosing(redis):
             fleet = await census.fleet_id(redis)
             found = [await _reaped(host, fleet, functools.partial(queue.is_leased, redis)) for host in hosts]

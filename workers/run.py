@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import census, queue
+from pipeline import census, connection, queue
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.settings import redis_settings, telemetry_settings
@@ -58,7 +58,7 @@ async def serve(
 
     for path in remove_stale():
         log.warning("removed %s, left by a worker that was killed", path)
-    redis = await queue.connect(redis_settings().url)
+    redis = await connection.connect(redis_settings().url)
     pool, images = await _pool(redis, settings, hosts, disk), ImagesOfHosts(for_images)
     for engine in await pool.check():
         await images.open(engine.host)
@@ -76,7 +76,7 @@ async def serve(
                 )
 
         probes = {
-            "redis": lambda: queue.check(redis),
+            "redis": lambda: connection.check(redis),
             "engine": policies.check,
             "disk space": functools.partial(check_temporary, disk.min_free_bytes),
         }

@@ -12,9 +12,9 @@ import redis
 
 from infra.chaos.system import RUN_ID
 from pipeline import keys
+from pipeline.deadletters import DeadLetter
 from pipeline.events import Event
 from pipeline.message import decode
-from pipeline.queue import DeadLetter
 from pipeline.stream import GROUP
 
 T = TypeVar("T")

@@ -9,11 +9,13 @@ from typing import Literal
 
 from redis.asyncio import Redis
 
-from pipeline import census, keys, queue, stream
+from pipeline import census, deadletters, keys, queue, stored, stream
 from pipeline.census import Claimed, Queued, RunCensus, WorkerStatus
+from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.message import MalformedMessage
-from pipeline.queue import AttemptFailure, DeadLetter, Label, Lease
+from pipeline.queue import Lease
 from pipeline.request import RolloutRequest
+from pipeline.stored import Label
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
 
@@ -157,13 +159,13 @@ async def _all_lines(redis: Redis, run_id: str, state: State) -> AsyncIterator[L
                     yield _claimed(run_id, owed)
         case _:
             waiting = [one for one in await census.open_requests(redis, run_id) if isinstance(one, Queued)]
-            labels = await queue.waiting_labels(redis, [one.request_id for one in waiting])
+            labels = await stored.labels(redis, [one.request_id for one in waiting])
             for one, label in zip(waiting, labels, strict=True):
                 yield _queued(run_id, one, label)
 
 
 async def dead_letters(redis: Redis, run_id: str) -> list[DeadLetter]:
-    return list((await queue.dead_letters(redis, run_id)).values())
+    return list((await deadletters.listed(redis, run_id)).values())
 
 
 def head_line(head: TrajectoryHead) -> Line:
@@ -239,12 +241,12 @@ async def find(redis: Redis, request_id: str) -> Found:
     """One request, wherever it is. Raises LookupError if nothing is known of it."""
     unreadable, request, trajectory = "", None, None
     try:
-        request = await queue.stored_request(redis, request_id)
+        request = await stored.read(redis, request_id)
         trajectory = await stream.read_body(redis, request_id)
     except MalformedMessage as error:
         unreadable = str(error)
     lease = await queue.current_lease(redis, request_id)
-    failures = await queue.failures(redis, request_id)
+    failures = await deadletters.failures(redis, request_id)
     letter = await _letter(redis, request_id)
     if not (request or trajectory or letter or unreadable):
         raise LookupError(
@@ -281,7 +283,7 @@ async def _state(redis: Redis, request_id: str, lease: Lease | None, *, is_store
 
 async def _letter(redis: Redis, request_id: str) -> DeadLetter | None:
     for run_id in await census.run_ids(redis):
-        letter = await queue.dead_letter(redis, run_id, request_id)
+        letter = await deadletters.find(redis, run_id, request_id)
         if letter is not None:
             return letter
     return None

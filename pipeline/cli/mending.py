@@ -7,10 +7,10 @@ from typing import Any
 from arq.connections import ArqRedis
 from msgspec import to_builtins
 
-from pipeline import queue
+from pipeline import deadletters
 from pipeline.cli import finding
 from pipeline.cli.text import Ink, age, failure_block, visible
-from pipeline.queue import DeadLetter
+from pipeline.deadletters import DeadLetter
 
 Change = Callable[[ArqRedis, str, str], Awaitable[None]]
 Letters = Sequence[tuple[str, DeadLetter]]
@@ -74,6 +74,6 @@ async def mend(redis: ArqRedis, dead: Letters, change: Change, done: str) -> lis
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "requeue": (queue.requeue, "requeued"),
-    "drop": (queue.drop, "dropped"),
+    "requeue": (deadletters.requeue, "requeued"),
+    "drop": (deadletters.drop, "dropped"),
 }

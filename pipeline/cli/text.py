@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from pipeline.census import Claimed, RunCensus
 from pipeline.cli.finding import Fleet, Found, Line, count, where
+from pipeline.deadletters import AttemptFailure
 from pipeline.message import unpack_float32s
-from pipeline.queue import AttemptFailure
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
 

@@ -16,7 +16,7 @@ import msgspec
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import queue
+from pipeline import connection, stored
 from pipeline.cli import finding, life, mending, text, top
 from pipeline.cli.finding import Found, State, Wanted
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, url: str) -> int:
-    redis = await queue.connect(url, patience_s=0)
+    redis = await connection.connect(url, patience_s=0)
     try:
         status = await VERBS[arguments.verb](redis, arguments)
         sys.stdout.flush()
@@ -139,7 +139,7 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     for run_id, letter in letters if arguments.json else ():
         row = mending.as_json(run_id, letter)
         try:
-            request = await queue.stored_request(redis, letter.request_id)
+            request = await stored.read(redis, letter.request_id)
             row["request"] = _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))
         except MalformedMessage as error:
             row |= {"request": None, "unreadable": str(error)}

@@ -24,9 +24,9 @@ from infra.chaos.stopping import Stopped
 from infra.chaos.system import RUN_ID
 from infra.chaos.victims import KINDS, LONG, SHORT, Blow, Kind, blows
 from pipeline import keys
+from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.events import Event
 from pipeline.message import encode
-from pipeline.queue import AttemptFailure, DeadLetter
 from pipeline.stream import GROUP
 
 

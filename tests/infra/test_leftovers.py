@@ -4,7 +4,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from infra import leftovers
-from pipeline import queue, stream
+from pipeline import connection, queue, stream
 from tests.pipeline import samples
 
 
@@ -23,7 +23,7 @@ def test_a_run_is_given_up_when_it_was_set_aside_or_is_to_be_forgotten(tmp_path:
 
 def test_what_a_run_given_up_still_asks_for_is_withdrawn_and_what_it_got_stays(redis_url: str) -> None:
     async def ask() -> None:
-        redis = await queue.connect(redis_url)
+        redis = await connection.connect(redis_url)
         await redis.flushdb()
         for run_id in ("old", "old", "old", "new"):
             await queue.enqueue(redis, samples.request(run_id=run_id))

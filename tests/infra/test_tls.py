@@ -17,7 +17,7 @@ from docker.utils import kwargs_from_env
 from redis.exceptions import RedisError
 
 from infra import processes
-from pipeline import queue
+from pipeline import connection
 from tests.conftest import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def address(port: int, certificates: Path, **changes: str | None) -> str:
 
 
 async def ping(url: str) -> bool:
-    pool = await queue.connect(url, patience_s=0)
+    pool = await connection.connect(url, patience_s=0)
     try:
         return bool(await pool.ping())
     finally:

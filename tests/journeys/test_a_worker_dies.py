@@ -15,7 +15,7 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from infra import processes
-from pipeline import census, keys, queue, stream
+from pipeline import census, connection, keys, queue, stream
 from pipeline.request import Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from pipeline.tokenizer import put_tokenizer, read_bundle
@@ -74,7 +74,7 @@ def worker_process(redis_url: str, serving: Serving, tmp_path: Path) -> Callable
 @pytest.fixture
 async def pool(redis: Redis, redis_url: str) -> AsyncIterator[ArqRedis]:
     """The trainer's side of the queue, on the emptied database."""
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
 

@@ -6,12 +6,12 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import queue
+from pipeline import connection
 
 
 @pytest.fixture
 async def pool(redis: Redis, redis_url: str) -> AsyncIterator[ArqRedis]:
     """Speaks to arq's queue; the database is empty at first."""
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()

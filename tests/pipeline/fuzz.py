@@ -23,10 +23,11 @@ from arq.connections import ArqRedis
 from arq.jobs import SerializationError, deserialize_job_raw
 
 from infra.redis_server import own_redis
-from pipeline import census, events, keys, queue, stream, tokenizer, weights
+from pipeline import census, connection, deadletters, events, keys, queue, stored, stream, tokenizer, weights
 from pipeline.cli import finding, text
+from pipeline.deadletters import DeadLetter
 from pipeline.message import MalformedMessage, Message, encode
-from pipeline.queue import DeadLetter, Lease
+from pipeline.queue import Lease
 from pipeline.request import Claim
 from pipeline.trajectory import Failed, head_of
 from tests.pipeline import samples
@@ -124,7 +125,7 @@ async def unswept_requests(pool: ArqRedis, payloads: list[bytes], tally: Tally) 
     given = await _stored(pool, payloads)
     queued = set(await queue.sweep(pool, RUN))
     runs = (RUN, *await census.run_ids(pool))
-    letters = [letter for run in runs for letter in (await queue.dead_letters(pool, run)).values()]
+    letters = [letter for run in runs for letter in (await deadletters.listed(pool, run)).values()]
     buried = {letter.request_id for letter in letters if letter.failures[0].message}
     assert given == queued | (given & buried)
     tally.accepted += len(queued)
@@ -147,7 +148,7 @@ async def jobs(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     for payload in payloads:
         try:
             function, arguments, label, number, enqueued_ms = deserialize_job_raw(
-                payload, deserializer=queue.decode_job
+                payload, deserializer=stored.decode_job
             )
         except SerializationError as error:
             tally.refuse(error.__cause__)
@@ -159,7 +160,7 @@ async def jobs(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
         tally.accepted += 1
     request_ids = [f"job-{number}" for number in range(len(payloads))]
     await pool.mset({keys.arq_job(one): data for one, data in zip(request_ids, payloads, strict=True)})
-    assert len(await queue.waiting_labels(pool, request_ids)) == len(payloads)
+    assert len(await stored.labels(pool, request_ids)) == len(payloads)
 
 
 async def leases(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
@@ -268,10 +269,12 @@ async def evidence(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
             pipe.rpush(keys.failures("one"), payload)
             pipe.rpush(keys.events("one"), payload)
         await pipe.execute()
-    letters = await queue.dead_letters(pool, RUN)
+    letters = await deadletters.listed(pool, RUN)
     assert len(letters) == len(payloads)
     assert text.listing(await finding.lines(pool, RUN, "dead", len(payloads)), INK)
-    assert len(await queue.failures(pool, "one")) == len(await events.events(pool, "one")) == len(payloads)
+    assert (
+        len(await deadletters.failures(pool, "one")) == len(await events.events(pool, "one")) == len(payloads)
+    )
     refused = sum(letter.task_id == "" and letter.died_at == 0 for letter in letters.values())
     tally.accepted += len(payloads) - refused
     tally.refused += refused
@@ -282,7 +285,7 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
     ours, now = claim(), time.time()
     trajectory = samples.trajectory(ours)
     failed = Failed(boundary="sandbox", message="gone", transient=True)
-    failure = queue.attempt_failure(ours, failed)
+    failure = deadletters.attempt_failure(ours, failed)
     letter = DeadLetter(request_id="r", task_id="t", failures=(failure,), died_at=now)
     request = encode(samples.request(id=SAMPLE_ID))
     status = census.WorkerStatus(
@@ -292,7 +295,7 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
         run_id=RUN, version=1, step=1, directory="/w", num_bytes=1, sha256="", published_at=now
     )
     lease = Lease(worker="host/1", attempt=1, claimed_at=now, task_id="t", max_turns=9)
-    job = queue.encode_job({"t": None, "f": "rollout", "a": ["r"], "k": {"task_id": "t"}, "et": 1})
+    job = stored.encode_job({"t": None, "f": "rollout", "a": ["r"], "k": {"task_id": "t"}, "et": 1})
     messages: list[Message] = [trajectory, samples.trajectory(ours, turns=(), outcome=failed, reward=None)]
     return {
         "requests": (requests, [request]),
@@ -323,7 +326,7 @@ async def fuzz(pool: ArqRedis, messages: int, *, seed: int = 0) -> dict[str, Tal
 
 async def _main(messages: int, seed: int) -> None:
     with own_redis() as url:
-        pool = await queue.connect(url)
+        pool = await connection.connect(url)
         began_at = time.monotonic()
         for name, tally in (await fuzz(pool, messages, seed=seed)).items():
             print(f"{name:<28} {tally.accepted:>8} fit to read  {tally.refused:>8} refused")

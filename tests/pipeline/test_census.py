@@ -5,7 +5,7 @@ from typing import Any
 
 from arq.connections import ArqRedis
 
-from pipeline import census, keys, queue, stream, weights
+from pipeline import census, deadletters, keys, queue, stream, weights
 from pipeline.census import Claimed, Queued, RunStatus, WorkerStatus
 from pipeline.queue import Lease
 from pipeline.request import Claim
@@ -46,7 +46,7 @@ async def test_every_request_is_counted_where_it_is(pool: ArqRedis) -> None:
         await stream.publish(pool, samples.trajectory(await taken(pool)))
     (read,) = await stream.read_new(pool, samples.RUN, count=1)
     dead = samples.trajectory(await taken(pool), outcome=BROKEN, reward=None)
-    await queue.bury(pool, dead, [queue.attempt_failure(dead.claim, BROKEN)])
+    await deadletters.bury(pool, dead, [deadletters.attempt_failure(dead.claim, BROKEN)])
     found = await census.run_census(pool, samples.RUN)
     assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 2, 1, 1)
     claims = {claim.request_id: claim for claim in found.claimed}

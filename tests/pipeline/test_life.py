@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pipeline import keys, queue, stream
+from pipeline import connection, deadletters, keys, queue, stream
 from pipeline.queue import Lease
 from pipeline.request import Claim, RolloutRequest
 from pipeline.stream import Delivery
@@ -70,7 +70,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.pool = self.do(queue.connect(url))
+        self.pool = self.do(connection.connect(url))
         self.do(self.pool.flushdb())
         self.do(stream.open_reader(self.pool, RUN))
         self.models: dict[str, Model] = {}
@@ -177,7 +177,7 @@ class Life(RuleBasedStateMachine):
     def hand_back(self, claim: Claim, counted: bool) -> None:
         model = self.models[claim.request.id]
         may = model.in_force == claim.attempt and model.state in ("claimed", "queued", "lost")
-        failure = queue.attempt_failure(claim, BROKEN) if counted else None
+        failure = deadletters.attempt_failure(claim, BROKEN) if counted else None
         assert self.do(queue.hand_back(self.pool, claim, failure=failure)) == may
         if may:
             model.state, model.in_force = "queued", 0
@@ -195,7 +195,7 @@ class Life(RuleBasedStateMachine):
     def bury(self, claim: Claim) -> None:
         model = self.models[claim.request.id]
         failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
-        verdict = self.do(queue.bury(self.pool, failed, [queue.attempt_failure(claim, BROKEN)]))
+        verdict = self.do(deadletters.bury(self.pool, failed, [deadletters.attempt_failure(claim, BROKEN)]))
         assert verdict == self._verdict(model, claim)
         if verdict == "published":
             self._published(model, "dead")
@@ -223,7 +223,7 @@ class Life(RuleBasedStateMachine):
         model = self.models[one]
         if model.state != "dead":
             return
-        self.do(queue.requeue(self.pool, RUN, one))
+        self.do(deadletters.requeue(self.pool, RUN, one))
         model.state, model.holds_bytes = "queued", False
         model.made += 1
         model.unended = 0
@@ -233,7 +233,7 @@ class Life(RuleBasedStateMachine):
     def drop(self, one: str) -> None:
         model = self.models[one]
         if model.state == "dead":
-            self.do(queue.drop(self.pool, RUN, one))
+            self.do(deadletters.drop(self.pool, RUN, one))
             model.state = "gone"
 
     # Redis
@@ -359,6 +359,5 @@ def _order(entry_id: str) -> tuple[int, ...]:
 
 
 def test_a_request_is_always_in_one_state_and_trained_at_most_once(redis_url: str) -> None:
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    walk = settings(max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=checks)
+    walk = settings(max_examples=20, stateful_step_count=40)
     run_state_machine_as_test(lambda: Life(redis_url), settings=walk)

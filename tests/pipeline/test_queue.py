@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from arq.worker import Worker, func
 
-from pipeline import census, events, keys, queue, stream, transitions
+from pipeline import census, connection, deadletters, events, keys, queue, stored, stream, transitions
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import Claim, RolloutRequest
@@ -46,8 +46,8 @@ async def lapse(pool: ArqRedis, claim: Claim) -> None:
 async def buried(pool: ArqRedis) -> Claim:
     claim = await taken(pool)
     failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
-    evidence = [queue.attempt_failure(claim, BROKEN, detail="Traceback")]
-    assert await queue.bury(pool, failed, evidence) == "published"
+    evidence = [deadletters.attempt_failure(claim, BROKEN, detail="Traceback")]
+    assert await deadletters.bury(pool, failed, evidence) == "published"
     return claim
 
 
@@ -98,9 +98,9 @@ async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(po
     lease = Lease(worker="host/1", attempt=old.attempt, claimed_at=old.claimed_at)
     assert not await queue.renew(pool, old, lease)
     assert await stream.publish(pool, samples.trajectory(old)) == "fenced"
-    evidence = [queue.attempt_failure(old, BROKEN)]
+    evidence = [deadletters.attempt_failure(old, BROKEN)]
     failed = samples.trajectory(old, outcome=BROKEN, reward=None)
-    assert await queue.bury(pool, failed, evidence) == "fenced"
+    assert await deadletters.bury(pool, failed, evidence) == "fenced"
     assert not await queue.hand_back(pool, old)
     assert await queue.is_leased(pool, old.request.id, new.attempt), (
         "an overtaken worker cannot let go for another"
@@ -182,8 +182,8 @@ async def test_the_job_is_msgpack_and_carries_the_id_and_a_label(pool: ArqRedis)
     data = await pool.get(keys.arq_job(request.id))
     assert data is not None
     job = msgspec.msgpack.decode(data)
-    assert (job["f"], job["a"]) == (queue.JOB_NAME, [request.id])
-    (label,) = await queue.waiting_labels(pool, [request.id])
+    assert (job["f"], job["a"]) == (stored.JOB_NAME, [request.id])
+    (label,) = await stored.labels(pool, [request.id])
     assert (label.task_id, label.group_id) == (request.task.id, request.group_id)
     with pytest.raises(pickle.UnpicklingError):
         pickle.loads(data)
@@ -191,10 +191,10 @@ async def test_the_job_is_msgpack_and_carries_the_id_and_a_label(pool: ArqRedis)
 
 async def test_a_failed_try_leaves_evidence_and_goes_back(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    failure = queue.attempt_failure(claim, BROKEN, detail="x" * 30_000)
+    failure = deadletters.attempt_failure(claim, BROKEN, detail="x" * 30_000)
     assert len(failure.detail) == 20_000, "the end of a long log is what tells"
     assert await queue.hand_back(pool, claim, wait_s=30.0, failure=failure)
-    assert await queue.failures(pool, claim.request.id) == (failure,)
+    assert await deadletters.failures(pool, claim.request.id) == (failure,)
     assert await queue.take(pool, "host/2", 9) == [], "it waits its back-off out in the queue"
     (waiting,) = await census.open_requests(pool, samples.RUN)
     assert isinstance(waiting, census.Queued)
@@ -247,7 +247,7 @@ async def test_an_unreadable_request_is_buried_by_who_takes_it(pool: ArqRedis) -
     assert isinstance(bad, queue.Unclaimable)
     assert isinstance(good, Claim)
     assert (bad.request_id, good.request) == (poison.id, fine)
-    assert list(await queue.dead_letters(pool, samples.RUN)) == [poison.id]
+    assert list(await deadletters.listed(pool, samples.RUN)) == [poison.id]
     assert await queued_ids(pool) == {fine.id}
 
 
@@ -263,9 +263,9 @@ async def test_a_request_whose_keys_are_of_the_wrong_kind_holds_up_nobody(pool: 
         assert claims == [bad, *fine], "what is for people only breaks nothing"
         return
     assert claims == fine
-    assert list(await queue.dead_letters(pool, samples.RUN)) == [bad.id]
+    assert list(await deadletters.listed(pool, samples.RUN)) == [bad.id]
     assert await queue.sweep(pool, samples.RUN) == []
-    assert await queue.unanswered_dead(pool, samples.RUN) == [bad.id]
+    assert await deadletters.unanswered(pool, samples.RUN) == [bad.id]
 
 
 async def test_a_request_that_cannot_even_tell_its_run_is_buried_where_it_is_owed(pool: ArqRedis) -> None:
@@ -273,10 +273,10 @@ async def test_a_request_that_cannot_even_tell_its_run_is_buried_where_it_is_owe
     request = await enqueued(pool)
     await pool.set(keys.request(request.id), b"\xff rubbish")
     await queue.take(pool, "host/1", 1)
-    (letter,) = (await queue.dead_letters(pool, samples.RUN)).values()
+    (letter,) = (await deadletters.listed(pool, samples.RUN)).values()
     assert await queue.sweep(pool, samples.RUN) == []
-    assert await queue.dead_letters(pool, samples.RUN) == {request.id: letter}, "it is not buried again"
-    await queue.drop(pool, samples.RUN, request.id)
+    assert await deadletters.listed(pool, samples.RUN) == {request.id: letter}, "it is not buried again"
+    await deadletters.drop(pool, samples.RUN, request.id)
     assert await queue.open_ids(pool, samples.RUN) == []
 
 
@@ -296,7 +296,7 @@ async def test_an_idle_worker_wakes_when_there_is_work(pool: ArqRedis) -> None:
 
 async def test_a_life_is_written_down_as_it_happens(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await queue.hand_back(pool, claim, failure=queue.attempt_failure(claim, BROKEN))
+    await queue.hand_back(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
     await stream.publish(pool, samples.trajectory(await claimed(pool, claim.request.id, "host/2")))
     await acknowledge_all(pool)
     life = await events.events(pool, claim.request.id)
@@ -322,7 +322,7 @@ async def test_a_life_without_an_end_is_kept_short(pool: ArqRedis) -> None:
 async def test_a_dead_letter_keeps_its_evidence(pool: ArqRedis) -> None:
     claim = await buried(pool)
     await acknowledge_all(pool)
-    letters = await queue.dead_letters(pool, samples.RUN)
+    letters = await deadletters.listed(pool, samples.RUN)
     (failure,) = letters[claim.request.id].failures
     assert (failure.message, failure.detail) == (BROKEN.message, "Traceback")
     for key in (keys.request, keys.claims, keys.events, keys.body):
@@ -341,19 +341,19 @@ async def acknowledge_all(pool: ArqRedis) -> None:
 async def test_a_requeued_request_has_a_fresh_budget(pool: ArqRedis) -> None:
     dead = await buried(pool)
     await acknowledge_all(pool)
-    await queue.requeue(pool, samples.RUN, dead.request.id)
-    assert await queue.dead_letters(pool, samples.RUN) == {}
+    await deadletters.requeue(pool, samples.RUN, dead.request.id)
+    assert await deadletters.listed(pool, samples.RUN) == {}
     assert await queued_ids(pool) == {dead.request.id}
     again = await claimed(pool, dead.request.id)
     assert again.attempt > dead.attempt, "the fence goes on counting"
     assert again.num_unended == 0
-    assert await queue.failures(pool, again.request.id) == ()
+    assert await deadletters.failures(pool, again.request.id) == ()
     assert await stream.publish(pool, samples.trajectory(again)) == "published"
 
 
 async def test_a_request_requeued_before_its_failure_was_settled_stays_owed(pool: ArqRedis) -> None:
     dead = await buried(pool)
-    await queue.requeue(pool, samples.RUN, dead.request.id)
+    await deadletters.requeue(pool, samples.RUN, dead.request.id)
     await acknowledge_all(pool)
     assert await queue.open_ids(pool, samples.RUN) == [dead.request.id]
     assert await pool.ttl(keys.request(dead.request.id)) == -1
@@ -361,22 +361,22 @@ async def test_a_request_requeued_before_its_failure_was_settled_stays_owed(pool
 
 async def test_the_worker_that_buried_a_request_cannot_answer_it_after_a_requeue(pool: ArqRedis) -> None:
     claim = await buried(pool)
-    await queue.requeue(pool, samples.RUN, claim.request.id)
+    await deadletters.requeue(pool, samples.RUN, claim.request.id)
     assert await stream.publish(pool, samples.trajectory(claim, outcome=BROKEN, reward=None)) == "fenced"
 
 
 async def test_only_the_dead_are_requeued_or_dropped(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     with pytest.raises(KeyError):
-        await queue.requeue(pool, samples.RUN, request.id)
+        await deadletters.requeue(pool, samples.RUN, request.id)
     with pytest.raises(KeyError):
-        await queue.drop(pool, samples.RUN, request.id)
+        await deadletters.drop(pool, samples.RUN, request.id)
 
 
 async def test_a_dropped_request_is_forgotten(pool: ArqRedis) -> None:
     dead = await buried(pool)
-    await queue.drop(pool, samples.RUN, dead.request.id)
-    assert await queue.dead_letters(pool, samples.RUN) == {}
+    await deadletters.drop(pool, samples.RUN, dead.request.id)
+    assert await deadletters.listed(pool, samples.RUN) == {}
     assert await queue.open_ids(pool, samples.RUN) == []
     assert await queue.sweep(pool, samples.RUN) == []
 
@@ -387,19 +387,19 @@ async def test_a_poisoned_request_is_buried_with_its_run(pool: ArqRedis) -> None
     await pool.set(keys.request(request.id), poison)
     with pytest.raises(MalformedMessage, match="task") as caught:
         await queue.claim(pool, request.id, "host/1")
-    await queue.bury_unreadable(pool, request.id, caught.value)
-    letter = (await queue.dead_letters(pool, samples.RUN))[request.id]
+    await deadletters.bury_unreadable(pool, request.id, caught.value)
+    letter = (await deadletters.listed(pool, samples.RUN))[request.id]
     assert "task" in letter.failures[0].message
     with pytest.raises(ValueError, match="task"):
-        await queue.requeue(pool, samples.RUN, request.id)
-    await queue.drop(pool, samples.RUN, request.id)
+        await deadletters.requeue(pool, samples.RUN, request.id)
+    await deadletters.drop(pool, samples.RUN, request.id)
 
 
 async def test_a_request_that_does_not_even_tell_its_run_is_kept_where_it_is_seen(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     await pool.set(keys.request(request.id), b"\xff rubbish")
-    await queue.bury_unreadable(pool, request.id, MalformedMessage("rubbish"))
-    assert list(await queue.dead_letters(pool, queue.UNREADABLE)) == [request.id]
+    await deadletters.bury_unreadable(pool, request.id, MalformedMessage("rubbish"))
+    assert list(await deadletters.listed(pool, deadletters.UNREADABLE)) == [request.id]
 
 
 async def test_sweep_buries_a_poisoned_request_once(pool: ArqRedis) -> None:
@@ -407,10 +407,10 @@ async def test_sweep_buries_a_poisoned_request_once(pool: ArqRedis) -> None:
     await pool.set(keys.request(request.id), msgspec.msgpack.encode({"run_id": samples.RUN}))
     await pool.zrem(keys.QUEUE, request.id)
     assert await queue.sweep(pool, samples.RUN) == []
-    letters = await queue.dead_letters(pool, samples.RUN)
+    letters = await deadletters.listed(pool, samples.RUN)
     assert list(letters) == [request.id]
     assert await queue.sweep(pool, samples.RUN) == []
-    assert await queue.dead_letters(pool, samples.RUN) == letters
+    assert await deadletters.listed(pool, samples.RUN) == letters
 
 
 async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis) -> None:
@@ -423,15 +423,15 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
         await stream.publish(pool, samples.trajectory(claims[-1]))
 
     worker = Worker(  # arq's own, as it comes
-        functions=[func(job, name=queue.JOB_NAME)],  # pyright: ignore[reportArgumentType]
+        functions=[func(job, name=stored.JOB_NAME)],  # pyright: ignore[reportArgumentType]
         queue_name=keys.QUEUE,
         redis_pool=pool,
         burst=True,
         poll_delay=0.01,
         handle_signals=False,
         keep_result=0,
-        job_serializer=queue.encode_job,
-        job_deserializer=queue.decode_job,
+        job_serializer=stored.encode_job,
+        job_deserializer=stored.decode_job,
     )
     await worker.async_run()
     assert [(claim.request.id, claim.attempt) for claim in claims] == [(dead.request.id, 2)]
@@ -441,4 +441,4 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
 
 async def test_a_url_that_is_no_redis_is_the_users_mistake() -> None:
     with pytest.raises(ValueError, match="redis://"):
-        await queue.connect("http://example")
+        await connection.connect("http://example")

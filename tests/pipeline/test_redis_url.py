@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipeline import queue
+from pipeline import connection
 from pipeline.redis_url import connection_settings
 
 
@@ -37,5 +37,5 @@ def test_every_part_of_a_url_counts() -> None:
 )
 async def test_a_url_that_cannot_work_is_the_users_mistake(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-        await queue.connect(url, patience_s=0)
+        await connection.connect(url, patience_s=0)
     assert "secret" not in str(refusal.value)

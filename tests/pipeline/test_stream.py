@@ -7,7 +7,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.exceptions import OutOfMemoryError
 
-from pipeline import census, keys, queue, stream, weights
+from pipeline import census, connection, keys, queue, stream, weights
 from pipeline.request import Claim
 from pipeline.trajectory import Submitted, TrajectoryHead
 from pipeline.weights import WeightVersion
@@ -236,7 +236,7 @@ async def test_a_full_redis_takes_nothing_in_and_lets_everything_go(reader: ArqR
     await reader.config_set("maxmemory", 1)
     try:
         with pytest.raises(OutOfMemoryError):
-            await queue.check(reader)
+            await connection.check(reader)
         with pytest.raises(OutOfMemoryError):
             await queue.enqueue(reader, samples.request())
         with pytest.raises(OutOfMemoryError):

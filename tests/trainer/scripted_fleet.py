@@ -11,7 +11,7 @@ import numpy as np
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import queue, stream
+from pipeline import connection, deadletters, queue, stream
 from pipeline.errors import LeaseLost
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, RolloutRequest
@@ -109,7 +109,7 @@ async def answer(redis: ArqRedis, request_id: str, verdict: Verdict = alternatin
 async def finish(redis: ArqRedis, claim: Claim, verdict: Verdict, patches: Patches = no_patch) -> None:
     trajectory = played(claim, verdict(claim.request), patch=patches(claim.request))
     if isinstance(trajectory.outcome, Failed):
-        await queue.bury(redis, trajectory, [queue.attempt_failure(claim, trajectory.outcome)])
+        await deadletters.bury(redis, trajectory, [deadletters.attempt_failure(claim, trajectory.outcome)])
     else:
         await stream.publish(redis, trajectory)
 
@@ -119,7 +119,7 @@ async def fleet(
     redis_url: str, verdict: Verdict = alternating, patches: Patches = no_patch
 ) -> AsyncIterator[list[str]]:
     """Works beside the body; yields the ids answered so far. Outlives what a worker does: a lost lease, a Redis that is slow."""
-    redis = await queue.connect(redis_url)
+    redis = await connection.connect(redis_url)
     answered: list[str] = []
 
     async def work() -> None:

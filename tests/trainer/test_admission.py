@@ -63,7 +63,7 @@ def finish(book: GroupBook, group: Group, *, has_signal: bool) -> None:
     book.verdict(group)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(admission=admissions, data=st.data())
 def test_no_group_is_trained_later_than_the_lag_allows_in_whatever_order_they_finish(
     admission: Admission, data: st.DataObject
@@ -141,7 +141,7 @@ def test_the_sentence_says_whose_memory_is_full() -> None:
     assert Backlog("held", 100).sentence(4) == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1), data=st.data())
 def test_a_bound_is_overrun_by_one_group_at_most_once_the_largest_answer_is_known(
     sizes: list[int], data: st.DataObject

@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import census, keys, queue, stream
+from pipeline import census, connection, keys, queue, stored, stream
 from pipeline.errors import Boundary
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
@@ -27,7 +27,7 @@ from trainer.withdrawal import withdraw_rest, withdraw_surplus
 
 @pytest.fixture
 async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
-    pool: ArqRedis = await queue.connect(redis_url)
+    pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = Side(pool, journal, max_refills=2)
         await made.intake.recover()
@@ -53,8 +53,8 @@ def broken(boundary: Boundary, *, transient: bool) -> Failed:
 
 async def asked(side: Side) -> list[RolloutRequest]:
     """Requests that are owed, in the order they were asked for."""
-    stored = [await queue.stored_request(side.pool, one) for one in await queue.open_ids(side.pool, "run")]
-    return [request for request in stored if request is not None]
+    waiting = [await stored.read(side.pool, one) for one in await queue.open_ids(side.pool, "run")]
+    return [request for request in waiting if request is not None]
 
 
 def rows(side: Side) -> list[tuple[int, str]]:

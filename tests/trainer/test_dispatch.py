@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import keys, queue
+from pipeline import connection, keys, queue, stored
 from pipeline.request import Limits, Sampling
 from tests.trainer.scripted_fleet import task
 from trainer.admission import Admission
@@ -22,7 +22,7 @@ from trainer.quarantine import Quarantine
 
 @pytest.fixture
 async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
 
@@ -78,7 +78,7 @@ def test_ids_are_unique_and_sort_as_they_were_made() -> None:
 async def test_a_group_is_one_task_asked_for_once_per_member(pool: ArqRedis, journal: Journal) -> None:
     asking = dispatcher(pool, journal)
     await asking.open_groups(2, version=4)
-    requests = [await queue.stored_request(pool, one) for one in await queue.open_ids(pool, "run")]
+    requests = [await stored.read(pool, one) for one in await queue.open_ids(pool, "run")]
     asked = [(r.group_id, r.cursor, r.member, r.version_at_enqueue) for r in requests if r is not None]
     assert asked == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
     assert len({r.task.id for r in requests if r is not None}) == 2
@@ -93,7 +93,7 @@ async def test_a_group_that_was_asked_for_in_part_is_completed_for_the_same_task
     for member in (1, 2, 1):
         asking.refill(5, member)
     await asking.open_groups(0, version=3)
-    requests = [await queue.stored_request(pool, one) for one in await queue.open_ids(pool, "run")]
+    requests = [await stored.read(pool, one) for one in await queue.open_ids(pool, "run")]
     expected = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)[5].id
     assert [(r.cursor, r.member, r.task.id) for r in requests if r is not None] == [
         (5, 1, expected),
@@ -115,7 +115,7 @@ async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_sta
     put_in_quarantine(journal, 1)
     asking = dispatcher(pool, journal)
     await asking.open_groups(4, version=0)
-    requests = [await queue.stored_request(pool, one) for one in await queue.open_ids(pool, "run")]
+    requests = [await stored.read(pool, one) for one in await queue.open_ids(pool, "run")]
     order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
     skipped = [row.cursor for row in read(journal.directory, SkippedRow)]
     asked = sorted({(r.cursor, r.task.id) for r in requests if r is not None})

@@ -8,7 +8,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stream
+from pipeline import connection, keys, stream
 from pipeline.request import Limits, RolloutRequest, Sampling
 from tests.trainer.scripted_fleet import Verdict, task, work_off
 from trainer.dispatch import RequestForm, enqueue, new_ids
@@ -22,7 +22,7 @@ RECIPE = EvaluationRecipe(episodes=8, samples_per_task=2, greedy_episodes=3)
 
 @pytest.fixture
 async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     await stream.open_reader(pool, "run")
     yield pool
     await pool.aclose()

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from arq.connections import ArqRedis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import ConnectionPool, UnixDomainSocketConnection
 from redis.exceptions import ResponseError
 
-from pipeline import keys, queue, stream
+from pipeline import deadletters, keys, queue, stream
 from pipeline.message import encode
 from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import Failed
@@ -226,10 +226,10 @@ class World:
             await self.redis.xadd(keys.stream(RUN), {"head": encode(head)})
 
     async def requeue(self, number: int) -> None:
-        dead = sorted(await queue.dead_letters(self.redis, RUN))
+        dead = sorted(await deadletters.listed(self.redis, RUN))
         if dead:
             self.was_requeued = True
-            await queue.requeue(self.redis, RUN, dead[number % len(dead)])
+            await deadletters.requeue(self.redis, RUN, dead[number % len(dead)])
 
 
 WORLD = ("work", "work", "work", "claim", "answer", "copy", "requeue")
@@ -359,9 +359,7 @@ def _order(entry_id: str) -> tuple[int, int]:
 
 @settings(
     max_examples=MAX_EXAMPLES,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(script=st.lists(actions, min_size=10, max_size=60), has_deadlines=st.booleans())
 def test_whenever_the_trainer_dies_each_answer_is_in_one_step_at_most_and_none_is_lost(

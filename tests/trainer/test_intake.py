@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stream
+from pipeline import connection, deadletters, keys, queue, stream
 from pipeline.message import encode, pack_float32s
 from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import head_of
@@ -73,7 +73,7 @@ class Side:
 
 @pytest.fixture
 async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = Side(pool, journal)
         await made.intake.recover()
@@ -137,7 +137,7 @@ async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: Sid
     dead = (await queue.open_ids(side.pool, "run"))[0]
     await answer(side.pool, dead, lambda request: None)
     await side.intake.read(block_ms=10)
-    await queue.requeue(side.pool, "run", dead)
+    await deadletters.requeue(side.pool, "run", dead)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
@@ -150,7 +150,7 @@ async def test_a_dead_member_requeued_after_its_group_closed_is_late(side: Side)
     dead = (await queue.open_ids(side.pool, "run"))[0]
     await work_off(side.pool, lambda request: None if request.id == dead else 1.0)
     await side.intake.read(block_ms=10)
-    await queue.requeue(side.pool, "run", dead)
+    await deadletters.requeue(side.pool, "run", dead)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
     assert side.fates() == ["failed", "zero_variance", "zero_variance", "late"]

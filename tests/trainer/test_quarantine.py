@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from pipeline import queue
+from pipeline import connection
 from pipeline.trajectory import Failed
 from tests.trainer.scripted_fleet import work_off
 from tests.trainer.test_intake import Side
@@ -83,7 +83,7 @@ def test_what_the_journal_holds_is_known_after_a_restart(journal: Journal) -> No
 
 @pytest.fixture
 async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
-    pool: ArqRedis = await queue.connect(redis_url)
+    pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = Side(pool, journal)
         await made.intake.recover()

@@ -10,7 +10,7 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from pipeline import keys, queue
+from pipeline import connection, keys, queue, stored
 from pipeline.request import Limits, Sampling
 from tests.trainer.scripted_fleet import task
 from trainer.admission import Admission
@@ -27,7 +27,7 @@ RUN = "run"
 
 @pytest.fixture
 async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
 
@@ -59,7 +59,7 @@ async def forget(pool: ArqRedis, request_id: str) -> None:
 
 
 async def members(pool: ArqRedis) -> list[tuple[int, int]]:
-    found = [await queue.stored_request(pool, one) for one in await queue.open_ids(pool, RUN)]
+    found = [await stored.read(pool, one) for one in await queue.open_ids(pool, RUN)]
     return sorted((request.cursor, request.member) for request in found if request is not None)
 
 

@@ -15,7 +15,7 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from infra.redis_server import DURABLE, start_in, url_in
-from pipeline import census, events, keys, queue, stream
+from pipeline import census, connection, deadletters, events, keys, queue, stream
 from pipeline.errors import EngineError
 from pipeline.request import Budget, Claim, Limits, Retries
 from pipeline.trajectory import Failed, Trajectory
@@ -68,7 +68,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def pool(redis: Redis, redis_url: str) -> AsyncIterator[ArqRedis]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
 
@@ -83,7 +83,7 @@ async def worker(
     probe: Callable[[], Awaitable[object]] | None = None,
 ) -> AsyncIterator[Claimer]:
     """A worker process without the process."""
-    probes = {"redis": lambda: queue.check(pool)} | ({"docker": probe, "engine": probe} if probe else {})
+    probes = {"redis": lambda: connection.check(pool)} | ({"docker": probe, "engine": probe} if probe else {})
     claimer = Claimer(redis=pool, worker=name, stage=stage, breakers=Breakers(probes))
     one = Taker(claimer, slots=slots)
     working = asyncio.create_task(one.async_run())
@@ -138,7 +138,7 @@ async def test_a_transient_failure_is_tried_again_until_its_budget_is_spent(pool
     request_id = await enqueued(pool)
     async with worker(pool, failing("sandbox")) as claimer:
         await until(lambda: published(pool, request_id))
-    letter = (await queue.dead_letters(pool, samples.RUN))[request_id]
+    letter = (await deadletters.listed(pool, samples.RUN))[request_id]
     assert (letter.kind, [failure.attempt for failure in letter.failures]) == ("infrastructure", [1, 2, 3])
     assert claimer.failed == 3
     assert await life(pool, request_id) == ["enqueued", *["claimed", "failed"] * 2, "claimed", "buried"]
@@ -160,7 +160,7 @@ async def test_each_class_of_failures_has_its_budget(
     request_id = await enqueued(pool)
     async with worker(pool, failing(boundary, transient=transient)):
         await until(lambda: published(pool, request_id))
-    letter = (await queue.dead_letters(pool, samples.RUN))[request_id]
+    letter = (await deadletters.listed(pool, samples.RUN))[request_id]
     assert (letter.kind, len(letter.failures)) == (kind, tries)
 
 
@@ -191,7 +191,7 @@ async def test_a_bug_of_ours_is_evidence_with_what_was_logged(pool: ArqRedis) ->
     async with worker(pool, stage):
         await until(lambda: published(pool, request_id))
     logging.getLogger().removeHandler(handler)
-    failure = (await queue.dead_letters(pool, samples.RUN))[request_id].failures[0]
+    failure = (await deadletters.listed(pool, samples.RUN))[request_id].failures[0]
     assert failure.message == "ZeroDivisionError: 1"
     assert "about to divide" in failure.detail
     assert "Traceback" in failure.detail
@@ -207,7 +207,7 @@ async def test_a_request_that_kills_its_workers_is_poison(pool: ArqRedis) -> Non
 
     async with worker(pool, for_ever):
         await until(lambda: published(pool, request_id))
-    letter = (await queue.dead_letters(pool, samples.RUN))[request_id]
+    letter = (await deadletters.listed(pool, samples.RUN))[request_id]
     assert letter.kind == "poison"
     assert "2 workers fell silent" in letter.failures[-1].message
 
@@ -231,8 +231,8 @@ async def test_an_outage_costs_a_request_nothing_and_ends_by_itself(pool: ArqRed
         await until(is_paused)
         is_out = False
         await until(lambda: published(pool, request_id))
-    assert await queue.failures(pool, request_id) == ()
-    assert await queue.dead_letters(pool, samples.RUN) == {}
+    assert await deadletters.failures(pool, request_id) == ()
+    assert await deadletters.listed(pool, samples.RUN) == {}
 
 
 async def test_a_worker_that_ends_hands_back_at_once(pool: ArqRedis) -> None:
@@ -248,7 +248,7 @@ async def test_a_worker_that_ends_hands_back_at_once(pool: ArqRedis) -> None:
         await until(lambda: published(pool, request_id))
     (head,) = await stream.newest_heads(pool, samples.RUN, 1)
     assert (head.head.worker, head.head.attempt) == ("new", 2)
-    assert await queue.failures(pool, request_id) == ()
+    assert await deadletters.failures(pool, request_id) == ()
 
 
 async def test_sigterm_gives_what_runs_a_grace_time_and_hands_the_rest_back(pool: ArqRedis) -> None:
@@ -278,7 +278,7 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_hands_the_rest_back(pool
     assert not await published(pool, long)
     taken = await queue.take(pool, "host/2", 3)
     assert {one.request.id for one in taken if isinstance(one, Claim)} == {long, late}
-    assert await queue.failures(pool, long) == ()
+    assert await deadletters.failures(pool, long) == ()
 
 
 async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_twice(pool: ArqRedis) -> None:
@@ -429,7 +429,7 @@ async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: Arq
         finally:
             await pool.config_set("maxmemory", 0)
         await until(lambda: published(pool, request_id))
-    assert await queue.failures(pool, request_id) == ()
+    assert await deadletters.failures(pool, request_id) == ()
 
 
 async def test_an_episode_survives_a_redis_that_takes_no_writes_for_a_while(pool: ArqRedis) -> None:
@@ -447,12 +447,12 @@ async def test_an_episode_survives_a_redis_that_takes_no_writes_for_a_while(pool
         finally:
             await pool.config_set("min-replicas-to-write", 0)
         await until(lambda: published(pool, request_id))
-    assert await queue.failures(pool, request_id) == ()
+    assert await deadletters.failures(pool, request_id) == ()
 
 
 async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     server = start_in(tmp_path, DURABLE)
-    pool = await queue.connect(url_in(tmp_path))
+    pool = await connection.connect(url_in(tmp_path))
     request_id = await enqueued(pool)
     back = asyncio.Event()
 

@@ -15,7 +15,7 @@ import pytest
 from docker.models.containers import Container
 from redis.asyncio import Redis
 
-from pipeline import census, queue
+from pipeline import census, connection, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
@@ -70,7 +70,7 @@ async def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str
 
 async def leased(redis: Redis, redis_url: str) -> str:
     """The id of a request that somebody works on, in its first attempt."""
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     await queue.enqueue(pool, samples.request())
     (claim,) = await queue.take(pool, "host/1", 1)
     await pool.aclose()

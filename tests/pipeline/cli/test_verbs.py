@@ -15,7 +15,7 @@ import pytest
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import census, keys, queue, stream
+from pipeline import census, deadletters, keys, queue, stream
 from pipeline.__main__ import main
 from pipeline.cli import text
 from pipeline.queue import Lease
@@ -59,8 +59,8 @@ async def answered(pool: ArqRedis, **fields: Any) -> str:
 
 async def buried(pool: ArqRedis, failed: Failed = BROKEN) -> str:
     claim = await taken(pool)
-    evidence = [queue.attempt_failure(claim, failed, detail="Traceback: boom")]
-    await queue.bury(pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence)
+    evidence = [deadletters.attempt_failure(claim, failed, detail="Traceback: boom")]
+    await deadletters.bury(pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence)
     return claim.request.id
 
 
@@ -250,7 +250,7 @@ async def test_requeue_and_drop_say_what_they_did(pool: ArqRedis, run: Line) -> 
     status, out, _ = await run("requeue", "--all-dead")
     assert status == 1
     assert out.startswith(f"left as it was: {third}")
-    assert list(await queue.dead_letters(pool, samples.RUN)) == [third]
+    assert list(await deadletters.listed(pool, samples.RUN)) == [third]
     status, out, _ = await run("drop", "--all-dead")
     assert (status, out.split(":")[0]) == (0, "dropped")
     assert (await run("drop", "--all-dead"))[1] == "nothing is dead\n"
@@ -301,10 +301,10 @@ async def test_dead_lists_by_class_what_requests_died_of(pool: ArqRedis, run: Li
     _, out, _ = await run("dead", "--full", "--class", "infrastructure")
     assert "Traceback: boom" in out
     await run("requeue", "--class", "infrastructure")
-    assert list(await queue.dead_letters(pool, samples.RUN)) == [broken]
+    assert list(await deadletters.listed(pool, samples.RUN)) == [broken]
     status, _, err = await run("drop", broken, outage)
     assert (status, f"{outage} not among the dead" in err) == (2, True)
-    assert list(await queue.dead_letters(pool, samples.RUN)) == [broken], "all or nothing"
+    assert list(await deadletters.listed(pool, samples.RUN)) == [broken], "all or nothing"
 
 
 async def test_dead_speaks_of_those_that_nobody_can_read_too(pool: ArqRedis, run: Line) -> None:
@@ -351,7 +351,7 @@ async def test_nothing_is_known_of_what_was_dropped_but_its_life(pool: ArqRedis,
 async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: Line) -> None:
     await stream.open_reader(pool, samples.RUN)
     claim = await taken(pool)
-    await queue.hand_back(pool, claim, failure=queue.attempt_failure(claim, BROKEN))
+    await queue.hand_back(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
     _, out, _ = await run("explain", claim.request.id)
     assert out.endswith("not yet: it waits for try 2\n")
     again = await queue.claim(pool, claim.request.id, "host/2")

@@ -56,7 +56,10 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: Path, *opt
     return capsys.readouterr().err
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture],
+)
 @given(kinds=st.lists(st.sampled_from(["good", *BAD]), max_size=8))
 def test_exactly_the_bad_rows_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: list[str]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 from redis.asyncio import Redis
 
-from pipeline import queue
+from pipeline import connection, queue
 from pipeline.errors import ImageMissing
 from tests.workers.claims import make_claim, make_task
 from tests.workers.images.conftest import Place
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 async def pool(redis: Redis, redis_url: str) -> AsyncIterator[Redis]:
-    pool = await queue.connect(redis_url)
+    pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
 

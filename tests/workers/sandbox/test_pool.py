@@ -13,7 +13,7 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import keys, queue
+from pipeline import connection, deadletters, keys, queue
 from pipeline.errors import SandboxError
 from pipeline.request import Budget, Claim, Limits, Retries
 from pipeline.task import Task
@@ -83,8 +83,8 @@ class Worker:
         for request_id in self.ids:
             name = keys.published(request_id)
             await until(lambda name=name: self.redis.exists(name))
-            assert await queue.failures(self.redis, request_id) == ()
-        assert await queue.dead_letters(self.redis, samples.RUN) == {}
+            assert await deadletters.failures(self.redis, request_id) == ()
+        assert await deadletters.listed(self.redis, samples.RUN) == {}
 
     def opened(self, number: int, role: str) -> list[str]:
         """Ids of requests that had a container in that role on engine `number`."""
@@ -125,7 +125,7 @@ async def worker(
     docker_client: docker.DockerClient,
 ) -> AsyncIterator[Worker]:
     """Of three slots, two on the first engine and two on the second."""
-    connection, fleet = await queue.connect(redis_url), secrets.token_hex(6)
+    redis, fleet = await connection.connect(redis_url), secrets.token_hex(6)
     engines = [Watched(replace(one.host, slots=2), fleet) for one in relays]
     pool = EnginePool(engines, slots=3)
     policies = ScriptedPolicies(read_bundle(tiny_model), REPLIES)
@@ -135,16 +135,16 @@ async def worker(
         return await run_rollout(claim, progress, policies=policies, sandboxes=there, grader=Grader(there))
 
     breakers = Breakers({}, gates={"docker": pool})
-    one = Taker(Claimer(redis=connection, worker="host/1", stage=stage, breakers=breakers), slots=3)
+    one = Taker(Claimer(redis=redis, worker="host/1", stage=stage, breakers=breakers), slots=3)
     loops = [asyncio.create_task(loop) for loop in (one.async_run(), breakers.watch())]
-    yield Worker(connection, make_task(repo_image.tag), engines, pool, breakers)
+    yield Worker(redis, make_task(repo_image.tag), engines, pool, breakers)
     one.stop()
     await loops[0]
     await one.drain(0)
     loops[1].cancel()
     await asyncio.gather(loops[1], return_exceptions=True)
     await pool.close()
-    await connection.aclose()
+    await redis.aclose()
     # What was cut off ends by itself.
     await until(lambda: not docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}))
 

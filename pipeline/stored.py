@@ -1,0 +1,102 @@
+"""A request at rest: under a key of its own, whole, and as the arq job that queues it, with a label for people."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from arq.jobs import serialize_job
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from pipeline import keys, transitions
+from pipeline.commands import chunks
+from pipeline.message import MalformedMessage, Message, decode
+from pipeline.request import RolloutRequest
+
+JOB_NAME = "rollout"
+HINT_S = 24 * 3600  # how long it is known, without reading whole requests, which image one wants
+
+
+class Label(Message, frozen=True, kw_only=True):
+    """What a waiting request is about, without reading it whole: its arq job carries this for people."""
+
+    task_id: str = ""
+    purpose: str = ""
+    group_id: str = ""
+
+
+class _Job(msgspec.Struct):
+    """What arq puts into a job, in its words."""
+
+    t: int | None  # try
+    f: str  # function
+    a: list[str]  # arguments: the request's id
+    k: dict[str, str]  # a Label
+    et: Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # enqueued, Unix milliseconds
+
+
+def encode_job(job: dict[str, Any]) -> bytes:
+    """arq's job dict as msgpack; never pickle."""
+    return msgspec.msgpack.encode(job)
+
+
+def decode_job(data: bytes) -> dict[str, Any]:
+    """Inverse of encode_job. Raises MalformedMessage for what arq could not make sense of."""
+    return msgspec.structs.asdict(decode(data, _Job))
+
+
+async def read(redis: Redis, request_id: str) -> RolloutRequest | None:
+    """None if it is gone. Raises MalformedMessage."""
+    data = await read_bytes(redis, request_id)
+    return None if data is None else decode_request(data, request_id.encode())
+
+
+async def read_bytes(redis: Redis, request_id: str) -> bytes | None:
+    """As they were written; None if they are gone. Raises MalformedMessage for a key of another type: somebody else's."""
+    try:
+        return await redis.get(keys.request(request_id))
+    except ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        raise MalformedMessage(f"not a RolloutRequest: {error}") from error
+
+
+async def labels(redis: Redis, request_ids: Sequence[str]) -> list[Label]:
+    """What each of these is about; empty for one that is not queued."""
+    found: list[Label] = []
+    for some in chunks(request_ids):
+        rows: list[bytes | None] = await redis.mget([keys.arq_job(request_id) for request_id in some])
+        found += [_label(row) for row in rows]
+    return found
+
+
+def decode_request(data: bytes, request_id: bytes) -> RolloutRequest:
+    """The request stored under an id. Raises MalformedMessage, also for one that says it is another."""
+    request = decode(data, RolloutRequest)
+    if request.id.encode(errors="replace") != request_id:
+        raise MalformedMessage(f"not the RolloutRequest it is stored as: it says it is {request.id!r}")
+    return request
+
+
+def rank_of(request: RolloutRequest) -> int:
+    """Its place among those that nobody has claimed yet."""
+    times = 2 if request.purpose == "eval" else 1
+    return milliseconds(request.group_asked_at or request.enqueued_at) - times * transitions.ROTATED_MS
+
+
+def job_of(request: RolloutRequest) -> bytes:
+    """What arq queues for it."""
+    about = Label(task_id=request.task.id, purpose=request.purpose, group_id=request.group_id)
+    enqueued_ms, label = milliseconds(request.enqueued_at), msgspec.structs.asdict(about)
+    return serialize_job(JOB_NAME, (request.id,), label, None, enqueued_ms, serializer=encode_job)
+
+
+def _label(row: bytes | None) -> Label:
+    try:
+        return msgspec.convert(decode_job(row)["k"], Label) if row else Label()
+    except MalformedMessage:
+        return Label()
+
+
+def milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
