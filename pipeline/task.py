@@ -62,7 +62,7 @@ class R2eExpected(Message, frozen=True, kw_only=True, tag="r2e_expected"):
 
 
 class TestsJson(Message, frozen=True, kw_only=True, tag="tests_json"):
-    """Resolved if the parser, given the log, reports every one of `tests` as PASSED.
+    """Resolved if the parser, given the log, reports every one of `tests` as PASSED, at least once.
 
     The eval script runs the tests; `parser` is a Python program called as `python3 parser.py STDOUT STDERR
     OUT.json` (STDERR is empty: the log is merged) that writes {"tests": [{"name": ..., "status": ...}]}. It runs

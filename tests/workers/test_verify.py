@@ -432,6 +432,28 @@ def test_results_that_cannot_be_written_in_the_end_are_said_and_the_verification
     assert read_verified(verified_path(file.path))[task.id].ok
 
 
+def test_a_disk_that_fills_up_on_the_way_is_said_and_earlier_verifications_stay(file: TaskFile) -> None:
+    first = file.add("a", FIXED)
+    assert main([str(file.path)]) == 0
+    kept = verified_path(file.path).read_bytes()
+    file.add("b", FIXED)
+    there = set(file.path.parent.iterdir())
+    run = subprocess.run(
+        ["prlimit", f"--fsize={len(kept)}", sys.executable, "-m", "workers.verify", str(file.path), "--new"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert (
+        run.stderr.splitlines()[-1] == f"error: TASKS.jsonl: {verified_path(file.path)} cannot be written: "
+        f"File too large; {verified_path(file.path)} has what was verified"
+    )
+    assert "Traceback" not in run.stderr
+    assert list(read_verified(verified_path(file.path))) == [first.id]
+    assert set(file.path.parent.iterdir()) == there
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_no_container(
     file: TaskFile, docker_client: docker.DockerClient, number: signal.Signals, status: int

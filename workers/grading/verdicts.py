@@ -160,7 +160,11 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     statuses: dict[str, str] = {}
     try:
         parsed = msgspec.json.decode(evidence.parsed or b"", type=_Parsed)
-        statuses = {test.name: test.status for test in parsed.tests}
+        for test in parsed.tests:
+            if (
+                statuses.get(test.name) != "PASSED"
+            ):  # one of those that share a name is enough, as the benchmark has it
+                statuses[test.name] = test.status
         passed = sum(statuses.get(name) == "PASSED" for name in verdict.tests)
         decided_by = f"tests_json: {passed} of {len(verdict.tests)} tests passed"
     except (msgspec.DecodeError, UnicodeDecodeError):

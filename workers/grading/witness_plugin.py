@@ -378,7 +378,11 @@ def _unittest_canary_passes():
 
 
 def watch_unittest():
-    """To be called before anything of the tests is imported. What TextTestRunner runs is a test run."""
+    """To be called before anything of the tests is imported. What TextTestRunner runs is a test run.
+
+    A script whose name speaks for unittest may run pytest instead, which then imports this module anew.
+    """
+    del sys.modules[__name__]
     run = _start("unittest")
     if run is None:
         return
@@ -415,8 +419,34 @@ def watch_unittest():
 
         return added
 
+    def give_way():
+        """Ends a run that has not begun, and says whose code made it another one."""
+        paths = _callers()
+        if not waiting or not paths or os.getpid() != run.pid:
+            return False
+        waiting.pop().replaced.update(dict.fromkeys(paths, "the runner"))
+        run.end(status=None, canary=None)
+        return True
+
+    observed.give_way = give_way
     unittest.TextTestRunner.run = observed
     _notice_skipped_modules(unittest.loader, run)
+
+
+def _callers():
+    """Files of all code that the caller was called by; none if that is not the script itself, by however many steps."""
+    paths, frame, name = set(), sys._getframe(1), ""
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        paths.update((frame.f_code.co_filename, str(frame.f_globals.get("__file__", ""))))
+        frame = frame.f_back
+    return paths if name == "__main__" else set()
+
+
+def _takes_over():
+    """Whether a unittest was waited for in this process that now makes way."""
+    runner = getattr(sys.modules.get("unittest"), "TextTestRunner", None)
+    return getattr(getattr(runner, "run", None), "give_way", bool)()
 
 
 def _notice_skipped_modules(loader, run, function="_make_skipped_test"):
@@ -431,6 +461,8 @@ def _notice_skipped_modules(loader, run, function="_make_skipped_test"):
     setattr(loader, function, skipped)
 
 
+if pytest and _takes_over():
+    del os.environ[INSIDE]
 RUN = _start("pytest") if pytest else None
 if RUN:
     _note_parts()

@@ -79,14 +79,21 @@ class Book:
         return entry is not None and entry.ok and entry.fingerprint == fingerprint(task)
 
     def enter(self, new: Verification) -> None:
-        """What broke says nothing of a task: it does not displace an earlier verdict on the same version of it."""
+        """What broke says nothing of a task: it does not displace an earlier verdict on the same version of it.
+
+        Raises Unwritable; what was written before stays.
+        """
         old = self.entries.get(new.task)
         if old is not None and old.fingerprint == new.fingerprint and _is_broken(new) and not _is_broken(old):
             return
         self.entries[new.task] = new
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        write_verified(partial, self.entries.values())
-        partial.replace(self.path)
+        try:
+            with _writing("TASKS.jsonl", self.path):
+                write_verified(partial, self.entries.values())
+                partial.replace(self.path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _is_broken(verification: Verification) -> bool:
@@ -110,13 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        found = asyncio.run(_verify(work, options, host))
+        return _account(work, asyncio.run(_verify(work, options, host)), options)
     except KeyboardInterrupt:
         return _stopped(work, signal.SIGINT)
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
-    try:
-        return _account(work, found, options)
     except Unwritable as error:
         print(f"error: {error}; {work.book.path} has what was verified", file=sys.stderr)
         return 2
@@ -258,9 +263,12 @@ async def _verify_all(
         return
     waiting = iter(todo)
     with open_display(sys.stdout, [task.id for task in todo]) as display:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(num_jobs, len(todo))):
-                group.create_task(_work_off(waiting, work, prober, display, found))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(num_jobs, len(todo))):
+                    group.create_task(_work_off(waiting, work, prober, display, found))
+        except* Unwritable as unwritable:
+            raise unwritable.exceptions[0] from None
 
 
 async def _work_off(

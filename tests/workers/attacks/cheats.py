@@ -11,7 +11,7 @@ import importlib.util
 import marshal
 import sys
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.workers.conftest import FILES
 
@@ -394,7 +394,24 @@ MAKEFILE = "all:\n\techo nothing to be done\n\ntest: all\n\tpython3 -m pytest te
 MAKE = '#!/bin/sh\nsed -n "/^$1:/,/^\\$/s/^\\t//p" Makefile | sh -e\n'
 CHECK = "#!/bin/sh\nexec python3 -m pytest tests/test_calc.py\n"
 ERRORS = b"diff --git a/errors.py b/errors.py\n--- a/errors.py\n+++ b/errors.py\n"
+BY_UNITTEST = Around(
+    b"",
+    script="python3 runtests.py\n",
+    setup="echo \"import unittest; unittest.main('tests.test_unit')\" >runtests.py\n",
+    tests={"tests/test_unit.py": UNIT_TESTS, "tests/test_other.py": PASSES},
+    undone=False,
+)
 AROUND = {
+    "pytest in unittest's place": replace(
+        BY_UNITTEST, patch=at_import("import os, pytest; os._exit(pytest.main(['tests/test_other.py']))")
+    ),
+    "pytest in unittest's place, by a thread": replace(
+        BY_UNITTEST,
+        patch=at_import(
+            "import os, pytest, threading\nother = threading.Thread(target=pytest.main, args=[['tests/test_other.py']])\n"
+            "other.start()\nother.join()\nos._exit(0)"
+        ),
+    ),
     "an exception made a skip": Around(
         ERRORS
         + b"@@ -1,2 +1,3 @@\n-class Wrong(Exception):\n+import unittest\n+class Wrong(unittest.SkipTest):\n     pass\n",

@@ -206,6 +206,8 @@ def test_r2e_takes_no_line_for_which_no_test_ran() -> None:
         ('[{"name":"new","status":"PASSED"},{"name":"old","status":"PASSED"},{"name":"x","status":"FAILED"}]', 1.0,
          "tests_json: 2 of 2 tests passed"),
         ('[{"name":"new","status":"PASSED"},{"name":"old","status":"FAILED"}]', 0.0, "tests_json: 1 of 2 tests passed"),
+        ('[{"name":"new","status":"PASSED"},{"name":"old","status":"PASSED"},{"name":"old","status":"SKIPPED"}]', 1.0,
+         "tests_json: 2 of 2 tests passed"),
         ("[]", 0.0, "tests_json: 0 of 2 tests passed"),
         ("[3]", 0.0, "tests_json: the parser made nothing of the log"),
     ],

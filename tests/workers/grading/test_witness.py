@@ -61,6 +61,10 @@ SCRIPTS = {
     " os.execvp('python3', ['python3', '-m', 'pytest', 'tests'])\"",
     "unittest": "python3 -m unittest tests/test_calc.py",
     "unittest, discovering": "PYTHONPATH=. python3 -m unittest discover -s tests",
+    "a script of unittest's": "echo \"import unittest; unittest.main('tests.test_calc')\" >runtests.py; python3 runtests.py",
+    "such a script that runs pytest": "echo \"import pytest, sys; sys.exit(pytest.main(['tests']))\" >runtests.py; python3 runtests.py",
+    "the same, by another's hand": "echo \"import pytest\ndef run(): raise SystemExit(pytest.main(['tests']))\" >runner.py\n"
+    "echo 'import unittest, calc, runner; runner.run()' >manage.py; python3 manage.py test",
     "no runner at all": "python3 -c 'from calc import add; assert add(3, 1) == 4'",
 }
 
