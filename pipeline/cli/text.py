@@ -6,6 +6,7 @@ Policies and commands wrote much of it, so control characters are made visible.
 import re
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pipeline.census import Claimed, RunCensus
 from pipeline.cli.finding import Fleet, Found, Line, count, where
@@ -47,7 +48,7 @@ class Ink:
 
 def visible(text: str) -> str:
     """The text with pictures of its control characters: it cannot move the cursor or set the title."""
-    return text.translate(_CONTROL)
+    return text if text.isprintable() else text.translate(_CONTROL)
 
 
 def age(seconds: float) -> str:
@@ -209,12 +210,17 @@ def row(line: Line, ink: Ink) -> str:
     reward = "" if line.reward is None else f"  reward {line.reward:g}"
     shade = {"dead": ink.bad, "claimed": ink.bold}.get(line.state, str)
     attempt = f"  attempt {line.attempt}" if line.attempt > 1 else ""
-    when = time.strftime("%H:%M:%S", time.localtime(line.at))
+    when = _time_of_day(int(line.at))
     detail = visible(line.detail.replace("\n", " "))[:120]
     return (
         f"{when}  {shade(f'{line.state:<8}')}  {line.request_id}  {line.task_id}  "
         f"{line.purpose:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
     ).rstrip()
+
+
+@lru_cache
+def _time_of_day(at: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _reward(text: str, reward: float | None, ink: Ink) -> str:

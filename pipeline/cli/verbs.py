@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -78,14 +79,18 @@ async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
         outcome=arguments.outcome,
         before=None if arguments.older_than is None else time.time() - arguments.older_than,
     )
-    lines = [
-        line
-        for run_id in await finding.runs(redis, arguments.run)
-        for state in states
-        for line in await finding.lines(redis, run_id, state, arguments.limit, wanted)
-    ]
+    gc.disable()  # it would go over thousands of lines again and again
+    try:
+        lines = [
+            line
+            for run_id in await finding.runs(redis, arguments.run)
+            for state in states
+            for line in await finding.lines(redis, run_id, state, arguments.limit, wanted)
+        ]
+    finally:
+        gc.enable()
     if arguments.json:
-        sys.stdout.write("".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
+        sys.stdout.write(msgspec.json.Encoder().encode_lines(lines).decode())
     else:
         print(text.listing(lines, _ink()))
     return 0
