@@ -345,7 +345,7 @@ def _tokens(turn: Turn) -> str:
 
 def _thought(turn: Turn) -> str:
     """What the policy said before its command."""
-    if turn.command is None:
+    if not turn.command:  # a block may be empty
         return turn.text.strip()
     before, _, _ = turn.text.partition(turn.command)
     return _OPENING_FENCE.sub("", before).strip()

@@ -216,6 +216,12 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: Line) -> No
     assert "line 25" not in out
 
 
+async def test_show_prints_a_turn_whose_command_is_empty(pool: ArqRedis, run: Line) -> None:
+    request_id = await answered(pool, turns=(samples.turn(command="", text="Nothing to do."),))
+    status, out, _ = await run("show", request_id)
+    assert (status, "  Nothing to do." in out) == (0, True)
+
+
 async def test_show_for_a_pipe_gives_token_ids_and_text(pool: ArqRedis, run: Line) -> None:
     _, out, _ = await run("show", await answered(pool), "--json")
     found = json.loads(out)["trajectory"]
