@@ -79,7 +79,7 @@ def decode_request(data: bytes, request_id: bytes) -> RolloutRequest:
 
 
 def rank_of(request: RolloutRequest) -> int:
-    """Its place among those that nobody has claimed yet."""
+    """Its place among those that nobody has claimed yet, in milliseconds; the least comes first."""
     times = 2 if request.purpose == "eval" else 1
     return milliseconds(request.group_asked_at or request.enqueued_at) - times * transitions.ROTATED_MS
 
@@ -91,12 +91,13 @@ def job_of(request: RolloutRequest) -> bytes:
     return serialize_job(JOB_NAME, (request.id,), label, None, enqueued_ms, serializer=encode_job)
 
 
+def milliseconds(seconds: float) -> int:
+    """Whole ones, as Redis counts time."""
+    return int(seconds * 1000)
+
+
 def _label(row: bytes | None) -> Label:
     try:
         return msgspec.convert(decode_job(row)["k"], Label) if row else Label()
     except MalformedMessage:
         return Label()
-
-
-def milliseconds(seconds: float) -> int:
-    return int(seconds * 1000)

@@ -72,6 +72,9 @@ class Wanted:
         return all(not pattern or fnmatchcase(value, pattern) for pattern, value in wanted)
 
 
+ANYTHING = Wanted()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Everything known of one request. `unreadable` says why its stored form cannot be shown."""
@@ -131,14 +134,12 @@ async def runs(redis: Redis, only: str | None) -> list[str]:
     return known if only is None else [only]
 
 
-async def lines(
-    redis: Redis, run_id: str, state: State, limit: int, wanted: Wanted | None = None
-) -> list[Line]:
+async def lines(redis: Redis, run_id: str, state: State, limit: int, wanted: Wanted = ANYTHING) -> list[Line]:
     """At most `limit` requests of a run in one state: dead and answered newest first, others oldest first."""
     found: list[Line] = []
-    choosy = wanted if wanted != Wanted() else None
+    takes_all = wanted == ANYTHING
     async for line in _all_lines(redis, run_id, state):
-        if choosy is None or choosy.lets_through(line):
+        if takes_all or wanted.lets_through(line):
             found.append(line)
         if len(found) >= limit:
             break

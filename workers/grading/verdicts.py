@@ -160,10 +160,9 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     statuses: dict[str, str] = {}
     try:
         parsed = msgspec.json.decode(evidence.parsed or b"", type=_Parsed)
+        # A name stands for all tests that share it, and one that passed is enough: SWE-bench Pro's evaluation.
         for test in parsed.tests:
-            if (
-                statuses.get(test.name) != "PASSED"
-            ):  # one of those that share a name is enough, as the benchmark has it
+            if statuses.get(test.name) != "PASSED":
                 statuses[test.name] = test.status
         passed = sum(statuses.get(name) == "PASSED" for name in verdict.tests)
         decided_by = f"tests_json: {passed} of {len(verdict.tests)} tests passed"
