@@ -13,22 +13,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from benchmarks import chat_tokenizer, scripted_fleet
 from benchmarks.children import child
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
+from benchmarks.sleeping_learner import SleepingLearner
 from infra.redis_server import own_redis
 from trainer.assembly import assembled
-from trainer.batch import Batch
 from trainer.inputs import Inputs
 from trainer.journal import StepRow, read
-from trainer.learner.config import LearnerConfig, StepMetrics
+from trainer.learner.config import LearnerConfig
 from trainer.progress import open_progress
 from trainer.recipe import (
     AdmissionRecipe,
@@ -172,43 +171,6 @@ def _recipe(lag: int, plan: Plan) -> Recipe:
 
 def _waiting(waited_s: float, lasted_s: float, plan: Plan) -> Waiting:
     return Waiting(share=waited_s / lasted_s, steps_per_s=(plan.num_steps - 1) / lasted_s)
-
-
-class SleepingLearner:
-    """What the loop asks of a feed and its learner. A step takes its time; nothing is learned."""
-
-    def __init__(self, train_s: float) -> None:
-        self._train_s = train_s
-        self.learner = self
-        self.versions_held: Sequence[int] = ()
-
-    def step(self, batch: Batch) -> StepMetrics:
-        time.sleep(self._train_s)
-        measures: dict[str, Any] = dict.fromkeys(StepMetrics.__struct_fields__, 0.0)
-        counts = {
-            "step": batch.step,
-            "num_trained_tokens": batch.num_trained_tokens,
-            "num_microbatches": 1,
-            "num_updates": 1,
-        }
-        return StepMetrics(**measures | counts)
-
-    def logprobs_under(self, version: int, samples: Sequence[object], temperature: float) -> list[object]:
-        raise AssertionError("no version is held")
-
-    def snapshot(self, version: int) -> None:
-        """Nothing is kept."""
-
-    def export(self, directory: Path) -> None:
-        directory.mkdir(parents=True)
-        (directory / "model.safetensors").write_bytes(bytes(64))
-
-    def save(self, directory: Path, extra: bytes) -> None:
-        directory.mkdir(parents=True)
-        (directory / "extra").write_bytes(extra)
-
-    def stop(self) -> None:
-        """There is nobody else."""
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Workers without episodes: they claim, breathe, beat and publish as real ones do, on connections of their own.
 
 Every episode ends at a time that its request's place in the queue decides, so that they end at a given rate however many
-workers there are. They are always full, as a fleet that is waited for is: an idle worker also waits on a list.
+workers there are; members of a group end up to a quarter of an episode's time apart. The workers are always full, as a fleet
+that is waited for is: an idle worker also waits on a list.
 """
 
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -14,7 +16,7 @@ import uvloop
 from redis.asyncio import Redis
 
 from benchmarks.lean_client import LeanPool
-from benchmarks.scripted_fleet import played
+from benchmarks.swe_episode import played
 from benchmarks.trainer_side import GROUP_SIZE
 from pipeline import census, queue, stream
 from pipeline.queue import RENEW_S, Lease
@@ -31,11 +33,13 @@ class Share:
     first: int  # number of the first
     slots: tuple[int, ...]
     per_s: float
+    under_way: int  # of the whole fleet
 
 
 @dataclass(slots=True)
 class Simulation:
     per_s: float
+    turns: Sequence[int]  # whose turn it is to end, of every so many that follow each other in the queue
     began_at: float | None = None  # on the loop's clock; until then no episode ends
     num_filled: int = 0
     num_lost: int = 0
@@ -44,7 +48,8 @@ class Simulation:
     def left_s(self, claim: Claim) -> float:
         if self.began_at is None:
             return float("inf")
-        place = claim.request.cursor * GROUP_SIZE + claim.request.member
+        block, place = divmod(claim.request.cursor * GROUP_SIZE + claim.request.member, len(self.turns))
+        place = block * len(self.turns) + self.turns[place]
         return self.began_at + (place + 1) / self.per_s - asyncio.get_running_loop().time()
 
 
@@ -130,7 +135,8 @@ def run(parent: Connection, url: str, share: Share) -> None:
 
 
 async def _simulate(parent: Connection, url: str, share: Share) -> None:
-    simulation = Simulation(share.per_s)
+    num_turns = max(GROUP_SIZE, share.under_way // 4)
+    simulation = Simulation(share.per_s, random.Random(0).sample(range(num_turns), num_turns))
     workers = [
         SimulatedWorker(f"host-{share.first}/{number:05d}", slots, simulation)
         for number, slots in enumerate(share.slots)

@@ -1,99 +1,118 @@
-"""The trainer's side of queue and stream without a learner, in a process of its own: asks, takes in, and settles each
-group as soon as it is whole. What it held is acknowledged every few seconds, as a checkpoint would.
+"""The trainer as it is, in a process of its own, but for the learning: it asks, takes in, closes groups, makes batches,
+keeps checkpoints and announces weights.
 """
 
 import asyncio
+import io
+import math
+import os
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from arq.connections import ArqRedis
+from msgspec.structs import replace
 
-from benchmarks import scripted_fleet
-from pipeline import connection, stream
-from pipeline.request import Limits, Sampling
-from trainer.admission import Admission
-from trainer.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
-from trainer.groups import GroupBook
-from trainer.intake import Intake
-from trainer.journal import Journal
-from trainer.ledger import Ledger
-from trainer.quarantine import Quarantine
+from benchmarks import chat_tokenizer, swe_episode
+from benchmarks.sleeping_learner import SleepingLearner
+from trainer.assembly import assembled
+from trainer.inputs import Inputs
+from trainer.learner.config import LearnerConfig
+from trainer.progress import open_progress
+from trainer.recipe import (
+    AdmissionRecipe,
+    BatchRecipe,
+    CheckpointRecipe,
+    LimitsRecipe,
+    Recipe,
+    Rollout,
+    TaskFiles,
+    WeightsRecipe,
+)
+
+if TYPE_CHECKING:
+    from trainer.feed import Feed
 
 RUN_ID = "bench"
 GROUP_SIZE = 8
 NUM_TASKS = 500
+CHECKPOINT_EVERY_STEPS = 10
 FOREVER = 10**9
-CHECKPOINT_EVERY_S = 2.0
-READ_BLOCK_MS = 200
+AMPLE_BYTES = 2**40
 
 
-class TrainerSide:
-    def __init__(self, redis: ArqRedis, journal: Journal) -> None:
-        admission = Admission(max_lag_versions=FOREVER, groups_per_step=1, num_steps=FOREVER)
-        self._redis = redis
-        self._book = GroupBook(admission, min_valid_members=2, stragglers="train")
-        self._ledger = Ledger(journal)
-        quarantine = Quarantine(journal)
-        self.dispatcher = Dispatcher(
-            redis,
-            RequestForm(run_id=RUN_ID, limits=Limits(), agent_config="", tokenizer="", ids=new_ids()),
-            TaskOrder([scripted_fleet.task(f"t{number}") for number in range(NUM_TASKS)], seed=0),
-            self._book,
-            ledger=self._ledger,
-            quarantine=quarantine,
-            group_size=GROUP_SIZE,
-            sampling=Sampling(),
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of the trainer: so many requests unanswered at any time, and so many answers a second."""
+
+    num_requests: int
+    per_s: float
+
+    @property
+    def groups_per_step(self) -> int:
+        """A step a second, or as often as a group comes in."""
+        return max(1, round(self.per_s / GROUP_SIZE))
+
+    @property
+    def max_lag_versions(self) -> int:
+        """The bound asks for as many groups as can be trained within it."""
+        return max(1, math.ceil(self.num_requests / GROUP_SIZE / self.groups_per_step) - 1)
+
+
+def run(parent: Connection, url: str, directory: Path, load: Load) -> None:
+    """Trains for ever, in `directory`. Answers every message with the CPU seconds used so far."""
+    os.environ["SWERVE_REDIS_URL"] = url
+    asyncio.run(_run(parent, directory, load))
+
+
+async def _run(parent: Connection, directory: Path, load: Load) -> None:
+    training = asyncio.create_task(_train(directory, load))
+    while not training.done():
+        await asyncio.to_thread(parent.recv)
+        parent.send(time.process_time())
+    await training
+
+
+async def _train(root: Path, load: Load) -> None:
+    inputs = Inputs(
+        train=[swe_episode.task(f"t{number}") for number in range(NUM_TASKS)],
+        heldout=[],
+        agent_config="",
+        tokenizer=replace(chat_tokenizer.bundle(), vocab_size=swe_episode.VOCAB_SIZE),
+        num_unverified=0,
+    )
+    with open_progress(io.StringIO()) as progress:
+        run = assembled(
+            _recipe(load),
+            inputs,
+            root=root,
+            run_id=RUN_ID,
+            router_url="",
+            progress=progress,
+            make_feed=lambda: cast("Feed", SleepingLearner(0.0)),
         )
-        self.intake = Intake(
-            redis,
-            RUN_ID,
-            book=self._book,
-            ledger=self._ledger,
-            quarantine=quarantine,
-            vocab_size=scripted_fleet.VOCAB_SIZE,
-            max_tokens=8192,
-            max_refills=GROUP_SIZE // 2,
-            refill=self.dispatcher.refill,
-            evaluate=lambda delivery: False,
-        )
-
-    async def take_in(self) -> None:
-        """For ever."""
-        acknowledged_at = time.monotonic()
-        while True:
-            await self.intake.read(block_ms=READ_BLOCK_MS)
-            while groups := self._book.take(lambda version: 0):
-                for group in groups:
-                    self._ledger.close_group(group, group.fates("trained"))
-            if time.monotonic() - acknowledged_at > CHECKPOINT_EVERY_S:
-                acknowledged_at = time.monotonic()
-                await self._acknowledge()
-
-    async def _acknowledge(self) -> None:
-        state = self._ledger.state(step=0, version=0, cursor=self.dispatcher.cursor)
-        await stream.acknowledge(self._redis, RUN_ID, list(state.pending))
-        self._ledger.acknowledged(state)
-        self.intake.forget(state.pending)
+        async with run as loop:
+            ending = await loop.run()
+    raise RuntimeError(f"the run ended as {ending!r}")
 
 
-def run(parent: Connection, url: str, directory: Path, num_requests: int) -> None:
-    """Asks for `num_requests`, says so, then takes in, with a journal in `directory`.
-
-    Answers every message with the CPU seconds used and the number of answers taken in so far.
-    """
-    asyncio.run(_run(parent, url, directory, num_requests))
-
-
-async def _run(parent: Connection, url: str, directory: Path, num_requests: int) -> None:
-    with Journal(directory) as journal:
-        redis = await connection.connect(url)
-        side = TrainerSide(redis, journal)
-        await side.intake.recover()
-        await side.dispatcher.open_groups(-(-num_requests // GROUP_SIZE), version=0)
-        parent.send("asked")
-        taking_in = asyncio.create_task(side.take_in())
-        while not taking_in.done():
-            await asyncio.to_thread(parent.recv)
-            parent.send((time.process_time(), side.intake.num_arrived))
-        await taking_in
+def _recipe(load: Load) -> Recipe:
+    return Recipe(
+        name="bench",
+        model="",
+        num_steps=FOREVER,
+        tasks=TaskFiles(train=""),
+        rollout=Rollout(
+            group_size=GROUP_SIZE, agent="", limits=LimitsRecipe(context_tokens=swe_episode.NUM_TOKENS)
+        ),
+        batch=BatchRecipe(groups_per_step=load.groups_per_step),
+        learner=LearnerConfig(lr=1e-6, micro_batch_tokens=swe_episode.NUM_TOKENS),
+        admission=AdmissionRecipe(
+            max_lag_versions=load.max_lag_versions,
+            max_queue_bytes=AMPLE_BYTES,
+            max_held_bytes=AMPLE_BYTES,
+        ),
+        weights=WeightsRecipe(engines="none"),
+        checkpoint=CheckpointRecipe(every_steps=CHECKPOINT_EVERY_STEPS),
+    )

@@ -43,15 +43,19 @@ class Admission:
         horizon = min(self.max_lag_versions + published_steps + 1, self.num_steps)
         return max(0, horizon * self.groups_per_step - (begun_steps * self.groups_per_step + live_groups))
 
-    def punctual(self, lags: Sequence[int]) -> bool:
+    def punctual(self, left_out: Sequence[tuple[int, int]]) -> bool:
         """Whether every group that the next step leaves out can still be trained in time.
 
-        `lags` are of the weights those groups were asked for with, as of now, longest first. The i-th group
-        is trained i // groups_per_step steps after the next one, at the earliest.
+        `left_out` are pairs, longest lag first: how far behind the weights are, as of now, that groups were asked
+        for with, and how many groups. The n-th group is trained (n - 1) // groups_per_step steps after the next
+        one, at the earliest.
         """
-        return all(
-            lag + 1 + place // self.groups_per_step <= self.max_lag_versions for place, lag in enumerate(lags)
-        )
+        nth = 0
+        for lag, num_groups in left_out:
+            nth += num_groups
+            if lag + 1 + (nth - 1) // self.groups_per_step > self.max_lag_versions:
+                return False
+        return True
 
     def sentence(self, *, begun_steps: int, published_steps: int, live_groups: int) -> str:
         """Why nothing is asked for at the moment, or how much more may be."""

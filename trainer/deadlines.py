@@ -13,8 +13,6 @@ from pipeline import queue
 from trainer.groups import Group, GroupBook
 from trainer.intake import Intake
 
-ASK_S = 1.0  # between two looks at who has claimed what
-
 
 class Deadlines:
     """Closes the groups of one book in time."""
@@ -27,14 +25,13 @@ class Deadlines:
         self._intake = intake
         self._deadline_s = deadline_s
         self._queue_s = queue_s
-        self._asked_at = float("-inf")
 
     async def see_to(self) -> list[Group]:
-        """Close every group whose time is up and that has members enough, or that nobody claimed; returns those."""
-        if time.monotonic() >= self._asked_at + ASK_S:
-            self._asked_at = time.monotonic()
-            claims = await queue.first_claims(self._redis, self._book.unclaimed)
-            self._book.note_claims(claims, time.monotonic())
+        """Close every group whose time is up and that has members enough, or that nobody claimed; returns those. Looks
+        at every open group.
+        """
+        claims = await queue.first_claims(self._redis, self._book.unclaimed)
+        self._book.note_claims(claims, time.monotonic())
         late = self._book.overdue(time.monotonic(), self._deadline_s)
         if self._queue_s is not None:
             late += self._book.left_lying(time.time(), self._queue_s)

@@ -1,4 +1,5 @@
-"""Groups from the first ask to the step that trains them. Pure bookkeeping: no Redis, no clock of its own.
+"""Groups from the first ask to the step that trains them. Pure bookkeeping: no Redis, no clock of its own. What is asked
+with each answer is kept as a count: the price of an answer must not grow with how many groups there are.
 
 A group closes when every member is in; a failed one is in, without a reward. It also closes when its deadline has
 passed and enough members are valid: those with a reward whose tokens add up. Too few of them, or all worth the
@@ -6,6 +7,7 @@ same, and the group is dropped. What remains is ready, and the oldest asked for 
 and is not in when its group leaves the book is surplus, to be withdrawn.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -81,6 +83,10 @@ class Group:
         return self.size - len(self.members)
 
     @property
+    def num_bytes(self) -> int:
+        return sum(member.num_bytes for member in self.members.values())
+
+    @property
     def outstanding(self) -> list[Asked]:
         """Requests that were asked for and are not what is in."""
         held = {number: member.head.request_id for number, member in self.members.items()}
@@ -123,6 +129,9 @@ class GroupBook:
         self.surplus: dict[
             str, Asked
         ] = {}  # by request id: asked for by groups that left the book without it
+        self._live_by_version: Counter[int] = Counter()  # of weights that groups were asked for with
+        self.num_awaited = 0  # members asked for and not in
+        self.held_bytes = 0  # of memory that the samples of all groups in the book take
         self.largest_bytes = 0  # of one member's samples, so far
         self.largest_body_bytes = 0  # of one member's body in Redis, so far
 
@@ -145,20 +154,9 @@ class GroupBook:
         return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
 
     @property
-    def num_awaited(self) -> int:
-        """Members asked for and not in."""
-        return sum(group.num_missing for group in self._open.values())
-
-    @property
     def outstanding(self) -> list[Asked]:
         """Requests of the open groups that are not answered."""
         return [asked for group in self._open.values() for asked in group.outstanding]
-
-    @property
-    def held_bytes(self) -> int:
-        """Of memory that the samples of all groups in the book take."""
-        groups = (*self._open.values(), *self._ready.values())
-        return sum(member.num_bytes for group in groups for member in group.members.values())
 
     @property
     def end(self) -> int:
@@ -177,7 +175,12 @@ class GroupBook:
     def expect(self, cursor: int, *, size: int, version: int, task_id: str) -> Group:
         """A group has been asked for, or is found to have been; asking again changes nothing."""
         known = self._open.get(cursor) or self._ready.get(cursor)
-        return known or self._open.setdefault(cursor, Group(cursor, size, version, task_id))
+        if known is not None:
+            return known
+        group = self._open[cursor] = Group(cursor, size, version, task_id)
+        self._live_by_version[version] += 1
+        self.num_awaited += size
+        return group
 
     def ask(self, asked: Asked) -> None:
         """This request of an expected group counts from now on for its member; an earlier one does no longer."""
@@ -223,9 +226,9 @@ class GroupBook:
 
     def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
         """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
-        for group in self._open.values():
+        for group in (group for group in self._open.values() if group.started_at is None):
             ages = [ages_s[one.request_id] for one in group.asked.values() if one.request_id in ages_s]
-            if ages and group.started_at is None:
+            if ages:
                 group.started_at = now - max(ages)
 
     def overdue(self, now: float, deadline_s: float) -> list[Group]:
@@ -255,7 +258,10 @@ class GroupBook:
         group = self.expect(
             cursor, size=head.group_size, version=head.version_at_enqueue, task_id=head.task_id
         )
+        replaced = group.members.get(head.member)
         group.members[head.member] = member
+        self.num_awaited -= replaced is None and cursor in self._open
+        self.held_bytes += member.num_bytes - (replaced.num_bytes if replaced else 0)
         self.largest_bytes = max(self.largest_bytes, member.num_bytes)
         self.largest_body_bytes = max(self.largest_body_bytes, head.body_bytes)
         return group if group.is_complete else None
@@ -271,6 +277,8 @@ class GroupBook:
         if not has_signal(rewards) and not self._train_without_signal:
             return "zero_variance"
         self._ready[group.cursor] = group
+        self._live_by_version[group.asked_at_version] += 1
+        self.held_bytes += group.num_bytes
         return "trained"
 
     def take(self, lag_of: Lag) -> list[Group] | None:
@@ -281,12 +289,20 @@ class GroupBook:
         if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, lag_of):
             return None
         self._taken.update(chosen)
-        return [self._ready.pop(cursor) for cursor in chosen]
+        return [self._uncounted(self._ready.pop(cursor)) for cursor in chosen]
 
     def _leave(self, cursor: int) -> Group:
-        group = self._open.pop(cursor, None) or self._ready.pop(cursor)
+        group = self._open.pop(cursor, None)
+        if group is not None:
+            self.num_awaited -= group.num_missing
+        group = self._uncounted(group or self._ready.pop(cursor))
         self.surplus |= {asked.request_id: asked for asked in group.outstanding}
         group.asked.clear()
+        return group
+
+    def _uncounted(self, group: Group) -> Group:
+        self._live_by_version -= Counter((group.asked_at_version,))
+        self.held_bytes -= group.num_bytes
         return group
 
     def _awaits_straggler(self, chosen: list[int], lag_of: Lag) -> bool:
@@ -295,12 +311,9 @@ class GroupBook:
         """
         if self._stragglers != "wait" or not any(cursor < chosen[-1] for cursor in self._open):
             return False
-        rest = {
-            **self._open,
-            **{cursor: group for cursor, group in self._ready.items() if cursor not in chosen},
-        }
-        lags = sorted((lag_of(group.asked_at_version) for group in rest.values()), reverse=True)
-        return not self._admission.punctual(lags)
+        rest = self._live_by_version - Counter(self._ready[cursor].asked_at_version for cursor in chosen)
+        left_out = sorted(((lag_of(version), number) for version, number in rest.items()), reverse=True)
+        return not self._admission.punctual(left_out)
 
 
 def make_batch(

@@ -6,6 +6,7 @@ read again, and what Redis forgot is asked for anew.
 
 import asyncio
 import logging
+import time
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
@@ -22,6 +23,7 @@ from trainer.withdrawal import withdraw_rest, withdraw_surplus
 log = logging.getLogger("swerve.trainer")
 
 READ_BLOCK_MS = 200
+LOOK_S = 1.0  # between two looks at what takes the longer the more is under way, or hardly ever changes
 
 
 class Pump:
@@ -42,6 +44,7 @@ class Pump:
             deadline_s=recipe.group_deadline_s,
             queue_s=recipe.rollout.queue_s,
         )
+        self._looked_at = float("-inf")
         self._asks = True
         self._failures_told = 0
         self._quarantine_seen: set[str] = set()
@@ -90,11 +93,13 @@ class Pump:
         await self._parts.intake.read(block_ms=READ_BLOCK_MS)
         await self._tell_of_failures()
         self._tell_of_quarantine()
-        await self._see_to_deadlines()
+        if time.monotonic() >= self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
+            self._room.redis_bytes = await stream.max_bytes(self._parts.redis)
+            await self._see_to_deadlines()
         async with self.asking:
             await withdraw_surplus(self._parts, self._run_id)
         self._room.queue_bytes = await stream.unacknowledged_bytes(self._parts.redis, self._run_id)
-        self._room.redis_bytes = await stream.max_bytes(self._parts.redis)
         if self._room.is_refused:
             await connection.check(self._parts.redis)
             self._room.is_refused = False

@@ -72,7 +72,7 @@ async def test_claims_are_measured_against_arq() -> None:
 
 
 async def test_a_simulated_fleet_is_compared_with_a_small_one() -> None:
-    assert rivals(await said("fleet")) == {"10 workers"}
+    assert rivals(await said("fleet")) == {"10 workers, 10 episodes", "10 workers, 200 episodes"}
 
 
 async def test_waiting_is_compared_with_that_of_a_synchronous_loop() -> None:

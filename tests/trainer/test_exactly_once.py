@@ -135,7 +135,6 @@ class Trainer:
         )
         deadline_s = 0.0 if has_deadlines else 1e9
         self.deadlines = Deadlines(redis, self.book, self.intake, deadline_s=deadline_s, queue_s=None)
-        self.deadlines._asked_at = float("-inf")
         found = dict(
             redis=redis,
             book=self.book,
@@ -160,7 +159,6 @@ class Trainer:
         await self.intake.read(block_ms=1)
 
     async def close_overdue(self, _: int) -> None:
-        self.deadlines._asked_at = float("-inf")
         await self.deadlines.see_to()
         await withdraw_surplus(self.parts, RUN)
 
@@ -277,9 +275,16 @@ class Story:
     async def acts(self, name: str, number: int) -> None:
         try:
             await getattr(self.trainer, name)(number)
+            self.the_book_counts_what_is_in_it(self.trainer.book)
         except Died:
             await self.dies(self.trainer)
             self.trainer = await self.born()
+
+    def the_book_counts_what_is_in_it(self, book: GroupBook) -> None:
+        live = (*book._open.values(), *book._ready.values())
+        assert book.num_awaited == sum(group.num_missing for group in book._open.values())
+        assert book.held_bytes == sum(group.num_bytes for group in live)
+        assert book._live_by_version == Counter(group.asked_at_version for group in live)
 
     async def dies(self, trainer: Trainer) -> None:
         trainer.journal.close()
