@@ -26,7 +26,8 @@ from benchmarks import simulated_workers, trainer_side
 from benchmarks.children import child
 from benchmarks.report import Comparison, compared, main, p50, shuffled
 from benchmarks.simulated_workers import Share
-from benchmarks.trainer_side import GROUP_SIZE, RUN_ID, Load
+from benchmarks.sleeping_trainer import RUN_ID
+from benchmarks.trainer_side import GROUP_SIZE, Load
 from infra.redis_server import FORGETFUL, own_redis
 from pipeline import keys
 

@@ -8,7 +8,6 @@ be kept busy. `python -m benchmarks.overlap [--json] [--short]`
 """
 
 import asyncio
-import io
 import os
 import sys
 import tempfile
@@ -16,36 +15,20 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-from benchmarks import chat_tokenizer, scripted_fleet
+from benchmarks import scripted_fleet, sleeping_trainer
 from benchmarks.children import child
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
-from benchmarks.sleeping_learner import SleepingLearner
 from infra.redis_server import own_redis
-from trainer.assembly import assembled
-from trainer.inputs import Inputs
 from trainer.journal import StepRow, read
-from trainer.learner.config import LearnerConfig
-from trainer.progress import open_progress
-from trainer.recipe import (
-    AdmissionRecipe,
-    BatchRecipe,
-    CheckpointRecipe,
-    LimitsRecipe,
-    Recipe,
-    Rollout,
-    TaskFiles,
-    WeightsRecipe,
-)
-
-if TYPE_CHECKING:
-    from trainer.feed import Feed
+from trainer.recipe import AdmissionRecipe
 
 RIVAL = "synchronous batch, no overhead"
 TRAIN_SHARE = 0.9
 NUM_TASKS = 200
+MAX_TOKENS = 8192
+CHECKPOINT_EVERY_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,42 +114,20 @@ async def _ours(lag: int, plan: Plan) -> Waiting:
 
 
 async def _train(root: Path, lag: int, plan: Plan) -> None:
-    inputs = Inputs(
-        train=[scripted_fleet.task(f"t{number}") for number in range(NUM_TASKS)],
-        heldout=[],
-        agent_config="",
-        tokenizer=chat_tokenizer.bundle(),
-        num_unverified=0,
+    recipe = sleeping_trainer.recipe(
+        num_steps=plan.num_steps,
+        group_size=plan.group_size,
+        groups_per_step=plan.groups_per_step,
+        max_tokens=MAX_TOKENS,
+        admission=AdmissionRecipe(max_lag_versions=lag),
+        checkpoint_every_steps=CHECKPOINT_EVERY_STEPS,
     )
-    with open_progress(io.StringIO()) as progress:
-        run = assembled(
-            _recipe(lag, plan),
-            inputs,
-            root=root,
-            run_id="bench",
-            router_url="",
-            progress=progress,
-            make_feed=lambda: cast("Feed", SleepingLearner(plan.train_s)),
-        )
-        async with run as loop:
-            ending = await loop.run()
+    tasks = [scripted_fleet.task(f"t{number}") for number in range(NUM_TASKS)]
+    ending = await sleeping_trainer.train(
+        recipe, root, tasks, vocab_size=scripted_fleet.VOCAB_SIZE, train_s=plan.train_s
+    )
     if ending != "finished":
         raise RuntimeError(f"the run ended as {ending!r}")
-
-
-def _recipe(lag: int, plan: Plan) -> Recipe:
-    return Recipe(
-        name="bench",
-        model="",
-        num_steps=plan.num_steps,
-        tasks=TaskFiles(train=""),
-        rollout=Rollout(group_size=plan.group_size, agent="", limits=LimitsRecipe(context_tokens=4096)),
-        batch=BatchRecipe(groups_per_step=plan.groups_per_step),
-        learner=LearnerConfig(lr=1e-6),
-        admission=AdmissionRecipe(max_lag_versions=lag),
-        weights=WeightsRecipe(engines="none"),
-        checkpoint=CheckpointRecipe(every_steps=5),
-    )
 
 
 def _waiting(waited_s: float, lasted_s: float, plan: Plan) -> Waiting:

@@ -1,25 +1,27 @@
 """A request and an answer as large as those of a real episode over a repository's own tests.
 
-The request is as large as the median of twelve real bug fixes in SWE-bench's form (38 kB, most of it names of tests that
-must go on passing), the answer as the trajectory that message formats are usually compared with: 20 turns, 16,384 tokens
-and 76 kB of text. The text is Python's own source, so it packs as code does. The claim is real; the rest is the same for all.
+The request is as large as the median of twelve real bug fixes in SWE-bench's form: 38 kB, most of it names of tests that must
+go on passing. The answer has 20 turns, 16,384 tokens and 76 kB of text, which is Python's own source, so it packs as code does.
+The claim is real; the rest is the same for all.
 """
 
 import argparse
 import inspect
 import random
 import re
-import time
 import zlib
-from collections.abc import Sequence
 from functools import cache
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pipeline.message import pack_float32s, pack_int32s
+from benchmarks import scripted_fleet
+from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
 from pipeline.request import Claim
 from pipeline.task import SwebenchLog, Task
-from pipeline.trajectory import Observation, Reward, Submitted, Trajectory, Turn, VersionSpan
+from pipeline.trajectory import Observation, Submitted, Trajectory, Turn, VersionSpan
+
+S = TypeVar("S", str, list[int])
 
 VOCAB_SIZE = 32_768
 NUM_TURNS, NUM_TOKENS, TEXT_CHARS = 20, 16_384, 76_000
@@ -46,15 +48,10 @@ def task(name: str) -> Task:
 
 
 def played(claim: Claim) -> Trajectory:
-    """Rewards alternate within a group, so that every group has something to teach."""
-    reward = float(claim.request.member % 2)
-    return Trajectory(
-        claim=claim,
+    return replace(
+        scripted_fleet.played(claim),
         turns=_turns(claim.request.version_at_enqueue),
         outcome=Submitted(patch=_source()[:PATCH_CHARS].encode() + b"%d" % claim.request.member),
-        reward=Reward(value=reward, resolved=reward == 1.0, decided_by="swebench"),
-        started_at=claim.claimed_at,
-        finished_at=time.time(),
     )
 
 
@@ -68,40 +65,43 @@ def _source() -> str:
 
 
 def _turns(version: int) -> tuple[Turn, ...]:
-    return tuple(replace(turn, versions=(VersionSpan(version, 0, _num_sampled(turn)),)) for turn in _drawn())
-
-
-def _num_sampled(turn: Turn) -> int:
-    return len(turn.sampled) // 4
+    return tuple(
+        replace(turn, versions=(VersionSpan(version, 0, len(unpack_int32s(turn.sampled))),))
+        for turn in _versionless()
+    )
 
 
 @cache
-def _drawn() -> tuple[Turn, ...]:
+def _versionless() -> tuple[Turn, ...]:
     drawn = random.Random(7)
-    tokens = _tokens()
-    per_turn, text_per_turn = len(tokens) // NUM_TURNS, len(_source()) // NUM_TURNS
-    made: list[Turn] = []
+    tokens, made, num_kept = _tokens(), list[Turn](), 0
     for number in range(NUM_TURNS):
-        seen = tokens[number * per_turn : (number + 1) * per_turn]
-        text = _source()[number * text_per_turn : (number + 1) * text_per_turn]
-        num_fed, said = int(per_turn * (1 - SAMPLED_PART)), int(text_per_turn * SAMPLED_PART)
+        seen, text = _part(tokens, number), _part(_source(), number)
+        num_fed, num_said = int(len(seen) * (1 - SAMPLED_PART)), int(len(text) * SAMPLED_PART)
         made.append(
             Turn(
-                kept_tokens=number * per_turn,
+                kept_tokens=num_kept,
                 fed=pack_int32s(seen[:num_fed]),
                 sampled=pack_int32s(seen[num_fed:]),
                 logprobs=pack_float32s([-drawn.random() for _ in seen[num_fed:]]),
                 versions=(),
                 stop="stop",
-                text=text[:said],
-                command=text[: said // 2],
-                observation=Observation(exit_code=0, output=text[said:], dropped_chars=0, wall_s=0.01),
+                text=text[:num_said],
+                command=text[: num_said // 2],
+                observation=Observation(exit_code=0, output=text[num_said:], dropped_chars=0, wall_s=0.01),
             )
         )
+        num_kept += len(seen)
     return tuple(made)
 
 
-def _tokens() -> Sequence[int]:
+def _part(whole: S, number: int) -> S:
+    """What falls to this turn."""
+    size = len(whole)
+    return whole[number * size // NUM_TURNS : (number + 1) * size // NUM_TURNS]
+
+
+def _tokens() -> list[int]:
     """A word is a token, always the same."""
     words = re.findall(r"\w+|\s+|[^\w\s]", _source())
     return [zlib.crc32(word.encode()) % VOCAB_SIZE for word in words][:NUM_TOKENS]

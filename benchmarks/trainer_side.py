@@ -3,38 +3,16 @@ keeps checkpoints and announces weights.
 """
 
 import asyncio
-import io
 import math
 import os
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-from msgspec.structs import replace
+from benchmarks import sleeping_trainer, swe_episode
+from trainer.recipe import AdmissionRecipe
 
-from benchmarks import chat_tokenizer, swe_episode
-from benchmarks.sleeping_learner import SleepingLearner
-from trainer.assembly import assembled
-from trainer.inputs import Inputs
-from trainer.learner.config import LearnerConfig
-from trainer.progress import open_progress
-from trainer.recipe import (
-    AdmissionRecipe,
-    BatchRecipe,
-    CheckpointRecipe,
-    LimitsRecipe,
-    Recipe,
-    Rollout,
-    TaskFiles,
-    WeightsRecipe,
-)
-
-if TYPE_CHECKING:
-    from trainer.feed import Feed
-
-RUN_ID = "bench"
 GROUP_SIZE = 8
 NUM_TASKS = 500
 CHECKPOINT_EVERY_STEPS = 10
@@ -75,44 +53,18 @@ async def _run(parent: Connection, directory: Path, load: Load) -> None:
 
 
 async def _train(root: Path, load: Load) -> None:
-    inputs = Inputs(
-        train=[swe_episode.task(f"t{number}") for number in range(NUM_TASKS)],
-        heldout=[],
-        agent_config="",
-        tokenizer=replace(chat_tokenizer.bundle(), vocab_size=swe_episode.VOCAB_SIZE),
-        num_unverified=0,
-    )
-    with open_progress(io.StringIO()) as progress:
-        run = assembled(
-            _recipe(load),
-            inputs,
-            root=root,
-            run_id=RUN_ID,
-            router_url="",
-            progress=progress,
-            make_feed=lambda: cast("Feed", SleepingLearner(0.0)),
-        )
-        async with run as loop:
-            ending = await loop.run()
-    raise RuntimeError(f"the run ended as {ending!r}")
-
-
-def _recipe(load: Load) -> Recipe:
-    return Recipe(
-        name="bench",
-        model="",
+    recipe = sleeping_trainer.recipe(
         num_steps=FOREVER,
-        tasks=TaskFiles(train=""),
-        rollout=Rollout(
-            group_size=GROUP_SIZE, agent="", limits=LimitsRecipe(context_tokens=swe_episode.NUM_TOKENS)
-        ),
-        batch=BatchRecipe(groups_per_step=load.groups_per_step),
-        learner=LearnerConfig(lr=1e-6, micro_batch_tokens=swe_episode.NUM_TOKENS),
+        group_size=GROUP_SIZE,
+        groups_per_step=load.groups_per_step,
+        max_tokens=swe_episode.NUM_TOKENS,
         admission=AdmissionRecipe(
             max_lag_versions=load.max_lag_versions,
             max_queue_bytes=AMPLE_BYTES,
             max_held_bytes=AMPLE_BYTES,
         ),
-        weights=WeightsRecipe(engines="none"),
-        checkpoint=CheckpointRecipe(every_steps=CHECKPOINT_EVERY_STEPS),
+        checkpoint_every_steps=CHECKPOINT_EVERY_STEPS,
     )
+    tasks = [swe_episode.task(f"t{number}") for number in range(NUM_TASKS)]
+    ending = await sleeping_trainer.train(recipe, root, tasks, vocab_size=swe_episode.VOCAB_SIZE, train_s=0.0)
+    raise RuntimeError(f"the run ended as {ending!r}")

@@ -1,0 +1,118 @@
+"""The trainer as it is, but for the arithmetic: an optimizer step takes its time, and nothing is learned."""
+
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec.structs import replace
+
+from benchmarks import chat_tokenizer
+from pipeline.task import Task
+from trainer.assembly import assembled
+from trainer.batch import Batch
+from trainer.inputs import Inputs
+from trainer.learner.config import LearnerConfig, StepMetrics
+from trainer.loop import Ending
+from trainer.progress import open_progress
+from trainer.recipe import (
+    AdmissionRecipe,
+    BatchRecipe,
+    CheckpointRecipe,
+    LimitsRecipe,
+    Recipe,
+    Rollout,
+    TaskFiles,
+    WeightsRecipe,
+)
+
+if TYPE_CHECKING:
+    from trainer.feed import Feed
+
+RUN_ID = "bench"
+
+
+def recipe(
+    *,
+    num_steps: int,
+    group_size: int,
+    groups_per_step: int,
+    max_tokens: int,
+    admission: AdmissionRecipe,
+    checkpoint_every_steps: int,
+) -> Recipe:
+    return Recipe(
+        name="bench",
+        model="",
+        num_steps=num_steps,
+        tasks=TaskFiles(train=""),
+        rollout=Rollout(group_size=group_size, agent="", limits=LimitsRecipe(context_tokens=max_tokens)),
+        batch=BatchRecipe(groups_per_step=groups_per_step),
+        learner=LearnerConfig(lr=1e-6, micro_batch_tokens=max_tokens),
+        admission=admission,
+        weights=WeightsRecipe(engines="none"),
+        checkpoint=CheckpointRecipe(every_steps=checkpoint_every_steps),
+    )
+
+
+async def train(
+    recipe: Recipe, root: Path, tasks: Sequence[Task], *, vocab_size: int, train_s: float
+) -> Ending:
+    """A run in `root` on the Redis of this process's settings, each step of which takes `train_s`."""
+    inputs = Inputs(
+        train=list(tasks),
+        heldout=[],
+        agent_config="",
+        tokenizer=replace(chat_tokenizer.bundle(), vocab_size=vocab_size),
+        num_unverified=0,
+    )
+    with open_progress(io.StringIO()) as progress:
+        run = assembled(
+            recipe,
+            inputs,
+            root=root,
+            run_id=RUN_ID,
+            router_url="",
+            progress=progress,
+            make_feed=lambda: cast("Feed", SleepingLearner(train_s)),
+        )
+        async with run as loop:
+            return await loop.run()
+
+
+class SleepingLearner:
+    """What the loop asks of a feed and its learner."""
+
+    def __init__(self, train_s: float) -> None:
+        self._train_s = train_s
+        self.learner = self
+        self.versions_held: Sequence[int] = ()
+
+    def step(self, batch: Batch) -> StepMetrics:
+        time.sleep(self._train_s)
+        measures: dict[str, Any] = dict.fromkeys(StepMetrics.__struct_fields__, 0.0)
+        counts = {
+            "step": batch.step,
+            "num_trained_tokens": batch.num_trained_tokens,
+            "num_microbatches": 1,
+            "num_updates": 1,
+        }
+        return StepMetrics(**measures | counts)
+
+    def logprobs_under(self, version: int, samples: Sequence[object], temperature: float) -> list[object]:
+        raise AssertionError("no version is held")
+
+    def snapshot(self, version: int) -> None:
+        """Nothing is kept."""
+
+    def export(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(bytes(64))
+
+    def save(self, directory: Path, extra: bytes) -> None:
+        directory.mkdir(parents=True)
+        (directory / "extra").write_bytes(extra)
+
+    def stop(self) -> None:
+        """There is nobody else."""
