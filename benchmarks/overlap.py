@@ -21,8 +21,8 @@ from benchmarks.children import child
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis
-from trainer.journal import StepRow, read
 from trainer.recipe import AdmissionRecipe
+from trainer.records.journal import StepRow, read
 
 RIVAL = "synchronous batch, no overhead"
 TRAIN_SHARE = 0.9

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from benchmarks import chat_tokenizer
 from pipeline.task import Task
-from trainer.assembly import assembled
-from trainer.batch import Batch
+from trainer.batching.batch import Batch
 from trainer.inputs import Inputs
 from trainer.learner.config import LearnerConfig, StepMetrics
-from trainer.loop import Ending
-from trainer.progress import open_progress
+from trainer.loop.assembly import assembled
+from trainer.loop.loop import Ending
 from trainer.recipe import (
     AdmissionRecipe,
     BatchRecipe,
@@ -26,6 +25,7 @@ from trainer.recipe import (
     TaskFiles,
     WeightsRecipe,
 )
+from trainer.records.console import open_progress
 
 if TYPE_CHECKING:
     from trainer.feed import Feed

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from pipeline import keys, queue, stored, stream, transitions, weights
+from pipeline import keys, queue, request_store, stream, transitions, weights
 from pipeline.commands import chunks, command, script
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.trajectory import TrajectoryHead
@@ -259,7 +259,7 @@ async def _claimed(redis: Redis, request_id: str, data: bytes) -> Claimed | None
         lease = decode(data, queue.Lease)
         if lease.task_id:  # from its first renewal
             return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
-        request = await stored.read(redis, request_id)
+        request = await request_store.read(redis, request_id)
     except MalformedMessage:
         return None
     if request is None:

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from pipeline import keys
 from pipeline.commands import script
 from pipeline.redis_url import connection_settings
-from pipeline.stored import decode_job, encode_job
+from pipeline.request_store import decode_job, encode_job
 
 # A peer that fell silent without a word is given up after half a minute. Not by redis-py's socket_timeout, under which
 # a cancellation gets lost now and then (asyncio.wait_for of Python 3.11).

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from pipeline import keys, stored, stream, transitions
+from pipeline import keys, request_store, stream, transitions
 from pipeline.commands import Word, chunks, command, script
 from pipeline.errors import Boundary, FailureClass, class_of
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
@@ -136,12 +136,12 @@ async def requeue(redis: Redis, run_id: str, request_id: str) -> None:
     """
     if not await command(redis, "HEXISTS", keys.dead(run_id), request_id):
         raise KeyError(request_id)
-    request = await stored.read(redis, request_id)
+    request = await request_store.read(redis, request_id)
     if request is None:
         raise ValueError(f"{request_id}: the request itself is gone; only `drop` is possible")
     arguments = [
-        *(request_id, run_id, stored.rank_of(request), stored.job_of(request)),
-        *(request.task.image, stored.HINT_S, request.enqueued_at),
+        *(request_id, run_id, request_store.rank_of(request), request_store.job_of(request)),
+        *(request.task.image, request_store.HINT_S, request.enqueued_at),
     ]
     if not await script(redis, transitions.REQUEUE, arguments):
         raise KeyError(request_id)
@@ -157,7 +157,7 @@ async def drop(redis: Redis, run_id: str, request_id: str) -> None:
 async def _run_of(redis: Redis, request_id: str) -> str:
     """By its own words, or else by who is owed an answer."""
     with contextlib.suppress(MalformedMessage):
-        data = await stored.read_bytes(redis, request_id)
+        data = await request_store.read_bytes(redis, request_id)
         if data is not None:
             return decode(data, _Addressed).run_id
     known: set[bytes] = await command(redis, "SMEMBERS", keys.runs())

@@ -4,7 +4,7 @@ Promises. A request enqueued is answered, withdrawn or dead: never lost (`sweep`
 One claim is in force at a time: its lease is renewed every RENEW_S and lapses LEASE_S after its worker's last
 breath, upon which the next worker takes the request. Whatever the overtaken worker still does is fenced off by
 its attempt number. The arq job carries the request's id and a label; the request has a key of its own, so it can be
-shown, requeued or kept as evidence at any stage (`stored.py`, `deadletters.py`). What each call changes is in `transitions.py`.
+shown, requeued or kept as evidence at any stage (`request_store.py`, `deadletters.py`). What each call changes is in `transitions.py`.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Any, Literal, cast
 
 from redis.asyncio import Redis
 
-from pipeline import keys, stored, transitions
+from pipeline import keys, request_store, transitions
 from pipeline.commands import Word, chunks, command, script, scripts
 from pipeline.deadletters import AttemptFailure, bury_unreadable
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.request import Claim, RolloutRequest
-from pipeline.stored import milliseconds
+from pipeline.request_store import milliseconds
 from pipeline.stream import FENCE_S, KEEP_ANSWERED_S
 
 LEASE_S = 6.0
@@ -63,10 +63,10 @@ async def enqueue(redis: Redis, request: RolloutRequest) -> None:
             request.run_id,
             encode(request),
             request.task.image,
-            stored.HINT_S,
+            request_store.HINT_S,
             request.enqueued_at,
         ),
-        *(stored.rank_of(request), stored.job_of(request)),
+        *(request_store.rank_of(request), request_store.job_of(request)),
     ]
     await script(redis, transitions.ENQUEUE, arguments)
 
@@ -79,12 +79,12 @@ async def sweep(redis: Redis, run_id: str) -> list[str]:
     found: list[str] = []
     for request_id in await _in_limbo(redis, run_id):
         try:
-            request = await stored.read(redis, request_id)
+            request = await request_store.read(redis, request_id)
         except MalformedMessage as error:
             await bury_unreadable(redis, request_id, error, run_id=run_id)
             continue
         if request is not None:
-            arguments: list[Word] = [request_id, run_id, stored.rank_of(request), stored.job_of(request)]
+            arguments: list[Word] = [request_id, run_id, request_store.rank_of(request), request_store.job_of(request)]
             if await script(redis, transitions.MEND, arguments):
                 found.append(request_id)
     return found
@@ -191,7 +191,7 @@ async def release(redis: Redis, claim: Claim) -> None:
 
 async def rewrite_job(redis: Redis, request: RolloutRequest) -> None:
     """Make arq's part of a queued request anew, should it be missing or not be what it should be."""
-    await script(redis, transitions.REWRITE_JOB, [request.id, stored.job_of(request)])
+    await script(redis, transitions.REWRITE_JOB, [request.id, request_store.job_of(request)])
 
 
 async def is_leased(redis: Redis, request_id: str, attempt: int) -> bool:
@@ -215,7 +215,7 @@ def _claim(row: list[Any], worker: str) -> Claim:
         raise MalformedMessage(f"its keys cannot be used: {row[1].decode(errors='replace')}")
     request_id, data, attempt, num_unended, now_ms = row
     return Claim(
-        request=stored.decode_request(data, request_id),
+        request=request_store.decode_request(data, request_id),
         attempt=attempt,
         worker=worker,
         claimed_at=now_ms / 1000,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trainer.journal import EpisodeRow, EvaluationRow, MalformedJournal, StepRow, journal_of, read
+from trainer.records.journal import EpisodeRow, EvaluationRow, MalformedJournal, StepRow, journal_of, read
 from trainer.report import finished_episodes, rate
 
 if TYPE_CHECKING:

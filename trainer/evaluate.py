@@ -23,15 +23,15 @@ import msgspec
 from msgspec.structs import replace
 
 from trainer import process
-from trainer.evaluation import Round, standard_error
 from trainer.inputs import Inputs, read_inputs
-from trainer.journal import EpisodeRow, read
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
+from trainer.records.journal import EpisodeRow, read
+from trainer.rollouts.heldout import Round, standard_error
 from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from trainer.exam import Ending
-    from trainer.progress import Progress
+    from trainer.loop.standalone_evaluation import Ending
+    from trainer.records.console import Progress
 
 CHECKPOINTS = "checkpoints"  # of a run, in its directory
 
@@ -127,7 +127,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
     """Raises ValueError for a directory that does not hold what it should."""
-    from trainer.checkpoints import Checkpoints
+    from trainer.loop.checkpoints import Checkpoints
 
     newest = Checkpoints(arguments.run_dir / CHECKPOINTS, keep=1).latest()
     checkpoint: Path | None = arguments.checkpoint or (None if arguments.model else newest)
@@ -185,7 +185,7 @@ async def _conduct(
     settings: TrainerSettings,
     progress: "Progress",
 ) -> "Ending":
-    from trainer.exam import Exam
+    from trainer.loop.standalone_evaluation import Exam
 
     stop = asyncio.Event()
     process.obey_signals(stop.set)
@@ -202,7 +202,7 @@ async def _export(
     if not weights.is_checkpoint:
         yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
         return
-    from trainer.parts import LearnerThread
+    from trainer.loop.parts import LearnerThread
 
     learner = LearnerThread()
     feed = await learner(process.make_feed, recipe, settings)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from trainer.batch import Batch, Sample
+from trainer.batching.batch import Batch, Sample
 from trainer.learner.config import StepMetrics
 from trainer.learner.megatron import Learner, Logprobs
 

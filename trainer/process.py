@@ -19,7 +19,7 @@ from trainer.settings import TrainerSettings, trainer_settings
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-    from trainer.progress import Progress
+    from trainer.records.console import Progress
 
 MISUSE = 2
 
@@ -76,7 +76,7 @@ def follow(recipe: Recipe, settings: TrainerSettings) -> int:
 @contextlib.contextmanager
 def shown_on(screen: TextIO) -> "Iterator[Progress]":
     """The progress of what is done, with the log among its lines."""
-    from trainer.progress import open_progress
+    from trainer.records.console import open_progress
 
     with open_progress(screen) as progress:
         logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainer.journal import (
+from trainer.records.journal import (
     EndRow,
     EpisodeRow,
     EvaluationRow,

@@ -23,8 +23,8 @@ from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from trainer.loop import Ending
-    from trainer.progress import Progress
+    from trainer.loop.loop import Ending
+    from trainer.records.console import Progress
 
 FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
 """What a resumed run may not change: its data order, or the policy it began with."""
@@ -125,7 +125,7 @@ async def _refuse_known(run_id: str) -> None:
     reached.
     """
     from pipeline import keys
-    from trainer.assembly import connect
+    from trainer.loop.assembly import connect
 
     redis = await connect()
     async with contextlib.aclosing(redis):
@@ -166,7 +166,7 @@ def _account(place: Place) -> int:
 async def _conduct(
     recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Progress", inputs: Inputs
 ) -> "Ending":
-    from trainer.assembly import assembled
+    from trainer.loop.assembly import assembled
 
     async with assembled(
         recipe,

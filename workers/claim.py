@@ -9,20 +9,19 @@ until it says that the claim is another's.
 import asyncio
 import contextlib
 import logging
-import random
 import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from pipeline import deadletters, outage, queue, stream
+from pipeline import deadletters, queue, retry, stream
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
 from pipeline.queue import RENEW_S, Lease
@@ -35,10 +34,8 @@ log = logging.getLogger("swerve.worker")
 
 SILENCE_S = 600.0  # a Redis away for longer than this: nobody will want to know how the episode ended
 OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, here or where there is none
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
 
-T = TypeVar("T")
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
@@ -123,7 +120,7 @@ class Claimer:
                     raise LeaseLost(claim.request.id)
                 heard_at = time.monotonic()
             except RedisError as error:
-                if not outage.passes(error):
+                if not retry.is_outage(error):
                     raise
                 if time.monotonic() - heard_at > SILENCE_S:
                     raise LeaseLost(claim.request.id) from error
@@ -150,7 +147,7 @@ class Claimer:
             progress.phase = "publishing"
             if not isinstance(trajectory.outcome, Failed):
                 self.breakers.succeeded(claim.request.id)
-                ending = await _insist(lambda: stream.publish(self.redis, trajectory))
+                ending = await retry.until_answered(lambda: stream.publish(self.redis, trajectory))
                 self.finished += ending in ("published", "duplicate")
                 return trajectory, ending
             failed, detail = trajectory.outcome, ""
@@ -178,32 +175,18 @@ class Claimer:
         )
         if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
-            await _insist(
-                lambda: queue.hand_back(self.redis, claim, wait_s=_jittered(OUTAGE_WAIT_S), why=why)
+            await retry.until_answered(
+                lambda: queue.hand_back(self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why)
             )
             return why
-        earlier = await _insist(lambda: deadletters.failures(self.redis, claim.request.id))
+        earlier = await retry.until_answered(lambda: deadletters.failures(self.redis, claim.request.id))
         mine = deadletters.attempt_failure(claim, failed, detail=_evidence(detail))
         budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
-            await _insist(lambda: queue.hand_back(self.redis, claim, wait_s=wait_s, failure=mine))
+            await retry.until_answered(lambda: queue.hand_back(self.redis, claim, wait_s=wait_s, failure=mine))
             return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
-        return await _insist(lambda: deadletters.bury(self.redis, trajectory, [*earlier, mine]))
-
-
-async def _insist(call: Callable[[], Awaitable[T]]) -> T:
-    """`call`, until Redis answers it; only for calls that may be made twice. Whoever holds the claim ends this when the lease is lost."""
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            return await call()
-        except RedisError as error:
-            if not outage.passes(error):
-                raise
-            log.warning("Redis: %s; asking again in %.1f s", error, pause_s)
-        await asyncio.sleep(_jittered(pause_s))
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return await retry.until_answered(lambda: deadletters.bury(self.redis, trajectory, [*earlier, mine]))
 
 
 def _lease(claim: Claim, progress: Progress) -> Lease:
@@ -238,9 +221,4 @@ def _evidence(detail: str) -> str:
 
 
 def _backoff_s(budget: Budget, num_failures: int) -> float:
-    return min(_jittered(budget.wait_s(num_failures)), budget.longest_s)
-
-
-def _jittered(seconds: float) -> float:
-    """Half to one and a half of it: those that failed together need not come back together."""
-    return seconds * random.uniform(0.5, 1.5)
+    return min(retry.jittered(budget.wait_s(num_failures)), budget.longest_s)

@@ -25,11 +25,11 @@ from redis.exceptions import RedisError
 from pipeline import census, connection, queue
 from pipeline.errors import SandboxError
 from pipeline.settings import redis_settings
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.settings import docker_hosts
 
 if TYPE_CHECKING:
-    from workers.sandbox.reaper import Alive
+    from workers.sandbox.orphans import Alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> Report
 async def _reaped(host: DockerHost, fleet: str, alive: "Alive | None") -> Reaped:
     """Without `alive`, of all fleets."""
     from workers.sandbox.docker import DockerSandboxes
-    from workers.sandbox.reaper import orphans
+    from workers.sandbox.orphans import orphans
 
     sandboxes = DockerSandboxes(fleet=fleet, host=host)
 

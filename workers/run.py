@@ -26,7 +26,7 @@ from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
 from workers.breaker import Breakers
 from workers.claim import Claimer, Progress, TailHandler
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.sandbox.disk import check_temporary
 from workers.settings import (
     DiskSettings,
@@ -139,7 +139,7 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
 
 async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerSettings) -> None:
     """Remove containers of this fleet whose claim breathes no more: a killed worker's, on this host."""
-    from workers.sandbox.reaper import reap
+    from workers.sandbox.orphans import reap
 
     async def alive(request_id: str, attempt: int) -> bool:
         return await queue.is_leased(redis, request_id, attempt)

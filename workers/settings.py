@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workers.docker_host import AUTHORITY, CERTIFICATE, KEY, DockerHost
+from workers.docker.host import AUTHORITY, CERTIFICATE, KEY, DockerHost
 from workers.images.names import Proxy, parse_proxy
 from workers.images.sizes import parse_bytes
 

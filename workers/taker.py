@@ -14,7 +14,7 @@ import random
 from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
-from pipeline import keys, queue, stored
+from pipeline import keys, queue, request_store
 from pipeline.queue import Unclaimable
 from pipeline.request import Claim
 from workers.claim import Claimer
@@ -35,7 +35,7 @@ class Taker(Worker):
 
     def __init__(self, claimer: Claimer, *, slots: int) -> None:
         super().__init__(
-            functions=[func(claimer.answer, name=stored.JOB_NAME, timeout=FOREVER_S)],
+            functions=[func(claimer.answer, name=request_store.JOB_NAME, timeout=FOREVER_S)],
             queue_name=keys.QUEUE,
             redis_pool=claimer.redis,
             max_jobs=slots,
@@ -43,8 +43,8 @@ class Taker(Worker):
             max_tries=NO_LIMIT,
             keep_result=0,
             handle_signals=False,
-            job_serializer=stored.encode_job,
-            job_deserializer=stored.decode_job,
+            job_serializer=request_store.encode_job,
+            job_deserializer=request_store.decode_job,
             log_results=False,
         )
         self._claimer = claimer

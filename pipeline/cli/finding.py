@@ -10,13 +10,13 @@ from typing import Literal
 import msgspec
 from redis.asyncio import Redis
 
-from pipeline import census, deadletters, keys, queue, stored, stream
+from pipeline import census, deadletters, keys, queue, request_store, stream
 from pipeline.census import Claimed, Queued, RunCensus, WorkerStatus
 from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import RolloutRequest
-from pipeline.stored import Label
+from pipeline.request_store import Label
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
 
@@ -161,7 +161,7 @@ async def _all_lines(redis: Redis, run_id: str, state: State) -> AsyncIterator[L
                     yield _claimed(run_id, owed)
         case _:
             waiting = [one for one in await census.open_requests(redis, run_id) if isinstance(one, Queued)]
-            labels = await stored.labels(redis, [one.request_id for one in waiting])
+            labels = await request_store.labels(redis, [one.request_id for one in waiting])
             for one, label in zip(waiting, labels, strict=True):
                 yield _queued(run_id, one, label)
 
@@ -243,7 +243,7 @@ async def find(redis: Redis, request_id: str) -> Found:
     """One request, wherever it is. Raises LookupError if nothing is known of it."""
     unreadable, request, trajectory = "", None, None
     try:
-        request = await stored.read(redis, request_id)
+        request = await request_store.read(redis, request_id)
         trajectory = await stream.read_body(redis, request_id)
     except MalformedMessage as error:
         unreadable = str(error)

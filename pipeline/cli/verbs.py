@@ -17,7 +17,7 @@ import msgspec
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import connection, stored
+from pipeline import connection, request_store
 from pipeline.cli import finding, life, mending, text, top
 from pipeline.cli.finding import Found, State, Wanted
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
@@ -144,7 +144,7 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     for run_id, letter in letters if arguments.json else ():
         row = mending.as_json(run_id, letter)
         try:
-            request = await stored.read(redis, letter.request_id)
+            request = await request_store.read(redis, letter.request_id)
             row["request"] = _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))
         except MalformedMessage as error:
             row |= {"request": None, "unreadable": str(error)}

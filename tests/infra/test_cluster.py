@@ -26,7 +26,7 @@ from infra import processes
 from infra.serving import engine, router
 from pipeline import keys
 from tests.conftest import answers_ok, free_ports
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,18 @@ from arq.connections import ArqRedis
 from arq.jobs import SerializationError, deserialize_job_raw
 
 from infra.redis_server import own_redis
-from pipeline import census, connection, deadletters, events, keys, queue, stored, stream, tokenizer, weights
+from pipeline import (
+    census,
+    connection,
+    deadletters,
+    events,
+    keys,
+    queue,
+    request_store,
+    stream,
+    tokenizer,
+    weights,
+)
 from pipeline.cli import finding, text
 from pipeline.deadletters import DeadLetter
 from pipeline.message import MalformedMessage, Message, encode
@@ -148,7 +159,7 @@ async def jobs(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     for payload in payloads:
         try:
             function, arguments, label, number, enqueued_ms = deserialize_job_raw(
-                payload, deserializer=stored.decode_job
+                payload, deserializer=request_store.decode_job
             )
         except SerializationError as error:
             tally.refuse(error.__cause__)
@@ -160,7 +171,7 @@ async def jobs(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
         tally.accepted += 1
     request_ids = [f"job-{number}" for number in range(len(payloads))]
     await pool.mset({keys.arq_job(one): data for one, data in zip(request_ids, payloads, strict=True)})
-    assert len(await stored.labels(pool, request_ids)) == len(payloads)
+    assert len(await request_store.labels(pool, request_ids)) == len(payloads)
 
 
 async def leases(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
@@ -295,7 +306,7 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
         run_id=RUN, version=1, step=1, directory="/w", num_bytes=1, sha256="", published_at=now
     )
     lease = Lease(worker="host/1", attempt=1, claimed_at=now, task_id="t", max_turns=9)
-    job = stored.encode_job({"t": None, "f": "rollout", "a": ["r"], "k": {"task_id": "t"}, "et": 1})
+    job = request_store.encode_job({"t": None, "f": "rollout", "a": ["r"], "k": {"task_id": "t"}, "et": 1})
     messages: list[Message] = [trajectory, samples.trajectory(ours, turns=(), outcome=failed, reward=None)]
     return {
         "requests": (requests, [request]),

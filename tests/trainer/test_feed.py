@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.learner.tiny import make_batch, make_samples
-from trainer.batch import Batch, Sample
+from trainer.batching.batch import Batch, Sample
 from trainer.feed import Export, Recompute, Restore, Save, Snapshot, Step, Stop, decode, encode
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from trainer import curve, report
-from trainer.journal import (
+from trainer.records.journal import (
     EndRow,
     EpisodeRow,
     EvaluationRow,

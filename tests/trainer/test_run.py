@@ -20,9 +20,7 @@ from pipeline import keys, queue, stream
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
 from tests.trainer.scripted_fleet import alternating, fleet, task
-from trainer.admission import FREE_FAILURES
-from trainer.dispatch import TaskOrder
-from trainer.journal import (
+from trainer.records.journal import (
     EndRow,
     EpisodeRow,
     EvaluationRow,
@@ -33,6 +31,8 @@ from trainer.journal import (
     read,
 )
 from trainer.report import report_on
+from trainer.rollouts.admission import FREE_FAILURES
+from trainer.rollouts.dispatch import TaskOrder
 
 RECIPE = """
 name = "tiny"

@@ -7,8 +7,8 @@ from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
 from tests.trainer.scripted_fleet import task
-from trainer.batch import Sample
-from trainer.groups import Lag, Member, group_id_of
+from trainer.batching.batch import Sample
+from trainer.rollouts.groups import Lag, Member, group_id_of
 
 
 def behind(newest: int) -> Lag:

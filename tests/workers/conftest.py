@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import docker
 import pytest
 
+from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.engine import FLEET
 from workers.sandbox.init import built_init
 
 FILES = {

@@ -19,8 +19,7 @@ from pipeline import census, connection, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
-from workers.sandbox import engine
-from workers.sandbox.engine import ATTEMPT, DEADLINE, REQUEST
+from workers.sandbox.containers import ATTEMPT, DEADLINE, REQUEST
 from workers.temporary import PREFIX, STALE_S
 
 pytestmark = pytest.mark.docker
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.docker
 def label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str) -> str:
     """Of containers, in place of the one by which --all would find those of others on this engine."""
     name = f"swerve-test.{secrets.token_hex(6)}"
-    monkeypatch.setattr(engine, "FLEET", name)
+    monkeypatch.setattr(containers, "FLEET", name)
     monkeypatch.setenv("SWERVE_REDIS_URL", redis_url)
     monkeypatch.delenv("SWERVE_DOCKER_HOSTS", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -35,8 +35,8 @@ from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage, built
 from trainer.tasksets.__main__ import main as import_tasks
 from workers.grading.grade import Grader
+from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.engine import FLEET
 from workers.verify.__main__ import main
 from workers.verify.judging import verification
 from workers.verify.states import Prober, Tries, Try

@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _tasks(options: argparse.Namespace) -> int:
-    from trainer.demo.fleet import write_family
+    from trainer.demo.task_directories import write_family
 
     count = write_family(
         options.out, seed=options.seed, num_train=options.train, num_heldout=options.heldout,

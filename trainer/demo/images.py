@@ -16,7 +16,7 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, BuildError, DockerException, ImageLoadError, ImageNotFound
 
-from trainer.demo.fleet import BASE_IMAGE, CREATED_AT, ENVIRONMENT, WORKDIR
+from trainer.demo.task_directories import BASE_IMAGE, CREATED_AT, ENVIRONMENT, WORKDIR
 
 
 def build_images(directory: Path) -> tuple[int, int]:

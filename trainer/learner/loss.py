@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.batch import Sample
+from trainer.batching.batch import Sample
 from trainer.learner.config import LossConfig
 
 LOG_RATIO_BOUND = 20.0

@@ -30,13 +30,13 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, distributed
 
-from trainer.batch import Batch, Sample
+from trainer.batching.batch import Batch, Sample
+from trainer.batching.packing import MicroBatch, deal, pack, unpack
 from trainer.learner import backend, checkpoint, directories, hf
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.logprobs import vocab_parallel_logprobs
 from trainer.learner.loss import Tokens, find_condemned, policy_loss
 from trainer.learner.model import build_model, read_architecture
-from trainer.packing import MicroBatch, deal, pack, unpack
 
 Logprobs = list[npt.NDArray[np.float32]]
 LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, Any]]

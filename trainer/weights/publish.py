@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from pipeline import weights
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion
-from trainer.journal import PublicationRow
+from trainer.records.journal import PublicationRow
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served, Worker
 
 log = logging.getLogger("swerve.weights")

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from docker.utils.build import exclude_paths
 
-from workers.images.engine import ImageEngine
+from workers.images.docker_images import ImageEngine
 from workers.images.errors import ImageError
 from workers.images.names import Name, parse_name
 from workers.images.outcome import Outcome, Watch

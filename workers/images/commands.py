@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.taskfile import read_tasks
 from workers.images.building import Builder, BuildPlan, read_recipes
 from workers.images.display import line_of, watching
-from workers.images.engine import ImageEngine
+from workers.images.docker_images import ImageEngine
 from workers.images.errors import ImageError
 from workers.images.eviction import evict, our_images
 from workers.images.listing import list_named, list_ours, table

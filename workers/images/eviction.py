@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from workers.images.engine import ImageEngine, Present
+from workers.images.docker_images import ImageEngine, Present
 from workers.images.errors import ImageInUse
 from workers.images.names import parse_name
 from workers.images.shelf import Entry, Shelf

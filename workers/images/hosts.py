@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from pipeline.request import Claim
 from workers.claim import Progress
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.images.errors import ImageError
 from workers.images.prefetch import LOOK_EVERY_S, HostImages
 from workers.settings import ImageSettings

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workers.images.engine import ImageEngine
+from workers.images.docker_images import ImageEngine
 from workers.images.eviction import OurImage, taken_bytes
 from workers.images.shelf import Entry, Shelf
 from workers.images.sizes import show_bytes

@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from pipeline import queue
 from pipeline.request import Claim
 from workers.claim import Progress
-from workers.docker_host import DockerHost
-from workers.images.engine import ImageEngine
+from workers.docker.host import DockerHost
+from workers.images.docker_images import ImageEngine
 from workers.images.errors import ImageError
 from workers.images.names import parse_name
 from workers.images.parallel import in_daemon

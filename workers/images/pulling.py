@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
-from workers.images.engine import ImageEngine, OnProgress, Present
+from workers.images.docker_images import ImageEngine, OnProgress, Present
 from workers.images.errors import ImageError, Stopped
 from workers.images.eviction import evict
 from workers.images.names import Name, Proxy, parse_name

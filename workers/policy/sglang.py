@@ -18,9 +18,8 @@ from typing import Literal, Self
 import aiohttp
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
-from pipeline import outage
+from pipeline import retry
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Sampling
@@ -33,7 +32,6 @@ from workers.policy.render import Renderer
 ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
 MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
 FIRST_WAIT_S = 0.2
-REDIS_PAUSE_S = 1.0
 LONGEST_WAIT_S = 2.0  # new claims are held back meanwhile, so only turns under way ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
 _RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
@@ -105,15 +103,10 @@ class SglangPolicies:
 
     async def _bundle(self, name: str) -> TokenizerBundle | None:
         """Through outages of Redis: whoever holds the claim ends this when the lease is lost."""
-        while True:
-            try:
-                return await get_tokenizer(self._redis, name)
-            except MalformedMessage as error:
-                raise RequestError(f"tokenizer {name}: {error}") from error
-            except RedisError as error:
-                if not outage.passes(error):
-                    raise
-            await asyncio.sleep(REDIS_PAUSE_S)
+        try:
+            return await retry.until_answered(lambda: get_tokenizer(self._redis, name))
+        except MalformedMessage as error:
+            raise RequestError(f"tokenizer {name}: {error}") from error
 
 
 class _Finish(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import json
 from urllib.parse import quote
 
 from pipeline.errors import SandboxError
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 
 ANSWER_S = 60.0  # a busy engine takes its time, and one that hangs must not hold an episode for ever
 FAREWELL_S = 5.0  # for the engine to say goodbye to TLS

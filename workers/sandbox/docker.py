@@ -23,10 +23,10 @@ from pipeline import keys
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.task import File
-from workers.docker_host import DockerHost
-from workers.sandbox.agent_images import CLEAN_S, AgentImages
+from workers.docker.host import DockerHost
+from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.command import CommandResult, LastResult
-from workers.sandbox.engine import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ContainerSpec, Engine
+from workers.sandbox.containers import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ContainerSpec, Engine
 from workers.sandbox.git import HEAD, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init

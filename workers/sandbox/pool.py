@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import SandboxError
 from workers.breaker import Breaker
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandboxes
 

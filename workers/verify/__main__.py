@@ -42,7 +42,7 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.settings import docker_host
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.trainer.learner.tiny import (
     reference_logprobs,
     train,
 )
-from trainer.batch import Sample
+from trainer.batching.batch import Sample
 from trainer.learner.config import LearnerConfig, LossConfig
 from trainer.learner.megatron import Learner, minibatches
 

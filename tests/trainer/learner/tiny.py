@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from trainer.batch import Batch, Sample
+from trainer.batching.batch import Batch, Sample
 from trainer.learner import backend
 from trainer.learner.config import LearnerConfig
 from trainer.learner.megatron import Learner

@@ -16,8 +16,8 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
 from trainer.tasksets.__main__ import main as import_tasks
 from workers.grading.grade import Grader
+from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.engine import FLEET
 
 pytestmark = pytest.mark.docker
 

@@ -14,7 +14,7 @@ import pytest
 from tests.workers.images.registry import Registry, layer
 from workers.images import eviction
 from workers.images.__main__ import main
-from workers.images.engine import ImageEngine
+from workers.images.docker_images import ImageEngine
 from workers.images.pulling import Puller, PullPlan
 from workers.images.shelf import Shelf
 from workers.settings import docker_host

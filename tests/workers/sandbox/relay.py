@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.settings import docker_host
 
 MAKE_CERTIFICATES = Path(__file__).parents[3] / "infra/cluster/make_certificates.sh"

@@ -28,13 +28,13 @@ from workers import breaker, taker
 from workers import claim as claiming
 from workers.breaker import Breakers
 from workers.claim import Claimer, Progress
-from workers.docker_host import DockerHost
+from workers.docker.host import DockerHost
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox import docker as docker_sandbox
+from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.engine import FLEET
 from workers.sandbox.pool import EnginePool
 from workers.taker import Taker
 

@@ -1,0 +1,45 @@
+"""Which refusals of a real Redis are waited out."""
+
+import pytest
+from arq.connections import ArqRedis
+from redis.exceptions import RedisError
+
+from pipeline import commands, queue, retry
+from tests.pipeline import samples
+
+
+async def refusal(pool: ArqRedis, *words: str | int) -> RedisError:
+    with pytest.raises(RedisError) as caught:
+        await commands.command(pool, *words)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "off"), [(("maxmemory", 1), ("maxmemory", 0)), (("min-replicas-to-write", 1), ("min-replicas-to-write", 0))]
+)  # fmt: skip
+async def test_a_redis_that_takes_no_writes_for_now_is_waited_for(
+    pool: ArqRedis, setting: tuple[str, int], off: tuple[str, int]
+) -> None:
+    await pool.config_set(*setting)
+    try:
+        assert retry.is_outage(await refusal(pool, "SET", "k", "v"))
+        with pytest.raises(RedisError) as caught:
+            await queue.enqueue(pool, samples.request())
+        assert retry.is_outage(caught.value), "a script's refusal too"
+        with retry.tolerating_outage():
+            await queue.enqueue(pool, samples.request())
+    finally:
+        await pool.config_set(*off)
+
+
+async def test_a_redis_whose_disk_fails_is_waited_for(pool: ArqRedis) -> None:
+    error = await refusal(pool, "EVAL", "return redis.error_reply('MISCONF unable to persist on disk')", 0)
+    assert retry.is_outage(error)
+
+
+async def test_a_key_of_the_wrong_kind_is_no_outage(pool: ArqRedis) -> None:
+    await pool.set("k", "v")
+    error = await refusal(pool, "LPUSH", "k", "v")
+    assert not retry.is_outage(error)
+    with pytest.raises(RedisError, match="WRONGTYPE"), retry.tolerating_outage():
+        raise error

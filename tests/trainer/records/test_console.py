@@ -1,0 +1,91 @@
+"""What a person sees: never silence, one row per step."""
+
+import io
+import os
+import pty
+
+import pytest
+
+from trainer.records.console import COLUMNS, HEARTBEAT_S, Lines, Screen, evaluation_sentence, open_progress
+from trainer.records.journal import EvaluationRow, StepRow
+
+
+def row(step: int, reward: float) -> StepRow:
+    return StepRow(
+        step=step,
+        version=step - 1,
+        loss=0.25,
+        grad_norm=1.5,
+        lr=1e-6,
+        reward_mean=reward,
+        num_trajectories=8,
+        request_ids=(),
+        num_trained_tokens=1234,
+        num_unique_sampled_tokens=1234,
+        groups_dropped_zero_variance=3,
+        groups_dropped_invalid=1,
+        lag_max=2,
+        lag_mean=0.5,
+        logprob_gap_max=1e-3,
+        logprob_gap_mean=1e-5,
+        num_gap_tokens=1234,
+        wait_s=12.5,
+        train_s=3.5,
+    )
+
+
+def test_a_file_gets_one_line_per_step_with_the_smoothed_reward() -> None:
+    out = io.StringIO()
+    progress = open_progress(out)
+    progress.show(row(1, 0.0), 2)
+    progress.show(row(2, 1.0), 2)
+    assert isinstance(progress, Lines)
+    first, second = out.getvalue().splitlines()
+    assert "reward 0.000  mean10 0.000" in first
+    for text in ("step 2", "mean10 0.500", "groups 2/4", "lag 0.5/2", "gap 1e-05/1e-03", "tokens 1234"):
+        assert text in second
+
+
+def test_a_heartbeat_is_written_only_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("trainer.progress.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.say("started")
+    lines.beat("step 1 waits for 3 more trajectories")
+    assert "waits" not in out.getvalue()
+    now[0] += HEARTBEAT_S
+    lines.beat("step 1 waits for 3 more trajectories")
+    assert "... step 1 waits for 3 more trajectories" in out.getvalue()
+
+
+def test_a_terminal_keeps_the_steps_and_the_present_in_view() -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+        progress = open_progress(terminal)
+        assert isinstance(progress, Screen)
+        with progress:
+            progress.beat("step 2 waits for 3 more trajectories")
+            progress.show(row(1, 0.5), 2)
+            progress.say("engine e1 came back")
+        terminal.flush()
+        # A terminal gives a line or so at a time; None says that nothing is left.
+        shown = b"".join(iter(lambda: screen.read(100_000), None)).decode()
+    for text in ("step 2 waits for 3 more trajectories", *COLUMNS, "1e-05/1e-03", "engine e1 came back"):
+        assert text in shown, "nothing is cut off at 80 characters"
+
+
+def test_an_evaluation_reads_as_a_sentence_with_its_error_and_its_losses() -> None:
+    made = EvaluationRow(
+        name="heldout_after",
+        version=4,
+        greedy=True,
+        success=0.5,
+        standard_error=0.1,
+        num_episodes=25,
+        num_failed=2,
+    )
+    assert evaluation_sentence(made) == (
+        "heldout_after (greedy): weights v4 solve 0.500 ± 0.100 of 25 episodes, 2 without a verdict left out"
+    )

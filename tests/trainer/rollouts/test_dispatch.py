@@ -1,0 +1,133 @@
+"""Asking: the order of tasks, ids, and requests that are owed before they are queued."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from arq.connections import ArqRedis
+from redis.asyncio import Redis
+
+from pipeline import connection, keys, queue, request_store
+from pipeline.request import Limits, Sampling
+from tests.trainer.scripted_fleet import task
+from trainer.records.journal import Journal, SkippedRow, read
+from trainer.rollouts.admission import Admission
+from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
+from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.quarantine import Quarantine
+
+
+@pytest.fixture
+async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
+    pool = await connection.connect(redis_url)
+    yield pool
+    await pool.aclose()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path) as journal:
+        yield journal
+
+
+def dispatcher(pool: ArqRedis, journal: Journal) -> Dispatcher:
+    form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
+    admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
+    book = GroupBook(admission, min_valid_members=2, stragglers="wait")
+    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    return Dispatcher(
+        pool,
+        form,
+        order,
+        book,
+        ledger=Ledger(journal),
+        quarantine=Quarantine(journal),
+        group_size=3,
+        sampling=Sampling(),
+    )
+
+
+def test_every_epoch_plays_every_task_once_in_an_order_of_its_own() -> None:
+    order = TaskOrder([task(f"t{i}") for i in range(20)], seed=1)
+    epochs = [[order[cursor].id for cursor in range(start, start + 20)] for start in (0, 20, 40)]
+    assert all(Counter(epoch) == Counter(f"t{i}" for i in range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_depends_on_seed_and_cursor_alone() -> None:
+    tasks = [task(f"t{i}") for i in range(20)]
+    backwards = [TaskOrder(tasks, seed=1)[cursor].id for cursor in reversed(range(40))]
+    assert [TaskOrder(tasks, seed=1)[cursor].id for cursor in range(40)] == backwards[::-1]
+    assert [TaskOrder(tasks, seed=2)[cursor].id for cursor in range(40)] != backwards[::-1]
+
+
+def test_a_task_file_without_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tasks\.train holds no task"):
+        TaskOrder([], seed=1)
+
+
+def test_ids_are_unique_and_sort_as_they_were_made() -> None:
+    made = list(islice(new_ids(), 1000))
+    assert made == sorted(set(made))
+    assert {len(one) for one in made} == {26}
+
+
+async def test_a_group_is_one_task_asked_for_once_per_member(pool: ArqRedis, journal: Journal) -> None:
+    asking = dispatcher(pool, journal)
+    await asking.open_groups(2, version=4)
+    requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
+    asked = [(r.group_id, r.cursor, r.member, r.version_at_enqueue) for r in requests if r is not None]
+    assert asked == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
+    assert len({r.task.id for r in requests if r is not None}) == 2
+    assert await pool.zcard(keys.QUEUE) == 6
+
+
+async def test_a_group_that_was_asked_for_in_part_is_completed_for_the_same_task(
+    pool: ArqRedis, journal: Journal
+) -> None:
+    asking = dispatcher(pool, journal)
+    asking.cursor = 7
+    for member in (1, 2, 1):
+        asking.refill(5, member)
+    await asking.open_groups(0, version=3)
+    requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
+    expected = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)[5].id
+    assert [(r.cursor, r.member, r.task.id) for r in requests if r is not None] == [
+        (5, 1, expected),
+        (5, 2, expected),
+    ]
+    assert asking.cursor == 7, "the order goes on where it was"
+
+
+def put_in_quarantine(journal: Journal, *cursors: int) -> None:
+    quarantine = Quarantine(journal)
+    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    for cursor in cursors:
+        quarantine.put(order[cursor].id, "flaky", request_id="r")
+
+
+async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_stay_where_they_were(
+    pool: ArqRedis, journal: Journal
+) -> None:
+    put_in_quarantine(journal, 1)
+    asking = dispatcher(pool, journal)
+    await asking.open_groups(4, version=0)
+    requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
+    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    skipped = [row.cursor for row in read(journal.directory, SkippedRow)]
+    asked = sorted({(r.cursor, r.task.id) for r in requests if r is not None})
+    assert len(asked) == 4
+    assert all(order[cursor].id == task_id for cursor, task_id in asked)
+    assert all(order[cursor].id == order[1].id for cursor in skipped)
+    assert sorted([*skipped, *(cursor for cursor, _ in asked)]) == list(range(asking.cursor))
+
+
+async def test_with_every_task_in_quarantine_nothing_is_asked_for(pool: ArqRedis, journal: Journal) -> None:
+    put_in_quarantine(journal, 0, 1, 2)
+    asking = dispatcher(pool, journal)
+    await asking.open_groups(2, version=0)
+    assert asking.is_exhausted
+    assert await queue.open_ids(pool, "run") == []

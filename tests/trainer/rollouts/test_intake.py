@@ -1,0 +1,210 @@
+"""Taking in: against a real stream, what is held, dropped, refused and settled."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from arq.connections import ArqRedis
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from pipeline import connection, deadletters, keys, queue, stream
+from pipeline.message import encode, pack_float32s
+from pipeline.request import Claim, Limits, Sampling
+from pipeline.trajectory import head_of
+from tests.trainer.scripted_fleet import VOCAB_SIZE, answer, played, task, work_off
+from tests.trainer.trajectories import behind
+from trainer.records.journal import EpisodeRow, Journal, read
+from trainer.rollouts.admission import Admission
+from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
+from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.intake import Intake
+from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.quarantine import Quarantine
+
+
+class Side:
+    """The trainer's side of the queue and the stream, without a learner."""
+
+    def __init__(self, pool: ArqRedis, journal: Journal, *, max_refills: int = 0) -> None:
+        admission = Admission(max_lag_versions=4, groups_per_step=1, num_steps=9)
+        self.pool = pool
+        self.journal = journal
+        self.book = GroupBook(admission, min_valid_members=2, stragglers="wait")
+        self.ledger = Ledger(journal)
+        self.quarantine = Quarantine(journal)
+        form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
+        order = TaskOrder([task("t")], seed=0)
+        self.dispatcher = Dispatcher(
+            pool,
+            form,
+            order,
+            self.book,
+            ledger=self.ledger,
+            quarantine=self.quarantine,
+            group_size=3,
+            sampling=Sampling(),
+        )
+        self.intake = Intake(
+            pool,
+            "run",
+            book=self.book,
+            ledger=self.ledger,
+            quarantine=self.quarantine,
+            vocab_size=VOCAB_SIZE,
+            max_tokens=128,
+            max_refills=max_refills,
+            refill=self.dispatcher.refill,
+            evaluate=lambda delivery: False,
+        )
+
+    async def restarted(self) -> "Side":
+        """What a trainer that died would see."""
+        other = Side(self.pool, self.journal)
+        await other.intake.recover()
+        return other
+
+    def fates(self) -> list[str]:
+        return [row.fate for row in read(self.journal.directory, EpisodeRow)]
+
+    def pending(self) -> list[tuple[str, str]]:
+        return list(self.ledger.state(step=0, version=0, cursor=0).pending)
+
+
+@pytest.fixture
+async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
+    pool = await connection.connect(redis_url)
+    with Journal(tmp_path) as journal:
+        made = Side(pool, journal)
+        await made.intake.recover()
+        yield made
+    await pool.aclose()
+
+
+async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await work_off(side.pool)
+    assert await side.intake.read(block_ms=10) == 3
+    (group,) = side.book.take(behind(0)) or []
+    sampled = [member.samples[0].num_trained_tokens for _, member in sorted(group.members.items())]
+    assert sampled == [8, 10, 12]
+    assert side.pending() == [], "a group in hand is not settled"
+
+
+async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    (first, *_) = await work_off(side.pool, limit=1)
+    original = (await stream.newest_heads(side.pool, "run", 1))[0]
+    await side.pool.xadd(keys.stream("run"), {"head": encode(original.head)})
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    (group,) = side.book.take(behind(0)) or []
+    assert len(group.members[0].entries) == 2
+    assert side.intake.num_arrived == 3
+    assert group.members[0].head.request_id == first
+
+
+async def test_a_copy_that_comes_after_its_group_was_settled_leaves_no_second_row(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await work_off(side.pool, lambda request: 1.0)
+    await side.intake.read(block_ms=10)
+    original = (await stream.newest_heads(side.pool, "run", 1))[0]
+    copy = (await side.pool.xadd(keys.stream("run"), {"head": encode(original.head)})).decode()
+    await side.intake.read(block_ms=10)
+    assert side.fates() == ["zero_variance"] * 3
+    assert side.pending()[-1] == (copy, original.head.request_id)
+
+
+async def test_a_group_of_equal_rewards_is_dropped_and_settled_at_once(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await work_off(side.pool, lambda request: 1.0)
+    await side.intake.read(block_ms=10)
+    assert side.book.num_live == 0
+    assert side.fates() == ["zero_variance"] * 3
+    assert len(side.pending()) == 3
+
+
+async def test_a_dead_member_closes_its_group_without_a_reward(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await work_off(side.pool, lambda request: None if request.member == 0 else float(request.member == 1))
+    await side.intake.read(block_ms=10)
+    (group,) = side.book.take(behind(0)) or []
+    assert group.rewards == {1: 1.0, 2: 0.0}
+
+
+async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    dead = (await queue.open_ids(side.pool, "run"))[0]
+    await answer(side.pool, dead, lambda request: None)
+    await side.intake.read(block_ms=10)
+    await deadletters.requeue(side.pool, "run", dead)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    (group,) = side.book.take(behind(0)) or []
+    assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
+    assert len(group.members[0].entries) == 2
+
+
+async def test_a_dead_member_requeued_after_its_group_closed_is_late(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    dead = (await queue.open_ids(side.pool, "run"))[0]
+    await work_off(side.pool, lambda request: None if request.id == dead else 1.0)
+    await side.intake.read(block_ms=10)
+    await deadletters.requeue(side.pool, "run", dead)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    assert side.fates() == ["failed", "zero_variance", "zero_variance", "late"]
+
+
+async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    broken = (await queue.open_ids(side.pool, "run"))[0]
+    claim = await queue.claim(side.pool, broken, "w")
+    assert isinstance(claim, Claim)
+    sound = played(claim, 1.0)
+    torn = replace(sound.turns[1], logprobs=pack_float32s([-1.0]))
+    await stream.publish(side.pool, replace(sound, turns=(sound.turns[0], torn)))
+    await side.pool.zrem(keys.QUEUE, broken)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    assert side.intake.num_refused == 1
+    (group,) = side.book.take(behind(0)) or []
+    assert group.rewards == {1: 1.0, 2: 0.0}
+    assert group.fates("trained")[0] == "refused"
+
+
+async def test_an_unreadable_entry_does_not_stop_the_stream(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await side.pool.xadd(keys.stream("run"), {"head": b"\xc1 not msgpack"})
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    assert side.book.num_ready == 1
+
+
+async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: Side) -> None:
+    await side.dispatcher.open_groups(2, version=0)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    other = await side.restarted()
+    taken = other.book.take(behind(0))
+    assert taken is not None
+    assert other.book.num_ready == 1
+
+
+async def test_taking_stock_again_after_a_lost_connection_holds_nothing_twice(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    await work_off(side.pool)
+    await side.intake.read(block_ms=10)
+    assert await side.intake.recover() == 0
+    assert side.intake.num_arrived == 3
+
+
+async def test_a_head_of_a_strange_group_is_refused_and_settled(side: Side) -> None:
+    await side.dispatcher.open_groups(1, version=0)
+    claim = await queue.claim(side.pool, (await queue.open_ids(side.pool, "run"))[0], "w")
+    assert isinstance(claim, Claim)
+    strange = replace(head_of(played(claim, 1.0), body_bytes=1), group_id="elsewhere")
+    await side.pool.xadd(keys.stream("run"), {"head": encode(strange)})
+    await side.intake.read(block_ms=10)
+    assert side.fates() == ["refused"]
+    assert len(side.pending()) == 1

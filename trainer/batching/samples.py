@@ -1,0 +1,106 @@
+"""A trajectory → the samples it is trained as, checked at the learner's door.
+
+One sample per unbroken run of turns, each turn's prompt being what was held before: prompts are not trained
+once per turn. A cut in the context starts the next sample. Every sampled token is trained in exactly one
+sample, with the id, log-prob and weight version that the engine reported. Nothing here has a tokenizer.
+Arrays have suffix T: tokens of one sample.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pipeline.message import unpack_float32s, unpack_int32s
+from pipeline.trajectory import Trajectory, Turn, version_at
+from trainer.batching.batch import Sample
+
+LOGPROB_SLACK = 1e-3  # nats above 0 that rounding in an engine may produce
+
+
+@dataclass(slots=True)
+class Branch:
+    """An unbroken run of tokens in the making; all lists have one entry per token."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    trained: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+
+    def prefix(self, num_tokens: int) -> "Branch":
+        """What a context cut kept: seen again, not trained again."""
+        return Branch(self.tokens[:num_tokens], [False] * num_tokens, [0.0] * num_tokens, [-1] * num_tokens)
+
+    def extend(self, turn: Turn) -> None:
+        fed, sampled = unpack_int32s(turn.fed), unpack_int32s(turn.sampled)
+        logprobs = unpack_float32s(turn.logprobs)
+        if len(logprobs) != len(sampled):
+            raise ValueError(f"{len(sampled)} sampled tokens, but {len(logprobs)} log-probs")
+        self.tokens += [*fed, *sampled]
+        self.trained += [False] * len(fed) + [True] * len(sampled)
+        self.logprobs += [0.0] * len(fed) + list(logprobs)
+        self.versions += [-1] * len(fed) + list(version_at(turn.versions, len(sampled)))
+
+
+def branches(turns: tuple[Turn, ...]) -> Iterator[Branch]:
+    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more than
+    there was.
+    """
+    branch = Branch()
+    for number, turn in enumerate(turns):
+        if not 0 <= turn.kept_tokens <= len(branch.tokens):
+            raise ValueError(f"turn {number} kept {turn.kept_tokens} of {len(branch.tokens)} tokens")
+        if turn.kept_tokens < len(branch.tokens):
+            if any(branch.trained):
+                yield branch
+            branch = branch.prefix(turn.kept_tokens)
+        branch.extend(turn)
+    if any(branch.trained):
+        yield branch
+
+
+def samples_of(trajectory: Trajectory, *, vocab_size: int, max_tokens: int) -> tuple[Sample, ...]:
+    """The samples of a trajectory, advantages still 0; none if nothing was sampled.
+
+    Raises ValueError naming what is wrong: such a trajectory must not reach the learner.
+    """
+    request = trajectory.claim.request
+    made = tuple(
+        Sample(
+            request_id=request.id,
+            group_id=request.group_id,
+            branch=number,
+            tokens_T=np.array(branch.tokens, np.int32),
+            trained_T=np.array(branch.trained, np.bool_),
+            behaviour_logprobs_T=np.array(branch.logprobs, np.float32),
+            advantages_T=np.zeros(len(branch.tokens), np.float32),
+            versions_T=np.array(branch.versions, np.int32),
+        )
+        for number, branch in enumerate(branches(trajectory.turns))
+    )
+    for sample in made:
+        _check(sample, vocab_size=vocab_size, max_tokens=max_tokens)
+    return made
+
+
+def with_advantage(sample: Sample, advantage: float) -> Sample:
+    """The sample with `advantage` on each trained token."""
+    return replace(sample, advantages_T=np.where(sample.trained_T, np.float32(advantage), np.float32(0)))
+
+
+def _check(sample: Sample, *, vocab_size: int, max_tokens: int) -> None:
+    where = f"sample {sample.branch}"
+    tokens, logprobs = sample.tokens_T, sample.behaviour_logprobs_T[sample.trained_T]
+    if sample.num_tokens > max_tokens:
+        raise ValueError(
+            f"{where} has {sample.num_tokens} tokens, more than learner.micro_batch_tokens = {max_tokens}"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        outside = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise ValueError(f"{where} holds token id {outside}, outside the vocabulary of {vocab_size}")
+    if sample.trained_T[0]:
+        raise ValueError(f"{where} starts with a sampled token: nothing was fed before it")
+    if not np.isfinite(logprobs).all():
+        raise ValueError(f"{where} has a log-prob that is not finite")
+    if logprobs.max() > LOGPROB_SLACK:
+        raise ValueError(f"{where} has a log-prob of {logprobs.max():.4f}, above 0")

@@ -1,0 +1,179 @@
+"""What a person sees while the trainer runs: a row per step, a sentence about the present, and never
+silence for long.
+
+On a terminal a table that stays in place; elsewhere one line per event, and a heartbeat line at least every
+HEARTBEAT_S.
+"""
+
+import logging
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from trainer.records.journal import EvaluationRow, StepRow
+
+HEARTBEAT_S = 10.0
+SHOWN_STEPS = 14
+SMOOTHED_STEPS = 10
+
+COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
+"""They fit into 80 characters."""
+
+LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
+
+
+class Progress(Protocol):
+    """A context manager; everything in it may be called at any time."""
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def show(self, row: StepRow, num_groups: int) -> None:
+        """A step was taken, on `num_groups` groups."""
+        ...
+
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        """A step taken before this process began."""
+        ...
+
+    def beat(self, sentence: str) -> None:
+        """What is going on at the moment; call it every second or so."""
+        ...
+
+    def log_handler(self) -> logging.Handler: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_progress(stream: TextIO) -> Progress:
+    """The fitting kind for where `stream` leads."""
+    return Screen(stream) if stream.isatty() else Lines(stream)
+
+
+class Smoothing:
+    """The mean of the last SMOOTHED_STEPS rewards."""
+
+    def __init__(self) -> None:
+        self._rewards: deque[float] = deque(maxlen=SMOOTHED_STEPS)
+
+    def add(self, reward: float) -> float:
+        self._rewards.append(reward)
+        return sum(self._rewards) / len(self._rewards)
+
+
+class Lines(AbstractContextManager["Lines", None]):
+    """For files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._smoothing = Smoothing()
+        self._wrote_at = 0.0
+
+    def say(self, text: str) -> None:
+        self._wrote_at = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=self._stream, flush=True)
+
+    def show(self, row: StepRow, num_groups: int) -> None:
+        cells = cells_of(row, num_groups, self._smoothing.add(row.reward_mean))
+        self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        self._smoothing.add(row.reward_mean)
+
+    def beat(self, sentence: str) -> None:
+        if time.monotonic() - self._wrote_at >= HEARTBEAT_S:
+            self.say(f"... {sentence}")
+
+    def log_handler(self) -> logging.Handler:
+        handler = logging.StreamHandler(self._stream)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s", "%H:%M:%S"))
+        return handler
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.flush()
+
+
+class Screen(AbstractContextManager["Screen", None]):
+    """For a terminal: the newest steps and the present stay at the bottom, what is said scrolls above."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream)
+        self._smoothing = Smoothing()
+        self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
+        self._spinner = Spinner("dots", "starting")
+        self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4)
+
+    def say(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
+
+    def show(self, row: StepRow, num_groups: int) -> None:
+        self._rows.append(cells_of(row, num_groups, self._smoothing.add(row.reward_mean)))
+
+    def recall(self, row: StepRow, num_groups: int) -> None:
+        self.show(row, num_groups)
+
+    def beat(self, sentence: str) -> None:
+        self._spinner.update(text=sentence)
+
+    def log_handler(self) -> logging.Handler:
+        return RichHandler(console=self._console, show_path=False, markup=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _picture(self) -> Group:
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for cells in self._rows:
+            table.add_row(*cells)
+        return Group(table, Text(LEGEND, style="dim"), self._spinner) if self._rows else Group(self._spinner)
+
+
+def cells_of(row: StepRow, num_groups: int, smoothed: float) -> tuple[str, ...]:
+    """A step's row as text, in the order of COLUMNS."""
+    dropped = row.groups_dropped_zero_variance + row.groups_dropped_invalid
+    gap = f"{row.logprob_gap_mean:.0e}/{row.logprob_gap_max:.0e}" if row.num_gap_tokens else "-"
+    return (
+        str(row.step),
+        f"{row.reward_mean:.3f}",
+        f"{smoothed:.3f}",
+        f"{num_groups}/{dropped}",
+        f"{row.lag_mean:.1f}/{row.lag_max}",
+        gap,
+        f"{row.loss:+.3f}",
+        f"{row.grad_norm:.2f}",
+        str(row.num_trained_tokens),
+        f"{row.wait_s:.1f}",
+        f"{row.train_s:.1f}",
+    )
+
+
+def evaluation_sentence(row: EvaluationRow) -> str:
+    """One evaluation for people."""
+    how = "greedy" if row.greedy else "sampled"
+    lost = f", {row.num_failed} without a verdict left out" if row.num_failed else ""
+    return (
+        f"{row.name} ({how}): weights v{row.version} solve {row.success:.3f} ± {row.standard_error:.3f} "
+        f"of {row.num_episodes} episodes{lost}"
+    )

@@ -1,0 +1,201 @@
+"""Asks out: which task comes next, in groups, each request owed in Redis before it is queued.
+
+The order of tasks is a pure function of the seed and the cursor, so a resumed run goes on where the order
+stood; places whose task is in quarantine are passed over, and no other moves. A member that came to nothing is asked
+for again by itself, as a new request of its group. Every request opens its own trace, which its rollout and the step
+that trains it join.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from arq.connections import ArqRedis
+from msgspec.structs import replace
+
+from pipeline import queue
+from pipeline.request import Limits, Purpose, RolloutRequest, Sampling
+from pipeline.task import Task
+from pipeline.telemetry import current_traceparent, span
+from trainer.records.journal import Asked
+from trainer.rollouts.groups import GroupBook, group_id_of
+from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.quarantine import Quarantine
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def new_ids() -> Iterator[str]:
+    """ULIDs (48 bits of milliseconds, 80 random), each above the one before, also within a millisecond."""
+    last = 0
+    while True:
+        last = max(last + 1, (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80))
+        yield "".join(_CROCKFORD[last >> shift & 31] for shift in range(125, -1, -5))
+
+
+class TaskOrder:
+    """All tasks once per epoch, shuffled anew each time. Raises ValueError if there are none."""
+
+    def __init__(self, tasks: Sequence[Task], *, seed: int) -> None:
+        if not tasks:
+            raise ValueError("tasks.train holds no task; give a file with at least one")
+        self._tasks = tasks
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, cursor: int) -> Task:
+        epoch, place = divmod(cursor, len(self._tasks))
+        return self._tasks[np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))[place]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """What all requests of a run have in common."""
+
+    run_id: str
+    limits: Limits
+    agent_config: str
+    tokenizer: str
+    ids: Iterator[str]
+
+    def fill(
+        self,
+        task: Task,
+        *,
+        purpose: Purpose,
+        group_id: str,
+        member: int,
+        group_size: int,
+        version: int,
+        sampling: Sampling,
+        cursor: int = 0,
+        group_asked_at: float = 0.0,
+    ) -> RolloutRequest:
+        return RolloutRequest(
+            id=next(self.ids),
+            run_id=self.run_id,
+            purpose=purpose,
+            task=task,
+            group_id=group_id,
+            member=member,
+            group_size=group_size,
+            version_at_enqueue=version,
+            sampling=sampling,
+            limits=self.limits,
+            agent_config=self.agent_config,
+            tokenizer=self.tokenizer,
+            enqueued_at=time.time(),
+            group_asked_at=group_asked_at,
+            cursor=cursor,
+        )
+
+
+async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
+    """Owe and queue `request` as the root of its own trace. Doing it again after a broken connection
+    changes nothing.
+    """
+    with span(
+        "enqueue",
+        run=request.run_id,
+        request=request.id,
+        task=request.task.id,
+        purpose=request.purpose,
+        member=request.member,
+    ):
+        await queue.enqueue(redis, replace(request, traceparent=current_traceparent()))
+
+
+class Dispatcher:
+    """Asks for training groups, in the order of their cursors."""
+
+    def __init__(
+        self,
+        redis: ArqRedis,
+        form: RequestForm,
+        order: TaskOrder,
+        book: GroupBook,
+        *,
+        ledger: Ledger,
+        quarantine: Quarantine,
+        group_size: int,
+        sampling: Sampling,
+    ) -> None:
+        self._redis = redis
+        self._form = form
+        self._order = order
+        self._book = book
+        self._ledger = ledger
+        self._quarantine = quarantine
+        self._group_size = group_size
+        self._sampling = sampling
+        self._unsent: deque[RolloutRequest] = deque()
+        self._refills: dict[tuple[int, int], None] = {}  # (cursor, member), in order
+        self.cursor = 0  # of the next group
+        self.num_enqueued = 0
+
+    async def open_groups(self, num_groups: int, *, version: int) -> None:
+        """Ask for what is to be refilled, and for the next groups. After an error, the next call goes on with the
+        request that failed.
+        """
+        for cursor, member in self._refills:
+            if not self._ledger.is_closed(cursor):
+                self._write_out(cursor, [member], version)
+        self._refills.clear()
+        while num_groups > 0 and not self.is_exhausted:
+            num_groups -= self._write_out(self.cursor, range(self._group_size), version)
+            self.cursor += 1
+        while self._unsent:
+            await enqueue(self._redis, self._unsent[0])
+            self._unsent.popleft()
+            self.num_enqueued += 1
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Every task is in quarantine."""
+        return len(self._quarantine) >= len(self._order)
+
+    def has_yet_to_send(self, request_id: str) -> bool:
+        """Whether it waits for a Redis that answers."""
+        return any(request.id == request_id for request in self._unsent)
+
+    def refill(self, cursor: int, member: int) -> None:
+        """Have a member of an open group asked for again, with the next call of `open_groups`; saying so twice
+        changes nothing.
+        """
+        self._refills[cursor, member] = None
+
+    def give_up(self, request_ids: Collection[str]) -> None:
+        """Do not ask for these any more, should they still be waiting for a Redis that answers."""
+        self._unsent = deque(request for request in self._unsent if request.id not in request_ids)
+
+    def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
+        """Whether the group at `cursor` will be asked for; if not, its place is passed over."""
+        task = self._order[cursor]
+        if task.id in self._quarantine:
+            self._ledger.skip(cursor, task.id)
+            return False
+        group = self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
+        group.asked_at = group.asked_at or time.time()
+        made = [
+            self._form.fill(
+                task,
+                purpose="train",
+                group_id=group_id_of(cursor),
+                member=member,
+                group_size=self._group_size,
+                version=version,
+                sampling=self._sampling,
+                cursor=cursor,
+                group_asked_at=group.asked_at,
+            )
+            for member in members
+        ]
+        for request in made:
+            self._book.ask(Asked.of(request))
+        self._unsent += made
+        return True

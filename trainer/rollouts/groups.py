@@ -1,0 +1,365 @@
+"""Groups from the first ask to the step that trains them. Pure bookkeeping: no Redis, no clock of its own. What is asked
+with each answer is kept as a count: the price of an answer must not grow with how many groups there are.
+
+A group closes when every member is in; a failed one is in, without a reward. It also closes when its deadline has
+passed and enough members are valid: those with a reward whose tokens add up. Too few of them, or all worth the
+same, and the group is dropped. What remains is ready, and the oldest asked for goes first. Whatever was asked for
+and is not in when its group leaves the book is surplus, to be withdrawn.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pipeline.trajectory import TrajectoryHead
+from trainer.batching.advantages import advantages, has_signal
+from trainer.batching.batch import Batch, Sample
+from trainer.batching.samples import with_advantage
+from trainer.recipe import AdvantageKind, Stragglers
+from trainer.records.journal import Asked, Fate
+from trainer.rollouts.admission import Admission
+
+_PREFIX = "g"
+
+Lag = Callable[[int], int]
+"""How far a weight version is behind the newest, as `Timeline.lag` says."""
+
+
+def group_id_of(cursor: int) -> str:
+    """The id of the run's group at `cursor`; sorts as cursors do."""
+    return f"{_PREFIX}{cursor:08d}"
+
+
+def cursor_of(group_id: str) -> int:
+    """Inverse of `group_id_of`. Raises ValueError for anything else."""
+    if not group_id.startswith(_PREFIX) or not group_id[1:].isdigit():
+        raise ValueError(f"{group_id!r} is no group of a training run")
+    return int(group_id[1:])
+
+
+@dataclass(slots=True)
+class Member:
+    """One answer. `entries` are its stream entries: more than one only if it was delivered twice."""
+
+    head: TrajectoryHead
+    samples: tuple[Sample, ...]
+    entries: list[str]
+    fault: str = ""  # why its tokens must not reach the learner
+
+    @property
+    def is_valid(self) -> bool:
+        return self.head.reward is not None and not self.fault
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that its samples take."""
+        return sum(sample.num_bytes for sample in self.samples)
+
+    @property
+    def lag_from(self) -> int:
+        """The oldest weights in it; without a sampled token, those it was asked for with."""
+        return self.head.version_at_enqueue if self.head.version_first is None else self.head.version_first
+
+
+@dataclass(slots=True)
+class Group:
+    cursor: int
+    size: int
+    asked_at_version: int
+    task_id: str
+    members: dict[int, Member] = field(default_factory=dict[int, Member])
+    asked: dict[int, Asked] = field(
+        default_factory=dict[int, Asked]
+    )  # by member: the request that counts now
+    asked_at: float = 0.0  # when it was first asked for, Unix seconds
+    started_at: float | None = None  # first claim of a member, on the caller's clock
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.members) == self.size
+
+    @property
+    def num_missing(self) -> int:
+        return self.size - len(self.members)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(member.num_bytes for member in self.members.values())
+
+    @property
+    def outstanding(self) -> list[Asked]:
+        """Requests that were asked for and are not what is in."""
+        held = {number: member.head.request_id for number, member in self.members.items()}
+        return [asked for number, asked in self.asked.items() if held.get(number) != asked.request_id]
+
+    def is_overdue(self, now: float, deadline_s: float) -> bool:
+        return self.started_at is not None and now >= self.started_at + deadline_s
+
+    @property
+    def rewards(self) -> dict[int, float]:
+        """Of the valid members."""
+        found = {
+            number: member.head.reward for number, member in sorted(self.members.items()) if member.is_valid
+        }
+        return {number: reward for number, reward in found.items() if reward is not None}
+
+    def fates(self, valid: Fate) -> dict[int, Fate]:
+        """What becomes of each member when the valid ones meet `valid`."""
+        return {number: _fate(member, valid) for number, member in self.members.items()}
+
+
+class GroupBook:
+    """All groups asked for and not yet taken or dropped."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        *,
+        min_valid_members: int,
+        stragglers: Stragglers,
+        train_without_signal: bool = False,
+    ) -> None:
+        self._admission = admission
+        self._min_valid_members = min_valid_members
+        self._stragglers = stragglers
+        self._train_without_signal = train_without_signal
+        self._open: dict[int, Group] = {}
+        self._ready: dict[int, Group] = {}
+        self._taken: set[int] = set()
+        self.surplus: dict[
+            str, Asked
+        ] = {}  # by request id: asked for by groups that left the book without it
+        self._live_by_version: Counter[int] = Counter()  # of weights that groups were asked for with
+        self.num_awaited = 0  # members asked for and not in
+        self.held_bytes = 0  # of memory that the samples of all groups in the book take
+        self.largest_bytes = 0  # of one member's samples, so far
+        self.largest_body_bytes = 0  # of one member's body in Redis, so far
+
+    @property
+    def num_live(self) -> int:
+        return len(self._open) + len(self._ready)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def needed(self) -> int:
+        """The fewest answers that could make the next step's groups complete, if none is dropped."""
+        short = self._admission.groups_per_step - len(self._ready)
+        return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
+
+    @property
+    def outstanding(self) -> list[Asked]:
+        """Requests of the open groups that are not answered."""
+        return [asked for group in self._open.values() for asked in group.outstanding]
+
+    @property
+    def end(self) -> int:
+        """Above every cursor in the book."""
+        return max([*self._open, *self._ready], default=-1) + 1
+
+    def withdraw(self) -> list[Group]:
+        """Give up every group that is left, for the run ends."""
+        return [self._leave(cursor) for cursor in sorted({**self._open, **self._ready})]
+
+    def withdraw_task(self, task_id: str) -> list[Group]:
+        """Give up every group of this task."""
+        live = {**self._open, **self._ready}
+        return [self._leave(cursor) for cursor, group in sorted(live.items()) if group.task_id == task_id]
+
+    def expect(self, cursor: int, *, size: int, version: int, task_id: str) -> Group:
+        """A group has been asked for, or is found to have been; asking again changes nothing."""
+        known = self._open.get(cursor) or self._ready.get(cursor)
+        if known is not None:
+            return known
+        group = self._open[cursor] = Group(cursor, size, version, task_id)
+        self._live_by_version[version] += 1
+        self.num_awaited += size
+        return group
+
+    def ask(self, asked: Asked) -> None:
+        """This request of an expected group counts from now on for its member; an earlier one does no longer."""
+        group = self._open.get(asked.cursor)
+        if group is not None:
+            group.asked[asked.member] = asked
+
+    def find(self, cursor: int, member: int) -> Member | None:
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        return group.members.get(member) if group else None
+
+    def awaits(self, cursor: int, head: TrajectoryHead) -> bool:
+        """Whether this request is the one that counts for its member; of a group nobody heard of, it is."""
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        asked = group.asked.get(head.member) if group else None
+        return group is None or (asked is not None and asked.request_id == head.request_id)
+
+    def has_taken(self, cursor: int) -> bool:
+        """Whether a step has taken the group: what still comes for it is too late."""
+        return cursor in self._taken
+
+    def missing(self, cursor: int, *, size: int) -> list[int]:
+        """Members of a group, of `size` if nobody heard of it, that are neither in nor asked for."""
+        if cursor in self._ready:
+            return []
+        group = self._open.get(cursor)
+        known = {*group.members, *group.asked} if group else set[int]()
+        return [number for number in range(size) if number not in known]
+
+    def forget(self, cursor: int, member: int) -> None:
+        """The request that counted for this member came to nothing, and its group goes on."""
+        group = self._open.get(cursor)
+        if group is not None:
+            group.asked.pop(member, None)
+
+    # Deadlines
+
+    @property
+    def unclaimed(self) -> list[str]:
+        """Requests of the open groups of which no claim is known yet."""
+        fresh = (group for group in self._open.values() if group.started_at is None)
+        return [asked.request_id for group in fresh for asked in group.asked.values()]
+
+    def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
+        """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
+        for group in (group for group in self._open.values() if group.started_at is None):
+            ages = [ages_s[one.request_id] for one in group.asked.values() if one.request_id in ages_s]
+            if ages:
+                group.started_at = now - max(ages)
+
+    def overdue(self, now: float, deadline_s: float) -> list[Group]:
+        """Open groups whose time is up and that can be judged as they are, oldest first: give each its `verdict`.
+
+        One with too few valid members waits on: an answer late is better than none.
+        """
+        return [
+            group
+            for _, group in sorted(self._open.items())
+            if group.is_overdue(now, deadline_s) and len(group.rewards) >= self._min_valid_members
+        ]
+
+    def left_lying(self, now: float, queue_s: float) -> list[Group]:
+        """Open groups that were asked for `queue_s` before `now` (Unix s), and of which nobody has claimed a member."""
+        return [
+            group
+            for _, group in sorted(self._open.items())
+            if group.started_at is None and not group.members and now >= group.asked_at + queue_s
+        ]
+
+    def hold(self, cursor: int, member: Member) -> Group | None:
+        """Put an answer into its group. Returns the group if that completed it: `verdict` says what becomes
+        of it.
+        """
+        head = member.head
+        group = self.expect(
+            cursor, size=head.group_size, version=head.version_at_enqueue, task_id=head.task_id
+        )
+        replaced = group.members.get(head.member)
+        group.members[head.member] = member
+        self.num_awaited -= replaced is None and cursor in self._open
+        self.held_bytes += member.num_bytes - (replaced.num_bytes if replaced else 0)
+        self.largest_bytes = max(self.largest_bytes, member.num_bytes)
+        self.largest_body_bytes = max(self.largest_body_bytes, head.body_bytes)
+        return group if group.is_complete else None
+
+    def verdict(self, group: Group) -> Fate:
+        """What becomes of a group that closes: "trained", or the reason why not. Moves it to the ready ones,
+        or out of the book.
+        """
+        self._leave(group.cursor)
+        rewards = list(group.rewards.values())
+        if len(rewards) < self._min_valid_members:
+            return "too_few_valid"
+        if not has_signal(rewards) and not self._train_without_signal:
+            return "zero_variance"
+        self._ready[group.cursor] = group
+        self._live_by_version[group.asked_at_version] += 1
+        self.held_bytes += group.num_bytes
+        return "trained"
+
+    def take(self, lag_of: Lag) -> list[Group] | None:
+        """The groups of the next step, oldest first; None while there are too few, or while one must be
+        waited for.
+        """
+        chosen = sorted(self._ready)[: self._admission.groups_per_step]
+        if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, lag_of):
+            return None
+        self._taken.update(chosen)
+        return [self._uncounted(self._ready.pop(cursor)) for cursor in chosen]
+
+    def _leave(self, cursor: int) -> Group:
+        group = self._open.pop(cursor, None)
+        if group is not None:
+            self.num_awaited -= group.num_missing
+        group = self._uncounted(group or self._ready.pop(cursor))
+        self.surplus |= {asked.request_id: asked for asked in group.outstanding}
+        group.asked.clear()
+        return group
+
+    def _uncounted(self, group: Group) -> Group:
+        self._live_by_version -= Counter((group.asked_at_version,))
+        self.held_bytes -= group.num_bytes
+        return group
+
+    def _awaits_straggler(self, chosen: list[int], lag_of: Lag) -> bool:
+        """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag
+        allows.
+        """
+        if self._stragglers != "wait" or not any(cursor < chosen[-1] for cursor in self._open):
+            return False
+        rest = self._live_by_version - Counter(self._ready[cursor].asked_at_version for cursor in chosen)
+        left_out = sorted(((lag_of(version), number) for version, number in rest.items()), reverse=True)
+        return not self._admission.punctual(left_out)
+
+
+def make_batch(
+    groups: Iterable[Group],
+    *,
+    step: int,
+    lag_of: Lag,
+    temperature: float,
+    kind: AdvantageKind,
+    withhold_beyond: int | None,
+) -> tuple[Batch, dict[str, Fate]]:
+    """What one step trains, and the fate of every member by request id.
+
+    A member more than `withhold_beyond` versions late keeps its reward in the baseline and trains nothing.
+    """
+    samples: list[Sample] = []
+    fates: dict[str, Fate] = {}
+    trained: list[Member] = []
+    for group in groups:
+        worth = advantages(group.rewards, kind)
+        for number, fate in group.fates("trained").items():
+            member = group.members[number]
+            if (
+                fate == "trained"
+                and withhold_beyond is not None
+                and lag_of(member.lag_from) > withhold_beyond
+            ):
+                fate = "late"
+            fates[member.head.request_id] = fate
+            if fate == "trained":
+                trained.append(member)
+                samples += [with_advantage(sample, worth[number]) for sample in member.samples]
+    lags = [lag_of(member.lag_from) for member in trained]
+    batch = Batch(
+        step=step,
+        samples=tuple(samples),
+        temperature=temperature,
+        num_trajectories=len(trained),
+        request_ids=tuple(member.head.request_id for member in trained),
+        lag_max=max(lags, default=0),
+        lag_mean=sum(lags) / len(lags) if lags else 0.0,
+    )
+    return batch, fates
+
+
+def _fate(member: Member, valid: Fate) -> Fate:
+    if member.head.reward is None:
+        return "failed"
+    return "refused" if member.fault else valid

@@ -1,0 +1,193 @@
+"""What has been settled, and which of it a checkpoint holds: the reason nothing is trained twice or
+forgotten.
+
+Settling a trajectory writes its row to the journal and remembers its stream entry. Only when a checkpoint
+that contains the settlement is complete on disk is the entry acknowledged. A trainer that dies before reads
+the entry again and knows nothing of having used it, for its weights and journal go back to the same
+checkpoint; one that dies between checkpoint and acknowledgement finds the entry listed in
+`LedgerState.pending` and acknowledges it without training.
+
+Settled groups are known by cursor, their place in the run's task order: all below a watermark, and a few
+above.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from msgspec import field, structs
+
+from pipeline.message import Message, decode, encode
+from pipeline.trajectory import TrajectoryHead
+from trainer.records.journal import Asked, Fate, Journal, SkippedRow, episode_row, withdrawn_row
+from trainer.rollouts.admission import Brake
+from trainer.rollouts.groups import Group
+
+
+class SinceStep(Message, kw_only=True):
+    """What was settled since the last optimizer step; goes into the next step's row."""
+
+    zero_variance: int = 0  # groups dropped
+    invalid: int = 0  # groups dropped for too few graded members
+    reward_sum: float = 0.0  # over graded members of all closed groups, dropped ones included
+    num_rewards: int = 0
+    refilled: int = 0  # members that failed and were asked for again
+    withdrawn: int = 0  # members whose groups closed without them
+
+
+class LedgerState(Message, kw_only=True):
+    """What a checkpoint carries beside weights and optimizer."""
+
+    step: int = 0
+    version: int = -1  # newest published when it was written
+    cursor: int = 0  # of the next group to ask for
+    closed_below: int = 0
+    closed_above: tuple[int, ...] = ()
+    pending: tuple[
+        tuple[str, str], ...
+    ] = ()  # (stream entry, request id): settled in this checkpoint, not yet acknowledged
+    journal: dict[str, int] = field(default_factory=dict)  # bytes per file
+    evaluations: tuple[str, ...] = ()  # finished, by name
+    groups_without_signal: int = 0  # in a row
+    since_step: SinceStep = SinceStep()
+    refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members asked for again
+
+
+class Ledger:
+    """Settlements of one run. Touched from the event loop only."""
+
+    def __init__(self, journal: Journal, state: LedgerState | None = None) -> None:
+        state = state or LedgerState()
+        self._journal = journal
+        self._closed_below = state.closed_below
+        self._closed_above = set(state.closed_above)
+        self._pending: list[tuple[str, str]] = []
+        self.evaluations = list(state.evaluations)
+        self.groups_without_signal = state.groups_without_signal
+        self.since_step = state.since_step
+        self._refills = dict(state.refills)
+        self.brake = Brake(failed_groups=0, last_failed_at=0.0)
+
+    @property
+    def end(self) -> int:
+        """Above every settled cursor."""
+        return max(self._closed_above, default=self._closed_below - 1) + 1
+
+    @property
+    def pending_ids(self) -> set[str]:
+        """Request ids settled and not yet acknowledged."""
+        return {request_id for _, request_id in self._pending}
+
+    def is_closed(self, cursor: int) -> bool:
+        return cursor < self._closed_below or cursor in self._closed_above
+
+    def open_cursors(self, end: int) -> list[int]:
+        """Cursors below `end` whose groups are not settled: asked for, or lost before they could be."""
+        return [cursor for cursor in range(self._closed_below, end) if cursor not in self._closed_above]
+
+    def close(self, cursor: int) -> None:
+        """The group at `cursor` is settled; whatever still arrives for it is late."""
+        self._closed_above.add(cursor)
+        self._refills.pop(cursor, None)
+        while self._closed_below in self._closed_above:
+            self._closed_above.remove(self._closed_below)
+            self._closed_below += 1
+
+    def skip(self, cursor: int, task_id: str) -> None:
+        """Nothing is asked for at `cursor`: its task is in quarantine."""
+        self._journal.append(SkippedRow(cursor=cursor, task_id=task_id))
+        self.close(cursor)
+
+    def close_group(self, group: Group, fates: Mapping[int, Fate]) -> None:
+        """Settle every member of a group by its number, and the group with them."""
+        for number, member in sorted(group.members.items()):
+            self.settle(member.head, member.entries, fates[number], cursor=group.cursor)
+        self.close(group.cursor)
+
+    def num_refills(self, cursor: int) -> int:
+        """How many members of the open group have been asked for again."""
+        return self._refills.get(cursor, 0)
+
+    def refill(self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int) -> None:
+        """Settle a member that failed while its group goes on without it, for another is asked for in its place."""
+        self._refills[cursor] = self.num_refills(cursor) + 1
+        self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
+        self.settle(head, entries, "failed", cursor=cursor)
+
+    def withdraw(self, asked: Asked, *, evaluation: str = "") -> None:
+        """Write down that nobody waits for a request any more; it has no stream entry to acknowledge."""
+        self._journal.append(withdrawn_row(asked, evaluation=evaluation))
+        since = self.since_step
+        self.since_step = structs.replace(since, withdrawn=since.withdrawn + (asked.purpose == "train"))
+
+    def note_signal(self) -> None:
+        """A group came back with something to learn from."""
+        self.groups_without_signal = 0
+        self.brake = Brake(failed_groups=0, last_failed_at=0.0)
+
+    def drop_group(self, group: Group, verdict: Fate) -> None:
+        """Settle a group that is not trained; its rewards still count in the next step's row."""
+        since = self.since_step
+        self.since_step = structs.replace(
+            since,
+            zero_variance=since.zero_variance + (verdict == "zero_variance"),
+            invalid=since.invalid + (verdict == "too_few_valid"),
+            reward_sum=since.reward_sum + sum(group.rewards.values()),
+            num_rewards=since.num_rewards + len(group.rewards),
+        )
+        if verdict == "too_few_valid":
+            self.brake = Brake(failed_groups=self.brake.failed_groups + 1, last_failed_at=time.monotonic())
+        else:
+            self.brake = Brake(failed_groups=0, last_failed_at=0.0)
+        self.groups_without_signal += verdict == "zero_variance"
+        self.close_group(group, group.fates(verdict))
+
+    def settle(
+        self,
+        head: TrajectoryHead,
+        entries: Iterable[str],
+        fate: Fate,
+        *,
+        cursor: int = -1,
+        evaluation: str = "",
+    ) -> None:
+        """Write down what became of a trajectory; its stream entries wait for the next checkpoint."""
+        self._journal.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation))
+        self.release(head, entries)
+
+    def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:
+        """Acknowledge these with the next checkpoint, without a row: second copies of what has been
+        settled.
+        """
+        self._pending += [(entry, head.request_id) for entry in entries]
+
+    def state(self, *, step: int, version: int, cursor: int) -> LedgerState:
+        """Everything settled up to now, rows forced to disk. Take it with the weights standing still, then
+        write the checkpoint.
+        """
+        return LedgerState(
+            step=step,
+            version=version,
+            cursor=cursor,
+            closed_below=self._closed_below,
+            closed_above=tuple(sorted(self._closed_above)),
+            pending=tuple(self._pending),
+            journal=self._journal.checkpoint(),
+            evaluations=tuple(self.evaluations),
+            groups_without_signal=self.groups_without_signal,
+            since_step=self.since_step,
+            refills=dict(self._refills),
+        )
+
+    def acknowledged(self, state: LedgerState) -> None:
+        """`state.pending` has been acknowledged; what was settled since then still waits."""
+        settled = set(state.pending)
+        self._pending = [pair for pair in self._pending if pair not in settled]
+
+
+def encode_state(state: LedgerState) -> bytes:
+    return encode(state)
+
+
+def decode_state(extra: bytes) -> LedgerState:
+    """Inverse of `encode_state`. Raises MalformedMessage."""
+    return decode(extra, LedgerState)

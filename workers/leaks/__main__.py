@@ -1,0 +1,137 @@
+"""`python -m workers.leaks TASKS.jsonl`: what of the answer could an agent find in these tasks?
+
+Opens each task's container as an episode does, with whatever cleaning that takes, and looks through it: for what git
+holds besides the past of the base commit, hidden paths, eval scripts, other copies of the repository, and the lines of
+the known solution and the hidden tests (from TASKS.gold.jsonl, if it lies beside) in files that are not the base's, or
+in the problem as the agent is told it. Needs a Docker engine and the tasks' images.
+
+Exit status: 0 nothing found; 1 something was, or a task could not be looked at; 2 misuse.
+"""
+
+import argparse
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pipeline.errors import RolloutError
+from pipeline.task import Task
+from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
+from workers.docker.host import DockerHost
+from workers.settings import docker_host
+from workers.unqueued import unqueued_claim
+
+if TYPE_CHECKING:
+    from workers.sandbox.docker import DockerSandboxes
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of --json's list. `agent_image` is the task's own unless that had to be cleaned."""
+
+    task: str
+    image: str
+    agent_image: str  # "" if none could be had
+    ok: bool
+    leaks: list[str]
+    failure: str = ""  # why the task could not be looked at
+
+
+async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> Finding:
+    """What an agent of `task` could find."""
+    from workers.leaks.answers import answers_told, answers_within
+    from workers.leaks.find import UNCOMMITTED, find_leaks
+
+    leaks = answers_told(task, gold)
+    failure = ""
+    try:
+        async with sandboxes.open(unqueued_claim(task, command="leaks"), role="agent") as sandbox:
+            leaks += [leak for leak in await find_leaks(sandbox, task) if leak.kind != UNCOMMITTED]
+            leaks += await answers_within(sandbox, task, gold)
+    except RolloutError as error:
+        failure = str(error)
+    return Finding(
+        task=task.id,
+        image=task.image,
+        agent_image=sandboxes.agent_images.image(task) or "",
+        ok=not leaks and not failure,
+        leaks=[str(leak) for leak in leaks],
+        failure=failure,
+    )
+
+
+async def _look_at_all(
+    tasks: list[Task], golds: dict[str, Gold], jobs: int, host: DockerHost
+) -> list[Finding]:
+    from workers.sandbox.docker import DockerSandboxes
+
+    sandboxes = DockerSandboxes(fleet=f"leaks-{secrets.token_hex(6)}", host=host)
+    slots = asyncio.Semaphore(jobs)
+
+    async def one(task: Task) -> Finding:
+        async with slots:
+            finding = await look(sandboxes, task, golds.get(task.id))
+        print(_row(finding), flush=True)
+        return finding
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            looks = [group.create_task(one(task)) for task in tasks]
+    finally:
+        await sandboxes.close()
+    return [finished.result() for finished in looks]
+
+
+def _row(finding: Finding) -> str:
+    state = "ok   " if finding.ok else "FAILS" if finding.failure else "LEAKS"
+    cleaned = (
+        "cleaned"
+        if finding.agent_image not in ("", finding.image)
+        else "as is"
+        if finding.agent_image
+        else "-"
+    )
+    head = f"{state}  {cleaned:7}  {finding.task}  {finding.image}"
+    more = [*finding.leaks, *([finding.failure] if finding.failure else [])]
+    return "\n".join([head, *(f"{'':16}{text}" for text in more)])
+
+
+def _read(path: Path) -> tuple[list[Task], dict[str, Gold]]:
+    """Raises ValueError, OSError."""
+    beside = gold_path(path)
+    return read_tasks(path), read_gold(beside) if beside.exists() else {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.leaks", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("tasks", type=Path, help="a task file, as trainer.tasksets writes them")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write what was found as a list")
+    parser.add_argument("--jobs", type=int, default=2, help="tasks looked at at once (default %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        (tasks, golds), host = _read(options.tasks), docker_host()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not tasks or options.jobs < 1:
+        print(
+            f"error: {f'{options.tasks} holds no task' if not tasks else '--jobs: at least 1'}",
+            file=sys.stderr,
+        )
+        return 2
+    findings = asyncio.run(_look_at_all(tasks, golds, options.jobs, host))
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(findings)) + b"\n")
+    bad = [finding for finding in findings if not finding.ok]
+    without = "" if golds else "; no known solutions to look for"
+    print(f"{len(findings)} tasks, {len(bad)} with something to find{without}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
