@@ -98,7 +98,7 @@ class RunCensus:
     outcomes: dict[str, int] = field(default_factory=dict[str, int])  # of recent heads
     waiting_out: int = 0  # of `queued`: failed before, and not yet due again
     oldest_claim_at: float | None = None  # Unix seconds
-    owed_bytes: int = 0  # of unacknowledged bodies
+    unacknowledged_bytes: int = 0  # of unacknowledged bodies
     finished_per_min: float = 0.0  # over the last RATE_S, or as far back as recent heads go
     unreadable: str = ""  # why the announced weights cannot be told
 
@@ -179,7 +179,7 @@ async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCens
         outcomes=dict(Counter(head.outcome for head in heads)),
         waiting_out=sum(found.due_at > now for found in queued),
         oldest_claim_at=min((found.lease.claimed_at for found in claimed), default=None),
-        owed_bytes=await stream.unacknowledged_bytes(redis, run_id),
+        unacknowledged_bytes=await stream.unacknowledged_bytes(redis, run_id),
         finished_per_min=_per_min(deliveries, now, whole=len(deliveries) < recent),
         unreadable=unreadable,
     )

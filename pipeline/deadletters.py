@@ -11,7 +11,7 @@ from pipeline.commands import Word, chunks, command, script
 from pipeline.errors import Boundary, FailureClass, class_of
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.request import Claim
-from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, Burial, Verdict
+from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, DeathRecord, Verdict
 from pipeline.trajectory import Failed, Trajectory
 
 KEEP_DETAIL_CHARS = 20_000  # of a failure's log: its end is what tells
@@ -75,7 +75,7 @@ async def failures(redis: Redis, request_id: str) -> tuple[AttemptFailure, ...]:
     return tuple(_failure(row) for row in rows)
 
 
-async def bury(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptFailure]) -> Verdict:
+async def dead_letter(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptFailure]) -> Verdict:
     """Dead-letter the request of a failed trajectory, and publish the trajectory with it, so that its group can
     close. `evidence` is of all its tries, this one last.
     """
@@ -90,11 +90,11 @@ async def bury(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptF
     )
     last = evidence[-1]
     why = f"{letter.kind}: {last.message}"[:300]
-    burial = Burial(letter=encode(letter), last_failure=encode(last), why=why)
-    return await stream.publish(redis, trajectory, burial=burial)
+    record = DeathRecord(letter=encode(letter), last_failure=encode(last), why=why)
+    return await stream.publish(redis, trajectory, death=record)
 
 
-async def bury_unreadable(
+async def dead_letter_unreadable(
     redis: Redis, request_id: str | bytes, error: MalformedMessage, *, run_id: str = ""
 ) -> None:
     """Dead-letter a request that no worker can decode; with its run, if that is known or can be made out."""
@@ -104,7 +104,7 @@ async def bury_unreadable(
     run_id = run_id or await _run_of(redis, name)
     await command(redis, "SADD", keys.runs(), run_id)
     arguments: list[Word] = [request_id, run_id, encode(letter), str(error)[:300]]
-    await script(redis, transitions.BURY_UNREADABLE, arguments)
+    await script(redis, transitions.DEAD_LETTER_UNREADABLE, arguments)
 
 
 async def listed(redis: Redis, run_id: str) -> dict[str, DeadLetter]:

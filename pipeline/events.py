@@ -13,7 +13,7 @@ class Event(Message, frozen=True, array_like=True):
     """One change of state."""
 
     at: UnixSeconds  # on Redis's clock
-    what: str  # "enqueued", "claimed", "failed", "handed back", "published", "buried", "acknowledged", ...
+    what: str  # "enqueued", "claimed", "failed", "returned", "published", "dead-lettered", "acknowledged", ...
     attempt: int = 0  # 0: no worker's doing
     worker: str = ""
     detail: str = ""

@@ -106,7 +106,7 @@ def stream(run_id: str) -> str:
     return f"swerve:stream:{run_id}"
 
 
-def owed_bytes(run_id: str) -> str:
+def unacknowledged_bytes(run_id: str) -> str:
     """Hash of request id to the bytes of its unacknowledged body; under "" their sum, under "kept" the bytes of
     acknowledged bodies that are still here.
 

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from pipeline import keys, request_store, transitions
 from pipeline.commands import Word, chunks, command, script, scripts
-from pipeline.deadletters import AttemptFailure, bury_unreadable
+from pipeline.deadletters import AttemptFailure, dead_letter_unreadable
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.request import Claim, RolloutRequest
 from pipeline.request_store import milliseconds
@@ -81,7 +81,7 @@ async def sweep(redis: Redis, run_id: str) -> list[str]:
         try:
             request = await request_store.read(redis, request_id)
         except MalformedMessage as error:
-            await bury_unreadable(redis, request_id, error, run_id=run_id)
+            await dead_letter_unreadable(redis, request_id, error, run_id=run_id)
             continue
         if request is not None:
             arguments: list[Word] = [request_id, run_id, request_store.rank_of(request), request_store.job_of(request)]
@@ -139,7 +139,7 @@ async def take(redis: Redis, worker: str, count: int) -> list[Claim | Unclaimabl
             found.append(_claim(row, worker))
         except MalformedMessage as error:
             request_id = row[0].decode(errors="replace")
-            await bury_unreadable(redis, row[0], error)
+            await dead_letter_unreadable(redis, row[0], error)
             found.append(Unclaimable(request_id=request_id, reason=str(error)))
     return found
 
@@ -168,7 +168,7 @@ async def renew(redis: Redis, claim: Claim, lease: Lease) -> bool:
     return bool(await script(redis, transitions.RENEW, arguments))
 
 
-async def hand_back(
+async def return_to_queue(
     redis: Redis, claim: Claim, *, wait_s: float = 0.0, failure: AttemptFailure | None = None, why: str = ""
 ) -> bool:
     """Let another try be made after `wait_s`. False: fenced off.
@@ -178,15 +178,15 @@ async def hand_back(
     arguments: list[Word] = [
         *(claim.request.id, claim.attempt, milliseconds(wait_s)),
         b"" if failure is None else encode(failure),
-        *("handed back" if failure is None else "failed", claim.worker),
+        *("returned" if failure is None else "failed", claim.worker),
         why if failure is None else f"{failure.boundary}: {failure.message}"[:300],
     ]
-    return bool(await script(redis, transitions.HAND_BACK, arguments))
+    return bool(await script(redis, transitions.RETURN_TO_QUEUE, arguments))
 
 
 async def release(redis: Redis, claim: Claim) -> None:
     """Let go, so that the next worker need not wait for the lease to lapse."""
-    await hand_back(redis, claim)
+    await return_to_queue(redis, claim)
 
 
 async def rewrite_job(redis: Redis, request: RolloutRequest) -> None:

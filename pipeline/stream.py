@@ -51,17 +51,17 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burial:
-    """What a request that dies leaves beside its failed trajectory, encoded; `why` is for people."""
+class DeathRecord:
+    """The dead letter of a request, encoded, to be stored with its failed trajectory; `why` is for people."""
 
     letter: bytes
     last_failure: bytes
     why: str
 
 
-async def publish(redis: Redis, trajectory: Trajectory, *, burial: Burial | None = None) -> Verdict:
-    """Put the finished trajectory on its run's stream, atomically and at most once; with a `burial` its request
-    dies in the same breath.
+async def publish(redis: Redis, trajectory: Trajectory, *, death: DeathRecord | None = None) -> Verdict:
+    """Put the finished trajectory on its run's stream, atomically and at most once; with `death` the
+    same transaction moves its request to the dead letters.
 
     Anything but "published" left no trace. May be called again after a broken connection: then "duplicate" says
     that it had arrived. Raises OutOfMemoryError while Redis is full.
@@ -72,11 +72,11 @@ async def publish(redis: Redis, trajectory: Trajectory, *, burial: Burial | None
     arguments: list[Word] = [
         *(request.id, request.run_id, attempt, body, encode(head), FENCE_S),
         *(
-            "buried" if burial else "published",
+            "dead-lettered" if death else "published",
             trajectory.claim.worker,
-            burial.why if burial else head.outcome,
+            death.why if death else head.outcome,
         ),
-        *((burial.letter, burial.last_failure) if burial else ("", "")),
+        *((death.letter, death.last_failure) if death else ("", "")),
     ]
     return cast(Verdict, (await script(redis, transitions.PUBLISH, arguments)).decode())
 
@@ -143,7 +143,7 @@ async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, s
 
 async def unacknowledged_bytes(redis: Redis, run_id: str) -> int:
     """Bytes of all bodies that Redis holds for the learner until a checkpoint contains them."""
-    return int(await command(redis, "HGET", keys.owed_bytes(run_id), "") or 0)
+    return int(await command(redis, "HGET", keys.unacknowledged_bytes(run_id), "") or 0)
 
 
 async def max_bytes(redis: Redis) -> int:

@@ -27,7 +27,7 @@ local REQUEST, IMAGE, JOB, RETRY = '{keys.request("")}', '{keys.image("")}', '{k
 local CLAIMS, LEASE, FAILURES, EVENTS = '{keys.claims("")}', '{keys.lease("")}', '{keys.failures("")}', '{keys.events("")}'
 local PUBLISHED, BODY = '{keys.published("")}', '{keys.body("")}'
 local STREAM, MALFORMED = '{keys.stream("")}', '{keys.malformed("")}'
-local OPEN, DEAD, BYTES, KEPT = '{keys.open_requests("")}', '{keys.dead("")}', '{keys.owed_bytes("")}', '{keys.kept("")}'
+local OPEN, DEAD, BYTES, KEPT = '{keys.open_requests("")}', '{keys.dead("")}', '{keys.unacknowledged_bytes("")}', '{keys.kept("")}'
 local KEEP_EVENTS = {KEEP_EVENTS}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -157,7 +157,7 @@ return 1
     also_when_full=True,
 )
 
-HAND_BACK = _script(
+RETURN_TO_QUEUE = _script(
     """
 -- ARGV: id, my attempt, back-off milliseconds, failure or nothing, event, worker, detail
 local id = ARGV[1]
@@ -244,7 +244,7 @@ return 1
 )
 
 REQUEUE = _script("""
--- ARGV: id, run, rank, job, image, seconds to keep it, enqueued at. A worker that buried it is fenced off.
+-- ARGV: id, run, rank, job, image, seconds to keep it, enqueued at. A worker that dead-lettered it is fenced off.
 local id, run = ARGV[1], ARGV[2]
 if redis.call('HEXISTS', DEAD .. run, id) == 0 then return 0 end
 redis.call('HDEL', DEAD .. run, id)
@@ -262,14 +262,14 @@ wake()
 return 1
 """)
 
-BURY_UNREADABLE = _script(
+DEAD_LETTER_UNREADABLE = _script(
     """
 -- ARGV: id, run, letter, detail. Whoever asked can say what for, and has it answered.
 local id, run = ARGV[1], ARGV[2]
 redis.call('HSET', DEAD .. run, id, ARGV[3])
 leave_queue(id)
 redis.call('DEL', LEASE .. id)
-note(id, 'buried', 0, '', ARGV[4])
+note(id, 'dead-lettered', 0, '', ARGV[4])
 return 1
 """,
     also_when_full=True,

@@ -106,7 +106,7 @@ class Claimer:
             await asyncio.gather(work, breath, return_exceptions=True)
             if not settled:
                 with contextlib.suppress(RedisError, OSError):
-                    giving = queue.hand_back(self.redis, claim, wait_s=rest_s, why="the worker let go")
+                    giving = queue.return_to_queue(self.redis, claim, wait_s=rest_s, why="the worker let go")
                     await asyncio.shield(giving)
             self.running.pop(claim.request.id, None)
 
@@ -176,7 +176,7 @@ class Claimer:
         if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
             await retry.until_answered(
-                lambda: queue.hand_back(self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why)
+                lambda: queue.return_to_queue(self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why)
             )
             return why
         earlier = await retry.until_answered(lambda: deadletters.failures(self.redis, claim.request.id))
@@ -184,9 +184,9 @@ class Claimer:
         budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
-            await retry.until_answered(lambda: queue.hand_back(self.redis, claim, wait_s=wait_s, failure=mine))
+            await retry.until_answered(lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine))
             return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
-        return await retry.until_answered(lambda: deadletters.bury(self.redis, trajectory, [*earlier, mine]))
+        return await retry.until_answered(lambda: deadletters.dead_letter(self.redis, trajectory, [*earlier, mine]))
 
 
 def _lease(claim: Claim, progress: Progress) -> Lease:

@@ -66,7 +66,7 @@ class Taker(Worker):
         for request_id in list(self._claimer.taken):  # taken, and arq has not come to its job yet
             claim = self._claimer.taken.pop(request_id)
             with contextlib.suppress(RedisError, OSError):
-                await queue.hand_back(self.pool, claim, why="the worker ends")
+                await queue.return_to_queue(self.pool, claim, why="the worker ends")
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     async def main(self) -> None:
@@ -98,7 +98,7 @@ class Taker(Worker):
         """We slept through our own lease: the older attempt is lost and ends at its next breath. Then it may be tried again."""
         log.warning("%s attempt %d: its older attempt still runs here", claim.request.id, claim.attempt)
         with contextlib.suppress(RedisError, OSError):
-            await queue.hand_back(
+            await queue.return_to_queue(
                 self.pool, claim, wait_s=queue.LEASE_S, why="its older attempt still ran here"
             )
 
@@ -151,4 +151,4 @@ class Taker(Worker):
         claim = self._claimer.taken.pop(job_id, None)
         if claim is not None:
             await queue.rewrite_job(self.pool, claim.request)
-            await queue.hand_back(self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew")
+            await queue.return_to_queue(self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew")

@@ -127,7 +127,7 @@ def _requests(run: RunCensus, ink: Ink) -> str:
 
 
 def _answers(run: RunCensus) -> str:
-    held = f", {run.owed_bytes / 1e6:,.1f} MB of bodies" if run.owed_bytes else ""
+    held = f", {run.unacknowledged_bytes / 1e6:,.1f} MB of bodies" if run.unacknowledged_bytes else ""
     rate = f", {run.finished_per_min:.1f} a minute"
     return f"{run.unread:,} unread, {run.unacknowledged:,} unacknowledged{held}{rate}"
 

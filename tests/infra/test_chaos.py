@@ -92,7 +92,7 @@ def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(
     run.live("flat", *TRAINED)
     run.note("flat", "zero_variance", member=1)
     run.live("gone", "enqueued", "withdrawn")
-    run.live("dead", "enqueued", "claimed", "buried")
+    run.live("dead", "enqueued", "claimed", "dead-lettered")
     failure = AttemptFailure(
         attempt=1, worker="w", boundary="sandbox", message="no", transient=True, failed_at=0
     )
@@ -116,7 +116,7 @@ def test_one_that_was_seen_once_and_that_even_redis_forgot_is_lost(run: Run) -> 
 
 
 def test_a_death_without_evidence_is_a_loss(run: Run) -> None:
-    run.live("dead", "enqueued", "buried")
+    run.live("dead", "enqueued", "dead-lettered")
     letter = DeadLetter(request_id="dead", task_id="t", failures=(), died_at=0)
     run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
     assert len(settle(run.client, run.directory, asked=[], ended=True).lost) == 1

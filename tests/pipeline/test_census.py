@@ -46,7 +46,7 @@ async def test_every_request_is_counted_where_it_is(pool: ArqRedis) -> None:
         await stream.publish(pool, samples.trajectory(await taken(pool)))
     (read,) = await stream.read_new(pool, samples.RUN, count=1)
     dead = samples.trajectory(await taken(pool), outcome=BROKEN, reward=None)
-    await deadletters.bury(pool, dead, [deadletters.attempt_failure(dead.claim, BROKEN)])
+    await deadletters.dead_letter(pool, dead, [deadletters.attempt_failure(dead.claim, BROKEN)])
     found = await census.run_census(pool, samples.RUN)
     assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 2, 1, 1)
     claims = {claim.request_id: claim for claim in found.claimed}
@@ -174,5 +174,5 @@ async def test_bytes_that_the_learner_owes_a_checkpoint_are_counted(pool: ArqRed
     await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
     await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
     found = await census.run_census(pool, samples.RUN)
-    assert found.owed_bytes == sum(sizes[1:])
+    assert found.unacknowledged_bytes == sum(sizes[1:])
     assert found.finished_per_min == 3 * 60 / census.RATE_S

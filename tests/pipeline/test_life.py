@@ -174,11 +174,11 @@ class Life(RuleBasedStateMachine):
             model.state = "queued" if in_queue else "lost"
 
     @rule(claim=claims, counted=st.booleans())
-    def hand_back(self, claim: Claim, counted: bool) -> None:
+    def return_to_queue(self, claim: Claim, counted: bool) -> None:
         model = self.models[claim.request.id]
         may = model.in_force == claim.attempt and model.state in ("claimed", "queued", "lost")
         failure = deadletters.attempt_failure(claim, BROKEN) if counted else None
-        assert self.do(queue.hand_back(self.pool, claim, failure=failure)) == may
+        assert self.do(queue.return_to_queue(self.pool, claim, failure=failure)) == may
         if may:
             model.state, model.in_force = "queued", 0
             model.unended -= 1
@@ -195,7 +195,7 @@ class Life(RuleBasedStateMachine):
     def bury(self, claim: Claim) -> None:
         model = self.models[claim.request.id]
         failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
-        verdict = self.do(deadletters.bury(self.pool, failed, [deadletters.attempt_failure(claim, BROKEN)]))
+        verdict = self.do(deadletters.dead_letter(self.pool, failed, [deadletters.attempt_failure(claim, BROKEN)]))
         assert verdict == self._verdict(model, claim)
         if verdict == "published":
             self._published(model, "dead")
@@ -332,7 +332,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_those_of_what_is_not_acknowledged(self) -> None:
-        counted = self.do(self.pool.hgetall(keys.owed_bytes(RUN)))
+        counted = self.do(self.pool.hgetall(keys.unacknowledged_bytes(RUN)))
         total, _ = int(counted.pop(b"", 0)), counted.pop(b"kept", 0)
         assert {raw.decode() for raw in counted} == {
             one for one, model in self.models.items() if model.holds_bytes

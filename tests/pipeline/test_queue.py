@@ -47,7 +47,7 @@ async def buried(pool: ArqRedis) -> Claim:
     claim = await taken(pool)
     failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
     evidence = [deadletters.attempt_failure(claim, BROKEN, detail="Traceback")]
-    assert await deadletters.bury(pool, failed, evidence) == "published"
+    assert await deadletters.dead_letter(pool, failed, evidence) == "published"
     return claim
 
 
@@ -58,7 +58,7 @@ async def queued_ids(pool: ArqRedis) -> set[str]:
 async def test_a_claim_carries_the_request_and_counts_attempts(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     first = await claimed(pool, request.id)
-    await queue.hand_back(pool, first)
+    await queue.return_to_queue(pool, first)
     second = await claimed(pool, request.id, "host/2")
     assert first.request == second.request == request
     assert (first.attempt, second.attempt, second.worker) == (1, 2, "host/2")
@@ -100,8 +100,8 @@ async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(po
     assert await stream.publish(pool, samples.trajectory(old)) == "fenced"
     evidence = [deadletters.attempt_failure(old, BROKEN)]
     failed = samples.trajectory(old, outcome=BROKEN, reward=None)
-    assert await deadletters.bury(pool, failed, evidence) == "fenced"
-    assert not await queue.hand_back(pool, old)
+    assert await deadletters.dead_letter(pool, failed, evidence) == "fenced"
+    assert not await queue.return_to_queue(pool, old)
     assert await queue.is_leased(pool, old.request.id, new.attempt), (
         "an overtaken worker cannot let go for another"
     )
@@ -111,7 +111,7 @@ async def test_the_next_worker_takes_over_and_the_overtaken_one_is_fenced_off(po
 
 async def test_a_request_handed_back_need_not_wait_for_its_lease(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    assert await queue.hand_back(pool, claim)
+    assert await queue.return_to_queue(pool, claim)
     assert await queue.current_lease(pool, claim.request.id) is None
     assert (await claimed(pool, claim.request.id)).attempt == 2
 
@@ -193,7 +193,7 @@ async def test_a_failed_try_leaves_evidence_and_goes_back(pool: ArqRedis) -> Non
     claim = await taken(pool)
     failure = deadletters.attempt_failure(claim, BROKEN, detail="x" * 30_000)
     assert len(failure.detail) == 20_000, "the end of a long log is what tells"
-    assert await queue.hand_back(pool, claim, wait_s=30.0, failure=failure)
+    assert await queue.return_to_queue(pool, claim, wait_s=30.0, failure=failure)
     assert await deadletters.failures(pool, claim.request.id) == (failure,)
     assert await queue.take(pool, "host/2", 9) == [], "it waits its back-off out in the queue"
     (waiting,) = await census.open_requests(pool, samples.RUN)
@@ -203,9 +203,9 @@ async def test_a_failed_try_leaves_evidence_and_goes_back(pool: ArqRedis) -> Non
 
 async def test_what_was_handed_back_cannot_be_touched_any_more(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await queue.hand_back(pool, claim)
+    await queue.return_to_queue(pool, claim)
     assert not await queue.renew(pool, claim, Lease(worker="host/1", attempt=1, claimed_at=1.0))
-    assert not await queue.hand_back(pool, claim)
+    assert not await queue.return_to_queue(pool, claim)
     assert await stream.publish(pool, samples.trajectory(claim)) == "fenced"
 
 
@@ -216,7 +216,7 @@ async def test_claims_that_end_without_a_word_are_counted(pool: ArqRedis) -> Non
         await lapse(pool, claim)
         claim = await claimed(pool, claim.request.id)
         assert claim.num_unended == number
-    await queue.hand_back(pool, claim)
+    await queue.return_to_queue(pool, claim)
     assert (await claimed(pool, claim.request.id)).num_unended == 2, "an orderly end is none of them"
 
 
@@ -224,7 +224,7 @@ async def test_what_has_waited_before_is_taken_first_then_evaluations_then_by_ag
     retried = await taken(pool)
     young, old = await enqueued(pool, enqueued_at=20.0), await enqueued(pool, enqueued_at=10.0)
     evaluation = await enqueued(pool, purpose="eval", enqueued_at=30.0)
-    await queue.hand_back(pool, retried)
+    await queue.return_to_queue(pool, retried)
     found = [*await queue.take(pool, "host/2", 3), *await queue.take(pool, "host/3", 3)]
     assert [one.request.id for one in found if isinstance(one, Claim)] == [
         *(retried.request.id, evaluation.id, old.id, young.id)
@@ -296,7 +296,7 @@ async def test_an_idle_worker_wakes_when_there_is_work(pool: ArqRedis) -> None:
 
 async def test_a_life_is_written_down_as_it_happens(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await queue.hand_back(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
+    await queue.return_to_queue(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
     await stream.publish(pool, samples.trajectory(await claimed(pool, claim.request.id, "host/2")))
     await acknowledge_all(pool)
     life = await events.events(pool, claim.request.id)
@@ -314,7 +314,7 @@ async def test_a_life_is_written_down_as_it_happens(pool: ArqRedis) -> None:
 async def test_a_life_without_an_end_is_kept_short(pool: ArqRedis) -> None:
     claim = await taken(pool)
     for _ in range(transitions.KEEP_EVENTS):
-        await queue.hand_back(pool, claim)
+        await queue.return_to_queue(pool, claim)
         claim = await claimed(pool, claim.request.id)
     assert len(await events.events(pool, claim.request.id)) == transitions.KEEP_EVENTS
 
@@ -387,7 +387,7 @@ async def test_a_poisoned_request_is_buried_with_its_run(pool: ArqRedis) -> None
     await pool.set(keys.request(request.id), poison)
     with pytest.raises(MalformedMessage, match="task") as caught:
         await queue.claim(pool, request.id, "host/1")
-    await deadletters.bury_unreadable(pool, request.id, caught.value)
+    await deadletters.dead_letter_unreadable(pool, request.id, caught.value)
     letter = (await deadletters.listed(pool, samples.RUN))[request.id]
     assert "task" in letter.failures[0].message
     with pytest.raises(ValueError, match="task"):
@@ -398,7 +398,7 @@ async def test_a_poisoned_request_is_buried_with_its_run(pool: ArqRedis) -> None
 async def test_a_request_that_does_not_even_tell_its_run_is_kept_where_it_is_seen(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     await pool.set(keys.request(request.id), b"\xff rubbish")
-    await deadletters.bury_unreadable(pool, request.id, MalformedMessage("rubbish"))
+    await deadletters.dead_letter_unreadable(pool, request.id, MalformedMessage("rubbish"))
     assert list(await deadletters.listed(pool, deadletters.UNREADABLE)) == [request.id]
 
 

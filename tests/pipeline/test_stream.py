@@ -244,7 +244,7 @@ async def test_a_full_redis_takes_nothing_in_and_lets_everything_go(reader: ArqR
         with pytest.raises(OutOfMemoryError):
             await stream.publish(reader, samples.trajectory(claim))
         assert await queue.renew(reader, claim, lease)
-        assert await queue.hand_back(reader, handed)
+        assert await queue.return_to_queue(reader, handed)
         await stream.open_reader(reader, samples.RUN)
         read = await stream.read_new(reader, samples.RUN)
         assert ids_of(read) == [request_id]

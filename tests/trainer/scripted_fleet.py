@@ -109,7 +109,7 @@ async def answer(redis: ArqRedis, request_id: str, verdict: Verdict = alternatin
 async def finish(redis: ArqRedis, claim: Claim, verdict: Verdict, patches: Patches = no_patch) -> None:
     trajectory = played(claim, verdict(claim.request), patch=patches(claim.request))
     if isinstance(trajectory.outcome, Failed):
-        await deadletters.bury(redis, trajectory, [deadletters.attempt_failure(claim, trajectory.outcome)])
+        await deadletters.dead_letter(redis, trajectory, [deadletters.attempt_failure(claim, trajectory.outcome)])
     else:
         await stream.publish(redis, trajectory)
 

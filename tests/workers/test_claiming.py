@@ -141,7 +141,7 @@ async def test_a_transient_failure_is_tried_again_until_its_budget_is_spent(pool
     letter = (await deadletters.listed(pool, samples.RUN))[request_id]
     assert (letter.kind, [failure.attempt for failure in letter.failures]) == ("infrastructure", [1, 2, 3])
     assert claimer.failed == 3
-    assert await life(pool, request_id) == ["enqueued", *["claimed", "failed"] * 2, "claimed", "buried"]
+    assert await life(pool, request_id) == ["enqueued", *["claimed", "failed"] * 2, "claimed", "dead-lettered"]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_tw
     async with worker(pool, for_ever, slots=2) as claimer:
 
         async def was_handed_back() -> bool:
-            return "handed back" in await life(pool, request_id)
+            return "returned" in await life(pool, request_id)
 
         await until(lambda: queue.current_lease(pool, request_id))
         await pool.delete(keys.lease(request_id))
@@ -298,7 +298,7 @@ async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_tw
             return not claimer.running
 
         await until(is_idle)
-    assert (await life(pool, request_id))[:4] == ["enqueued", "claimed", "claimed", "handed back"]
+    assert (await life(pool, request_id))[:4] == ["enqueued", "claimed", "claimed", "returned"]
 
 
 async def test_what_was_taken_and_not_begun_is_handed_back_too(pool: ArqRedis) -> None:

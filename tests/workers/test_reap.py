@@ -19,6 +19,7 @@ from pipeline import census, connection, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
+from workers.sandbox import containers
 from workers.sandbox.containers import ATTEMPT, DEADLINE, REQUEST
 from workers.temporary import PREFIX, STALE_S
 

@@ -60,7 +60,7 @@ async def answered(pool: ArqRedis, **fields: Any) -> str:
 async def buried(pool: ArqRedis, failed: Failed = BROKEN) -> str:
     claim = await taken(pool)
     evidence = [deadletters.attempt_failure(claim, failed, detail="Traceback: boom")]
-    await deadletters.bury(pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence)
+    await deadletters.dead_letter(pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence)
     return claim.request.id
 
 
@@ -357,7 +357,7 @@ async def test_nothing_is_known_of_what_was_dropped_but_its_life(pool: ArqRedis,
 async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: Line) -> None:
     await stream.open_reader(pool, samples.RUN)
     claim = await taken(pool)
-    await queue.hand_back(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
+    await queue.return_to_queue(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
     _, out, _ = await run("explain", claim.request.id)
     assert out.endswith("not yet: it waits for try 2\n")
     again = await queue.claim(pool, claim.request.id, "host/2")

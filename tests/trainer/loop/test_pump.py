@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from pipeline import queue
-from tests.trainer.scripted_fleet import work_off
 from tests.trainer.rollouts.test_intake import Side
 from tests.trainer.rollouts.test_intake import side as side
+from tests.trainer.scripted_fleet import work_off
 from trainer.loop.budget import Room
 from trainer.loop.parts import Parts
 from trainer.loop.pump import Pump

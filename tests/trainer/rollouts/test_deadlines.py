@@ -14,8 +14,8 @@ from pipeline.errors import Boundary
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
 from pipeline.trajectory import Failed
-from tests.trainer.scripted_fleet import alternating, answer, finish, work_off
 from tests.trainer.rollouts.test_intake import Side
+from tests.trainer.scripted_fleet import alternating, answer, finish, work_off
 from tests.trainer.trajectories import behind
 from trainer.loop.parts import Parts
 from trainer.loop.recovery import adopt, answer_unreadable, recover
@@ -219,7 +219,7 @@ async def test_a_request_that_nobody_can_read_counts_as_failed(side: Side) -> No
 async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_back(side: Side) -> None:
     await side.dispatcher.open_groups(1, version=0)
     (claim,) = await claimed(side, 0)
-    await queue.hand_back(side.pool, claim)
+    await queue.return_to_queue(side.pool, claim)
     await side.pool.hincrby(keys.claims(claim.request.id), "first_at", -60_000)
     await claimed(side, 0)
     ages = await queue.first_claims(side.pool, await queue.open_ids(side.pool, "run"))

@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 
 from pipeline import connection
 from pipeline.trajectory import Failed
-from tests.trainer.scripted_fleet import work_off
 from tests.trainer.rollouts.test_intake import Side
+from tests.trainer.scripted_fleet import work_off
 from tests.trainer.trajectories import head
 from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, episode_row, read
 from trainer.rollouts.quarantine import MAX_GRADER_FAILURES, Quarantine
