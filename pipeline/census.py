@@ -17,6 +17,7 @@ from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, enc
 from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
+ENDED_STATUS_EXPIRES_S = 30 * 24 * 3600.0
 BEAT_S = 2.0  # between two beats of a worker
 BEATS_PER_S = 100.0  # of all workers together, beyond which each beats less often
 MISSED_BEATS = 4  # after which a worker of a large fleet is silent
@@ -33,7 +34,9 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class RunStatus(Message, frozen=True, kw_only=True):
-    """What the trainer is doing, in its own words; it expires when the trainer does."""
+    """What the trainer is doing, in its own words. It expires soon after the trainer is gone, unless it says how the
+    run `ended`.
+    """
 
     run_id: str
     phase: str  # e.g. "waiting for trajectories", "optimizer step", "publishing weights", "evaluating"
@@ -45,6 +48,7 @@ class RunStatus(Message, frozen=True, kw_only=True):
     updated_at: UnixSeconds = 0.0
     journal: str = ""  # directory of the run's journal, as the trainer's machine names it
     quarantined: tuple[str, ...] = ()  # ids of tasks that are not played any more
+    ended: str = ""  # how the run ended, and how to go on, in one sentence; empty while it is under way
 
 
 class WorkerStatus(Message, frozen=True, kw_only=True):
@@ -85,7 +89,7 @@ class RunCensus:
     """
 
     run_id: str
-    status: RunStatus | None  # None: no trainer alive
+    status: RunStatus | None  # None: no trainer alive, and none has said how the run ended
     queued: int
     claimed: tuple[Claimed, ...]
     unread: int
@@ -104,9 +108,10 @@ class RunCensus:
 
 
 async def beat_run(redis: Redis, status: RunStatus) -> None:
-    """Say what the trainer is doing; expires unless repeated."""
+    """Say what the trainer is doing; expires unless repeated. The status of a run that has ended is kept for a month."""
     wanted = [keys.runs(), keys.run_status(status.run_id)]
-    await script(redis, _BEAT, [status.run_id, "", encode(status), int(STATUS_EXPIRES_S)], wanted=wanted)
+    expires_s = ENDED_STATUS_EXPIRES_S if status.ended else STATUS_EXPIRES_S
+    await script(redis, _BEAT, [status.run_id, "", encode(status), int(expires_s)], wanted=wanted)
 
 
 async def beat_worker(redis: Redis, status: WorkerStatus, *, every_s: float = BEAT_S) -> float:

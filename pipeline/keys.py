@@ -26,7 +26,8 @@ def runs() -> str:
 def run_status(run_id: str) -> str:
     """String: RunStatus.
 
-    Owner trainer, rewritten every second or so; expires soon after the trainer is gone.
+    Owner trainer, rewritten every second or so; expires soon after the trainer is gone, or a month after it said
+    how the run ended.
     """
     return f"swerve:run:{run_id}"
 

@@ -177,12 +177,13 @@ def books_of(
     steps = list(steps)
     trained = Counter(request_id for row in steps for request_id in row.request_ids)
     last_step = max((row.step for row in steps), default=0)
+    complete = [row for row in endings if row.is_complete and row.step >= last_step]
     return Books(
         fates=dict(Counter(row.fate for row in rows if row.purpose == "train").most_common()),
         missing=missing,
         trained_twice=sum(times > 1 for times in trained.values()),
         dead=sum(row.outcome.startswith("failed:") for row in rows),
-        ended=endings[-1] if endings and endings[-1].step >= last_step else None,
+        ended=complete[-1] if complete else None,
     )
 
 

@@ -108,7 +108,7 @@ def complaints(fleet: Fleet) -> list[str]:
             found.append(f"run {run.run_id} has {count(run.malformed, 'answer')} that could not be read")
         if run.unreadable:
             found.append(f"run {run.run_id} announced weights that cannot be read: {run.unreadable}")
-        if run.status is None and num_open:
+        if (run.status is None or run.status.ended) and num_open:
             found.append(f"run {run.run_id} has no trainer alive, but {count(num_open, 'open request')}")
     num_queued = sum(run.queued for run in fleet.runs)
     if num_queued and not fleet.workers:

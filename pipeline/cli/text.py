@@ -80,7 +80,7 @@ def status(fleet: Fleet, complaints: Sequence[str], ink: Ink) -> str:
 
 def _is_past(run: RunCensus) -> bool:
     return not (
-        run.status
+        (run.status and not run.status.ended)
         or run.queued
         or run.claimed
         or run.unread

@@ -104,6 +104,13 @@ async def test_a_trainer_and_a_worker_are_alive_while_they_beat(pool: ArqRedis) 
         assert 0 < await pool.ttl(key) <= census.STATUS_EXPIRES_S
 
 
+async def test_how_a_run_ended_is_known_long_after_its_trainer_is_gone(pool: ArqRedis) -> None:
+    status = RunStatus(run_id=samples.RUN, phase="stopped", ended="stopped by a signal at step 7")
+    await census.beat_run(pool, status)
+    assert await pool.ttl(keys.run_status(samples.RUN)) > 7 * 24 * 3600
+    assert await census.run_status(pool, samples.RUN) == status
+
+
 async def test_a_large_fleet_beats_in_a_slower_rhythm_and_is_believed_for_longer(pool: ArqRedis) -> None:
     assert await census.beat_worker(pool, worker("host/1")) == census.BEAT_S
     others = {f"host/{number}": time.time() for number in range(2, 2001)}

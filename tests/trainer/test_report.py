@@ -96,8 +96,8 @@ class Run:
             )
         )
 
-    def end(self, step: int) -> None:
-        self.rows.append(EndRow(step=step, version=step, reason="steps done"))
+    def end(self, step: int, reason: str = "finished") -> None:
+        self.rows.append(EndRow(step=step, version=step, reason=reason))
 
     def write(self) -> None:
         with Journal(self.directory / "journal") as journal:
@@ -180,6 +180,16 @@ def test_what_is_missing_is_open_until_the_run_ends_and_lost_afterwards(
     missing = 1 + 2  # a member of group 1, and group 2
     assert (found["lost"], found["open"]) == ((missing, 0) if ended else (0, missing))
     assert status == int(ended)
+
+
+@pytest.mark.parametrize("reason", ["stopped", "failing", "error"])
+def test_what_is_missing_stays_open_in_a_run_that_can_be_resumed(
+    run: Run, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0], missing=2))
+    run.end(1, reason)
+    status, found = reported(run, capsys)
+    assert (status, found["open"], found["lost"], found["ended"]) == (0, 2, 0, False)
 
 
 def test_what_was_withdrawn_is_not_lost(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

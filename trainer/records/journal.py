@@ -147,16 +147,31 @@ class SkippedRow(Row, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class EndRow(Row, frozen=True, kw_only=True):
-    """The run ended in good order: everything asked for has an episode row.
+EndReason = Literal[
+    "finished",  # every step was taken
+    "nothing to learn",  # no group had a signal for too long, or every task is in quarantine
+    "failing",  # too many groups in a row failed; a resume goes on
+    "stopped",  # by a signal; a resume goes on
+    "error",  # an exception ended the trainer; a resume goes on from the newest checkpoint
+]
 
-    Without one, what is missing is still open.
+
+class EndRow(Row, frozen=True, kw_only=True):
+    """How a trainer process ended. A trainer that was killed leaves none.
+
+    The row of a run that can go on is written after the last checkpoint, so a resume cuts it off again.
     """
 
     step: int
     version: int
-    reason: str
+    reason: str  # an EndReason
     at: float = 0.0
+    detail: str = ""  # one sentence for people, e.g. "stopped by a signal at step 7"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request of the run has an episode row; otherwise what is missing is still open."""
+        return self.reason in ("finished", "nothing to learn")
 
 
 R = TypeVar("R", bound=Row)

@@ -287,7 +287,7 @@ class Story:
         assert book._live_by_version == Counter(group.asked_at_version for group in live)
 
     async def dies(self, trainer: Trainer) -> None:
-        trainer.records.journal.close()
+        trainer.journal.close()
         await trainer.redis.connection_pool.disconnect()
 
     async def born(self) -> Trainer:
@@ -307,7 +307,7 @@ class Story:
         redis = self.world.redis
         if not await redis.exists(keys.stream(RUN)):
             return
-        held = {row.request_id for row in read(trainer.records.journal.directory, EpisodeRow)}
+        held = {row.request_id for row in read(trainer.journal.directory, EpisodeRow)}
         (group,) = await redis.xinfo_groups(keys.stream(RUN)) or [{"last-delivered-id": b"0-0"}]
         unsettled = (
             await redis.xpending_range(keys.stream(RUN), stream.GROUP, "-", "+", 10_000) if group else []
@@ -326,7 +326,7 @@ class Story:
         for number in range(200):
             await trainer.close_overdue(0)
             await self.world.work(number % 2)
-            while await trainer.rollouts.intake.read(block_ms=1):
+            while await trainer.intake.read(block_ms=1):
                 pass
             await trainer.dispatcher.open_groups(0, version=0)
             await trainer.step(0)
@@ -343,7 +343,7 @@ class Story:
         assert await queue.open_ids(redis, RUN) == []
         assert (await redis.xpending(keys.stream(RUN), stream.GROUP))["pending"] == 0
         assert await stream.unacknowledged_bytes(redis, RUN) == 0
-        rows = list(read(trainer.records.journal.directory, EpisodeRow))
+        rows = list(read(trainer.journal.directory, EpisodeRow))
         times = Counter(one for step in trainer.history for one in step)
         assert max(times.values(), default=0) <= 1, "trained twice"
         assert set(times) == {row.request_id for row in rows if row.fate == "trained"}
