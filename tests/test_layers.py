@@ -59,7 +59,8 @@ def test_only_the_learner_imports_torch(path: Path) -> None:
         ("pipeline.cli.verbs", HEAVY),
         ("workers.run, workers.rollout, workers.policy.sglang, workers.grading.grade", {"torch", "megatron"}),
         (
-            "trainer.report, trainer.curve, trainer.records.tensorboard, trainer.recipe, trainer.weights.publish",
+            "trainer.report, trainer.curve, trainer.records.tensorboard, trainer.recipe, trainer.weights.publish, "
+            "trainer.learner.architecture",
             {"torch", "megatron"},
         ),
     ],

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories that appear whole or not at all, and files forced to disk. No torch."""
 
 import contextlib
 import os
@@ -8,19 +8,17 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def appearing(directory: Path) -> Iterator[Path]:
-    """A hidden sibling to write into; on success it takes the directory's name, on failure the name is left
-    as it was.
+def atomic_directory(directory: Path) -> Iterator[Path]:
+    """A hidden sibling to write into. It takes the directory's name if the block succeeds; else the name stays as it was.
 
-    A directory already there is replaced. What a killed process left half written is swept away by the next
-    to try.
+    A directory of that name is replaced. What a killed process left half written is removed by the next writer.
     """
-    yield prepare(directory)
-    settle(directory)
+    yield begin(directory)
+    commit(directory)
 
 
-def prepare(directory: Path) -> Path:
-    """An empty place to gather the content of a directory in."""
+def begin(directory: Path) -> Path:
+    """Make the empty hidden directory in which the content of `directory` is written."""
     partial = partial_of(directory)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -28,20 +26,25 @@ def prepare(directory: Path) -> Path:
 
 
 def partial_of(directory: Path) -> Path:
-    """Where the content of a directory is gathered before it may be seen."""
+    """Where the content of `directory` is written before it gets its name."""
     return directory.with_name(f".{directory.name}.partial")
 
 
-def settle(directory: Path) -> None:
-    """Give the gathered content the directory's name."""
+def commit(directory: Path) -> None:
+    """Rename the written content to `directory`, in place of what had that name."""
     replaced = directory.with_name(f".{directory.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if directory.exists():
         directory.rename(replaced)
     partial_of(directory).rename(directory)
     shutil.rmtree(replaced, ignore_errors=True)
-    parent = os.open(directory.parent, os.O_RDONLY)
+    sync(directory.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(parent)
+        os.fsync(descriptor)
     finally:
-        os.close(parent)
+        os.close(descriptor)

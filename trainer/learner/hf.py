@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 
-from trainer.learner.directories import appearing
+from trainer.learner.directories import atomic_directory
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -203,7 +203,7 @@ def _receive(model: GPTModel, stage: int) -> dict[str, Tensor]:
 
 def write_directory(tensors: dict[str, Tensor], directory: Path, *, source: Path) -> None:
     """The weights, with config and tokenizer of `source`. The directory is visible only when whole."""
-    with appearing(directory) as partial:
+    with atomic_directory(directory) as partial:
         _write_shards(tensors, partial)
         for path in source.iterdir():
             if (

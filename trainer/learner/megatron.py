@@ -33,10 +33,11 @@ from torch import Tensor, distributed
 from trainer.batching.batch import Batch, Sample
 from trainer.batching.packing import MicroBatch, deal, pack, unpack
 from trainer.learner import backend, checkpoint, directories, hf
+from trainer.learner.architecture import read_architecture
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.logprobs import vocab_parallel_logprobs
 from trainer.learner.loss import Tokens, find_condemned, policy_loss
-from trainer.learner.model import build_model, read_architecture
+from trainer.learner.model import build_model
 
 Logprobs = list[npt.NDArray[np.float32]]
 LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, Any]]
@@ -150,12 +151,12 @@ class Learner:
         """
         partial = directories.partial_of(directory)
         if distributed.get_rank() == 0:
-            directories.prepare(directory)
+            directories.begin(directory)
         distributed.barrier()
         with backend.device_scope():
             checkpoint.write_checkpoint(partial, self._model, self._optimizer, steps=self.steps, extra=extra)
         if distributed.get_rank() == 0:
-            directories.settle(directory)
+            directories.commit(directory)
         distributed.barrier()
 
     def restore(self, directory: Path) -> bytes:

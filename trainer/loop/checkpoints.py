@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from trainer.learner import directories
+
 _POINTER = "latest"
 
 
@@ -41,17 +43,9 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self._directory / _POINTER)
-        _sync(self._directory)
+        directories.sync(self._directory)
         older = sorted(
             path for path in self._directory.glob("step-*") if path.name <= written.name and path != written
         )
         for path in older[: len(older) - self._keep + 1]:
             shutil.rmtree(path)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

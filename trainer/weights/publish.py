@@ -9,7 +9,6 @@ as it was, and the caller is told.
 import asyncio
 import hashlib
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from redis.asyncio import Redis
 from pipeline import weights
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion
+from trainer.learner import directories
 from trainer.records.journal import PublicationRow
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served, Worker
 
@@ -140,7 +140,7 @@ class Publisher:
         self._export(aside)
         num_bytes, sha256 = _settle(aside)
         aside.rename(target)
-        _sync(self._directory)
+        directories.sync(self._directory)
         return WeightVersion(
             run_id=self._run_id,
             version=version,
@@ -249,8 +249,8 @@ def _settle(directory: Path) -> tuple[int, str]:
             if path.suffix == ".safetensors":
                 num_bytes += path.stat().st_size
                 _hash(path, digest.update)
-            _sync(path)
-    _sync(directory)
+            directories.sync(path)
+    directories.sync(directory)
     if not num_bytes:
         raise ValueError(f"{directory}: the export left no .safetensors file")
     return num_bytes, digest.hexdigest()
@@ -261,14 +261,6 @@ def _hash(path: Path, update: Callable[[memoryview], None]) -> None:
     with path.open("rb") as file:
         while size := file.readinto(block):
             update(block[:size])
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _prune(directory: Path, keep: int) -> None:

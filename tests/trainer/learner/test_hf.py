@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.trainer.learner.tiny import config, make_samples, read_reference, write_model
 from trainer.learner import backend, hf
+from trainer.learner.architecture import read_architecture
 from trainer.learner.megatron import Learner
-from trainer.learner.model import build_model, read_architecture
+from trainer.learner.model import build_model
 
 FAMILIES = {
     "llama": {},
@@ -121,35 +122,3 @@ def test_an_export_replaces_the_directory_that_was_there(qwen3: Path, tmp_path: 
     Learner(config(), model_directory=qwen3).export(tmp_path / "latest")
     assert not (tmp_path / "latest" / "stale").exists()
     assert Learner(config(), model_directory=tmp_path / "latest").logprobs(make_samples((5,)), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    ],
-)
-def test_what_cannot_be_trained_as_defined_is_refused_by_name(
-    qwen3: Path, tmp_path: Path, change: dict[str, object], named: str
-) -> None:
-    original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | change))
-    with pytest.raises(ValueError, match=named):
-        read_architecture(tmp_path)
-
-
-def test_the_older_place_of_rope_theta_is_read(qwen3: Path, tmp_path: Path) -> None:
-    original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
-    del original["rope_parameters"]
-    (tmp_path / "config.json").write_bytes(
-        msgspec.json.encode(original | {"rope_theta": 5e5, "rope_scaling": None})
-    )
-    assert read_architecture(tmp_path).rope_theta == 5e5
-
-
-def test_a_layout_that_does_not_divide_the_model_is_refused(qwen3: Path) -> None:
-    with pytest.raises(ValueError, match=r"learner\.tensor_parallel = 3"):
-        build_model(read_architecture(qwen3), config(tensor_parallel=3))

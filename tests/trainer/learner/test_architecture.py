@@ -1,0 +1,70 @@
+"""What a model's config.json must say, and which layouts divide it."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.trainer.learner.tiny import config
+from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.model import build_model
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
+def test_what_cannot_be_trained_as_defined_is_refused_by_name(
+    qwen3: Path, tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | change))
+    with pytest.raises(ValueError, match=named):
+        read_architecture(tmp_path)
+
+
+def test_the_older_place_of_rope_theta_is_read(qwen3: Path, tmp_path: Path) -> None:
+    original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    del original["rope_parameters"]
+    (tmp_path / "config.json").write_bytes(
+        msgspec.json.encode(original | {"rope_theta": 5e5, "rope_scaling": None})
+    )
+    assert read_architecture(tmp_path).rope_theta == 5e5
+
+
+def test_a_layout_that_does_not_divide_the_model_is_refused(qwen3: Path) -> None:
+    with pytest.raises(ValueError, match=r"learner\.tensor_parallel = 3"):
+        build_model(read_architecture(qwen3), config(tensor_parallel=3))
+
+
+def test_every_reason_why_a_layout_does_not_fit_is_given(qwen3: Path) -> None:
+    architecture = read_architecture(qwen3)
+    assert layout_faults(architecture, config(tensor_parallel=2, pipeline_parallel=2)) == []
+    faults = layout_faults(architecture, config(tensor_parallel=4, pipeline_parallel=3))
+    assert [fault.split(":")[0] for fault in faults] == [
+        "learner.tensor_parallel = 4 does not divide the model's 2 key-value heads",
+        "learner.pipeline_parallel = 3 does not divide the model's 2 layers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "No such file or directory; `model` must be a Hugging Face directory"),
+        (b"not json", "malformed"),
+        (b'{"model_type": "gpt2", "n_layer": 12}', "model_type 'gpt2' is not one of llama, qwen2, qwen3"),
+        (b'{"model_type": "llama"}', "missing required field `num_hidden_layers`"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_a_mistake_with_a_fix(
+    tmp_path: Path, content: bytes | None, named: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=named):
+        read_architecture(tmp_path)
