@@ -25,7 +25,7 @@ from trainer.recipe import (
     TaskFiles,
     WeightsRecipe,
 )
-from trainer.records.console import open_progress
+from trainer.records.console import open_console
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -67,7 +67,7 @@ async def train(
         tokenizer=replace(chat_tokenizer.bundle(), vocab_size=vocab_size),
         num_unverified=0,
     )
-    with open_progress(io.StringIO()) as progress:
+    with open_console(io.StringIO()) as progress:
         run = assembled(
             recipe,
             inputs,

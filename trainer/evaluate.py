@@ -31,7 +31,7 @@ from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from trainer.loop.standalone_evaluation import Ending
-    from trainer.records.console import Progress
+    from trainer.records.console import Console
 
 CHECKPOINTS = "checkpoints"  # of a run, in its directory
 
@@ -183,7 +183,7 @@ async def _conduct(
     rounds: Sequence[Round],
     root: Path,
     settings: TrainerSettings,
-    progress: "Progress",
+    progress: "Console",
 ) -> "Ending":
     from trainer.loop.standalone_evaluation import Exam
 

@@ -19,7 +19,7 @@ from trainer.settings import TrainerSettings, trainer_settings
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-    from trainer.records.console import Progress
+    from trainer.records.console import Console
 
 MISUSE = 2
 
@@ -74,11 +74,11 @@ def follow(recipe: Recipe, settings: TrainerSettings) -> int:
 
 
 @contextlib.contextmanager
-def shown_on(screen: TextIO) -> "Iterator[Progress]":
+def shown_on(screen: TextIO) -> "Iterator[Console]":
     """The progress of what is done, with the log among its lines."""
-    from trainer.records.console import open_progress
+    from trainer.records.console import open_console
 
-    with open_progress(screen) as progress:
+    with open_console(screen) as progress:
         logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)
         yield progress
 

@@ -24,7 +24,7 @@ from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from trainer.loop.loop import Ending
-    from trainer.records.console import Progress
+    from trainer.records.console import Console
 
 FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
 """What a resumed run may not change: its data order, or the policy it began with."""
@@ -164,7 +164,7 @@ def _account(place: Place) -> int:
 
 
 async def _conduct(
-    recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Progress", inputs: Inputs
+    recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Console", inputs: Inputs
 ) -> "Ending":
     from trainer.loop.assembly import assembled
 

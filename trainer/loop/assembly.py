@@ -21,9 +21,9 @@ from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.loop import Loop
 from trainer.loop.parts import LearnerThread, Parts
 from trainer.recipe import Recipe, WeightsRecipe
-from trainer.records.console import Progress, evaluation_sentence
-from trainer.records.journal import EvaluationRow, Journal, StepRow, read
-from trainer.records.tensorboard import Board
+from trainer.records.console import Console
+from trainer.records.journal import Journal, StepRow, read
+from trainer.records.sinks import Records, RunFacts, open_sinks
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
@@ -46,10 +46,10 @@ class Services:
     learner: LearnerThread
     feed: "Feed"
     journal: Journal
-    board: Board
+    records: Records
     engines: Engines | None
     checkpoints: Checkpoints
-    progress: Progress
+    progress: Console
 
 
 @contextlib.asynccontextmanager
@@ -60,7 +60,7 @@ async def assembled(
     root: Path,
     run_id: str,
     router_url: str,
-    progress: Progress,
+    progress: Console,
     make_feed: "Callable[[], Feed]",
 ) -> AsyncIterator[Loop]:
     """The loop, ready to run; connections and files are closed afterwards. Raises ValueError where Redis
@@ -75,14 +75,15 @@ async def assembled(
         feed = await learner(make_feed)
         checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
         state = await _restored(checkpoints, learner, feed, progress)
-        board = Board(root / "board", resumed_at=state.step + 1 if state.step else None)
-        stack.callback(board.close)
+        journal = stack.enter_context(_journal(root / "journal", state, progress))
+        resumed_at = state.step + 1 if state.step else None
+        sinks = stack.enter_context(open_sinks(RunFacts(run_id, root, recipe, resumed_at), progress))
         services = Services(
             redis=redis,
             learner=learner,
             feed=feed,
-            journal=stack.enter_context(_journal(root / "journal", state, recipe, progress)),
-            board=board,
+            journal=journal,
+            records=Records(journal, sinks),
             engines=await stack.enter_async_context(Engines(router_url))
             if recipe.weights.engines == "router"
             else None,
@@ -149,7 +150,7 @@ def _parts(
         heldout=heldout,
         publisher=_publisher(recipe.weights, form.run_id, services, weights),
         checkpoints=services.checkpoints,
-        board=services.board,
+        records=services.records,
         progress=services.progress,
     )
 
@@ -165,7 +166,7 @@ def _heldout(
         sampling=_sampling(recipe),
         seed=recipe.seed,
         ledger=ledger,
-        report=lambda row: _report(row, services),
+        report=services.records.append,
     )
 
 
@@ -193,18 +194,12 @@ def _publisher(recipe: WeightsRecipe, run_id: str, services: Services, directory
     )
 
 
-def _report(row: EvaluationRow, services: Services) -> None:
-    services.journal.append(row)
-    services.board.show(row)
-    services.progress.say(evaluation_sentence(row))
-
-
-def _journal(directory: Path, state: LedgerState, recipe: Recipe, progress: Progress) -> Journal:
+def _journal(directory: Path, state: LedgerState, progress: Console) -> Journal:
     """The journal as the checkpoint knew it, its steps shown again."""
     journal = Journal(directory)
     journal.truncate_to(state.journal)
     for row in read(directory, StepRow):
-        progress.recall(row, recipe.batch.groups_per_step)
+        progress.recall(row)
     return journal
 
 
@@ -218,7 +213,7 @@ async def connect() -> ArqRedis:
 
 
 async def _restored(
-    checkpoints: Checkpoints, learner: LearnerThread, feed: "Feed", progress: Progress
+    checkpoints: Checkpoints, learner: LearnerThread, feed: "Feed", progress: Console
 ) -> LedgerState:
     """The state of the newest checkpoint, with the learner gone back to it; a blank one if there is none."""
     latest = checkpoints.latest()

@@ -184,7 +184,7 @@ class Loop:
             if self._recipe.evaluation.after:
                 await self._evaluate("heldout_after")
             if await self._evaluated():
-                parts.journal.append(EndRow(step=standing.step, version=standing.version, reason=ending))
+                parts.records.append(EndRow(step=standing.step, version=standing.version, reason=ending))
             else:
                 ending = "stopped"
         if not parts.heldout.progress:

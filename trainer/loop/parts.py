@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 from arq.connections import ArqRedis
 
 from trainer.loop.checkpoints import Checkpoints
-from trainer.records.console import Progress
+from trainer.records.console import Console
 from trainer.records.journal import Journal
-from trainer.records.tensorboard import Board
+from trainer.records.sinks import Records
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
@@ -58,5 +58,5 @@ class Parts:
     heldout: HeldOut
     publisher: Publisher
     checkpoints: Checkpoints
-    board: Board
-    progress: Progress
+    records: Records
+    progress: Console

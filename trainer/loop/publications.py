@@ -78,7 +78,7 @@ class Publications:
         standing = self._standing
         standing.phase = "publishing weights"
         row = await retry.until_answered(lambda: self._deliver(version))
-        self._parts.journal.append(row)
+        self._parts.records.append(row)
         await self._parts.learner(self._parts.feed.snapshot, version)
         standing.timeline.add(version, standing.step)
         standing.version = version

@@ -24,7 +24,7 @@ from trainer.loop.heartbeat import BEAT_S
 from trainer.loop.pump import READ_BLOCK_MS
 from trainer.loop.recovery import answer_unreadable
 from trainer.recipe import Recipe
-from trainer.records.console import Progress, evaluation_sentence
+from trainer.records.console import Console
 from trainer.records.journal import Journal, PublicationRow
 from trainer.rollouts.dispatch import RequestForm, new_ids
 from trainer.rollouts.heldout import HeldOut, Round
@@ -43,7 +43,7 @@ class Exam:
         recipe: Recipe,
         inputs: Inputs,
         root: Path,
-        progress: Progress,
+        progress: Console,
         stop: asyncio.Event,
         *,
         router_url: str,
@@ -114,7 +114,7 @@ class Exam:
             sampling=replace(sampling, temperature=one.temperature),
             seed=self._recipe.seed,
             ledger=ledger,
-            report=lambda row: self._progress.say(evaluation_sentence(row)),
+            report=self._progress.show,
         )
 
     async def _play(self, redis: ArqRedis, heldout: HeldOut, ledger: Ledger, publisher: Publisher) -> bool:

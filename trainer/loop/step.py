@@ -91,6 +91,7 @@ class Stepper:
         row = StepRow(
             step=batch.step,
             version=self._standing.version,
+            num_groups=len(groups),
             loss=metrics.loss,
             grad_norm=metrics.grad_norm,
             lr=metrics.lr,
@@ -119,6 +120,4 @@ class Stepper:
             at=time.time(),
         )
         self._parts.ledger.since_step = SinceStep()
-        self._parts.journal.append(row)
-        self._parts.board.show(row)
-        self._parts.progress.show(row, len(groups))
+        self._parts.records.append(row)

@@ -12,14 +12,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console as RichConsole
+from rich.console import Group
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainer.records.journal import EvaluationRow, StepRow
+from trainer.records.journal import EvaluationRow, Row, StepRow
 
 HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
@@ -31,18 +32,18 @@ COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "
 LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
 
 
-class Progress(Protocol):
-    """A context manager; everything in it may be called at any time."""
+class Console(Protocol):
+    """A context manager, and a sink of the run's rows. Every method may be called at any time."""
 
     def say(self, text: str) -> None:
         """Something happened."""
         ...
 
-    def show(self, row: StepRow, num_groups: int) -> None:
-        """A step was taken, on `num_groups` groups."""
+    def show(self, row: Row) -> None:
+        """A step or an evaluation; other rows are not shown."""
         ...
 
-    def recall(self, row: StepRow, num_groups: int) -> None:
+    def recall(self, row: StepRow) -> None:
         """A step taken before this process began."""
         ...
 
@@ -57,9 +58,9 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def open_progress(stream: TextIO) -> Progress:
-    """The fitting kind for where `stream` leads."""
-    return Screen(stream) if stream.isatty() else Lines(stream)
+def open_console(stream: TextIO) -> Console:
+    """A table for a terminal, lines for a file or a pipe."""
+    return TableConsole(stream) if stream.isatty() else LineConsole(stream)
 
 
 class Smoothing:
@@ -73,7 +74,7 @@ class Smoothing:
         return sum(self._rewards) / len(self._rewards)
 
 
-class Lines(AbstractContextManager["Lines", None]):
+class LineConsole(AbstractContextManager["LineConsole", None]):
     """For files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -85,11 +86,14 @@ class Lines(AbstractContextManager["Lines", None]):
         self._wrote_at = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {text}", file=self._stream, flush=True)
 
-    def show(self, row: StepRow, num_groups: int) -> None:
-        cells = cells_of(row, num_groups, self._smoothing.add(row.reward_mean))
-        self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+    def show(self, row: Row) -> None:
+        if isinstance(row, StepRow):
+            cells = cells_of(row, self._smoothing.add(row.reward_mean))
+            self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+        elif isinstance(row, EvaluationRow):
+            self.say(evaluation_sentence(row))
 
-    def recall(self, row: StepRow, num_groups: int) -> None:
+    def recall(self, row: StepRow) -> None:
         self._smoothing.add(row.reward_mean)
 
     def beat(self, sentence: str) -> None:
@@ -107,11 +111,11 @@ class Lines(AbstractContextManager["Lines", None]):
         self._stream.flush()
 
 
-class Screen(AbstractContextManager["Screen", None]):
+class TableConsole(AbstractContextManager["TableConsole", None]):
     """For a terminal: the newest steps and the present stay at the bottom, what is said scrolls above."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream)
+        self._console = RichConsole(file=stream)
         self._smoothing = Smoothing()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
         self._spinner = Spinner("dots", "starting")
@@ -120,11 +124,14 @@ class Screen(AbstractContextManager["Screen", None]):
     def say(self, text: str) -> None:
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
 
-    def show(self, row: StepRow, num_groups: int) -> None:
-        self._rows.append(cells_of(row, num_groups, self._smoothing.add(row.reward_mean)))
+    def show(self, row: Row) -> None:
+        if isinstance(row, StepRow):
+            self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
+        elif isinstance(row, EvaluationRow):
+            self.say(evaluation_sentence(row))
 
-    def recall(self, row: StepRow, num_groups: int) -> None:
-        self.show(row, num_groups)
+    def recall(self, row: StepRow) -> None:
+        self.show(row)
 
     def beat(self, sentence: str) -> None:
         self._spinner.update(text=sentence)
@@ -150,7 +157,7 @@ class Screen(AbstractContextManager["Screen", None]):
         return Group(table, Text(LEGEND, style="dim"), self._spinner) if self._rows else Group(self._spinner)
 
 
-def cells_of(row: StepRow, num_groups: int, smoothed: float) -> tuple[str, ...]:
+def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
     """A step's row as text, in the order of COLUMNS."""
     dropped = row.groups_dropped_zero_variance + row.groups_dropped_invalid
     gap = f"{row.logprob_gap_mean:.0e}/{row.logprob_gap_max:.0e}" if row.num_gap_tokens else "-"
@@ -158,7 +165,7 @@ def cells_of(row: StepRow, num_groups: int, smoothed: float) -> tuple[str, ...]:
         str(row.step),
         f"{row.reward_mean:.3f}",
         f"{smoothed:.3f}",
-        f"{num_groups}/{dropped}",
+        f"{'?' if row.num_groups is None else row.num_groups}/{dropped}",
         f"{row.lag_mean:.1f}/{row.lag_max}",
         gap,
         f"{row.loss:+.3f}",

@@ -101,6 +101,7 @@ class StepRow(Row, frozen=True, kw_only=True):
     num_gap_tokens: int = 0  # the log-prob gap was measured on; 0: it was not
     members_refilled: int = 0  # since the step before: failed for reasons of ours, and asked for again
     members_withdrawn: int = 0  # since the step before: not in when their group had to close
+    num_groups: int | None = None  # that the step trained; None in journals older than this field
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):
@@ -202,11 +203,12 @@ class Journal:
         self.directory = directory
         self._files = {kind: _open(directory / name) for kind, name in FILES.items()}
 
-    def append(self, row: Row) -> None:
-        """Write one row; a missing `at` becomes now."""
+    def append(self, row: R) -> R:
+        """Write one row and return it as written: a missing `at` becomes now."""
         if not getattr(row, "at", 1.0):
             row = msgspec.structs.replace(row, at=time.time())
         self._files[type(row)].write(msgspec.json.encode(row) + b"\n")
+        return row
 
     def checkpoint(self) -> dict[str, int]:
         """Force all rows to disk; returns each file's length in bytes, to be kept in the checkpoint."""

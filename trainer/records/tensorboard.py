@@ -1,25 +1,24 @@
-"""The journal's steps and evaluations as TensorBoard shows them.
-
-Only a mirror: nothing is ever read back from here.
-"""
+"""A sink that shows steps and evaluations in TensorBoard. Nothing is ever read back from here."""
 
 import math
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from trainer.records.journal import EvaluationRow, StepRow
+from trainer.records.journal import EvaluationRow, Row, StepRow
 
 _NOT_SHOWN = ("step", "at")
 
 
-class Board:
+class Board(AbstractContextManager["Board", None]):
     """One event file.
 
-    After a resume, TensorBoard forgets what was shown from `resumed_at` on: those steps are taken again.
+    After a resume, TensorBoard discards the points from `resumed_at` on, because those steps are taken again.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -27,9 +26,25 @@ class Board:
         if resumed_at is not None:
             self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
 
-    def show(self, row: StepRow | EvaluationRow) -> None:
-        """Every number of the row, at its step."""
-        group = "train" if isinstance(row, StepRow) else row.name
+    def show(self, row: Row) -> None:
+        """Every number of a step or an evaluation, at its step."""
+        match row:
+            case StepRow():
+                self._write(row, "train")
+            case EvaluationRow():
+                self._write(row, f"heldout/{'greedy' if row.greedy else 'sampled'}")
+            case _:
+                pass
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, row: StepRow | EvaluationRow, group: str) -> None:
         values = [
             Summary.Value(tag=f"{group}/{name}", simple_value=value)
             for name, value in msgspec.structs.asdict(row).items()
@@ -37,6 +52,3 @@ class Board:
         ]
         self._writer.add_event(Event(wall_time=row.at, step=row.step, summary=Summary(value=values)))
         self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()

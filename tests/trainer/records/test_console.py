@@ -6,7 +6,14 @@ import pty
 
 import pytest
 
-from trainer.records.console import COLUMNS, HEARTBEAT_S, Lines, Screen, evaluation_sentence, open_progress
+from trainer.records.console import (
+    COLUMNS,
+    HEARTBEAT_S,
+    LineConsole,
+    TableConsole,
+    evaluation_sentence,
+    open_console,
+)
 from trainer.records.journal import EvaluationRow, StepRow
 
 
@@ -31,15 +38,16 @@ def row(step: int, reward: float) -> StepRow:
         num_gap_tokens=1234,
         wait_s=12.5,
         train_s=3.5,
+        num_groups=2,
     )
 
 
 def test_a_file_gets_one_line_per_step_with_the_smoothed_reward() -> None:
     out = io.StringIO()
-    progress = open_progress(out)
-    progress.show(row(1, 0.0), 2)
-    progress.show(row(2, 1.0), 2)
-    assert isinstance(progress, Lines)
+    progress = open_console(out)
+    progress.show(row(1, 0.0))
+    progress.show(row(2, 1.0))
+    assert isinstance(progress, LineConsole)
     first, second = out.getvalue().splitlines()
     assert "reward 0.000  mean10 0.000" in first
     for text in ("step 2", "mean10 0.500", "groups 2/4", "lag 0.5/2", "gap 1e-05/1e-03", "tokens 1234"):
@@ -48,9 +56,9 @@ def test_a_file_gets_one_line_per_step_with_the_smoothed_reward() -> None:
 
 def test_a_heartbeat_is_written_only_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("trainer.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trainer.records.console.time.monotonic", lambda: now[0])
     out = io.StringIO()
-    lines = Lines(out)
+    lines = LineConsole(out)
     lines.say("started")
     lines.beat("step 1 waits for 3 more trajectories")
     assert "waits" not in out.getvalue()
@@ -63,11 +71,11 @@ def test_a_terminal_keeps_the_steps_and_the_present_in_view() -> None:
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
-        progress = open_progress(terminal)
-        assert isinstance(progress, Screen)
+        progress = open_console(terminal)
+        assert isinstance(progress, TableConsole)
         with progress:
             progress.beat("step 2 waits for 3 more trajectories")
-            progress.show(row(1, 0.5), 2)
+            progress.show(row(1, 0.5))
             progress.say("engine e1 came back")
         terminal.flush()
         # A terminal gives a line or so at a time; None says that nothing is left.

@@ -1,0 +1,66 @@
+"""Every row is in the journal before a sink sees it, and TensorBoard shows steps and evaluations as curves."""
+
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.trainer.records.test_console import row
+from trainer.records.journal import EvaluationRow, Journal, PublicationRow, Row, StepRow, read
+from trainer.records.sinks import Records
+from trainer.records.tensorboard import Board
+
+
+class Seen:
+    """A sink that keeps what it is shown, and what the journal held at that moment."""
+
+    def __init__(self, journal: Path) -> None:
+        self.rows: list[Row] = []
+        self.in_journal: list[int] = []
+        self._journal = journal
+
+    def show(self, row: Row) -> None:
+        self.rows.append(row)
+        self.in_journal.append(len(list(read(self._journal, StepRow))))
+
+
+def evaluation(name: str, success: float, *, greedy: bool, step: int) -> EvaluationRow:
+    return EvaluationRow(
+        name=name,
+        version=step,
+        greedy=greedy,
+        success=success,
+        standard_error=0.1,
+        num_episodes=8,
+        num_failed=0,
+        step=step,
+    )
+
+
+def test_every_sink_sees_a_row_as_it_was_written_after_it_was_written(tmp_path: Path) -> None:
+    first, second = Seen(tmp_path), Seen(tmp_path)
+    with Journal(tmp_path) as journal:
+        records = Records(journal, [first, second])
+        records.append(row(1, 0.5))
+        records.append(
+            PublicationRow(version=1, step=1, num_bytes=1, engines=(), quarantined=(), export_s=0, update_s=0)
+        )
+    assert first.rows == second.rows == [*read(tmp_path, StepRow), *read(tmp_path, PublicationRow)]
+    assert all(row.at > 0 for row in read(tmp_path, StepRow)), "the time was filled in once, for all"
+    assert first.in_journal == [1, 1]
+
+
+def test_held_out_success_is_one_curve_from_before_to_after_sampled_and_greedy_apart(tmp_path: Path) -> None:
+    with Board(tmp_path) as board:
+        for step, name in ((0, "heldout_before"), (5, "heldout_step_5"), (9, "heldout_after")):
+            board.show(evaluation(name, 0.1 * step, greedy=False, step=step))
+            board.show(evaluation(name, 0.05 * step, greedy=True, step=step))
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+    curves = {
+        kind: [(point.step, round(point.value, 3)) for point in shown.Scalars(f"heldout/{kind}/success")]
+        for kind in ("sampled", "greedy")
+    }
+    assert curves == {
+        "sampled": [(0, 0.0), (5, 0.5), (9, 0.9)],
+        "greedy": [(0, 0.0), (5, 0.25), (9, 0.45)],
+    }
