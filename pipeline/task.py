@@ -95,7 +95,7 @@ class Task(Message, frozen=True, kw_only=True):
     repo: str
     base_commit: str  # "" means: whatever HEAD is in the image
     image: str
-    workdir: str  # absolute; the repository's root in the image
+    workdir: str  # absolute; the repository's root in the image; "": the image's own WORKDIR
     problem: str  # what the agent is told
     verdict: Verdict
     setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout

@@ -17,7 +17,7 @@ from trainer.tasksets.importing import Importer, named_image
 from trainer.tasksets.patches import diff_in, divided, optional_diff_in, paths_of
 from trainer.tasksets.rows import read_rows
 
-WORKDIR = "/workspace"
+WORKDIR = "/workspace"  # of the generator's images; prepared rows do not say it
 HIDDEN_PATHS = ("/eval_script.sh",)  # every image has a copy
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(.*?)\s*$", re.MULTILINE | re.IGNORECASE)
 _FILES_CHANGED = re.compile(
@@ -77,7 +77,7 @@ IMPORTER = Importer(
 
 
 def _directory(file: Path) -> Fields:
-    """task.json; without a `workdir` in it, with the Dockerfile's last, for that is where commands run."""
+    """task.json with a `workdir`: its own, else the Dockerfile's last WORKDIR, else "", the image's own."""
     try:
         values = json.loads(file.read_bytes().decode("utf-8-sig"))
     except ValueError as error:
@@ -87,17 +87,24 @@ def _directory(file: Path) -> Fields:
     dockerfile = file.with_name("Dockerfile")
     text = dockerfile.read_text("utf-8", "replace") if dockerfile.exists() else ""
     found: list[str] = _WORKDIR.findall(text)
-    return Fields(str(file), {"workdir": found[-1].strip("\"'") if found else WORKDIR, **values})
+    last = found[-1].strip("\"'") if found else ""
+    return Fields(str(file), {"workdir": last if _is_plain_path(last) else "", **values})
 
 
 def _workdir(fields: Fields) -> str:
-    workdir = fields.optional_text("workdir") or WORKDIR
-    if not workdir.startswith("/") or "$" in workdir:
-        why = (
-            f"must be an absolute path, is {workdir!r}; if the Dockerfile says so, add a workdir to task.json"
-        )
+    """The repository's directory in the image; "" for the image's own WORKDIR, which only a worker can look up."""
+    if fields.value("workdir") is None:
+        return WORKDIR
+    workdir = fields.optional_text("workdir")
+    if workdir and not _is_plain_path(workdir):
+        why = f'must be an absolute path, is {workdir!r}; "" stands for the image\'s own WORKDIR'
         raise fields.refusal("workdir", why)
     return workdir
+
+
+def _is_plain_path(path: str) -> bool:
+    """Whether it is absolute and has no variable in it."""
+    return path.startswith("/") and "$" not in path
 
 
 def _patches(fields: Fields) -> tuple[str, str]:

@@ -29,6 +29,11 @@ Limit = Literal["turns", "context", "wall_s", "format_errors"]
 class Shell(Protocol):
     """Where commands run: the task's container. Raises SandboxError."""
 
+    @property
+    def workdir(self) -> str:
+        """The directory that commands start in: the repository's root."""
+        ...
+
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run `command` in a fresh shell in the repository; after `timeout_s` it is killed, which is a result
         too.
@@ -168,7 +173,7 @@ class _Episode:
         """What the templates may know of this moment, under mini-swe-agent's names."""
         return {
             "task": self.request.task.problem,
-            "cwd": self.request.task.workdir,
+            "cwd": self.shell.workdir,
             "timeout": int(self._command_s) if self._command_s % 1 == 0 else self._command_s,
             "step_limit": self._max_turns,
             "n_model_calls": len(self.turns),

@@ -62,7 +62,7 @@ class Grader:
         task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
-            control = Control(task.verdict.eval_script, task.workdir)
+            control = Control(task.verdict.eval_script, sandbox.workdir)
             grading = _Grading(claim, sandbox, patch, marks, control)
             applied_by, complaints = await grading.apply()
             if not applied_by:
@@ -130,7 +130,10 @@ class _Grading:
         """
         task = self.claim.request.task
         if not self.sandbox.head:
-            raise TaskBroken(f"{task.workdir} of {task.image} is not a git repository with a commit")
+            raise TaskBroken(
+                f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
+                " workdir to the repository's directory in the image"
+            )
         await self.sandbox.put(_files(task, self.patch, self.marks))
         touches = self.control.touched_by(self.patch)
         if touches:

@@ -48,6 +48,7 @@ async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> F
     leaks = answers_told(task, gold)
     failure = ""
     try:
+        task = await sandboxes.placed(task)
         async with sandboxes.open(unqueued_claim(task, command="leaks"), role="agent") as sandbox:
             leaks += [leak for leak in await find_leaks(sandbox, task) if leak.kind != UNCOMMITTED]
             leaks += await answers_within(sandbox, task, gold)

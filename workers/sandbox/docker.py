@@ -19,10 +19,12 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
+from msgspec.structs import replace
+
 from pipeline import keys
-from pipeline.errors import SandboxError
+from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import Claim
-from pipeline.task import File
+from pipeline.task import File, Task
 from workers.docker.host import DockerHost
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.command import CommandResult, LastResult
@@ -63,7 +65,7 @@ class DockerSandbox:
         self.head = ""  # commit that HEAD was at the start; "" outside a repository
         self._engine = engine
         self._shell = shell
-        self._workdir = workdir
+        self.workdir = workdir  # absolute
 
     async def run(
         self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES, plain: bool = False
@@ -115,9 +117,9 @@ class DockerSandbox:
     async def put(self, files: Sequence[File]) -> None:
         """Writes `files` as root, their directories with them. Raises SandboxError if one cannot be."""
         if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
-            await self._engine.put_archive(self.id, _tar(files, self._workdir))
+            await self._engine.put_archive(self.id, _tar(files, self.workdir))
             return
-        result = await self.run(_writing(files, self._workdir), timeout_s=OPEN_S, plain=True)
+        result = await self.run(_writing(files, self.workdir), timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise SandboxError(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
@@ -176,6 +178,7 @@ class DockerSandboxes:
 
         Raises ImageMissing, SandboxError, TaskBroken.
         """
+        claim = replace(claim, request=replace(claim.request, task=await self.placed(claim.request.task)))
         if role == "agent":
             async with self.agent_images.open(claim) as sandbox:
                 yield sandbox
@@ -186,6 +189,19 @@ class DockerSandboxes:
             head = await sandbox.run(HEAD, timeout_s=OPEN_S)
             sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
             yield sandbox
+
+    async def placed(self, task: Task) -> Task:
+        """`task` with its workdir: its own, else the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
+        if task.workdir:
+            return task
+        image = await self.engine.inspect_image(task.image)
+        workdir = posixpath.normpath(image["Config"].get("WorkingDir") or "/")
+        if workdir == "/":
+            raise TaskBroken(
+                f"workdir: {task.id} names none, and {task.image} has no WORKDIR: set the task's workdir to the"
+                " repository's directory in the image (of a task directory, in its task.json)"
+            )
+        return replace(task, workdir=workdir)
 
     @contextlib.asynccontextmanager
     async def _start(self, claim: Claim, role: Role, image: str) -> AsyncGenerator[DockerSandbox, None]:

@@ -87,6 +87,23 @@ def test_the_workdir_is_the_dockerfiles_last(tmp_path: Path) -> None:
     assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/three"
 
 
+@pytest.mark.parametrize(
+    "dockerfile", [None, "FROM a\n", "FROM a\nARG WHERE=/three\nWORKDIR $WHERE\n", "FROM a\nWORKDIR repo\n"]
+)
+def test_where_no_plain_workdir_is_written_down_it_is_the_images_own(
+    tmp_path: Path, dockerfile: str | None
+) -> None:
+    shutil.copytree(TASKS, tmp_path / "tasks")
+    file = tmp_path / "tasks/task_001/Dockerfile"
+    file.unlink()
+    if dockerfile is not None:
+        file.write_text(dockerfile)
+    task, _ = imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"]
+    assert task.workdir == ""
+    again = write_lines(tmp_path / "again.jsonl", changed(workdir=""))
+    assert imported(tmp_path, "fleet", again)["acme-units-12"][0] == task
+
+
 def test_a_dockerfile_in_another_encoding_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
     shutil.copytree(TASKS, tmp_path / "tasks")
     folder = tmp_path / "tasks/task_001"

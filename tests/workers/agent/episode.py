@@ -75,6 +75,10 @@ class LocalShell:
 
     repository: Path
 
+    @property
+    def workdir(self) -> str:
+        return str(self.repository)
+
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         started_at = time.monotonic()
         process = await asyncio.create_subprocess_exec(
