@@ -7,7 +7,7 @@ Arrays have suffix T: tokens of one sample.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -81,11 +81,6 @@ def samples_of(trajectory: Trajectory, *, vocab_size: int, max_tokens: int) -> t
     for sample in made:
         _check(sample, vocab_size=vocab_size, max_tokens=max_tokens)
     return made
-
-
-def with_advantage(sample: Sample, advantage: float) -> Sample:
-    """The sample with `advantage` on each trained token."""
-    return replace(sample, advantages_T=np.where(sample.trained_T, np.float32(advantage), np.float32(0)))
 
 
 def _check(sample: Sample, *, vocab_size: int, max_tokens: int) -> None:

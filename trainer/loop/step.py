@@ -6,13 +6,14 @@ import time
 
 from pipeline.telemetry import span
 from trainer.batching.batch import Batch
+from trainer.batching.collate import make_batch
 from trainer.batching.logprob_gap import Gap, measure_gap
 from trainer.learner.config import StepMetrics
 from trainer.loop.parts import Parts
 from trainer.loop.state import Standing
 from trainer.recipe import Recipe
 from trainer.records.journal import Fate, StepRow
-from trainer.rollouts.groups import Group, make_batch
+from trainer.rollouts.groups import Group
 from trainer.rollouts.ledger import SinceStep
 
 log = logging.getLogger("swerve.trainer")

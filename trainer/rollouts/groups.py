@@ -8,14 +8,13 @@ and is not in when its group leaves the book is surplus, to be withdrawn.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.trajectory import TrajectoryHead
-from trainer.batching.advantages import advantages, has_signal
-from trainer.batching.batch import Batch, Sample
-from trainer.batching.samples import with_advantage
-from trainer.recipe import AdvantageKind, Stragglers
+from trainer.batching.advantages import has_signal
+from trainer.batching.batch import Sample
+from trainer.recipe import Stragglers
 from trainer.records.journal import Asked, Fate
 from trainer.rollouts.admission import Admission
 
@@ -314,49 +313,6 @@ class GroupBook:
         rest = self._live_by_version - Counter(self._ready[cursor].asked_at_version for cursor in chosen)
         left_out = sorted(((lag_of(version), number) for version, number in rest.items()), reverse=True)
         return not self._admission.punctual(left_out)
-
-
-def make_batch(
-    groups: Iterable[Group],
-    *,
-    step: int,
-    lag_of: Lag,
-    temperature: float,
-    kind: AdvantageKind,
-    withhold_beyond: int | None,
-) -> tuple[Batch, dict[str, Fate]]:
-    """What one step trains, and the fate of every member by request id.
-
-    A member more than `withhold_beyond` versions late keeps its reward in the baseline and trains nothing.
-    """
-    samples: list[Sample] = []
-    fates: dict[str, Fate] = {}
-    trained: list[Member] = []
-    for group in groups:
-        worth = advantages(group.rewards, kind)
-        for number, fate in group.fates("trained").items():
-            member = group.members[number]
-            if (
-                fate == "trained"
-                and withhold_beyond is not None
-                and lag_of(member.lag_from) > withhold_beyond
-            ):
-                fate = "late"
-            fates[member.head.request_id] = fate
-            if fate == "trained":
-                trained.append(member)
-                samples += [with_advantage(sample, worth[number]) for sample in member.samples]
-    lags = [lag_of(member.lag_from) for member in trained]
-    batch = Batch(
-        step=step,
-        samples=tuple(samples),
-        temperature=temperature,
-        num_trajectories=len(trained),
-        request_ids=tuple(member.head.request_id for member in trained),
-        lag_max=max(lags, default=0),
-        lag_mean=sum(lags) / len(lags) if lags else 0.0,
-    )
-    return batch, fates
 
 
 def _fate(member: Member, valid: Fate) -> Fate:

@@ -1,13 +1,24 @@
-"""Advantages: relations that hold for any rewards."""
+"""Advantages: relations that hold for any rewards, and where they fall."""
 
 import math
+from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.trajectories import member
-from trainer.batching.advantages import advantages, has_signal
+from tests.trainer.trajectories import head, member, sample
+from trainer.batching.advantages import (
+    ADVANTAGES,
+    GradedMember,
+    group_mean,
+    group_mean_std,
+    has_signal,
+    leave_one_out,
+    token_advantages,
+)
+from trainer.recipe import AdvantageKind
 from trainer.rollouts.groups import Group
 
 rewards = st.dictionaries(st.integers(0, 15), st.floats(0, 1), min_size=2, max_size=16)
@@ -15,12 +26,12 @@ rewards = st.dictionaries(st.integers(0, 15), st.floats(0, 1), min_size=2, max_s
 
 @given(rewards)
 def test_leave_one_out_advantages_sum_to_nothing(given: dict[int, float]) -> None:
-    assert math.isclose(sum(advantages(given, "leave_one_out").values()), 0, abs_tol=1e-9)
+    assert math.isclose(sum(leave_one_out(given).values()), 0, abs_tol=1e-9)
 
 
 @given(rewards)
 def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(given: dict[int, float]) -> None:
-    for number, advantage in advantages(given, "leave_one_out").items():
+    for number, advantage in leave_one_out(given).items():
         others = [reward for other, reward in given.items() if other != number]
         assert advantage == pytest.approx(given[number] - sum(others) / len(others), abs=1e-9)
 
@@ -29,9 +40,9 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(given: dict[int
 def test_leave_one_out_is_the_distance_to_the_mean_stretched_by_n_over_n_minus_1(
     given: dict[int, float],
 ) -> None:
-    centred = advantages(given, "group_mean")
+    centred = group_mean(given)
     stretch = len(given) / (len(given) - 1)
-    for number, advantage in advantages(given, "leave_one_out").items():
+    for number, advantage in leave_one_out(given).items():
         assert advantage == pytest.approx(centred[number] * stretch, abs=1e-9)
 
 
@@ -40,7 +51,7 @@ def test_a_constant_added_to_every_reward_changes_no_advantage(
     given: dict[int, float], offset: float
 ) -> None:
     moved = {number: reward + offset for number, reward in given.items()}
-    assert advantages(moved, "leave_one_out") == pytest.approx(advantages(given, "leave_one_out"), abs=1e-9)
+    assert leave_one_out(moved) == pytest.approx(leave_one_out(given), abs=1e-9)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8), st.sets(st.integers(0, 20)))
@@ -49,14 +60,39 @@ def test_failed_members_move_nobodys_advantage(valid: list[float], failed: set[i
     broken = {100 + n: member(0, 100 + n, reward=None) for n in failed}
     refused = {200 + n: member(0, 200 + n, reward=1.0, fault="log-probs missing") for n in failed}
     among = Group(0, 99, 0, "t0", {**alone.members, **broken, **refused})
-    assert advantages(among.rewards, "leave_one_out") == advantages(alone.rewards, "leave_one_out")
+    assert leave_one_out(among.rewards) == leave_one_out(alone.rewards)
 
 
 def test_the_grpo_variant_divides_by_the_spread() -> None:
-    found = advantages({0: 0.0, 1: 1.0}, "group_mean_std")
+    found = group_mean_std({0: 0.0, 1: 1.0})
     assert found == pytest.approx({0: -1.0, 1: 1.0}, abs=1e-5)
 
 
 def test_equal_rewards_carry_no_signal() -> None:
     assert not has_signal([1.0, 1.0, 1.0])
     assert has_signal([1.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_a_members_advantage_is_on_its_trained_tokens_and_on_no_other(kind: AdvantageKind) -> None:
+    cut = (sample(head(0, 0)), sample(head(0, 0)))
+    members = {
+        0: GradedMember(1.0, cut),
+        3: GradedMember(0.0, (sample(head(0, 3)),)),
+        4: GradedMember(0.5, ()),
+    }
+    found = token_advantages(members, kind)
+    assert {number: len(arrays) for number, arrays in found.items()} == {0: 2, 3: 1, 4: 0}
+    number = {"leave_one_out": leave_one_out, "group_mean": group_mean, "group_mean_std": group_mean_std}[
+        kind
+    ]
+    expected = number({0: 1.0, 3: 0.0, 4: 0.5})
+    for member_number, arrays in found.items():
+        for array_T in arrays:
+            assert array_T.dtype == np.float32
+            worth = np.float32(expected[member_number])
+            np.testing.assert_array_equal(array_T, [0, worth, worth])
+
+
+def test_every_kind_that_a_recipe_may_name_has_a_function() -> None:
+    assert set(get_args(AdvantageKind)) == ADVANTAGES.keys()

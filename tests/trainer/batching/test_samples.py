@@ -11,7 +11,7 @@ from pipeline.message import pack_float32s, unpack_int32s
 from pipeline.trajectory import Turn, VersionSpan
 from tests.trainer.trajectories import trajectory, turn
 from trainer.batching.batch import Sample
-from trainer.batching.samples import samples_of, with_advantage
+from trainer.batching.samples import samples_of
 
 
 def samples(*turns: Turn, vocab_size: int = 100, max_tokens: int = 1000) -> tuple[Sample, ...]:
@@ -97,8 +97,3 @@ def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
 def test_what_does_not_add_up_is_refused_at_the_learners_door(broken: Turn, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         samples(broken)
-
-
-def test_an_advantage_falls_on_trained_tokens_only() -> None:
-    (made,) = samples(turn([1, 2], [3], kept=0))
-    assert with_advantage(made, -0.25).advantages_T.tolist() == [0, 0, -0.25]

@@ -26,6 +26,7 @@ from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import Failed
 from tests.trainer.scripted_fleet import VOCAB_SIZE, finish, task
 from tests.trainer.trajectories import behind
+from trainer.batching.collate import make_batch
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.parts import Parts
 from trainer.loop.recovery import adopt, recover
@@ -34,7 +35,7 @@ from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
-from trainer.rollouts.groups import GroupBook, make_batch
+from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState, decode_state, encode_state
 from trainer.rollouts.quarantine import Quarantine

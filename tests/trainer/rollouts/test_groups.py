@@ -3,10 +3,11 @@
 import pytest
 
 from tests.trainer.trajectories import behind, member
+from trainer.batching.collate import make_batch
 from trainer.recipe import Stragglers
 from trainer.records.journal import Asked
 from trainer.rollouts.admission import Admission
-from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of, make_batch
+from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of
 
 
 def book(*, groups_per_step: int = 1, max_lag: int = 4, stragglers: Stragglers = "wait") -> GroupBook:
@@ -88,30 +89,6 @@ def test_a_step_does_not_wait_where_the_recipe_lets_groups_run_late() -> None:
     b.expect(0, size=2, version=0, task_id="t0")
     b.verdict(fill(b, 1, [0.0, 1.0], version=1))
     assert b.take(behind(1)) is not None
-
-
-def test_a_batch_trains_valid_members_with_their_advantage_and_states_its_lag() -> None:
-    b = book()
-    group = fill(b, 0, [1.0, 0.0, None], version=2)
-    batch, fates = make_batch(
-        [group], step=5, lag_of=behind(4), temperature=1.0, kind="leave_one_out", withhold_beyond=None
-    )
-    assert batch.request_ids == ("r0.0", "r0.1")
-    assert [sample.advantages_T.tolist() for sample in batch.samples] == [[0, 1, 1], [0, -1, -1]]
-    assert (batch.lag_max, batch.lag_mean, batch.num_trajectories) == (2, 2.0, 2)
-    assert fates == {"r0.0": "trained", "r0.1": "trained", "r0.2": "failed"}
-
-
-def test_a_withheld_member_keeps_its_say_in_the_baseline() -> None:
-    b = book(stragglers="withhold")
-    b.hold(0, member(0, 0, group_size=2, reward=1.0, version=0))
-    group = b.hold(0, member(0, 1, group_size=2, reward=0.0, version=3))
-    assert group is not None
-    batch, fates = make_batch(
-        [group], step=1, lag_of=behind(4), temperature=1.0, kind="leave_one_out", withhold_beyond=2
-    )
-    assert fates == {"r0.0": "late", "r0.1": "trained"}
-    assert [sample.advantages_T.tolist() for sample in batch.samples] == [[0, -1, -1]]
 
 
 def test_a_groups_id_tells_its_cursor() -> None:
