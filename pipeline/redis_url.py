@@ -12,7 +12,7 @@ otherwise. User and password are percent-encoded where they hold characters that
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from arq.connections import RedisSettings
 
@@ -29,12 +29,19 @@ def connection_settings(url: str) -> RedisSettings:
         raise ValueError(
             f"Redis URL with scheme {parts.scheme!r}: it must begin with redis://, rediss:// or unix://"
         )
-    settings = RedisSettings.from_dsn(url)
+    if _place(parts) is None:
+        raise ValueError(
+            f"Redis URL {masked(url)} cannot be read: percent-encode the characters / # ? of the password"
+        )
+    try:
+        settings = RedisSettings.from_dsn(url)
+    except ValueError as error:
+        raise ValueError(f"Redis URL {masked(url)}: the database must be a whole number") from error
     settings.username = None if parts.username is None else unquote(parts.username)
     settings.password = None if parts.password is None else unquote(parts.password)
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     parameters.pop("db", None)
-    place = f"Redis URL {parts.scheme}://{parts.hostname or parts.path}"
+    place = f"Redis URL {masked(url)}"
     unknown = sorted({*parameters} - {*FILES, CHECK_HOSTNAME})
     if unknown:
         known = ", ".join(("db", *FILES, CHECK_HOSTNAME))
@@ -43,6 +50,29 @@ def connection_settings(url: str) -> RedisSettings:
         raise ValueError(f"{place}: {min(parameters)} is of use with rediss:// only")
     _apply_tls(settings, parameters, place)
     return settings
+
+
+def masked(url: str) -> str:
+    """`url` as messages show it: without its password and its parameters."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        place = _place(parts)
+        return f"{parts.scheme}://{'***' if place is None else place}"
+    named = parts.username is not None and parts.password is not None
+    login = f"{parts.username}:***" if named else "***"  # a lone user name is a password without its colon
+    return f"{parts.scheme}://{login}@{_place(parts) or '***'}"
+
+
+def _place(parts: SplitResult) -> str | None:
+    """Host, port and path. None if the URL does not tell them apart from an unencoded password."""
+    try:
+        _ = parts.port
+    except ValueError:
+        return None
+    after = f"{parts.path}{parts.fragment}{'' if '=' in parts.query else parts.query}"
+    if parts.scheme != "unix" and "@" in after:
+        return None
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _apply_tls(settings: RedisSettings, parameters: Mapping[str, str], place: str) -> None:

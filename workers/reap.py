@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from pipeline import census, connection, queue
+from pipeline.connection import RedisUnreachable
 from pipeline.errors import SandboxError
 from pipeline.settings import redis_settings
 from workers.docker.host import DockerHost
@@ -101,12 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report = asyncio.run(reap_hosts(docker_hosts(), everything=options.all))
+    except RedisUnreachable as error:
+        print(f"{error}; it knows which claims are in force: see --all", file=sys.stderr)
+        return 1
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     except (RedisError, OSError) as error:
         print(
-            f"Redis, which knows whose claims breathe, does not answer: {error}; see --all", file=sys.stderr
+            f"Redis, which knows which claims are in force, does not answer: {error}; see --all",
+            file=sys.stderr,
         )
         return 1
     if options.json:

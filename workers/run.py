@@ -19,6 +19,7 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import census, connection, queue
+from pipeline.connection import RedisUnavailable
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.settings import redis_settings, telemetry_settings
@@ -164,7 +165,7 @@ async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[Non
 
 
 def main() -> int:
-    """Exit status 0 after a stop in good order, 2 for settings that make no sense."""
+    """Exit status 0 after a stop in good order, 2 for settings that make no sense or a Redis that is not there."""
     argparse.ArgumentParser(prog="python -m workers.run", description=__doc__).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("arq").setLevel(logging.WARNING)
@@ -178,6 +179,9 @@ def main() -> int:
     provider = start_telemetry("worker", telemetry_settings())
     try:
         asyncio.run(serve(settings, images, hosts, disk))
+    except RedisUnavailable as error:
+        print(error, file=sys.stderr)
+        return 2
     finally:
         provider.shutdown()
     return 0

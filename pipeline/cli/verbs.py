@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from arq.connections import ArqRedis
@@ -20,6 +19,7 @@ from redis.exceptions import RedisError
 from pipeline import connection, request_store
 from pipeline.cli import finding, life, mending, text, top
 from pipeline.cli.finding import Found, State, Wanted
+from pipeline.connection import RedisUnavailable, RedisUnreachable
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.settings import redis_settings
 
@@ -37,9 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     ):  # whoever read has had enough; Python would complain about it once more at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RedisUnavailable as error:
+        return _unavailable(error)
     except (RedisError, OSError, TimeoutError) as error:
-        print(f"Redis at {_without_password(url)} does not answer: {error}", file=sys.stderr)
-        return 1
+        return _unavailable(connection.unavailable(url, error))
     except MalformedMessage as error:
         print(f"written by another release, or not by this software: {error}", file=sys.stderr)
         return 1
@@ -208,9 +209,9 @@ def _ink() -> text.Ink:
     return text.Ink(coloured=sys.stdout.isatty())
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@")
+def _unavailable(error: RedisUnavailable) -> int:
+    print(error, file=sys.stderr)
+    return 1 if isinstance(error, RedisUnreachable) else 2
 
 
 VERBS = {

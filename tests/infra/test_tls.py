@@ -14,7 +14,6 @@ import docker
 import pytest
 import requests
 from docker.utils import kwargs_from_env
-from redis.exceptions import RedisError
 
 from infra import processes
 from pipeline import connection
@@ -111,12 +110,12 @@ async def test_redis_answers_a_client_with_a_certificate(
 async def test_redis_refuses_a_client_without_a_certificate(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
-    with pytest.raises((RedisError, OSError)):
+    with pytest.raises(connection.RedisUnavailable):
         await ping(address(tls_redis["localhost"], certificates, ssl_certfile=None, ssl_keyfile=None))
 
 
 async def test_redis_refuses_a_client_without_tls(tls_redis: dict[str, int]) -> None:
-    with pytest.raises((RedisError, OSError)):
+    with pytest.raises(connection.RedisUnavailable):
         await ping(f"redis://localhost:{tls_redis['localhost']}/0")
 
 
@@ -128,21 +127,21 @@ async def test_redis_refuses_a_certificate_of_another_authority(
         "ssl_certfile": str(tmp_path / "worker-7/cert.pem"),
         "ssl_keyfile": str(tmp_path / "worker-7/key.pem"),
     }
-    with pytest.raises((RedisError, OSError)):
+    with pytest.raises(connection.RedisUnavailable):
         await ping(address(tls_redis["localhost"], certificates, **stranger))
 
 
 async def test_a_client_refuses_a_server_it_does_not_trust(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
-    with pytest.raises((RedisError, OSError), match="certificate verify failed"):
+    with pytest.raises(connection.RedisUnavailable, match="certificate verify failed"):
         await ping(address(tls_redis["localhost"], certificates, ssl_ca_certs=None))
 
 
 async def test_a_client_refuses_a_server_of_another_name(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
-    with pytest.raises((RedisError, OSError), match="Hostname mismatch"):
+    with pytest.raises(connection.RedisUnavailable, match="Hostname mismatch"):
         await ping(address(tls_redis["elsewhere"], certificates))
     assert await ping(address(tls_redis["elsewhere"], certificates, ssl_check_hostname="false"))
 

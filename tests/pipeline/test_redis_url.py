@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline import connection
-from pipeline.redis_url import connection_settings
+from pipeline.redis_url import connection_settings, masked
 
 
 def test_every_part_of_a_url_counts() -> None:
@@ -33,9 +33,28 @@ def test_every_part_of_a_url_counts() -> None:
         ),
         (f"rediss://localhost?ssl_certfile={__file__}", "ssl_certfile and ssl_keyfile go together"),
         ("rediss://localhost?ssl_check_hostname=maybe", "give true or false"),
+        ("redis://:secret@localhost/zero", "redis://:***@localhost/zero: the database must be a whole number"),
+        ("redis://:sec/secret@localhost", "percent-encode the characters / # ? of the password"),
     ],
 )
 async def test_a_url_that_cannot_work_is_the_users_mistake(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
         await connection.connect(url, patience_s=0)
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("rediss://user:se@cret@host:7/1?ssl_ca_certs=/a@b", "rediss://user:***@host:7/1"),
+        ("redis://secret@host", "redis://***@host"),
+        ("redis://:se/cret@host:1", "redis://***"),
+        ("redis://:se#cret@host:1", "redis://***"),
+        ("redis://user:12?secret@host", "redis://***"),
+        ("redis://host:1/2", "redis://host:1/2"),
+        ("unix:///run/redis.sock?db=0", "unix:///run/redis.sock"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert masked(url) == shown
