@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive us: each in a group of its own, its output in a file of its own."""
+"""Child processes that cannot outlive us: each has its own process group, and its output goes to its own file."""
 
 import ctypes
 import os
@@ -16,8 +16,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def dying_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
-    """For ``preexec_fn``: the child is sent ``death_signal`` when the thread that started it ends, however
-    it ends.
+    """For `preexec_fn`: the kernel sends the child `death_signal` when the thread that started it ends, even if we are
+    killed.
     """
     parent = os.getpid()
 
@@ -31,7 +31,7 @@ def dying_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A running process of ours. ``name`` is for people."""
+    """A process that we started. `name` is for messages."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -45,7 +45,7 @@ class Child:
         return self.process.pid
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM to the process, and after ``grace_s`` SIGKILL to whatever is left of its group."""
+        """Send SIGTERM to the process, wait for `grace_s`, then send SIGKILL to what is left of its group."""
         if self.alive:
             self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -62,9 +62,9 @@ def start(
     environment: Mapping[str, str] | None = None,
     death_signal: signal.Signals | None = signal.SIGKILL,
 ) -> Child:
-    """Start ``command`` with both outputs appended to ``log``, or on our own if that is None.
+    """Start `command` with both outputs appended to `log`, or to our own outputs if that is None.
 
-    It gets ``death_signal`` when we die first, however that comes about; with None it lives on.
+    If we end first, the kernel sends it `death_signal`; with None it keeps running.
     """
     with ExitStack() as cleanup:
         output = None
@@ -84,15 +84,15 @@ def start(
 
 
 def adopt_orphans() -> None:
-    """From now on whoever descends from us becomes our child when its parent dies. A first process of a container or a
-    small machine may never ask how they ended, and then Docker, killed and started again, takes its dead containerd
-    for a living one.
+    """From now on a descendant whose parent dies becomes our child, so that we can collect its exit status. Process 1 of a
+    container may never do that; then dockerd, killed and started again, takes its dead containerd (a zombie) for a
+    running one.
     """
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def bury_orphans(own: Collection[int]) -> None:
-    """Ask how those that we adopted have ended; ``own`` are the children that somebody waits for."""
+def reap_orphans(own: Collection[int]) -> None:
+    """Collect the exit status of adopted processes that have ended; `own` are the children that other code waits for."""
     for file in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, file.read_text().split()):
             if pid not in own:
@@ -101,7 +101,7 @@ def bury_orphans(own: Collection[int]) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL everything in the process group that ``leader`` founded."""
+    """Send SIGKILL to the process group whose leader is or was `leader`."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
@@ -109,8 +109,8 @@ def kill_group(leader: int) -> None:
 
 
 def wait_until(ready: Callable[[], bool], *, child: Child, timeout_s: float, log: Path) -> float:
-    """Poll until ``ready``; returns the seconds it took. Raises RuntimeError if ``child`` ends or time runs
-    out first.
+    """Poll until `ready`; return the seconds that took. Raises RuntimeError if `child` ends first, or if `timeout_s`
+    passes.
     """
     began_at = time.monotonic()
     while not ready():

@@ -1,11 +1,10 @@
-"""Redis and Docker on one machine: started where none answers, and only what was started here is stopped
-again.
+"""Redis and Docker on one machine: started where none answers. Only what was started here is stopped again.
 
-    python -m infra.services up | down | status
+    python -m infra.services up | down [redis] [docker] | status
 
-What answers already is left alone, by ``up`` and by ``down``; unless we started it and it is on its way out,
-as after Ctrl-C in another terminal: then ``up`` waits for its end and starts its own. Logs, data and the notes
-of what we started are under ``.run/`` at the repository's root.
+A service that answers already is left alone, by `up` and by `down`. The exception is one of ours that is being
+stopped, for example after Ctrl-C in another terminal: then `up` waits until it has ended and starts a new one. Logs,
+data and the notes on what we started are under `.run/` at the root of the repository.
 """
 
 import argparse
@@ -22,28 +21,29 @@ from pathlib import Path
 
 import redis
 
-from infra import processes
+from infra import ports, processes
 from infra.shims import end_shims
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / ".run"
 REDIS_DATA = RUN / "redis"
 REDIS_PORT = 6379
-DOCKER_EXEC_ROOT = Path("/var/run/docker")  # its default
+DOCKER_EXEC_ROOT = Path("/var/run/docker")  # dockerd's default
 START_S = 60.0
 STOP_S = 30.0
-# Somebody else's stop in good order: the trainer's checkpoint, the workers' episodes, then the services.
-DEPARTURE_S = 150.0
+# How long another process of ours may take to stop: the trainer's checkpoint, the workers' episodes, then the services.
+OTHERS_STOP_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """``sweep`` removes what it leaves behind when it is killed."""
+    """A program that serves this machine. `clean_up` removes what it leaves behind when it is killed."""
 
     name: str
     command: tuple[str, ...]
     answers: Callable[[], bool]
-    sweep: Callable[[], object] = lambda: None
+    clean_up: Callable[[], object] = lambda: None
+    port: int | None = None
 
     @property
     def log(self) -> Path:
@@ -51,13 +51,12 @@ class Service:
 
     @property
     def note(self) -> Path:
-        """Says that we started it: its process id and when that process began, the same of the process that
-        it ends with (twice 0 if there is none), and whether that one has begun to stop.
-        """
+        """The file that says that we started it, written as a Note."""
         return RUN / f"{self.name}.started"
 
 
 def redis_answers() -> bool:
+    """True also for a Redis that wants a password."""
     with redis.Redis(port=REDIS_PORT, socket_connect_timeout=2, socket_timeout=2) as client:
         try:
             return bool(client.ping())
@@ -81,53 +80,57 @@ SERVICES = (
             *("--port", str(REDIS_PORT), "--dir", str(REDIS_DATA)),
         ),
         redis_answers,
+        port=REDIS_PORT,
     ),
-    Service("docker", ("dockerd",), docker_answers, sweep=partial(end_shims, DOCKER_EXEC_ROOT)),
+    Service("docker", ("dockerd",), docker_answers, clean_up=partial(end_shims, DOCKER_EXEC_ROOT)),
 )
 
-
 children: dict[str, processes.Child] = {}
+"""The services that this process started, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a service's note says; ticks are those of ``began_at_ticks``."""
+    """Which process runs a service that we started; ticks are those of `began_at_ticks`.
+
+    The owner is the process that the service ends with; both of its numbers are 0 if there is none.
+    """
 
     pid: int
     ticks: int
     owner_pid: int
     owner_ticks: int
-    stopping: bool = False
+    stop_has_begun: bool = False
 
     def write(self, file: Path) -> None:
-        """Whole or not at all: another process may be reading it."""
-        words = (self.pid, self.ticks, self.owner_pid, self.owner_ticks, int(self.stopping))
+        """Atomically: another process may be reading it."""
+        words = (self.pid, self.ticks, self.owner_pid, self.owner_ticks, int(self.stop_has_begun))
         aside = file.with_suffix(f".{os.getpid()}")
         aside.write_text(" ".join(map(str, words)))
         aside.replace(file)
 
     @property
-    def departing(self) -> bool:
-        """Whether the service lives, but not for long: it is being stopped, or was to end with a process that
-        is gone.
-        """
+    def is_stopping(self) -> bool:
+        """Whether the service still runs but will end soon: its stop has begun, or its owner is gone."""
         if began_at_ticks(self.pid) != self.ticks:
             return False
         orphaned = self.owner_pid != 0 and began_at_ticks(self.owner_pid) != self.owner_ticks
-        return self.stopping or orphaned
+        return self.stop_has_begun or orphaned
 
 
 def bring_up(service: Service, *, attached: bool) -> float | None:
-    """Start ``service`` unless it answers; the seconds it took, or None. Raises RuntimeError if it cannot
-    be started.
+    """Start `service` unless it answers. Returns the seconds it took, or None if it was running. Raises RuntimeError
+    if it cannot be started.
 
-    An attached one also ends when this process does, however that comes about.
+    An attached service also ends when this process ends, even if this process is killed.
     """
-    await_departure(service)
+    wait_while_stopping(service)
     if service.answers():
         return None
     if shutil.which(service.command[0]) is None:
         raise RuntimeError(f"it does not answer, and {service.command[0]} is not installed; run make setup")
+    if service.port is not None:
+        _check_port(service.name, service.port)
     REDIS_DATA.mkdir(parents=True, exist_ok=True)
     child = processes.start(
         service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
@@ -138,79 +141,101 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
 
 
+def _check_port(name: str, port: int) -> None:
+    try:
+        ports.check_free(port, needed_by=name, fix=f"it does not answer as {name}: stop it")
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
+
+
 def child_pids() -> set[int]:
-    """Of those that this process started."""
+    """Process ids of the services that this process started."""
     return {child.pid for child in children.values()}
 
 
-def revive(say: Callable[[str], None]) -> None:
-    """Start again what this process started and what has died since, and say so. Raises RuntimeError if one cannot
-    be.
+def restart_dead(say: Callable[[str], None]) -> None:
+    """Start again what this process started and what has died since, and say so. Raises RuntimeError if a service cannot
+    be started.
     """
     for service in SERVICES:
         child = children.get(service.name)
         if child is not None and not child.alive:
-            say(
-                f"{service.name} died (status {child.process.returncode}); starting it again, see {service.log}"
-            )
-            service.sweep()
+            status = child.process.returncode
+            say(f"{service.name} died (status {status}); starting it again, see {service.log}")
+            service.clean_up()
             bring_up(service, attached=True)
 
 
-def await_departure(service: Service) -> None:
-    """Return when no earlier instance of ours is about to end. Raises RuntimeError if one does not."""
-    give_up_at = time.monotonic() + DEPARTURE_S
-    while (note := read_note(service)) is not None and note.departing:
+def wait_while_stopping(service: Service) -> None:
+    """Return when no earlier instance of ours is about to end. Raises RuntimeError if one does not end."""
+    give_up_at = time.monotonic() + OTHERS_STOP_S
+    while (note := read_note(service)) is not None and note.is_stopping:
         if time.monotonic() > give_up_at:
             raise RuntimeError(f"process {note.pid} was told to stop and does not; see {service.log}")
         time.sleep(0.05)
 
 
 def announce_stop() -> None:
-    """Say that what this process started will be taken down, so that nobody begins to rely on it."""
+    """Note that what this process started will be stopped, so that no other process begins to rely on it."""
     for service in SERVICES:
         note = read_note(service)
         if note is not None and service.name in children:
-            replace(note, stopping=True).write(service.note)
+            replace(note, stop_has_begun=True).write(service.note)
+
+
+def stop_own(service: Service) -> bool:
+    """Stop `service` if this process started it. True if it was stopped."""
+    child = children.pop(service.name, None)
+    if child is None:
+        return False
+    _note_stop(service)
+    child.stop(STOP_S)
+    return True
 
 
 def take_down(service: Service) -> bool:
-    """Stop ``service`` if we started it, now or in an earlier process. True if it was stopped.
+    """Stop `service` if this checkout started it, in this process or in an earlier one. True if it was stopped.
 
-    The note stays: it names a process that is no more, or its successor's by then.
+    The note stays: it names a process that has ended, and the next start overwrites it.
     """
-    note, pid = read_note(service), started_pid(service)
-    if note is not None and pid is not None:
-        replace(note, stopping=True).write(service.note)
-    if child := children.pop(service.name, None):
-        child.stop(STOP_S)
-    elif pid is not None:
-        os.kill(pid, signal.SIGTERM)
-        give_up_at = time.monotonic() + STOP_S
-        while began_at_ticks(pid) is not None and time.monotonic() < give_up_at:
-            time.sleep(0.05)
-        processes.kill_group(pid)
-    return pid is not None
+    if stop_own(service):
+        return True
+    pid = started_pid(service)
+    if pid is None:
+        return False
+    _note_stop(service)
+    os.kill(pid, signal.SIGTERM)
+    give_up_at = time.monotonic() + STOP_S
+    while began_at_ticks(pid) is not None and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    processes.kill_group(pid)
+    return True
+
+
+def _note_stop(service: Service) -> None:
+    note = read_note(service)
+    if note is not None and started_pid(service) is not None:
+        replace(note, stop_has_begun=True).write(service.note)
 
 
 def started_pid(service: Service) -> int | None:
-    """The process that we started for ``service``, if it is still that process."""
+    """The process that this checkout started for `service`, if it is still that process."""
     note = read_note(service)
     return note.pid if note is not None and began_at_ticks(note.pid) == note.ticks else None
 
 
 def read_note(service: Service) -> Note | None:
-    """None if there is none, or one that is not ours: what it names is left alone."""
+    """None if there is no note, or one that we did not write."""
     try:
-        pid, ticks, owner_pid, owner_ticks, stopping = map(int, service.note.read_text().split())
+        pid, ticks, owner_pid, owner_ticks, stop_has_begun = map(int, service.note.read_text().split())
     except (FileNotFoundError, ValueError):
         return None
-    return Note(pid, ticks, owner_pid, owner_ticks, bool(stopping))
+    return Note(pid, ticks, owner_pid, owner_ticks, bool(stop_has_begun))
 
 
 def began_at_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot: with the id it names a process for good. None if it
-    has ended, whether or not its parent has noticed.
+    """When the process began, in clock ticks since boot; with the id this identifies a process for good. None if it
+    has ended, whether or not its parent has collected its status.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -223,16 +248,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m infra.services", description="Redis and Docker on this machine."
     )
-    parser.add_argument("action", choices=("up", "down", "status"))
-    action = parser.parse_args(argv).action
-    unwell = False
-    for service in SERVICES if action == "up" else reversed(SERVICES):
+    parser.add_argument("action", choices=tuple(ACTIONS))
+    names = [service.name for service in SERVICES]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.names) - set(names):
+        parser.error(f"no service is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    chosen = [service for service in SERVICES if service.name in (arguments.names or names)]
+    failed = False
+    for service in reversed(chosen) if arguments.action == "down" else chosen:
         try:
-            print(f"{service.name}: {ACTIONS[action](service)}")
+            print(f"{service.name}: {ACTIONS[arguments.action](service)}")
         except RuntimeError as error:
             print(f"{service.name}: {error}", file=sys.stderr)
-            unwell = True
-    return int(unwell)
+            failed = True
+    return int(failed)
 
 
 def up(service: Service) -> str:
@@ -241,7 +271,7 @@ def up(service: Service) -> str:
 
 
 def down(service: Service) -> str:
-    return "stopped" if take_down(service) else "not ours, left alone"
+    return "stopped" if take_down(service) else "not started by us, left alone"
 
 
 def status(service: Service) -> str:

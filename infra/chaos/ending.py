@@ -24,11 +24,11 @@ def run_out(ring: Ring) -> None:
         trainer.process.terminate()
         if not ring.wait(lambda: not trainer.alive, STOP_S):
             raise Hopeless(f"the trainer does not stop within {STOP_S:.0f} s")
-    if trainers.ended("trainer") is not None:
+    if trainers.exit_status("trainer") is not None:
         trainers.start(trainers.running["trainer"][0])
-    if not ring.wait(lambda: trainers.ended("trainer") is not None, LAST_STEPS_S):
+    if not ring.wait(lambda: trainers.exit_status("trainer") is not None, LAST_STEPS_S):
         raise Hopeless(f"the run does not end within {LAST_STEPS_S:.0f} s")
-    if status := trainers.ended("trainer"):
+    if status := trainers.exit_status("trainer"):
         raise Hopeless(f"the trainer ended with status {status}; see {ring.evidence / 'trainer.log'}")
 
 

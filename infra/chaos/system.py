@@ -17,11 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from infra import local, services
+from infra import services
 from infra.chaos.dockers import GRACE_S, PrivateDocker
 from infra.chaos.victims import Kind
-from infra.fleet import Fleet, Part
-from infra.processes import Child, bury_orphans
+from infra.images.build import IMAGES
+from infra.local import commands
+from infra.local.arguments import METRICS_PORT_OFFSET, parse_arguments, starting_model
+from infra.processes import Child, reap_orphans
+from infra.supervisor import SupervisedProcess, Supervisor
 
 RECIPE = services.ROOT / "trainer/recipes/demo.toml"
 RUN_ID = "chaos"
@@ -38,23 +41,24 @@ SETTINGS = (
 ALLOWED_DEATHS = NEVER  # we are the cause of them
 NICE = ("nice", "-n", "5")
 FIRST_PORT, LAST_PORT = 21_000, 31_000  # below those that the kernel hands out
-REDIS, ENGINE, ROUTER, METRICS = 0, 1, 2, 11  # ports, from the first of a system
+REDIS, ENGINE, ROUTER = 0, 1, 2  # ports, from the first of a system
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The running processes. Fleets are ended last to first."""
+    """The running processes. Supervisors are ended last to first."""
 
     root: Path
     arguments: argparse.Namespace
     docker: PrivateDocker
-    services: Fleet
-    serving: Fleet
-    workers: Fleet
-    trainers: Fleet
+    services: Supervisor
+    serving: Supervisor
+    workers: Supervisor
+    trainers: Supervisor
+    say: Callable[[str], None]
 
     @property
-    def fleets(self) -> tuple[Fleet, ...]:
+    def fleets(self) -> tuple[Supervisor, ...]:
         return self.services, self.serving, self.workers, self.trainers
 
     @property
@@ -72,9 +76,9 @@ class System:
 
     def tend(self) -> None:
         """Start again what has died; to be called often."""
-        bury_orphans({pid for fleet in self.fleets for pid in fleet.pids().values()})
+        reap_orphans({pid for fleet in self.fleets for pid in fleet.pids().values()})
         for fleet in self.fleets:
-            fleet.revive()
+            fleet.restart_dead()
 
     def child(self, name: str) -> Child:
         return next(fleet.running[name][1] for fleet in self.fleets if name in fleet.running)
@@ -95,29 +99,31 @@ class System:
         child.process.kill()
         return child
 
-    def parts(self) -> dict[str, tuple[Fleet, Part]]:
+    def parts(self) -> dict[str, tuple[Supervisor, SupervisedProcess]]:
         """All of them in the order in which they can be started, with the fleet that each belongs to."""
-        engine, router = local.serving_parts(self.arguments)
+        engine, router = commands.serving(self.arguments, starting_model(self.arguments))
         everything = [
             *((self.services, one) for one in self._service_parts()),
             *((self.serving, one) for one in (engine, router)),
-            *((self.workers, one) for one in local.worker_parts(self.arguments)),
-            (self.trainers, local.trainer_part(self.arguments)),
+            *((self.workers, one) for one in commands.workers(self.arguments)),
+            (self.trainers, commands.trainer(self.arguments, self.say)),
         ]
         return {part.name: (fleet, self._as_ours(part)) for fleet, part in everything}
 
-    def _service_parts(self) -> list[Part]:
+    def _service_parts(self) -> list[SupervisedProcess]:
         data = self.root / "redis"
         redis = ["redis-server", str(services.ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"]
         redis += ["--port", str(self.arguments.redis_port), "--dir", str(data)]
         commands = {"redis": redis, "dockerd": self.docker.command}
         parts = [
-            local.part(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
+            commands.supervised(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
             for name, command in commands.items()
         ]
-        return [replace(one, sweep=self.docker.end_shims) if one.name == "dockerd" else one for one in parts]
+        return [
+            replace(one, clean_up=self.docker.end_shims) if one.name == "dockerd" else one for one in parts
+        ]
 
-    def _as_ours(self, part: Part) -> Part:
+    def _as_ours(self, part: SupervisedProcess) -> SupervisedProcess:
         environment = {
             "DOCKER_HOST": self.docker.url,
             "SWERVE_STATE_DIR": str(self.root / "state"),
@@ -165,8 +171,8 @@ def prepare(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
     """Directories and ports of a system that does not run yet."""
     for name in ("redis", "state", "tmp", "docker"):
         (root / name).mkdir()
-    fleets = (Fleet(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
-    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *fleets)
+    fleets = (Supervisor(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
+    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *fleets, say=say)
 
 
 def write_tasks(system: System) -> None:
@@ -175,7 +181,7 @@ def write_tasks(system: System) -> None:
     counts = ["--train", str(NUM_TASKS), "--heldout", "0"]
     _run(system, "trainer.demo", "tasks", "--out", str(family), *counts)
     _run(system, "trainer.tasksets", "import", "fleet", str(family / "train"), "--out", str(tasks))
-    if not system.docker.copy_image(local.TASK_IMAGE.tag):
+    if not system.docker.copy_image(IMAGES["task-base"].tag):
         _run(system, "infra.images.build", "task-base")
     _run(system, "trainer.demo", "images", str(family))
 
@@ -183,7 +189,8 @@ def write_tasks(system: System) -> None:
 def _arguments(root: Path, seed: int) -> argparse.Namespace:
     first = _free_ports(random.Random(os.getpid()))
     settings = [f"seed={seed}", f"tasks.train={root / 'train.jsonl'}", *SETTINGS]
-    arguments = local.parse_arguments(
+    arguments = parse_arguments(
+        None,
         [
             str(RECIPE),
             f"--run-dir={root / 'run'}",
@@ -193,7 +200,7 @@ def _arguments(root: Path, seed: int) -> argparse.Namespace:
             f"--engine-port={first + ENGINE}",
             f"--router-port={first + ROUTER}",
             *("--", "--run-id", RUN_ID, *(word for one in settings for word in ("--set", one))),
-        ]
+        ],
     )
     arguments.redis_port = first + REDIS
     return arguments
@@ -205,7 +212,7 @@ def _free_ports(dice: random.Random) -> int:
         first = dice.randrange(FIRST_PORT, LAST_PORT)
         with ExitStack() as held:
             try:
-                for offset in (REDIS, ENGINE, ROUTER, METRICS):
+                for offset in (REDIS, ENGINE, ROUTER, ROUTER + METRICS_PORT_OFFSET):
                     held.enter_context(socket.socket()).bind(("127.0.0.1", first + offset))
             except OSError:
                 continue

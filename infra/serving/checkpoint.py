@@ -31,6 +31,8 @@ BITS |= {"I64": 64, "U64": 64, "F64": 64, "C64": 64}
 
 def check(directory: Path) -> None:
     """Raises ValueError naming the file, what is wrong with it, and the fix."""
+    if not directory.is_dir():
+        raise ValueError(f"{directory}: there is no such directory; give the directory of a checkpoint")
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory}: no config.json in it; give the directory of a checkpoint")
     found = {path.name: _tensors(path) for path in sorted(directory.glob("*.safetensors"))}

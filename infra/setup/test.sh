@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Lint, type check and every test, with Redis and Docker up. What was started here is stopped whatever happens.
+# Lint, type check and every test, with Redis and Docker up. At the end it stops the services that it started, and no others.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly python=.venv/bin/python
 
-stop_services() { "$python" -m infra.services down >/dev/null; }
+started=
+# shellcheck disable=SC2086 # one word for each service
+stop_services() { [ -z "$started" ] || "$python" -m infra.services down $started >/dev/null; }
 trap stop_services EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 bash infra/setup/setup.sh tests
-"$python" -m infra.services up
+services=$("$python" -m infra.services up)
+echo "$services"
+started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright

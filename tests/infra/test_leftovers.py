@@ -13,15 +13,15 @@ def a_run(place: Path, run_id: str) -> None:
     (place / "run.json").write_text(f'{{"run_id": "{run_id}", "started_at": 1.0}}')
 
 
-def test_a_run_is_given_up_when_it_was_set_aside_or_is_to_be_forgotten(tmp_path: Path) -> None:
+def test_a_run_is_abandoned_when_it_was_set_aside_or_is_to_be_forgotten(tmp_path: Path) -> None:
     for name in ("demo", "demo-seed1", "demo-seed1-20260101-000000", "other-seed1"):
         a_run(tmp_path / name, f"run of {name}")
     aside = {"run of demo-seed1", "run of demo-seed1-20260101-000000"}
-    assert set(leftovers.given_up(tmp_path / "demo", fresh=False)) == aside
-    assert set(leftovers.given_up(tmp_path / "demo", fresh=True)) == aside | {"run of demo"}
+    assert set(leftovers.abandoned_runs(tmp_path / "demo", fresh=False)) == aside
+    assert set(leftovers.abandoned_runs(tmp_path / "demo", fresh=True)) == aside | {"run of demo"}
 
 
-def test_what_a_run_given_up_still_asks_for_is_withdrawn_and_what_it_got_stays(redis_url: str) -> None:
+def test_requests_of_an_abandoned_run_are_withdrawn_and_its_trajectories_stay(redis_url: str) -> None:
     async def ask() -> None:
         redis = await connection.connect(redis_url)
         await redis.flushdb()

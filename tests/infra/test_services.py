@@ -1,5 +1,6 @@
 """Services: started where none answers, and nothing is stopped that we did not start."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -44,6 +45,39 @@ def test_a_service_that_does_not_answer_is_started_and_stopped_again(service: Se
     assert service.answers()
     assert services.take_down(service)
     assert not service.answers()
+
+
+def test_what_an_earlier_process_started_is_stopped_by_down_and_not_as_ones_own(service: Service) -> None:
+    assert services.bring_up(service, attached=False) is not None
+    earlier = services.children.pop(
+        service.name
+    )  # as if it had been started by another process of this checkout
+    assert not services.stop_own(service)
+    assert service.answers()
+    assert services.take_down(service)
+    earlier.process.wait()
+    assert not service.answers()
+
+
+def test_a_port_held_by_something_else_is_an_error_that_names_it(service: Service, port: int) -> None:
+    deaf = replace(service, answers=lambda: False, port=port)
+    said = rf"port {port} is in use by process {os.getpid()} "
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(RuntimeError, match=said):
+        services.bring_up(deaf, attached=True)
+
+
+def test_down_stops_the_named_services_only(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = replace(
+        service, name="other", command=("sleep", "600"), answers=lambda: "other" in services.children
+    )
+    monkeypatch.setattr(services, "SERVICES", (service, other))
+    for one in (service, other):
+        services.bring_up(one, attached=True)
+    assert services.main(["down", "other"]) == 0
+    assert capsys.readouterr().out == "other: stopped\n"
+    assert service.answers()
 
 
 def test_a_service_that_answers_is_left_alone(service: Service, port: int) -> None:
@@ -117,7 +151,7 @@ def test_one_that_is_being_stopped_is_not_relied_on(service: Service, port: int)
     child = services.children.pop(leaving.name)  # another process stops it than starts its successor
     with ThreadPoolExecutor() as threads:
         stopping = threads.submit(services.take_down, leaving)
-        while not services.read_note(service).stopping:  # type: ignore[union-attr]
+        while not services.read_note(service).stop_has_begun:  # type: ignore[union-attr]
             pass
         assert service.answers(), "it still answers, and is nothing to build on"
         assert services.bring_up(service, attached=True) is not None
@@ -133,7 +167,7 @@ def test_one_whose_starter_is_gone_is_waited_out(service: Service) -> None:
     assert note is not None
     replace(note, owner_ticks=1).write(service.note)  # the number belongs to another process since
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(services.await_departure, service)
+        waiting = threads.submit(services.wait_while_stopping, service)
         assert not waiting.done()
         services.children.pop(service.name).stop(10)
         waiting.result()
@@ -145,15 +179,15 @@ def test_one_that_was_killed_is_started_again_by_who_started_it(
 ) -> None:
     monkeypatch.setattr(services, "SERVICES", (service,))
     said: list[str] = []
-    services.revive(said.append)
+    services.restart_dead(said.append)
     assert not said, "it was never started here"
     services.bring_up(service, attached=True)
-    services.revive(said.append)
+    services.restart_dead(said.append)
     assert not said, "it lives"
     first = services.children[service.name]
     first.process.kill()
     first.process.wait()
-    services.revive(said.append)
+    services.restart_dead(said.append)
     assert said == [f"listener died (status -9); starting it again, see {service.log}"]
     assert service.answers()
     assert services.started_pid(service) == services.children[service.name].pid != first.pid
@@ -164,9 +198,9 @@ def test_a_stop_is_announced_before_it_begins(service: Service, monkeypatch: pyt
     services.bring_up(service, attached=True)
     note = services.read_note(service)
     assert note is not None
-    assert not note.departing
+    assert not note.is_stopping
     services.announce_stop()
     announced = services.read_note(service)
     assert announced is not None
-    assert announced.departing
+    assert announced.is_stopping
     assert service.answers()

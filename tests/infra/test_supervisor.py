@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from infra import processes
-from infra.fleet import MAX_DEATHS, Fleet, Part
+from infra.supervisor import MAX_DEATHS, SupervisedProcess, Supervisor
+
+Make = Callable[[str, str], SupervisedProcess]
 
 
 @pytest.fixture
@@ -21,19 +23,19 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def fleet(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr("infra.fleet.RESTART_PAUSE_S", 0)
-    fleet = Fleet(said.append)
-    yield fleet
-    fleet.stop()
+def supervisor(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr("infra.supervisor.RESTART_PAUSE_S", 0)
+    supervisor = Supervisor(said.append)
+    yield supervisor
+    supervisor.stop()
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Callable[[str, str], Part]:
-    def make(name: str, code: str) -> Part:
+def process(tmp_path: Path) -> Make:
+    def make(name: str, code: str) -> SupervisedProcess:
         command = [sys.executable, "-c", code]
         log = tmp_path / f"{name}.log"
-        return Part(name, lambda: command, dict(os.environ), log, 10, signal.SIGKILL)
+        return SupervisedProcess(name, lambda: command, dict(os.environ), log, 10, signal.SIGKILL)
 
     return make
 
@@ -41,80 +43,83 @@ def part(tmp_path: Path) -> Callable[[str, str], Part]:
 SLEEP = "import time; time.sleep(600)"
 
 
-def test_a_part_that_died_is_started_again_and_reported(
-    fleet: Fleet, part: Callable[[str, str], Part], said: list[str]
+def test_a_process_that_died_is_started_again_and_reported(
+    supervisor: Supervisor, process: Make, said: list[str]
 ) -> None:
-    victim, survivor = fleet.start(part("victim", SLEEP)), fleet.start(part("survivor", SLEEP))
+    victim, survivor = (
+        supervisor.start(process("victim", SLEEP)),
+        supervisor.start(process("survivor", SLEEP)),
+    )
     victim.process.kill()
     victim.process.wait()
-    fleet.revive()
+    supervisor.restart_dead()
     (line,) = said
     assert line.startswith("victim died (status -9); starting it again")
-    assert fleet.running["victim"][1].alive
-    assert fleet.running["survivor"][1] is survivor
+    assert supervisor.running["victim"][1].alive
+    assert supervisor.running["survivor"][1] is survivor
 
 
-def test_a_part_that_dies_time_and_again_ends_the_fleet(
-    fleet: Fleet, part: Callable[[str, str], Part]
+def test_a_process_that_dies_time_and_again_is_an_error_with_its_last_lines(
+    supervisor: Supervisor, process: Make
 ) -> None:
-    fleet.start(part("hopeless", "raise SystemExit('no such model')"))
+    supervisor.start(process("hopeless", "raise SystemExit('no such model')"))
     for _ in range(MAX_DEATHS):
-        fleet.running["hopeless"][1].process.wait()
-        fleet.revive()
-    fleet.running["hopeless"][1].process.wait()
+        supervisor.running["hopeless"][1].process.wait()
+        supervisor.restart_dead()
+    supervisor.running["hopeless"][1].process.wait()
     with pytest.raises(RuntimeError, match="no such model"):
-        fleet.revive()
+        supervisor.restart_dead()
 
 
-def test_a_part_that_finishes_is_started_again_only_if_a_signal_ended_it(
-    fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
+def test_a_process_that_finishes_is_started_again_only_if_a_signal_ended_it(
+    supervisor: Supervisor, process: Make, tmp_path: Path
 ) -> None:
     code = f"from pathlib import Path; flag = Path({str(tmp_path / 'flag')!r}); flag.exists() and exit(3); {SLEEP}"
-    child = fleet.start(replace(part("runner", code), finishes=True))
-    assert fleet.ended("runner") is None
+    child = supervisor.start(replace(process("runner", code), finishes=True))
+    assert supervisor.exit_status("runner") is None
     child.process.kill()
     child.process.wait()
     (tmp_path / "flag").touch()
-    assert fleet.ended("runner") is None
-    fleet.revive()
-    assert fleet.running["runner"][1].process.wait() == 3
-    fleet.revive()
-    assert fleet.ended("runner") == 3
+    assert supervisor.exit_status("runner") is None
+    supervisor.restart_dead()
+    assert supervisor.running["runner"][1].process.wait() == 3
+    supervisor.restart_dead()
+    assert supervisor.exit_status("runner") == 3
 
 
-def test_a_part_comes_back_after_a_pause_that_holds_up_nothing_else(
-    fleet: Fleet, part: Callable[[str, str], Part], monkeypatch: pytest.MonkeyPatch
+def test_a_process_comes_back_after_a_pause_that_holds_up_nothing_else(
+    supervisor: Supervisor, process: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.fleet.RESTART_PAUSE_S", 3600)
-    victim = fleet.start(part("victim", SLEEP))
+    monkeypatch.setattr("infra.supervisor.RESTART_PAUSE_S", 3600)
+    victim = supervisor.start(process("victim", SLEEP))
     victim.process.kill()
     victim.process.wait()
-    fleet.revive()
-    assert fleet.running["victim"][1] is victim
+    supervisor.restart_dead()
+    assert supervisor.running["victim"][1] is victim
     assert not victim.alive
 
 
-def test_what_a_part_leaves_in_its_scratch_goes_with_it(
-    fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
+def test_what_a_process_leaves_in_its_scratch_goes_with_it(
+    supervisor: Supervisor, process: Make, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "scratch"
     code = f"import tempfile; tempfile.mkstemp(); {SLEEP}"
-    messy = replace(part("messy", code), scratch=scratch)
-    child = fleet.start(messy)
+    messy = replace(process("messy", code), scratch=scratch)
+    child = supervisor.start(messy)
     processes.wait_until(
         lambda: any(scratch.iterdir()), child=child, timeout_s=60, log=tmp_path / "messy.log"
     )
     (left,) = scratch.iterdir()
     child.process.kill()
     child.process.wait()
-    fleet.revive()
+    supervisor.restart_dead()
     assert not left.exists()
-    fleet.stop()
+    supervisor.stop()
     assert not scratch.exists()
 
 
-def test_stopping_ends_a_part_that_ignores_it_and_its_children(
-    fleet: Fleet, part: Callable[[str, str], Part], tmp_path: Path
+def test_stopping_ends_a_process_that_ignores_it_and_its_children(
+    supervisor: Supervisor, process: Make, tmp_path: Path
 ) -> None:
     code = f"""
 import os, signal, subprocess, sys, time
@@ -124,8 +129,8 @@ open({str(tmp_path / "child")!r} + ".tmp", "w").write(str(child.pid))
 os.rename({str(tmp_path / "child")!r} + ".tmp", {str(tmp_path / "child")!r})
 time.sleep(600)
 """
-    deaf = part("deaf", code)
-    child = fleet.start(deaf)
+    deaf = process("deaf", code)
+    child = supervisor.start(deaf)
     processes.wait_until((tmp_path / "child").exists, child=child, timeout_s=60, log=deaf.log)
     child.stop(grace_s=0.2)
     grandchild = Path("/proc", (tmp_path / "child").read_text())
@@ -133,7 +138,7 @@ time.sleep(600)
         if not grandchild.exists() or ") Z" in (grandchild / "stat").read_text():
             return
         time.sleep(0.02)
-    raise AssertionError("the child of a stopped part lives on")
+    raise AssertionError("the child of a stopped process lives on")
 
 
 ORPHANING = """
@@ -143,7 +148,7 @@ print(child.pid, flush=True)
 """
 
 
-def test_orphans_of_a_part_are_asked_how_they_ended() -> None:
+def test_orphans_of_a_process_are_asked_how_they_ended() -> None:
     code = f"""
 import subprocess, sys, time
 from pathlib import Path
@@ -153,7 +158,7 @@ orphan = int(subprocess.run([sys.executable, "-c", {ORPHANING!r}], capture_outpu
 sleeper = subprocess.Popen(["sleep", "600"])
 waited_for = subprocess.Popen(["true"])
 while Path("/proc", str(orphan)).exists():
-    processes.bury_orphans({{sleeper.pid, waited_for.pid}})
+    processes.reap_orphans({{sleeper.pid, waited_for.pid}})
     time.sleep(0.02)
 sleeper.kill()
 print(waited_for.wait(), sleeper.wait())

@@ -1,0 +1,153 @@
+"""The order of a run on one machine: services, image, preparation, engine and router, workers, trainer."""
+
+import argparse
+import shlex
+import shutil
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from infra import leftovers, processes, services
+from infra.images.build import IMAGES, ensure_image
+from infra.local import commands
+from infra.local.arguments import LOCAL_REDIS, check_ports, starting_model
+from infra.local.containers import remove_containers
+from infra.memory import MemoryWatch
+from infra.supervisor import SupervisedProcess, Supervisor
+
+ENGINE_START_S = 600.0
+CHECK_EVERY_S = 0.5
+PREPARATION_GRACE_S = 10.0  # it may have containers to remove
+TASK_IMAGE = IMAGES["task-base"]
+
+
+def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
+    """Everything from the services to the end of the trainer, whose exit status is returned; `cleanup` undoes it in the
+    opposite order. Raises ValueError for what the user has to change, RuntimeError, OSError or BuildError for the rest.
+    """
+    processes.adopt_orphans()
+    for service in services.SERVICES:
+        services.wait_while_stopping(service)
+    check_ports(arguments)
+    model = starting_model(arguments)
+    prepare_run(arguments, cleanup)
+    supervisor, trainers = Supervisor(say), Supervisor(say)
+    watch = MemoryWatch(lambda: service_pids() | supervisor.pids() | trainers.pids())
+    cleanup.callback(report_memory, watch, arguments.run_dir / "memory.json")
+    cleanup.enter_context(watch)
+    cleanup.callback(lambda: remove_containers(supervisor.started, say))
+    cleanup.callback(supervisor.stop)
+    start_serving(supervisor, [*commands.serving(arguments, model), *commands.workers(arguments)], arguments)
+    cleanup.callback(trainers.stop)
+    trainers.start(commands.trainer(arguments, say))
+    while (status := trainers.exit_status("trainer")) is None:
+        time.sleep(CHECK_EVERY_S)
+        own = {*services.child_pids(), *supervisor.pids().values(), *trainers.pids().values()}
+        processes.reap_orphans(own)
+        services.restart_dead(say)
+        supervisor.restart_dead()
+        trainers.restart_dead()
+    return status
+
+
+def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
+    """The run directory, the services, the base image and the commands of --prepare."""
+    abandoned = leftovers.abandoned_runs(arguments.run_dir, fresh=arguments.fresh)
+    if arguments.fresh:
+        forget(arguments.run_dir)
+    (arguments.run_dir / "traces").mkdir(parents=True, exist_ok=True)
+    bring_up_services(arguments, cleanup)
+    if num_withdrawn := leftovers.withdraw(arguments.redis_url, abandoned):
+        say(f"withdrew {num_withdrawn} requests of abandoned runs")
+    began_at = time.monotonic()
+    if ensure_image(TASK_IMAGE):
+        say(f"image {TASK_IMAGE.tag} made ({time.monotonic() - began_at:.1f} s)")
+    for command in arguments.prepare:
+        prepare(command)
+
+
+def forget(run_dir: Path) -> None:
+    """Remove the run. Remove the data of our own Redis too, unless it is running: it holds the queue of that run."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    if not services.redis_answers():
+        shutil.rmtree(services.REDIS_DATA, ignore_errors=True)
+
+
+def bring_up_services(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
+    """Start what is needed and does not answer. What was running before keeps running at the end."""
+    for service in services.SERVICES:
+        if service.name == "redis" and arguments.redis_url != LOCAL_REDIS:
+            continue
+        cleanup.callback(services.stop_own, service)
+        took_s = services.bring_up(service, attached=True)
+        say(f"{service.name} was running" if took_s is None else f"{service.name} started ({took_s:.1f} s)")
+
+
+def prepare(command: str) -> None:
+    """Run one command with its output on the screen. Raises RuntimeError if it fails."""
+    words = shlex.split(command)
+    if words[0] == "-m":
+        words.insert(0, sys.executable)
+    child = processes.start(command, words, log=None, death_signal=signal.SIGTERM)
+    try:
+        status = child.process.wait()
+    finally:
+        child.stop(PREPARATION_GRACE_S)
+    if status:
+        raise RuntimeError(f"{command}: ended with status {status}")
+
+
+def start_serving(
+    supervisor: Supervisor, wanted: Iterable[SupervisedProcess], arguments: argparse.Namespace
+) -> None:
+    """Start engine, router and workers, and return when the router reaches the engine. Raises RuntimeError if that does
+    not happen, at once if one of them ends.
+    """
+    for process in wanted:
+        supervisor.start(process)
+    logs = arguments.run_dir / "logs"
+    say(f"engine, router, {arguments.workers} workers with {arguments.slots} slots each: logs in {logs}")
+    began_at = time.monotonic()
+    while not router_is_ready(arguments.router_port):
+        supervisor.check_alive()
+        if time.monotonic() - began_at > ENGINE_START_S:
+            engine = supervisor.running["engine"][0]
+            raise RuntimeError(f"engine is not ready after {ENGINE_START_S:.0f} s{engine.last_lines()}")
+        time.sleep(CHECK_EVERY_S)
+    say(f"engine and router ready (waited {time.monotonic() - began_at:.1f} s)")
+
+
+def router_is_ready(port: int) -> bool:
+    """Whether the router reaches an engine."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def service_pids() -> dict[str, int]:
+    """Services that this checkout started, for the memory watch, which finds Docker's processes by their names."""
+    pids = {service.name: services.started_pid(service) for service in services.SERVICES}
+    return {name: pid for name, pid in pids.items() if pid is not None and name != "docker"}
+
+
+def report_memory(watch: MemoryWatch, file: Path) -> None:
+    peak = watch.peak
+    if not peak.total_bytes:
+        return
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(peak)))
+    largest = sorted(peak.parts_bytes.items(), key=lambda part: -part[1])
+    listing = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in largest)
+    say(f"peak memory {peak.total_bytes / 1e9:.2f} GB ({listing} MB) after {peak.after_s:.0f} s")
+
+
+def say(line: str) -> None:
+    print(f"local: {line}", flush=True)

@@ -1,0 +1,143 @@
+"""The system on one machine: what it checks before it starts anything, and what it leaves alone at its end."""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import docker
+import pytest
+
+from infra import services
+from infra.local import containers, run
+from infra.local.arguments import parse_arguments
+from infra.processes import Child
+from infra.services import Service
+from infra.supervisor import SupervisedProcess, Supervisor
+from tests.conftest import free_ports
+
+
+def arguments(tmp_path: Path, *more: str, recipe: str = "") -> argparse.Namespace:
+    (tmp_path / "recipe.toml").write_text(recipe)
+    return parse_arguments(None, [str(tmp_path / "recipe.toml"), f"--run-dir={tmp_path / 'run'}", *more])
+
+
+def test_what_was_running_keeps_running_and_is_said_to_have_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(services, "RUN", tmp_path)
+    monkeypatch.setattr(services, "REDIS_DATA", tmp_path / "redis")
+    (port,) = free_ports(1)
+
+    def answers() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", port)) == 0
+
+    code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+    service = Service("listener", (sys.executable, "-c", code), answers)
+    monkeypatch.setattr(services, "SERVICES", (service,))
+    services.bring_up(service, attached=False)  # `python -m infra.services up` in the same checkout
+    earlier = services.children.pop(service.name)
+    try:
+        with ExitStack() as cleanup:
+            run.bring_up_services(arguments(tmp_path), cleanup)
+        assert capsys.readouterr().out == "local: listener was running\n"
+        assert answers()
+    finally:
+        earlier.stop(10)
+    with ExitStack() as cleanup:
+        run.bring_up_services(arguments(tmp_path), cleanup)
+        assert answers()
+    assert not answers()
+
+
+@pytest.mark.docker
+def test_only_the_containers_of_its_own_workers_are_removed(
+    docker_client: docker.DockerClient, task_image: str
+) -> None:
+    host = socket.gethostname()
+    with subprocess.Popen(["sleep", "600"]) as process, ExitStack() as cleanup:
+        cleanup.callback(process.kill)
+        made = {}
+        for owner in (f"{host}/{process.pid}", f"{host}/1"):
+            labels = {"swerve.fleet": "one-redis", "swerve.worker": owner}
+            made[owner] = docker_client.containers.create(
+                task_image, "true", labels=labels, network_mode="none"
+            )
+            cleanup.callback(remove_if_there, docker_client, made[owner].id)
+        said: list[str] = []
+        containers.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
+        left = {one.id for one in docker_client.containers.list(all=True)}
+        assert [container.id in left for container in made.values()] == [False, True]
+        assert said == ["removed 1 containers that were left"]
+
+
+def remove_if_there(client: docker.DockerClient, container: str) -> None:
+    if container in [one.id for one in client.containers.list(all=True)]:
+        client.containers.get(container).remove(force=True)
+
+
+def refused(tmp_path: Path, *more: str, recipe: str = "") -> str:
+    """What `python -m infra.local` says to a user's mistake: one line, and status 2."""
+    given = arguments(tmp_path, *more, recipe=recipe)
+    command = [sys.executable, "-m", "infra.local", str(given.recipe), f"--run-dir={given.run_dir}", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert not given.run_dir.exists()
+    return line
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    engine, router = free_ports(2)
+    flags = [f"--engine-port={engine}", f"--router-port={router}"]
+    for port, who, flag in [
+        (engine, "engine", "--engine-port"),
+        (router, "router", "--router-port"),
+        (router + 9, "router's metrics", "--router-port"),
+    ]:
+        with socket.create_server(("127.0.0.1", port)):
+            line = refused(tmp_path, *flags)
+        assert line.startswith(f"error: {who}: port {port} is in use by process {os.getpid()} (")
+        assert flag in line
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "said"),
+    [
+        ("model = 'nowhere'", [], "there is no such directory"),
+        ("", [], "it names no model"),
+        ("model =", [], "not a readable TOML file"),
+        ("", ["--model=/nowhere"], "error: --model: /nowhere: there is no such directory"),
+    ],
+)
+def test_a_model_that_is_missing_is_named_before_anything_starts(
+    tmp_path: Path, recipe: str, more: list[str], said: str
+) -> None:
+    engine, router = free_ports(2)
+    more = [*more, f"--engine-port={engine}", f"--router-port={router}"]
+    assert said in refused(tmp_path, *more, recipe=recipe)
+
+
+@pytest.mark.parametrize("victim", ["router", "worker-1"])
+def test_a_process_that_ends_while_the_others_start_is_an_error_with_the_end_of_its_log(
+    tmp_path: Path, victim: str
+) -> None:
+    def process(name: str) -> SupervisedProcess:
+        code = "raise SystemExit('no room')" if name == victim else "import time; time.sleep(600)"
+        command = [sys.executable, "-c", code]
+        log = tmp_path / f"{name}.log"
+        return SupervisedProcess(name, lambda: command, dict(os.environ), log, 10, signal.SIGKILL)
+
+    supervisor = Supervisor(lambda line: None)
+    wanted = [process(name) for name in ("engine", "router", "worker-1")]
+    (port,) = free_ports(1)
+    try:
+        with pytest.raises(RuntimeError, match=f"{victim} ended with status 1:\nno room"):
+            run.start_serving(supervisor, wanted, arguments(tmp_path, f"--router-port={port}"))
+    finally:
+        supervisor.stop()
