@@ -72,5 +72,5 @@ gpu-check:
 # Runs and models are kept.
 clean:
 	@$(PYTHON) -m infra.services down 2>/dev/null || true
-	rm -rf .venv .run .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .run .pytest_cache .ruff_cache .hypothesis swerve.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

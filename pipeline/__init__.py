@@ -2,3 +2,7 @@
 
 Imports nothing of ours and nothing heavy.
 """
+
+from pipeline.dependencies import name_missing_packages
+
+name_missing_packages()

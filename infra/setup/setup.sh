@@ -54,6 +54,8 @@ install_packages() {
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
     "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt
+    # The checkout itself: the command `swerve`, and our packages for whoever stands in another directory.
+    "${pip[@]}" --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot lie beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
     bash infra/setup/init.sh "$venv/share/swerve/init"

@@ -23,7 +23,8 @@ from workers.temporary import temporary_file
 def _stand_in_for_harness() -> None:
     found = importlib.util.find_spec("swebench")
     if found is None or found.submodule_search_locations is None:
-        raise ImportError("swebench is not installed: pip install --no-deps 'swebench>=5,<6' unidiff")
+        fix = "pip install --no-deps 'swebench>=5,<6' (what it requires by itself is not needed here)"
+        raise ModuleNotFoundError(f"swebench is not installed: {fix}", name="swebench")
     harness = ModuleType("swebench.harness")
     harness.__path__ = [str(Path(location, "harness")) for location in found.submodule_search_locations]
     sys.modules.setdefault("swebench.harness", harness)

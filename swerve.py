@@ -1,0 +1,60 @@
+"""The command `swerve`: one word for each program of ours, `swerve train` for `python -m trainer.run`.
+
+A table and nothing more: it starts the module that owns the command, just as `python -m` does, with the arguments as they are. It stands
+beside the packages because it names modules of all of them, which no package may import.
+"""
+
+import runpy
+import sys
+
+# word: (module, its first arguments, what it does)
+COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "train": ("trainer.run", (), "train on a recipe, or go on with a run"),
+    "evaluate": ("trainer.evaluate", (), "evaluate weights on held-out tasks, without a run"),
+    "report": ("trainer.report", (), "sum up a run"),
+    "curve": ("trainer.curve", (), "draw a run's rewards"),
+    "tasks": ("trainer.tasksets", (), "import and export tasks"),
+    "work": ("workers.run", (), "run one worker"),
+    "verify": ("workers.verify", (), "try tasks and their known fixes with the grader"),
+    "images": ("workers.images", (), "pull, build, list and evict task images"),
+    "leaks": ("workers.leaks", (), "look for the answer in the containers of tasks"),
+    "reap": ("workers.reap", (), "remove what killed workers left on Docker hosts"),
+    "engine": ("infra.serving.engine", (), "start an SGLang engine"),
+    "router": ("infra.serving.router", (), "start the router in front of the engines"),
+    "status": ("pipeline", ("status",), "what trainer, workers and queue are doing"),
+    "ls": ("pipeline", ("ls",), "list requests"),
+    "show": ("pipeline", ("show",), "one request and its trajectory"),
+    "tail": ("pipeline", ("tail",), "the last finished trajectories"),
+    "explain": ("pipeline", ("explain",), "every event in the life of a request"),
+    "top": ("pipeline", ("top",), "the fleet, live"),
+    "dead": ("pipeline", ("dead",), "dead-lettered requests"),
+    "requeue": ("pipeline", ("requeue",), "give dead-lettered requests new tries"),
+    "drop": ("pipeline", ("drop",), "forget dead-lettered requests"),
+}
+MISUSE = 2
+
+
+def main() -> int:
+    """Runs the command named first. Its exit status is ours."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if words else MISUSE
+    if words[0] not in COMMANDS:
+        print(f"error: swerve has no command {words[0]!r}; see swerve --help", file=sys.stderr)
+        return MISUSE
+    module, first, _ = COMMANDS[words[0]]
+    # As `python -m` has it while it looks for the module; the module's file takes the place of "-m".
+    sys.argv = ["-m", *first, *words[1:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _usage() -> str:
+    rows = [(word, about, " ".join((module, *first))) for word, (module, first, about) in COMMANDS.items()]
+    lines = [f"  {word:9} {about:55} python -m {module}" for word, about, module in rows]
+    return "\n".join(["usage: swerve COMMAND ...    (swerve COMMAND --help says more)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
