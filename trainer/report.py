@@ -88,6 +88,11 @@ def report_on(directory: Path) -> Report:
     after, after_error = success(evaluations, "heldout_after")
     passed_over = {row.cursor for row in read(directory, SkippedRow)}
     books = books_of(rows, steps, list(read(directory, EndRow)), passed_over)
+    gaps = [
+        (row.logprob_gap_max, row.logprob_gap_mean, row.num_trained_tokens)
+        for row in steps
+        if row.logprob_gap_max is not None and row.logprob_gap_mean is not None
+    ]
     trained = sum(row.num_trained_tokens for row in steps)
     sampled = sum(row.num_unique_sampled_tokens for row in steps)
     return Report(
@@ -99,8 +104,8 @@ def report_on(directory: Path) -> Report:
         steps=len(steps),
         lag_mean=_weighted((row.lag_mean, row.num_trajectories) for row in steps),
         lag_max=max((row.lag_max for row in steps), default=None),
-        logprob_gap_max=max((row.logprob_gap_max for row in steps), default=None),
-        logprob_gap_mean=_weighted((row.logprob_gap_mean, row.num_trained_tokens) for row in steps),
+        logprob_gap_max=max((gap_max for gap_max, _, _ in gaps), default=None),
+        logprob_gap_mean=_weighted((gap_mean, num_tokens) for _, gap_mean, num_tokens in gaps),
         trained_over_sampled=trained / sampled if sampled else None,
         lost=books.missing if books.ended else 0,
         trained_twice=books.trained_twice,

@@ -87,8 +87,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     groups_dropped_invalid: int = 0
     lag_max: int = 0
     lag_mean: float = 0.0
-    logprob_gap_max: float = 0.0  # between engine and learner under the same weights
-    logprob_gap_mean: float = 0.0
+    logprob_gap_max: float | None = None  # between engine and learner under the same weights; None: not measured
+    logprob_gap_mean: float | None = None
     entropy: float = 0.0
     ratio_mean: float = 1.0
     ratio_max: float = 1.0

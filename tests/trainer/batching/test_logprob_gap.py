@@ -43,4 +43,8 @@ def test_tokens_of_versions_no_longer_held_are_counted_not_guessed() -> None:
     mixed = replace(sample(head(0, 0)), versions_T=np.array([-1, 1, 3], np.int32))
     gap = measure_gap(batch(mixed), (3,), off_by)
     assert (gap.num_tokens, gap.num_unmeasured) == (1, 1)
-    assert measure_gap(batch(mixed), (), off_by).num_tokens == 0
+
+
+def test_a_gap_that_was_not_measured_is_no_number() -> None:
+    gap = measure_gap(batch(sample(head(0, 0), version=3)), (), off_by)
+    assert (gap.max, gap.mean, gap.num_tokens, gap.num_unmeasured) == (None, None, 0, 2)
