@@ -26,6 +26,7 @@ from trainer import process
 from trainer.inputs import Inputs, read_inputs
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
 from trainer.records.journal import EpisodeRow, read
+from trainer.records.run_directory import sole_trainer
 from trainer.rollouts.heldout import Round, standard_error
 from trainer.settings import TrainerSettings
 
@@ -86,7 +87,7 @@ def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     inputs = read_inputs(recipe)
     rounds = list(_rounds(arguments, recipe, len(inputs.heldout)))
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
-    with process.sole_trainer(arguments.run_dir):
+    with sole_trainer(arguments.run_dir):
         return _lead(recipe, inputs, weights, rounds, arguments, settings)
 
 
@@ -237,7 +238,7 @@ def _summed_up(root: Path, rounds: Sequence[Round], weights: str, ending: str) -
 
 
 def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int) -> Result:
-    from trainer.report import rate
+    from trainer.records.summary import rate
 
     success, error = rate([msgspec.structs.replace(row, group_id=row.task_id) for row in judged])
     num_tasks = len({row.task_id for row in judged})

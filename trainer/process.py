@@ -5,7 +5,6 @@ directory, a first signal that ends it in good order, and a log on the screen.
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
 import signal
 import sys
@@ -41,17 +40,6 @@ def exit_status(command: Callable[[TrainerSettings], int]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISUSE
-
-
-@contextlib.contextmanager
-def sole_trainer(root: Path) -> Iterator[None]:
-    """Two trainers of one run would tear it apart. Raises ValueError if there is one already."""
-    with (root / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another trainer works in {root}; stop it first") from error
-        yield
 
 
 def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":

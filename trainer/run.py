@@ -11,7 +11,6 @@ import contextlib
 import logging
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ import msgspec
 from trainer import process
 from trainer.inputs import Inputs, describe, read_inputs
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
+from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory, RunFile, sole_trainer
 from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 
 FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
 """What a resumed run may not change: its data order, or the policy it began with."""
-
-
-class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: what makes a directory a run."""
-
-    run_id: str
-    started_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A run and its directory."""
-
-    root: Path
-    run_id: str
 
 
 def main() -> int:
@@ -58,8 +43,11 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
         return process.follow(recipe, settings)
     inputs = read_inputs(recipe)
     place = _place(recipe, arguments)
-    with process.sole_trainer(place.root):
-        return _lead(recipe, inputs, place, settings)
+    with sole_trainer(place.root):
+        ending = _lead(recipe, inputs, place, settings)
+    print(f"{place.run_id}: {ending}")
+    is_accounted_for = _report(place)
+    return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
 
 
 def _parse() -> argparse.Namespace:
@@ -83,7 +71,7 @@ def _dry_run(recipe: Recipe) -> int:
     return 0
 
 
-def _place(recipe: Recipe, arguments: argparse.Namespace) -> Place:
+def _place(recipe: Recipe, arguments: argparse.Namespace) -> RunDirectory:
     """The run's directory, made or found. Raises ValueError where resuming and starting are mixed up."""
     if arguments.resume:
         if arguments.run_dir is None:
@@ -91,33 +79,33 @@ def _place(recipe: Recipe, arguments: argparse.Namespace) -> Place:
         return _resumed_place(recipe, arguments.run_dir, arguments.run_id)
     run_id = arguments.run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     root: Path = arguments.run_dir or Path("runs") / run_id
-    if (root / "run.json").exists():
+    if (root / RUN_FILE).exists():
         raise ValueError(
             f"{root} holds a run already: add --resume to go on with it, or choose another --run-dir"
         )
     asyncio.run(_refuse_known(run_id))
     root.mkdir(parents=True, exist_ok=True)
-    (root / "recipe.toml").write_text(to_toml(recipe))
-    (root / "run.json").write_bytes(msgspec.json.encode(RunFile(run_id=run_id, started_at=time.time())))
-    return Place(root.resolve(), run_id)
+    (root / RECIPE).write_text(to_toml(recipe))
+    (root / RUN_FILE).write_bytes(msgspec.json.encode(RunFile(run_id=run_id, started_at=time.time())))
+    return RunDirectory(root.resolve(), run_id)
 
 
-def _resumed_place(recipe: Recipe, root: Path, run_id: str | None) -> Place:
+def _resumed_place(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
     try:
-        run = msgspec.json.decode((root / "run.json").read_bytes(), type=RunFile)
+        run = msgspec.json.decode((root / RUN_FILE).read_bytes(), type=RunFile)
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
     if run_id not in (None, run.run_id):
         raise ValueError(f"{root} holds the run {run.run_id}, not {run_id}; leave --run-id out")
-    changes = differences(load_recipe(root / "recipe.toml"), recipe)
+    changes = differences(load_recipe(root / RECIPE), recipe)
     for change in changes:
         if change.startswith(FIXED):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
     if changes:
-        (root / "recipe.toml").replace(root / "recipe.before.toml")
-        (root / "recipe.toml").write_text(to_toml(recipe))
-    return Place(root.resolve(), run.run_id)
+        (root / RECIPE).replace(root / "recipe.before.toml")
+        (root / RECIPE).write_text(to_toml(recipe))
+    return RunDirectory(root.resolve(), run.run_id)
 
 
 async def _refuse_known(run_id: str) -> None:
@@ -133,8 +121,8 @@ async def _refuse_known(run_id: str) -> None:
             raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
-def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSettings) -> int:
-    """Rank 0: the whole run, then its report."""
+def _lead(recipe: Recipe, inputs: Inputs, place: RunDirectory, settings: TrainerSettings) -> "Ending":
+    """The whole run, on rank 0."""
     from pipeline.settings import telemetry_settings
     from pipeline.telemetry import start_telemetry
 
@@ -142,29 +130,27 @@ def _lead(recipe: Recipe, inputs: Inputs, place: Place, settings: TrainerSetting
     try:
         with process.shown_on(sys.stdout) as progress:
             logging.getLogger("swerve").setLevel(logging.INFO)
-            ending = asyncio.run(_conduct(recipe, place, settings, progress, inputs))
+            return asyncio.run(_conduct(recipe, place, settings, progress, inputs))
     finally:
         provider.shutdown()
-    print(f"{place.run_id}: {ending}")
-    return _account(place) or (1 if ending in ("nothing to learn", "failing") else 0)
 
 
-def _account(place: Place) -> int:
-    """The report and the reward curve; 1 if the books do not balance."""
-    from trainer.curve import draw
-    from trainer.report import report_on, table
+def _report(place: RunDirectory) -> bool:
+    """Print the report and draw the reward curve. Returns whether every request is accounted for."""
+    from trainer.records.reward_curve import draw
+    from trainer.records.summary import summarize, table
 
     journal, picture = place.root / "journal", place.root / "curve.png"
-    report = report_on(journal)
-    print(table(report, place.root))
-    if report.episodes:
+    summary = summarize(place.root)
+    print(table(summary, place.root))
+    if summary.episodes:
         draw(journal, picture, title=place.run_id)
         print(picture)
-    return 0 if report.healthy else 1
+    return summary.is_accounted_for
 
 
 async def _conduct(
-    recipe: Recipe, place: Place, settings: TrainerSettings, progress: "Console", inputs: Inputs
+    recipe: Recipe, place: RunDirectory, settings: TrainerSettings, progress: "Console", inputs: Inputs
 ) -> "Ending":
     from trainer.loop.assembly import assembled
 

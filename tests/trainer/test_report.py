@@ -1,4 +1,4 @@
-"""The report says what the journal holds, and notices when the books do not balance."""
+"""The report says what the journal holds, how the run ended, and whether every request is accounted for."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,6 +20,9 @@ from trainer.records.journal import (
     SkippedRow,
     StepRow,
 )
+from trainer.records.reward_curve import rolling
+from trainer.records.run_directory import sole_trainer
+from trainer.records.summary import rate
 
 EXPECTED_KEYS = {
     *(
@@ -135,9 +138,9 @@ def test_members_of_one_group_do_not_count_as_independent(run: Run) -> None:
     run.group(0, [1.0] * 4)
     run.group(1, [0.0] * 4)
     rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
-    assert report.rate(rows) == (0.5, 0.5), "two draws of 0 and 1, not eight"
+    assert rate(rows) == (0.5, 0.5), "two draws of 0 and 1, not eight"
     alone = [replace(row, group_id=row.request_id) for row in rows]
-    assert report.rate(alone)[1] == pytest.approx((8 / 7 * 8 * 0.25) ** 0.5 / 8)
+    assert rate(alone)[1] == pytest.approx((8 / 7 * 8 * 0.25) ** 0.5 / 8)
 
 
 def test_a_failed_episode_is_no_zero(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +283,7 @@ def test_the_curve_is_drawn(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
 def test_rolling_means_cover_their_window_only(run: Run) -> None:
     run.group(0, [0.0, 0.0, 1.0, 1.0])
     rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
-    centres, means, _ = curve.rolling(rows, 2)
+    centres, means, _ = rolling(rows, 2)
     assert (list(centres), list(means)) == ([1.0, 2.0, 3.0], [0.0, 0.5, 1.0])
 
 
@@ -289,3 +292,67 @@ def test_a_curve_of_nothing_is_refused(run: Run) -> None:
     with pytest.raises(SystemExit) as stopped:
         curve.main([str(run.directory)])
     assert stopped.value.code == 2
+
+
+def test_a_gap_that_was_not_measured_is_said_to_be_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.step(2, run.group(1, [1.0, 0.0]), logprob_gap_max=0.0, logprob_gap_mean=0.0, num_gap_tokens=0)
+    _, found = reported(run, capsys)
+    assert (found["logprob_gap_max"], found["logprob_gap_mean"]) == (None, None)
+    report.main([str(run.directory)])
+    assert "log-prob gap          not measured" in capsys.readouterr().out
+
+
+def test_the_mean_gap_is_over_the_tokens_it_was_measured_on(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0]), logprob_gap_mean=0.4, logprob_gap_max=0.5, num_gap_tokens=10)
+    run.step(2, run.group(1, [1.0] * 9))
+    _, found = reported(run, capsys)
+    assert found["logprob_gap_mean"] == pytest.approx(0.4)
+
+
+def told(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
+    """The first line of the report: which run it is, and how it ended."""
+    report.main([str(run.directory)])
+    return capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("reason", ["stopped", "failing", "error"])
+def test_the_report_says_how_a_run_ended_and_how_to_resume_it(
+    run: Run, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    run.step(7, run.group(0, [1.0, 0.0]))
+    run.end(7, reason)
+    assert reported(run, capsys)[1]["state"] == reason
+    resume = f"resume it with `python -m trainer.run RECIPE.toml --run-dir {run.directory} --resume`"
+    line = told(run, capsys)
+    assert f"{reason} at step 7" in line
+    assert resume in line
+    (run.directory / "recipe.toml").touch()
+    assert f"trainer.run {run.directory}/recipe.toml --run-dir" in told(run, capsys)
+
+
+def test_a_run_whose_trainer_is_gone_without_a_row_has_crashed(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(7, run.group(0, [1.0, 0.0]))
+    assert reported(run, capsys)[1]["state"] == "crashed"
+    assert "crashed after step 7" in told(run, capsys)
+
+
+def test_a_run_whose_trainer_holds_the_lock_is_still_running(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(7, run.group(0, [1.0, 0.0]))
+    with sole_trainer(run.directory):
+        assert reported(run, capsys)[1]["state"] == "running"
+        assert told(run, capsys).endswith("still running")
+    assert "crashed" in told(run, capsys)
+
+
+def test_a_finished_run_is_told_as_finished(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(7, run.group(0, [1.0, 0.0]))
+    run.end(7)
+    assert reported(run, capsys)[1]["state"] == "finished"
+    assert told(run, capsys).endswith("finished")

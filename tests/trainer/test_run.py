@@ -30,7 +30,7 @@ from trainer.records.journal import (
     StepRow,
     read,
 )
-from trainer.report import report_on
+from trainer.records.summary import summarize
 from trainer.rollouts.admission import FREE_FAILURES
 from trainer.rollouts.dispatch import TaskOrder
 
@@ -148,7 +148,7 @@ async def test_a_run_takes_its_steps_and_accounts_for_every_request(
     assert len(list(read(run / "journal", EndRow))) == 1
     assert await queue.open_ids(redis, "whole") == []
     assert (await redis.xpending(keys.stream("whole"), stream.GROUP))["pending"] == 0
-    report = report_on(run / "journal")
+    report = summarize(run)
     assert (report.lost, report.trained_twice, report.open, report.trained_over_sampled) == (0, 0, 0, 1.0)
     assert (run / "curve.png").stat().st_size > 10_000
     evaluations = list(read(run / "journal", EvaluationRow))
@@ -201,7 +201,7 @@ async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
     assert [row.loss for row in steps(run)] == [row.loss for row in steps(recipe.parent / "whole")]
     assert trained_times(run) == {1}
     assert await queue.open_ids(redis, "cut") == []
-    report = report_on(run / "journal")
+    report = summarize(run)
     assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
 
 
@@ -271,7 +271,7 @@ async def test_a_redis_that_goes_away_for_a_while_costs_no_trajectory(recipe: Pa
         server.process.wait()
     assert "Redis answers again" in trainer.output
     assert [row.step for row in steps(run)] == [1, 2, 3]
-    report = report_on(run / "journal")
+    report = summarize(run)
     assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
 
 
@@ -293,7 +293,7 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     assert "flat: nothing to learn" in trainer.output
     assert (run / "curve.png").is_file(), trainer.output
     assert await queue.open_ids(redis, "flat") == []
-    assert report_on(run / "journal").lost == 0
+    assert summarize(run).lost == 0
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ async def test_answers_that_come_to_nothing_leave_a_full_backlog_without_a_step(
     # Not of all: some may have come after that checkpoint.
     oldest = (await stream.newest_heads(redis, "narrow", 1000))[-1].head.request_id
     assert oldest not in await pending_requests(redis, "narrow")
-    report = report_on(run / "journal")
+    report = summarize(run)
     assert (report.lost, report.trained_twice) == (0, 0)
 
 
@@ -348,7 +348,7 @@ async def test_a_task_that_is_judged_two_ways_is_played_no_more_not_even_after_a
     assert {row.cursor for row in theirs} == {0, 1}, "asked for once, before anything was known"
     assert len({one for one in answered if episodes[one].task_id in barred}) <= 8
     assert {row.task_id for row in read(run / "journal", SkippedRow)} == set(barred)
-    report = report_on(run / "journal")
+    report = summarize(run)
     assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
     assert report.quarantined == barred
     assert await queue.open_ids(redis, "flaky") == []
@@ -363,7 +363,7 @@ async def test_a_run_whose_every_task_is_in_quarantine_ends_and_says_so(
         assert await trainer.ended() == 1, trainer.output
     assert "every training task is in quarantine" in trainer.output
     assert "mad: nothing to learn" in trainer.output
-    assert report_on(run / "journal").lost == 0
+    assert summarize(run).lost == 0
 
 
 @pytest.mark.slow
@@ -386,7 +386,7 @@ async def test_an_outage_is_met_with_patience_and_ends_where_a_resume_can_go_on(
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume", *limit)
         assert await resumed.ended() == 0, resumed.output
     assert [row.step for row in steps(run)] == [1, 2, 3, 4]
-    assert report_on(run / "journal").lost == 0
+    assert summarize(run).lost == 0
 
 
 async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> None:

@@ -160,9 +160,7 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
 def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
     """A step's row as text, in the order of COLUMNS."""
     dropped = row.groups_dropped_zero_variance + row.groups_dropped_invalid
-    gap = "-"
-    if row.logprob_gap_mean is not None and row.logprob_gap_max is not None and row.num_gap_tokens:
-        gap = f"{row.logprob_gap_mean:.0e}/{row.logprob_gap_max:.0e}"
+    gap = f"{row.logprob_gap_mean:.0e}/{row.logprob_gap_max:.0e}" if row.is_gap_measured else "not measured"
     return (
         str(row.step),
         f"{row.reward_mean:.3f}",

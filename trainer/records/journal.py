@@ -87,7 +87,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     groups_dropped_invalid: int = 0
     lag_max: int = 0
     lag_mean: float = 0.0
-    logprob_gap_max: float | None = None  # between engine and learner under the same weights; None: not measured
+    # Between engine and learner under the same weights; None where it was not measured.
+    logprob_gap_max: float | None = None
     logprob_gap_mean: float | None = None
     entropy: float = 0.0
     ratio_mean: float = 1.0
@@ -98,10 +99,15 @@ class StepRow(Row, frozen=True, kw_only=True):
     wait_s: float = 0.0  # for trajectories
     train_s: float = 0.0
     at: float = 0.0
-    num_gap_tokens: int = 0  # the log-prob gap was measured on; 0: it was not
+    num_gap_tokens: int = 0  # on which the log-prob gap was measured
     members_refilled: int = 0  # since the step before: failed for reasons of ours, and asked for again
     members_withdrawn: int = 0  # since the step before: not in when their group had to close
     num_groups: int | None = None  # that the step trained; None in journals older than this field
+
+    @property
+    def is_gap_measured(self) -> bool:
+        """Older journals say 0.0 where it was not, and the oldest do not count the tokens."""
+        return self.logprob_gap_max is not None and bool(self.num_gap_tokens or self.logprob_gap_max)
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):

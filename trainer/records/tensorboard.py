@@ -1,6 +1,7 @@
 """A sink that shows steps and evaluations in TensorBoard. Nothing is ever read back from here."""
 
 import math
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainer.records.journal import EvaluationRow, Row, StepRow
 
-_NOT_SHOWN = ("step", "at")
+_NOT_SHOWN = {"step", "at"}
+_GAP = {"logprob_gap_max", "logprob_gap_mean"}
 
 
 class Board(AbstractContextManager["Board", None]):
@@ -30,7 +32,7 @@ class Board(AbstractContextManager["Board", None]):
         """Every number of a step or an evaluation, at its step."""
         match row:
             case StepRow():
-                self._write(row, "train")
+                self._write(row, "train", without=set() if row.is_gap_measured else _GAP)
             case EvaluationRow():
                 self._write(row, f"heldout/{'greedy' if row.greedy else 'sampled'}")
             case _:
@@ -44,11 +46,13 @@ class Board(AbstractContextManager["Board", None]):
     ) -> None:
         self.close()
 
-    def _write(self, row: StepRow | EvaluationRow, group: str) -> None:
+    def _write(
+        self, row: StepRow | EvaluationRow, group: str, *, without: AbstractSet[str] = frozenset()
+    ) -> None:
         values = [
             Summary.Value(tag=f"{group}/{name}", simple_value=value)
             for name, value in msgspec.structs.asdict(row).items()
-            if name not in _NOT_SHOWN and isinstance(value, int | float) and math.isfinite(value)
+            if name not in _NOT_SHOWN | without and isinstance(value, int | float) and math.isfinite(value)
         ]
         self._writer.add_event(Event(wall_time=row.at, step=row.step, summary=Summary(value=values)))
         self._writer.flush()

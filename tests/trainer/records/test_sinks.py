@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.trainer.records.test_console import row
@@ -64,3 +65,14 @@ def test_held_out_success_is_one_curve_from_before_to_after_sampled_and_greedy_a
         "sampled": [(0, 0.0), (5, 0.5), (9, 0.9)],
         "greedy": [(0, 0.0), (5, 0.25), (9, 0.45)],
     }
+
+
+def test_tensorboard_shows_no_log_prob_gap_where_it_was_not_measured(tmp_path: Path) -> None:
+    with Board(tmp_path) as board:
+        board.show(row(1, 0.5))
+        board.show(replace(row(2, 0.5), logprob_gap_max=0.0, logprob_gap_mean=0.0, num_gap_tokens=0))
+        board.show(replace(row(3, 0.5), logprob_gap_max=None, logprob_gap_mean=None, num_gap_tokens=0))
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+    assert [point.step for point in shown.Scalars("train/logprob_gap_max")] == [1]
+    assert [point.step for point in shown.Scalars("train/loss")] == [1, 2, 3]
