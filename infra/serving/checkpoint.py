@@ -1,7 +1,7 @@
-"""Whether the weight files of a checkpoint are whole, before a server of minutes' start-up finds out.
+"""Checks that the weight files of a checkpoint are complete, before a server that takes minutes to start finds out.
 
-Only headers are read, so 140 GB take milliseconds. Promises to find files that are missing, cut short, grown, not weights at
-all (a Git LFS pointer, a page of HTML), or whose header contradicts itself. Damage inside the numbers is not found.
+Only headers are read, so 140 GB take milliseconds. It finds files that are missing, truncated, too long, or not weights at
+all (a Git LFS pointer, a page of HTML), and headers that contradict themselves. It does not find wrong numbers.
 """
 
 import json

@@ -2,18 +2,18 @@
 
     python -m infra.serving.engine --model DIR [--port 30001] [--device cpu|cuda] [-- SGLANG FLAGS]
 
-The process becomes SGLang's own server: its pid, its signals, its exit status. Promises, on both devices:
+The process becomes SGLang's own server: its pid, its signals, its exit status. On both devices:
 
-- tokens in, tokens out: no tokenizer is loaded, so requests carry ``input_ids`` and end by token id;
-- ``/health`` answers at once, also while generation is paused for new weights (the stock check generates a
-  token and would hang, and the router would take the engine for dead);
-- the weights it starts from have a version (``--weight-version``, default 0), as their successors will;
+- tokens in, tokens out: no tokenizer is loaded, so requests carry `input_ids` and end at a token id;
+- `/health` answers at once, also while generation is paused for new weights (SGLang's own check generates a token, so
+  it would hang, and the router would take the engine for dead);
+- the weights it starts from have a version (`--weight-version`, default 0), as later ones do;
 - an idle engine sleeps;
-- weight files that are not whole are named before anything starts (``checkpoint.py``).
+- what would make the start fail is checked first: the port, the GPUs, the architecture (`architectures.py`) and the
+  weight files (`checkpoint.py`). Each mistake is one line, with exit status 2.
 
-On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that
-refuse to be called (``cpu_shim/sitecustomize.py``), and its processes are forked, not spawned
-(``cpu_shim/forked_server.py``).
+On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that refuse to be
+called (`cpu_shim/sitecustomize.py`), and its processes are forked, not spawned (`cpu_shim/forked_server.py`).
 """
 
 import argparse
@@ -22,23 +22,24 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from infra.commandline import parse_own_part
-from infra.serving.checkpoint import check
+from infra import ports
+from infra.commandline import parse_own_part, refuse
+from infra.serving import architectures, checkpoint
 
-EPILOG = "Flags after -- go to SGLang as they are."
+EPILOG = "Flags after -- go to SGLang unchanged."
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
-# Imported by SGLang at module level; used on GPUs, or for pictures, sound, notebooks, constrained decoding.
+# SGLang imports these at module level. It uses them on GPUs, or for images, sound, notebooks, constrained decoding.
 STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IPython")
-# Hidden: SGLang hooks into a real Triton by the first; its tensor dumper loads the second if it can.
+# Hidden: SGLang hooks into a real Triton through the first; its tensor dumper loads the second if it can.
 HIDDEN = ("triton.knobs", "megatron")
 
 COMMON_FLAGS = (
     *("--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none"),
-    *("--log-level-http", "warning"),  # the router asks for health every second
+    *("--log-level-http", "warning"),  # the router calls /health every second
 )
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    # The KV pool is bounded by --max-total-tokens; the fraction only has to leave room for it.
+    # --max-total-tokens bounds the KV pool; the fraction only has to leave room for it.
     *("--disable-overlap-schedule", "--mem-fraction-static", "0.5"),
 )
 
@@ -106,12 +107,38 @@ def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str])
     }
 
 
+def check_start(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for what SGLang would find out late, or end with a traceback for."""
+    try:
+        checkpoint.check(Path(arguments.model))
+        if "--model-impl" not in arguments.passed_on:
+            architectures.check(Path(arguments.model), device=arguments.device)
+    except ValueError as error:
+        raise ValueError(f"--model: {error}") from error
+    fix = "stop it or give another --port"
+    ports.check_free(arguments.port, host=arguments.host, needed_by="engine", fix=fix)
+    if arguments.device == "cuda":
+        check_gpus(arguments.tensor_parallel)
+
+
+def check_gpus(num_wanted: int) -> None:
+    """Raises ValueError if torch sees fewer GPUs."""
+    import torch
+
+    num_seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_seen < num_wanted:
+        raise ValueError(
+            f"--device cuda: torch {torch.__version__} sees {num_seen} GPUs and --tensor-parallel is {num_wanted}; check "
+            "nvidia-smi, CUDA_VISIBLE_DEVICES and that torch is a CUDA build, or give --device cpu"
+        )
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     arguments = parse_arguments(argv)
     try:
-        check(Path(arguments.model))
+        check_start(arguments)
     except ValueError as error:
-        raise SystemExit(f"--model {error}") from error
+        refuse(error)
     command = engine_command(arguments)
     os.execve(command[0], command, engine_environment(arguments, dict(os.environ)))
 

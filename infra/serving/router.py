@@ -2,19 +2,20 @@
 
     python -m infra.serving.router [--engine URL ...] [--port 30000] [-- SMG FLAGS]
 
-The process becomes ``smg``. Promises:
+The process becomes `smg`. What it does:
 
-- ``POST /generate`` goes to one engine; requests with the same ``X-SMG-Routing-Key`` header go to the same
-  one while it lives, and others where their prefix is cached;
-- ``/v1/rl/engine/PATH?selector=engine=sglang`` reaches every engine (pause, update weights, continue);
-- ``POST /workers {"url": ...}`` adds an engine, ``GET /workers`` lists them, ``DELETE /workers/ID`` removes
-  one;
-- ``GET /readiness`` is 200 once an engine can be used, 503 before;
-- nothing is retried here: a try that failed is the caller's to see, to count and to repeat.
+- `POST /generate` goes to one engine; requests with the same `X-SMG-Routing-Key` header go to the same engine while it
+  lives, and others where their prefix is cached;
+- `/v1/rl/engine/PATH?selector=engine=sglang` reaches every engine (pause, update weights, continue);
+- `POST /workers {"url": ...}` adds an engine, `GET /workers` lists them, `DELETE /workers/ID` removes one;
+- `GET /readiness` is 200 once an engine can be used, and 503 before;
+- it retries nothing: the caller sees each failed try, counts it and repeats it.
 
-An engine that is paused for new weights, or that is busy with long generations, answers nobody for a while.
-The router's guesses about overloaded, stalled and wedged engines would take it out, so they are off: an
-engine is out only when its ``/health`` has failed five times, and in again when it answers once.
+An engine that is paused for new weights, or busy with long generations, does not answer for a while. The router's
+detection of overloaded, stalled and wedged engines would take it out of routing, so that detection is off: an engine is
+out only after `/health` has failed five times, and back in when it answers once.
+
+A port that is in use is one line, with exit status 2.
 """
 
 import argparse
@@ -22,9 +23,10 @@ import os
 import sys
 from typing import NoReturn
 
-from infra.commandline import parse_own_part
+from infra import ports
+from infra.commandline import parse_own_part, refuse
 
-EPILOG = "Flags after -- go to smg as they are."
+EPILOG = "Flags after -- go to smg unchanged."
 NEVER_S = "86400"
 FLAGS = (
     *("--policy", "cache_aware", "--routing-key-override", "--enable-rl", "--disable-tokenizer-autoload"),
@@ -61,7 +63,14 @@ def router_command(arguments: argparse.Namespace) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    command = router_command(parse_arguments(argv))
+    arguments = parse_arguments(argv)
+    try:
+        for port, flag in ((arguments.port, "--port"), (arguments.metrics_port, "--metrics-port")):
+            fix = f"stop it or give another {flag}"
+            ports.check_free(port, host=arguments.host, needed_by="router", fix=fix)
+    except ValueError as error:
+        refuse(error)
+    command = router_command(arguments)
     os.execv(command[0], command)
 
 

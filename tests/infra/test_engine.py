@@ -116,10 +116,3 @@ def test_a_package_that_is_installed_is_never_replaced() -> None:
     code = "import sitecustomize, sys, json; sys.meta_path.append(sitecustomize.StandInFinder({'json'}))"
     code += "; print(json.dumps([1]))"
     assert in_a_shimmed_interpreter(code).stdout == "[1]\n"
-
-
-def test_a_model_directory_without_a_checkpoint_is_the_users_mistake(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match=r"no config\.json"):
-        engine.main(["--model", "/nonexistent"])
