@@ -60,8 +60,10 @@ bench: setup
 	@$(PYTHON) -m infra.images.build task-base
 	@$(PYTHON) -m benchmarks $(BENCH)
 
-# Images for docker-compose.yml, from Debian packages and this machine's package index alone.
+# Images for docker-compose.yml, from Debian packages and this machine's package index. Where `docker compose` is missing, it is
+# installed for this user first, so that `docker compose up workers` works afterwards.
 images: setup
+	@bash infra/docker/compose.sh install
 	@$(PYTHON) -m infra.images.build
 	@bash infra/docker/wheels.sh
 	@COMPOSE_PROFILES=cpu,trainer bash infra/docker/compose.sh build

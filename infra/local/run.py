@@ -21,6 +21,7 @@ from infra.local.arguments import LOCAL_REDIS, check_ports, starting_model
 from infra.local.containers import remove_containers
 from infra.memory import MemoryWatch
 from infra.supervisor import SupervisedProcess, Supervisor
+from pipeline import connection
 
 ENGINE_START_S = 600.0
 CHECK_EVERY_S = 0.5
@@ -64,13 +65,22 @@ def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
         forget(arguments.run_dir)
     (arguments.run_dir / "traces").mkdir(parents=True, exist_ok=True)
     bring_up_services(arguments, cleanup)
-    if num_withdrawn := leftovers.withdraw(arguments.redis_url, abandoned):
-        say(f"withdrew {num_withdrawn} requests of abandoned runs")
+    withdraw(arguments.redis_url, abandoned)
     began_at = time.monotonic()
     if ensure_image(TASK_IMAGE):
         say(f"image {TASK_IMAGE.tag} made ({time.monotonic() - began_at:.1f} s)")
     for command in arguments.prepare:
         prepare(command)
+
+
+def withdraw(redis_url: str, run_ids: list[str]) -> None:
+    """Cancel the outstanding requests of abandoned runs. Raises ValueError if Redis refuses us or does not answer."""
+    try:
+        num_withdrawn = leftovers.withdraw(redis_url, run_ids)
+    except connection.RedisUnavailable as error:
+        raise ValueError(f"--redis-url: {error}") from error
+    if num_withdrawn:
+        say(f"withdrew {num_withdrawn} requests of abandoned runs")
 
 
 def forget(run_dir: Path) -> None:

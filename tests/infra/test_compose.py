@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,70 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "infra/docker/compose.sh"
+
+
+def shell(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command of a user with this home directory."""
+    inherited = {name: value for name, value in os.environ.items() if name != "DOCKER_CONFIG"}
+    environment = inherited | {"HOME": str(home)} | more
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
+def hide_compose(directory: Path) -> str:
+    """A PATH on which `docker` sees no plugins but those of the user, as on a Debian machine without the package."""
+    (directory / "docker").write_text(
+        f'#!/bin/sh\n[ "$1" != compose ] || [ -e "${{DOCKER_CONFIG:-$HOME/.docker}}/cli-plugins/docker-compose" ] || exit 1\n'
+        f'exec {shutil.which("docker")} "$@"\n'
+    )
+    (directory / "docker").chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("variable", ["HOME", "DOCKER_CONFIG"])
+def test_compose_works_from_a_plain_shell_once_it_is_installed(tmp_path: Path, variable: str) -> None:
+    home, programs = tmp_path / "home", tmp_path / "programs"
+    for directory in (home, programs):
+        directory.mkdir()
+    more = {"PATH": hide_compose(programs)}
+    folder = home / ".docker"
+    if variable == "DOCKER_CONFIG":
+        folder = tmp_path / "config"
+        more["DOCKER_CONFIG"] = str(folder)
+    plain = ("docker", "compose", "version")
+    assert shell(*plain, home=home, **more).returncode != 0
+    first = shell("bash", str(COMPOSE), "install", home=home, **more)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith(
+        f"compose: installed for this user: {folder}/cli-plugins/docker-compose -> "
+    )
+    used = shell(*plain, home=home, **more)
+    assert (used.returncode, used.stdout.split()[:2]) == (0, ["Docker", "Compose"]), used.stderr
+    again = shell("bash", str(COMPOSE), "install", home=home, **more)
+    assert again.stdout == "compose: docker compose is there\n"
+
+
+def test_a_plugin_whose_target_is_gone_is_installed_again(tmp_path: Path) -> None:
+    plugin = tmp_path / ".docker/cli-plugins/docker-compose"
+    plugin.parent.mkdir(parents=True)
+    plugin.symlink_to(tmp_path / "an earlier checkout/docker-compose")
+    (tmp_path / "programs").mkdir()
+    path = hide_compose(tmp_path / "programs")
+    assert shell("bash", str(COMPOSE), "install", home=tmp_path, PATH=path).returncode == 0
+    assert shell("docker", "compose", "version", home=tmp_path, PATH=path).returncode == 0
+
+
+def test_make_images_installs_compose_before_it_builds() -> None:
+    told = shell("make", "--dry-run", "images", home=ROOT, MAKEFLAGS="")
+    lines = told.stdout.splitlines()
+    (install,) = (number for number, line in enumerate(lines) if "compose.sh install" in line)
+    (build,) = (number for number, line in enumerate(lines) if "compose.sh build" in line)
+    assert install < build
 
 
 def services(profiles: str) -> dict[str, Any]:
     run = subprocess.run(
-        ["bash", ROOT / "infra/docker/compose.sh", "config", "--format=json"],
+        ["bash", COMPOSE, "config", "--format=json"],
         env=dict(os.environ) | {"COMPOSE_PROFILES": profiles},
         capture_output=True,
         text=True,

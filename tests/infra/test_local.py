@@ -16,6 +16,7 @@ from infra import services
 from infra.local import containers, run
 from infra.local.arguments import parse_arguments
 from infra.processes import Child
+from infra.redis_server import FORGETFUL, own_redis
 from infra.services import Service
 from infra.supervisor import SupervisedProcess, Supervisor
 from tests.conftest import free_ports
@@ -121,6 +122,26 @@ def test_a_model_that_is_missing_is_named_before_anything_starts(
     engine, router = free_ports(2)
     more = [*more, f"--engine-port={engine}", f"--router-port={router}"]
     assert said in refused(tmp_path, *more, recipe=recipe)
+
+
+@pytest.mark.docker
+def test_a_refused_password_is_one_line_that_does_not_show_it(
+    tmp_path: Path, tiny_model: Path, task_image: str
+) -> None:
+    port, engine, router = free_ports(3)
+    with own_redis({**FORGETFUL, "requirepass": "right-secret", "port": str(port)}):
+        given = arguments(tmp_path, recipe=f"model = '{tiny_model}'")
+        command = [sys.executable, "-m", "infra.local", str(given.recipe), f"--run-dir={given.run_dir}"]
+        command += [f"--engine-port={engine}", f"--router-port={router}"]
+        command += [f"--redis-url=redis://:wrong-secret@127.0.0.1:{port}/0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "local: docker was running\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"error: --redis-url: Redis at redis://:***@127.0.0.1:{port}/0 refuses the password"
+    )
+    assert "secret" not in line
 
 
 @pytest.mark.parametrize("victim", ["router", "worker-1"])
