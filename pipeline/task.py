@@ -107,3 +107,6 @@ class Task(Message, frozen=True, kw_only=True):
     ] = ()  # absolute or in the workdir; what would give the answer away, taken out of the agent's container
     resources: Resources = Resources()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    builder_commits: bool = (
+        False  # the image's builder may have left commits of its own on top of base_commit
+    )

@@ -40,6 +40,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     verdict_kind: str
     seconds: float
     verified_at: float  # Unix seconds
+    warning: str = ""  # what a person should know of a task although it is ok
 
 
 def fingerprint(task: Task) -> str:

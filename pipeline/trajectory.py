@@ -96,6 +96,7 @@ class Reward(Message, frozen=True, kw_only=True):
         default_factory=dict[str, str]
     )  # outcome of each test that the verdict asks for, by name; "" if the log does not mention it
     applied_by: str = ""  # rung of the patch ladder: "git apply", "git apply --3way", "patch --fuzz"
+    # The end of the grader's log, 4,000 characters at most. It may quote hidden tests: for people, never for a prompt.
     log_tail: str = ""
     grade_s: float = 0.0
     grade_cpu_s: float = 0.0

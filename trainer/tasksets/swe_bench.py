@@ -57,6 +57,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         problem=fields.text("problem_statement"),
         verdict=log_verdict(fields, fields.text("log_parser")),
         env=ENV,
+        builder_commits=True,
     )
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 

@@ -46,6 +46,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         problem=fields.text("problem_statement"),
         verdict=_verdict(fields),
         env=ENV,
+        builder_commits=True,
     )
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 

@@ -109,6 +109,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         ),
         setup_script="" if as_swe_bench else checkout(base_commit),
         env=ENV if as_swe_bench else {},
+        builder_commits=as_swe_bench,
     )
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=test_patch)
 

@@ -35,6 +35,14 @@ LOG_TAIL_CHARS = 4000
 WATCH_S = 5.0  # between looks at the CPU time of running tests
 
 
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A verdict and the log that it was made of: the eval script's, or what git said of a patch that does not apply."""
+
+    reward: Reward
+    log: str
+
+
 class Grader:
     """Grades patches, each in a container of its own."""
 
@@ -46,19 +54,26 @@ class Grader:
 
         Raises GraderError, TaskBroken or ImageMissing; never returns for a failure of ours.
         """
+        return (await self.grade_with_log(claim, patch)).reward
+
+    async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded:
+        """The same, with the whole log, of which the reward has the end."""
         check(claim.request.task)
         if not patch.strip():
-            return Reward(value=0.0, resolved=False, decided_by="empty patch")
+            return Graded(Reward(value=0.0, resolved=False, decided_by="empty patch"), "")
         started = time.monotonic()
         try:
-            reward = await self._grade(claim, patch)
+            graded = await self._grade(claim, patch)
         except ImageMissing:
             raise
         except SandboxError as error:
             raise GraderError(f"the grading container failed: {error}") from error
-        return replace(reward, grade_s=time.monotonic() - started)
+        reward = replace(
+            graded.reward, log_tail=graded.log[-LOG_TAIL_CHARS:], grade_s=time.monotonic() - started
+        )
+        return Graded(reward, graded.log)
 
-    async def _grade(self, claim: Claim, patch: bytes) -> Reward:
+    async def _grade(self, claim: Claim, patch: bytes) -> Graded:
         task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
@@ -66,12 +81,14 @@ class Grader:
             grading = _Grading(claim, sandbox, patch, marks, control)
             applied_by, complaints = await grading.apply()
             if not applied_by:
-                reward = Reward(value=0.0, resolved=False, decided_by="patch does not apply")
-                return replace(reward, log_tail=complaints)
+                return Graded(
+                    Reward(value=0.0, resolved=False, decided_by="patch does not apply"), complaints
+                )
             result = await grading.run_tests()
         if result is None:
             reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
-            return replace(reward, applied_by=applied_by, grade_cpu_s=claim.request.limits.grade_cpu_s)
+            cpu_s = claim.request.limits.grade_cpu_s
+            return Graded(replace(reward, applied_by=applied_by, grade_cpu_s=cpu_s), "")
         log = marks.in_log(result.output.decode("utf-8", "replace"))
         evidence = Evidence(
             patch=patch,
@@ -83,9 +100,7 @@ class Grader:
             else None,
         )
         reward = await asyncio.to_thread(judge, task, evidence)
-        return replace(
-            reward, applied_by=applied_by, grade_cpu_s=result.cpu_s, log_tail=log[-LOG_TAIL_CHARS:]
-        )
+        return Graded(replace(reward, applied_by=applied_by, grade_cpu_s=result.cpu_s), log)
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
         """What the verdict's parser makes of `log`, in a container where no code of the patch ever ran."""
@@ -139,7 +154,7 @@ class _Grading:
         if touches:
             await self._succeed(scripts.save(self.control))
         result = await self._step(scripts.apply(self.control, loosely=not hides_names(self.patch)))
-        complaints = result.output.decode("utf-8", "replace")[-LOG_TAIL_CHARS:]
+        complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return "", complaints
         if result.exit_code not in scripts.APPLIED_BY:

@@ -143,6 +143,8 @@ def row(verification: Verification, width: int) -> Text:
         text.append(cell.rjust(room), _style(state, found))
     text.append(f"{verification.seconds:8.1f}  ")
     text.append("ok" if verification.ok else verification.reason, "green" if verification.ok else "red")
+    if verification.warning:
+        text.append(f"; {verification.warning}", "yellow")
     return text
 
 

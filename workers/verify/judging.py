@@ -1,11 +1,12 @@
-"""From what the grader said of a task's states to whether the task may be trusted, and if not, why."""
+"""Decides from the verdicts on a task's states whether the task can be trusted, and says why not."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
 from pipeline.taskfile import EXPECTED, Found, State, Verification, fingerprint
-from workers.verify.states import Tries, Try
+from pipeline.trajectory import Reward
+from workers.verify.states import Probed, Tries, Try
 
 NAMED_AT_MOST = 3  # tests in a sentence
 _MEANING: dict[State, str] = {
@@ -21,11 +22,14 @@ _RUNNER = re.compile(
 _PASSED = re.compile(r"\b[1-9]\d* passed\b|^Ran [1-9]\d* tests? in", re.MULTILINE)
 
 
-def verification(task: Task, tries: Tries, *, seconds: float, verified_at: float) -> Verification:
-    """The account of one task; `ok` if every state is what it should be in every try."""
-    faults = _grouped({state: _fault(state, made) for state, made in tries.items()})
+def verification(task: Task, probed: Probed, *, seconds: float, verified_at: float) -> Verification:
+    """The result for one task; `ok` if every state has its expected verdict in every try and nothing else is wrong."""
+    tries = probed.tries
+    faults = _grouped({state: _fault(task, state, made) for state, made in tries.items()})
     if not faults:
         faults = [fault for one in tries["gold"] for fault in _uncollected(task, one)][:1]
+    if probed.base.fault:
+        faults.insert(0, probed.base.fault)
     return Verification(
         task=task.id,
         fingerprint=fingerprint(task),
@@ -35,6 +39,7 @@ def verification(task: Task, tries: Tries, *, seconds: float, verified_at: float
         verdict_kind=kind_of(task),
         seconds=round(seconds, 2),
         verified_at=verified_at,
+        warning=probed.base.warning,
     )
 
 
@@ -44,7 +49,7 @@ def kind_of(task: Task) -> str:
 
 
 def evidence(tries: Tries) -> str:
-    """The log's end of the first state that is wrong, for a person to look at; "" without one."""
+    """The end of the log of the first state with a wrong verdict, for people; "" if there is none."""
     wrong = [
         one
         for state, made in tries.items()
@@ -55,14 +60,14 @@ def evidence(tries: Tries) -> str:
 
 
 def _worst(state: State, made: Sequence[Try]) -> Found:
-    """A wrong verdict, else a try without one, else what was expected."""
+    """A wrong verdict if there is one, else an infrastructure failure, else the expected verdict."""
     for one in made:
         if one.found not in (EXPECTED[state], "infrastructure"):
             return one.found
     return "infrastructure" if any(one.found == "infrastructure" for one in made) else EXPECTED[state]
 
 
-def _fault(state: State, made: Sequence[Try]) -> str:
+def _fault(task: Task, state: State, made: Sequence[Try]) -> str:
     """What is wrong with a state, "" if nothing is."""
     verdicts = [one.found for one in made if one.found != "infrastructure"]
     if len(set(verdicts)) > 1:
@@ -71,12 +76,45 @@ def _fault(state: State, made: Sequence[Try]) -> str:
     if worst.found == "infrastructure":
         return f"infrastructure: {worst.why}"
     if worst.found != EXPECTED[state]:
-        return f"{worst.found} instead of {EXPECTED[state]} ({worst.why}): {_MEANING[state]}"
+        fault = f"{worst.found} instead of {EXPECTED[state]} ({worst.why}): {_MEANING[state]}"
+        wrong = wrong_tests(task, worst.reward) if state == "gold" and worst.reward else []
+        return f"{fault}. Tests that did not come out as expected: {_few(wrong)}" if wrong else fault
     return ""
 
 
+def wrong_tests(task: Task, reward: Reward) -> list[str]:
+    """Each test that the verdict expects, or that the witness saw, and that came out otherwise; with its outcome.
+
+    Nothing if no test was seen: then not the tests are at fault.
+    """
+    outcomes = {name: outcome for name, outcome in reward.tests.items() if outcome}
+    if not outcomes:
+        return []
+    accepted = _accepted(task)
+    return [
+        f"{name} ({outcomes.get(name, 'not in the log').lower()})"
+        for name in reward.tests
+        if outcomes.get(name, "") not in accepted(name)
+    ]
+
+
+def _accepted(task: Task) -> Callable[[str], Sequence[str]]:
+    """The outcomes of a test, by its name, that the verdict accepts; "" stands for a test that the log does not mention."""
+    match task.verdict:
+        case ExitCode():
+            return lambda name: ("PASSED", "XFAIL", "XPASS", "SKIPPED")
+        case SwebenchLog(eval_type=eval_type, pass_to_pass=pass_to_pass):
+            silent = ("",) if eval_type == "fail_only" else ()
+            kept = {*pass_to_pass}
+            return lambda name: ("PASSED", "XFAIL", *(("SKIPPED",) if name in kept else ()), *silent)
+        case R2eExpected(expected=expected):
+            return lambda name: (expected[name],)
+        case TestsJson():
+            return lambda name: ("PASSED",)
+
+
 def _grouped(faults: dict[State, str]) -> list[str]:
-    """One sentence for states that suffer from the same."""
+    """One sentence for all states with the same fault."""
     texts = dict.fromkeys(text for text in faults.values() if text)
     return [f"{', '.join(s for s, fault in faults.items() if fault == text)}: {text}" for text in texts]
 
@@ -88,10 +126,8 @@ def _uncollected(task: Task, gold: Try) -> Iterator[str]:
     names = _expected_tests(task)
     missing = [name for name in names if not gold.reward.tests.get(name)]
     if missing:
-        more = f" and {len(missing) - NAMED_AT_MOST} more" if len(missing) > NAMED_AT_MOST else ""
         yield (
-            f"gold: {len(missing)} of {len(names)} expected tests do not appear in the log: "
-            f"{', '.join(missing[:NAMED_AT_MOST])}{more}"
+            f"gold: {len(missing)} of {len(names)} expected tests do not appear in the log: {_few(missing)}"
         )
     log = gold.reward.log_tail
     if isinstance(task.verdict, ExitCode) and _RUNNER.search(log) and not _PASSED.search(log):
@@ -110,3 +146,8 @@ def _expected_tests(task: Task) -> list[str]:
             return list(expected)
         case TestsJson(tests=tests):
             return list(tests)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    return f"{', '.join(names[:NAMED_AT_MOST])}{more}"

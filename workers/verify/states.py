@@ -1,24 +1,27 @@
-"""The four states of one task, each put before the production grader as often as asked.
+"""The four states of one task, each put before the production grader as often as requested.
 
 empty       no patch at all
 useless     a patch that adds a small text file
-tests_only  the hidden tests handed in as if they were the solution; of a task without tests of its own, useless
+tests_only  the hidden tests submitted as if they were the solution; for a task without tests of its own, useless
 gold        the known solution
 
-What breaks is "infrastructure", never a 0: a transient failure is tried again first, as the queue would.
+A failure of the infrastructure is "infrastructure", never a 0. Transient ones are retried first, as the queue would.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
 from pipeline.errors import ImageMissing, RolloutError
-from pipeline.request import Limits
+from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
 from pipeline.trajectory import Reward
-from workers.rollout import Grades
+from workers.grading.grade import Graded
 from workers.unqueued import unqueued_claim
+from workers.verify.base_commit import SOUND, BaseCommit, Repository, look_at_base
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
 new file mode 100644
@@ -29,6 +32,26 @@ new file mode 100644
 """
 RETRY_PAUSES_S = (1.0, 4.0)  # before the second and the third try
 NO_SOLUTION = "its solution is not in the gold file; import the task again"
+
+T = TypeVar("T")
+
+
+class Grades(Protocol):
+    """The production grader. Raises RolloutError; never returns a verdict for an infrastructure failure."""
+
+    async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded: ...
+
+
+class OpensRepositories(Protocol):
+    """Opens a container of the claim's task as the grader does."""
+
+    def open(self, claim: Claim, *, role: Literal["grade"]) -> AbstractAsyncContextManager[Repository]: ...
+
+
+class KeepsLogs(Protocol):
+    """Where the whole log of each try goes."""
+
+    def keep(self, task: Task, state: State, number: int, log: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +67,45 @@ Tries = dict[State, list[Try]]
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """All that was found out about one task."""
+
+    tries: Tries
+    base: BaseCommit = SOUND
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """Why something could not be done."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prober:
     """Puts tasks before `grader`. `limits` are those of the run that the tasks are meant for."""
 
     grader: Grades
+    sandboxes: OpensRepositories
+    logs: KeepsLogs
     limits: Limits
     num_repeats: int
     image_fix: str  # what to do about an image that is not on this host
     outage: str = ""  # why nothing at all can be graded here
 
-    async def probe(self, task: Task, gold: Gold | None, *, on_state: Callable[[State], None]) -> Tries:
-        """What came of each state, in `num_repeats` tries each; `on_state` is told when one begins."""
+    async def probe(self, task: Task, gold: Gold | None, *, on_state: Callable[[State], None]) -> Probed:
+        """Each state in `num_repeats` tries, and the base commit; `on_state` is called when a state begins."""
         if self.outage:
-            return {state: [Try("infrastructure", self.outage, None)] for state in EXPECTED}
+            return Probed({state: [Try("infrastructure", self.outage, None)] for state in EXPECTED})
+        base = await self._retried(task, lambda: self._base(task))
+        if isinstance(base, _Broken):
+            return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
         patches = _patches(task, gold)
         tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
-        for _ in range(self.num_repeats):
+        for number in range(1, self.num_repeats + 1):
             for state, patch in patches.items():
                 on_state(state)
-                tries[state].append(await self._graded(task, patch))
+                tries[state].append(await self._graded(task, state, number, patch))
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
         if "tests_only" not in patches:
@@ -70,23 +113,36 @@ class Prober:
         tries["empty"] = [
             _empty(empty, useless) for empty, useless in zip(tries["empty"], tries["useless"], strict=True)
         ]
-        return tries
+        return Probed(tries, base)
 
-    async def _graded(self, task: Task, patch: bytes) -> Try:
+    async def _base(self, task: Task) -> BaseCommit:
+        if not task.base_commit:
+            return SOUND
+        async with self.sandboxes.open(self._claim(task), role="grade") as repository:
+            return await look_at_base(repository, task)
+
+    async def _graded(self, task: Task, state: State, number: int, patch: bytes) -> Try:
+        graded = await self._retried(task, lambda: self.grader.grade_with_log(self._claim(task), patch))
+        if isinstance(graded, _Broken):
+            return Try("infrastructure", graded.why, None)
+        self.logs.keep(task, state, number, graded.log)
+        return Try(1 if graded.reward.resolved else 0, graded.reward.decided_by, graded.reward)
+
+    async def _retried(self, task: Task, work: Callable[[], Awaitable[T]]) -> T | _Broken:
+        """What `work` returns, or the failure that remained after all retries."""
         for pause_s in (*RETRY_PAUSES_S, None):
             try:
-                reward = await self.grader.grade(
-                    unqueued_claim(task, command="verify", limits=self.limits), patch
-                )
+                return await work()
             except ImageMissing:
-                return Try("infrastructure", f"no image {task.image} on this host: {self.image_fix}", None)
+                return _Broken(f"no image {task.image} on this host: {self.image_fix}")
             except RolloutError as error:
                 if pause_s is None or not error.transient:
-                    return Try("infrastructure", str(error), None)
+                    return _Broken(str(error))
                 await asyncio.sleep(pause_s)
-            else:
-                return Try(1 if reward.resolved else 0, reward.decided_by, reward)
         raise AssertionError("the last try returns")
+
+    def _claim(self, task: Task) -> Claim:
+        return unqueued_claim(task, command="verify", limits=self.limits)
 
 
 def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:

@@ -1,0 +1,217 @@
+"""What is wrong with a task, and how it is told."""
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.request import Claim, Limits
+from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
+from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
+from pipeline.taskfile import Gold, Verification, gold_path, write_gold, write_tasks
+from pipeline.trajectory import Reward
+from tests.workers.claims import make_task
+from tests.workers.conftest import RepoImage
+from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
+from workers.grading.grade import Graded, Grader
+from workers.sandbox.docker import DockerSandboxes
+from workers.verify.judging import verification
+from workers.verify.outputs import Outputs
+from workers.verify.states import Probed, Prober, Tries, Try
+
+pytestmark = pytest.mark.docker
+
+
+def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.CaptureFixture[str]) -> None:
+    file.add("fine", FIXED)
+    file.add("gold-fails", "echo no luck; exit 3")
+    file.add("weak", "test -e spans.py")
+    file.add("no-image", FIXED, image="swerve-test:never")
+    file.add(
+        "gold-does-not-apply",
+        FIXED,
+        gold=FIX.replace('-    return number * {"h": 1, "d": 12}', "-    return nothing"),
+    )
+    file.add("no-gold", FIXED, gold=None)
+    file.tasks[-1] = replace(file.tasks[-1], id="test:not-a-repository", workdir="/usr")
+    file.golds.append(Gold(id="test:not-a-repository", patch=FIX))
+    file.add("no-gold", FIXED, gold=None)
+    status, lines = file.verify()
+    assert status == 1
+    broken = "infrastructure"
+    assert {name.removeprefix("test:"): list(line["states"].values()) for name, line in lines.items()} == {
+        "fine": [0, 0, 0, 1],
+        "gold-fails": [0, 0, 0, 0],
+        "weak": [0, 1, 1, 1],
+        "no-image": [broken] * 4,
+        "gold-does-not-apply": [0, 0, 0, 0],
+        "not-a-repository": [broken] * 4,
+        "no-gold": [0, 0, 0, broken],
+    }
+    reasons = {
+        "fine": "",
+        "gold-fails": "gold: 0 instead of 1 (exit status 3)",
+        "weak": "useless, tests_only: 1 instead of 0 (exit status 0): its tests pass without the fix",
+        "no-image": f"no image swerve-test:never on this host: `python -m workers.images pull {file.path}`",
+        "gold-does-not-apply": "gold: 0 instead of 1 (patch does not apply)",
+        "not-a-repository": "not a git repository",
+        "no-gold": "gold: infrastructure: its solution is not in the gold file",
+    }
+    for name, reason in reasons.items():
+        assert reason in lines[f"test:{name}"]["reason"]
+        assert lines[f"test:{name}"]["ok"] == (name == "fine")
+    printed = capsys.readouterr().out
+    assert "| no luck" in printed, "the log of what went wrong"
+    assert "1 of 7 tasks are ok" in printed
+
+
+class Moody:
+    """The production grader, for a task whose tests pass every other time."""
+
+    def __init__(self, grader: Grader) -> None:
+        self._grader = grader
+        self._num_calls = 0
+
+    async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded:
+        if not patch:
+            return await self._grader.grade_with_log(claim, patch)
+        self._num_calls += 1
+        verdict = ExitCode(eval_script=f"exit {self._num_calls % 2}\n")
+        task = replace(claim.request.task, verdict=verdict)
+        return await self._grader.grade_with_log(
+            replace(claim, request=replace(claim.request, task=task)), patch
+        )
+
+
+async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandboxes: DockerSandboxes) -> None:
+    task = make_task(image.tag)
+    prober = Prober(
+        grader=Moody(Grader(sandboxes)),
+        sandboxes=sandboxes,
+        logs=Outputs(json=None, passing=None, logs=None),
+        limits=Limits(),
+        num_repeats=3,
+        image_fix="",
+    )
+    probed = await prober.probe(task, Gold(id=task.id, patch=FIX, test_patch=MORE_CASES), on_state=_ignore)
+    found = verification(task, probed, seconds=1.0, verified_at=1.0)
+    assert (found.ok, found.states) == (False, {"empty": 0, "useless": 1, "tests_only": 1, "gold": 0})
+    assert "gold: flaky, 0 1 0 in 3 tries" in found.reason
+
+
+def _ignore(state: object) -> None:
+    return
+
+
+def judged(verdict: Verdict, *, tests: dict[str, str] | None = None, log: str = "") -> Verification:
+    """A task whose states are all as they should be, with this told of the gold run."""
+    reward = Reward(value=1.0, resolved=True, decided_by="", tests=tests or {}, log_tail=log)
+    zero, one = Try(0, "", None), Try(1, "", reward)
+    tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [one]}
+    return verification(make_task("none", verdict=verdict), Probed(tries), seconds=1.0, verified_at=1.0)
+
+
+NAMED = (
+    SwebenchLog(eval_script="x", log_parser="parse_log_pytest", fail_to_pass=("a",), pass_to_pass=("b",)),
+    R2eExpected(eval_script="x", expected={"a": "PASSED", "b": "FAILED"}),
+    JsonVerdict(eval_script="x", parser="x", tests=("a", "b")),
+)
+
+
+@pytest.mark.parametrize("verdict", NAMED, ids=lambda verdict: type(verdict).__name__)
+def test_every_test_that_a_verdict_names_must_show_in_the_gold_run(verdict: Verdict) -> None:
+    assert judged(verdict, tests={"a": "PASSED", "b": "FAILED"}).ok
+    lacking = judged(verdict, tests={"a": "PASSED", "b": ""})
+    assert (lacking.ok, lacking.reason) == (
+        False,
+        "gold: 1 of 2 expected tests do not appear in the log: b",
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "ok"),
+    [
+        ("Ran 0 tests in 0.000s\n\nOK\n", False),
+        ("Ran 3 tests in 0.001s\n\nOK\n", True),
+        ("===== no tests ran in 0.01s =====\n", False),
+        ("===== test session starts =====\n===== 2 passed in 0.01s =====\n", True),
+        ("all is well\n", True),
+    ],
+)
+def test_an_eval_script_whose_runner_ran_nothing_is_no_proof(log: str, ok: bool) -> None:
+    assert judged(ExitCode(eval_script="./check"), log=log).ok == ok
+
+
+BROKEN_TEST = """diff --git a/tests/test_days.py b/tests/test_days.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_days.py
+@@ -0,0 +1,12 @@
++from spans import later
++
++
++def test_a_day_has_24_hours():
++    assert later("1d") == 25
++
++
++def test_a_day_has_25_hours():
++    assert later("1d") == 26
++
++def test_an_hour_is_one():
++    assert later("1h") == 2
+"""
+
+
+def test_the_tests_that_did_not_come_out_right_are_named_and_whole_logs_and_outcomes_are_kept(
+    file: TaskFile,
+) -> None:
+    task = file.add("wrong", "python3 -m pytest tests/test_days.py; status=$?; seq 5000; exit $status")
+    assert isinstance(task.verdict, ExitCode)
+    verdict = replace(task.verdict, test_patch=BROKEN_TEST.encode())
+    write_tasks(file.path, [replace(task, id="test:../wrong", verdict=verdict)])
+    write_gold(gold_path(file.path), [Gold(id="test:../wrong", patch=FIX, test_patch=BROKEN_TEST)])
+    logs = file.path.with_name("logs")
+    status, lines = file.verify("--repeat", "2", "--logs", str(logs))
+    line = lines["test:../wrong"]
+    assert status == 1
+    assert line["reason"].endswith(
+        "the known solution does not solve it. Tests that did not come out as expected: "
+        "tests/test_days.py::test_a_day_has_25_hours (failed)"
+    )
+    assert [(one["found"], one["why"]) for one in line["tries"]["gold"]] == [(0, "exit status 1")] * 2
+    assert line["tries"]["gold"][1]["tests"] == {
+        "tests/test_days.py::test_a_day_has_24_hours": "PASSED",
+        "tests/test_days.py::test_a_day_has_25_hours": "FAILED",
+        "tests/test_days.py::test_an_hour_is_one": "PASSED",
+    }
+    kept = sorted(str(path.relative_to(logs)) for path in logs.rglob("*.log"))
+    states = ("gold-2", "gold", "tests_only-2", "tests_only", "useless-2", "useless")
+    assert kept == [f"test:..%2Fwrong/{state}.log" for state in states], "an empty patch is not graded"
+    log = (logs / kept[0]).read_text()
+    assert "test session starts" in log, "from its beginning"
+    assert log.endswith("\n4999\n5000\n")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tests", "named"),
+    [
+        (NAMED[0], {"a": "SKIPPED", "b": "SKIPPED"}, "a (skipped)"),
+        (NAMED[0], {"a": "PASSED", "b": ""}, "b (not in the log)"),
+        (NAMED[1], {"a": "PASSED", "b": "PASSED"}, "b (passed)"),
+        (NAMED[2], {"a": "FAILED", "b": "error"}, "a (failed), b (error)"),
+        (
+            ExitCode(eval_script="x"),
+            {name: "FAILED" for name in "abcde"},
+            "a (failed), b (failed), c (failed) and 2 more",
+        ),
+    ],
+)
+def test_each_kind_of_verdict_knows_which_of_its_tests_are_wrong(
+    verdict: Verdict, tests: dict[str, str], named: str
+) -> None:
+    reward = Reward(value=0.0, resolved=False, decided_by="so", tests=tests)
+    zero, wrong = Try(0, "", None), Try(0, "so", reward)
+    tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [wrong]}
+    found = verification(make_task("none", verdict=verdict), Probed(tries), seconds=1.0, verified_at=1.0)
+    assert found.reason == (
+        "gold: 0 instead of 1 (so): the known solution does not solve it. "
+        f"Tests that did not come out as expected: {named}"
+    )

@@ -1,0 +1,144 @@
+"""What a verification leaves on disk besides TASKS.verified.jsonl: --json, --passing and --logs.
+
+All of it is checked for being writable before anything is graded, which may take hours.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from pipeline.task import Task
+from pipeline.taskfile import (
+    Found,
+    Gold,
+    State,
+    Verification,
+    gold_path,
+    verified_path,
+    write_gold,
+    write_tasks,
+    write_verified,
+)
+
+if TYPE_CHECKING:
+    from workers.verify.states import Tries
+
+
+class Unwritable(ValueError):
+    """Results cannot be written where an option wants them; the text names both."""
+
+
+class JsonTry(msgspec.Struct, frozen=True, kw_only=True):
+    """One verdict on one state. `tests` has the outcome of each test by name, "" for one that the log does not mention."""
+
+    found: Found
+    why: str
+    tests: dict[str, str]
+
+
+class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of --json's list. `tries` is empty for a task that --new left out."""
+
+    task: str
+    states: dict[State, Found]
+    ok: bool
+    reason: str
+    warning: str
+    verdict_kind: str
+    seconds: float
+    tries: dict[State, list[JsonTry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where results go; None: nowhere."""
+
+    json: Path | None
+    passing: Path | None
+    logs: Path | None
+
+    def check(self) -> None:
+        """Raises Unwritable for anything that could not be written later. Makes the directory for logs, writes nothing else."""
+        if self.json:
+            _must_be_writable(self.json, "--json")
+        if self.passing:
+            for beside in (Path, gold_path, verified_path):
+                _must_be_writable(beside(self.passing), "--passing")
+        if self.logs:
+            with writing("--logs", self.logs):
+                self.logs.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=self.logs).close()
+
+    def keep(self, task: Task, state: State, number: int, log: str) -> None:
+        """Writes the whole log of one try to LOGS/TASK/STATE.log, of a repeat to STATE-NUMBER.log; nothing if it is empty."""
+        if self.logs is None or not log:
+            return
+        name = f"{state}.log" if number == 1 else f"{state}-{number}.log"
+        file = self.logs / quote(task.id, safe=":+@,= ") / name
+        with writing("--logs", file):
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(log.encode("utf-8", "surrogateescape"))
+
+    def write_json(self, found: Sequence[Verification], tries: Mapping[str, "Tries"]) -> None:
+        """`tries` by task id."""
+        if self.json:
+            lines = [_json_line(one, tries.get(one.task)) for one in found]
+            with writing("--json", self.json):
+                self.json.write_bytes(msgspec.json.format(msgspec.json.encode(lines)))
+
+    def write_passing(
+        self, tasks: Sequence[Task], golds: Mapping[str, Gold], found: Sequence[Verification]
+    ) -> None:
+        """A task file of the tasks that are ok, with their solutions and verifications."""
+        if self.passing:
+            passing = [(task, one) for task, one in zip(tasks, found, strict=True) if one.ok]
+            with writing("--passing", self.passing):
+                write_tasks(self.passing, [task for task, _ in passing])
+                write_gold(gold_path(self.passing), [golds[task.id] for task, _ in passing])
+                write_verified(verified_path(self.passing), [one for _, one in passing])
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Generator[None]:
+    """Raises Unwritable if the file operations within fail."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{option}: {path} cannot be written: {error.strerror}") from error
+
+
+def _must_be_writable(path: Path, option: str) -> None:
+    with writing(option, path):
+        if not path.exists():
+            tempfile.TemporaryFile(dir=path.parent).close()
+        elif path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _json_line(one: Verification, tries: "Tries | None") -> JsonLine:
+    return JsonLine(
+        task=one.task,
+        states=one.states,
+        ok=one.ok,
+        reason=one.reason,
+        warning=one.warning,
+        verdict_kind=one.verdict_kind,
+        seconds=one.seconds,
+        tries={
+            state: [
+                JsonTry(found=each.found, why=each.why, tests=each.reward.tests if each.reward else {})
+                for each in made
+            ]
+            for state, made in (tries or {}).items()
+        },
+    )

@@ -1,0 +1,100 @@
+"""Verifies tasks side by side, records each as soon as it is done, and shows progress."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import SandboxError
+from pipeline.request import Limits
+from pipeline.task import Task
+from pipeline.taskfile import Gold, Verification
+from workers.docker.host import DockerHost
+from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+from workers.verify.book import Book
+from workers.verify.display import Display, open_display
+from workers.verify.judging import evidence, verification
+from workers.verify.outputs import Outputs, Unwritable
+from workers.verify.states import Prober, Tries
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Verifies tasks. What it found is in `found` and `tries`, by task id, and in `book`."""
+
+    prober: Prober
+    golds: Mapping[str, Gold]
+    book: Book
+    found: dict[str, Verification] = field(default_factory=dict[str, Verification])
+    tries: dict[str, Tries] = field(default_factory=dict[str, Tries])
+
+    async def run(self, tasks: Sequence[Task], *, num_jobs: int) -> None:
+        """Verifies `tasks`, `num_jobs` at a time. Raises Unwritable."""
+        waiting = iter(tasks)
+        with open_display(sys.stdout, [task.id for task in tasks]) as display:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(num_jobs, len(tasks))):
+                        group.create_task(self._work_off(waiting, display))
+            except* Unwritable as unwritable:
+                raise unwritable.exceptions[0] from None
+
+    async def _work_off(self, waiting: Iterator[Task], display: Display) -> None:
+        for task in waiting:
+            began_at = time.monotonic()
+            probed = await self.prober.probe(
+                task, self.golds.get(task.id), on_state=lambda state, task=task: display.begin(task.id, state)
+            )
+            done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
+            self.tries[task.id] = probed.tries
+            self.found[task.id] = done
+            self.book.enter(done)
+            display.finish(done, evidence(probed.tries))
+
+
+async def verify(
+    tasks: Sequence[Task],
+    golds: Mapping[str, Gold],
+    book: Book,
+    outputs: Outputs,
+    *,
+    host: DockerHost,
+    limits: Limits,
+    num_repeats: int,
+    num_jobs: int,
+    image_fix: str,
+) -> Verifier:
+    """All of `tasks` verified on `host`. Raises Unwritable. SIGTERM and SIGHUP cancel it."""
+    running = asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    sandboxes = DockerSandboxes(fleet=f"verify-{os.getpid()}", host=host)
+    try:
+        prober = Prober(
+            grader=Grader(sandboxes),
+            sandboxes=sandboxes,
+            logs=outputs,
+            limits=limits,
+            num_repeats=num_repeats,
+            image_fix=image_fix,
+            outage=await _outage(sandboxes),
+        )
+        verifier = Verifier(prober, golds, book)
+        await verifier.run(tasks, num_jobs=num_jobs)
+    finally:
+        await sandboxes.close()
+    return verifier
+
+
+async def _outage(sandboxes: DockerSandboxes) -> str:
+    """Why nothing can be graded on this machine; "" if something can."""
+    try:
+        await sandboxes.check()
+    except SandboxError as error:
+        return f"no Docker host answers ({error}): start Docker, or set DOCKER_HOST"
+    return ""
