@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
+from pipeline.agent_config import load_agent
 from pipeline.errors import LeaseLost, RolloutError
 from pipeline.request import Claim
 from pipeline.telemetry import span
 from pipeline.trajectory import Failed, Outcome, Reward, Trajectory, Turn
-from workers.agent.config import load_agent
 from workers.agent.loop import Policy, play
 from workers.claim import Progress
 

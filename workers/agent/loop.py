@@ -14,9 +14,9 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from pipeline.agent_config import AgentConfig, load_agent
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Exhausted, Submitted, Turn
-from workers.agent.config import AgentConfig, load_agent
 from workers.agent.observation import observe, submission
 from workers.agent.reply import FormatError, parse_reply
 from workers.sandbox.command import CommandResult

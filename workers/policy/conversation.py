@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pipeline.chat_template import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Turn, VersionSpan
-from workers.policy.render import ChatMessage, Renderer
+from workers.policy.render import Renderer
 
 MIN_ROOM_TOKENS = 16  # a reply cut shorter than this says nothing
 

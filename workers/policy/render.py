@@ -1,8 +1,7 @@
 """Chat text to token ids, append-only: what an engine has seen is never tokenised again.
 
 The first prompt is the chat template's rendering. After each reply only what the template puts behind an
-assistant's words is added: the end of its turn, the user's message, the opening of the next reply. A template
-that changes what it rendered before cannot be used so, and is refused when the renderer is made. A reasoning
+assistant's words is added: the end of its turn, the user's message, the opening of the next reply. A reasoning
 model's earlier thoughts therefore stay in its context.
 
 Content is data. Text that reads like a control token (an `<|im_end|>` in a command's output) is encoded as
@@ -11,28 +10,15 @@ ordinary text; everything else keeps the merges it has in the template's own ren
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from itertools import chain, pairwise
-from typing import Any, Literal, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
-import jinja2
 import msgspec
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from pipeline.chat_template import ChatMessage, ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.tokenizer import TokenizerBundle
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 class _Encoding(Protocol):
@@ -63,12 +49,12 @@ class Renderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bundle = bundle
-        self._template = _compile(bundle.chat_template)
-        self._mark = uuid4().hex  # stands in a rendering for content that nobody could have written
+        self._template = ChatTemplate(bundle)
+        self._mark = uuid4().hex  # marks a placeholder in a rendering; no content can contain it by chance
         self._literals = self._spelled_out()
         self._control = re.compile("|".join(map(re.escape, self._controls)))
         self._placeholder = re.compile(f"{self._mark}([0-9]{{6}})")
-        self._end_tokens, self.end_id = self._end_of(self._checked_tail())
+        self._end_tokens, self.end_id = self._end_of(self._template.end_of_reply)
 
     @property
     def vocab_size(self) -> int:
@@ -80,15 +66,16 @@ class Renderer:
 
     def first_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The ids of `messages` and of the opening of a reply."""
-        return self._encode(self._render([ChatMessage(m.role, self._guard(m.content)) for m in messages]))
+        return self._encode(
+            self._template.render([ChatMessage(m.role, self._guard(m.content)) for m in messages])
+        )
 
     def suffix(self, user: str, *, ended: bool) -> list[int]:
         """The ids to put behind a reply: the end of its turn, `user`, the opening of the next reply.
 
         `ended`: the reply itself closes with `end_id`, which is then not fed a second time.
         """
-        rendered = self._render([*self._history("u"), ChatMessage("user", self._guard(user))])
-        ids = self._encode(self._tail(rendered))
+        ids = self._encode(self._template.after_reply(self._guard(user)))
         return ids[self._end_tokens :] if ended else ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -137,94 +124,14 @@ class Renderer:
         self._tokenizer.encode_special_tokens = False
         return spelled
 
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        try:
-            return self._template.render(
-                messages=[asdict(message) for message in messages],
-                add_generation_prompt=True,
-                bos_token=self._bundle.bos_token,
-                eos_token=self._bundle.eos_token,
-                tools=None,
-                documents=None,
-                raise_exception=_raise_exception,
-                strftime_now=_strftime_now,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            raise RequestError(f"chat_template: {error}") from error
-
-    def _history(self, *users: str) -> list[ChatMessage]:
-        """A conversation in which the assistant answered each of `users` with the mark."""
-        exchanges = [(ChatMessage("user", user), ChatMessage("assistant", self._mark)) for user in users]
-        return [ChatMessage("system", "s"), *chain.from_iterable(exchanges)]
-
-    def _tail(self, rendered: str) -> str:
-        """What stands behind the assistant's last words: behind the last mark that begins no placeholder."""
-        return re.split(f"{self._mark}(?![0-9]{{6}})", rendered)[-1]
-
-    def _checked_tail(self) -> str:
-        """The template's text between an assistant's words and the next user's. Raises RequestError unless
-        it only ever appends.
-        """
-        users = [uuid4().hex for _ in range(3)]
-        openings = [
-            self._render([*self._history(*users[:n]), ChatMessage("user", users[n])]) for n in range(3)
-        ]
-        for before, after in pairwise(openings):
-            if after.count(self._mark) != before.count(self._mark) + 1:
-                _refuse("an assistant's words do not appear exactly once in its rendering")
-            # A template may open the reasoning of the reply to come, and leave that out in later renderings.
-            if not before.startswith(after.rpartition(self._mark)[0]):
-                _refuse("a later message changes how earlier ones are rendered: tokens cannot be appended")
-        tails = [self._tail(opening).split(user) for opening, user in zip(openings, users, strict=True)]
-        if len(tails[1]) != 2:
-            _refuse("a user's words do not appear exactly once in their rendering")
-        if tails[1] != tails[2]:
-            _refuse("what it puts behind a reply depends on how many came before")
-        return tails[1][0]
-
     def _end_of(self, tail: str) -> tuple[int, int]:
         """How many of the tail's first tokens end the assistant's turn, and the last of them."""
         for position, token in enumerate(self._encode(tail)):
             if token in self.stop_token_ids:
                 return position + 1, token
-        _refuse(
-            f"no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
+        raise RequestError(
+            f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
         )
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise RequestError(f"chat_template: {reason}")
-
-
-def _compile(source: str) -> jinja2.Template:
-    """As transformers compiles chat templates."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise RequestError(f"chat_template: {error}") from error
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-class _Generation(Extension):
-    """{% generation %} marks assistant text for training in some templates; here it only passes its body
-    through.
-    """
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it mutable)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _hardened(bundle: TokenizerBundle) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from workers.agent.config import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
+from pipeline.agent_config import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from workers.agent.reply import Command, FormatError, parse_reply
 
 BASH = re.compile(BASH_BLOCK, re.DOTALL)

@@ -6,9 +6,10 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from pipeline.chat_template import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.tokenizer import TokenizerBundle
-from workers.policy.render import ChatMessage, Renderer
+from workers.policy.render import Renderer
 
 CHATML = (
     "{%- if messages[0].role == 'system' %}\n"

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from pipeline.chat_template import ChatMessage
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.request import Claim
@@ -19,7 +20,7 @@ from tests.conftest import Serving
 from tests.workers.agent.episode import LocalShell, claim
 from tests.workers.policy.engines import Wire, tapped
 from workers.agent.loop import play
-from workers.policy.render import ChatMessage, Renderer
+from workers.policy.render import Renderer
 from workers.policy.sglang import EngineSettings, SglangPolicies
 
 GREEDY = {"temperature": 0.0}

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-import workers.agent.config
+from pipeline.agent_config import load_agent
 from pipeline.errors import RequestError
-from workers.agent.config import load_agent
 
 LIVE: dict[str, Any] = {
     "task": "it {{fails}}",
@@ -73,7 +72,7 @@ model:
 
 
 def test_the_shipped_prompts_can_be_used() -> None:
-    path = Path(workers.agent.config.__file__).parent / "prompts" / "default.yaml"
+    path = Path("workers/agent/prompts/default.yaml")
     agent = load_agent(path.read_text())
     system, task = agent.opening(LIVE)
     assert "```bash" in system
