@@ -42,6 +42,11 @@ def test_arguments_and_exit_status_pass_through() -> None:
     assert done.stderr == itself.stderr != ""
 
 
+def test_a_command_does_its_work(redis_url: str) -> None:
+    done = run(sys.executable, "swerve.py", "ls", "--json", "--redis", redis_url)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_word_that_is_no_command_is_misuse() -> None:
     done = run(sys.executable, "swerve.py", "nosuch")
     assert (done.returncode, done.stdout) == (2, "")
