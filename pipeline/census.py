@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 
 from pipeline import keys, queue, request_store, stream, transitions, weights
 from pipeline.commands import chunks, command, script
+from pipeline.kinds import ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
+from pipeline.request import Request, RolloutRequest
 from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0
@@ -235,22 +237,24 @@ def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterat
             yield max(0, learned.version - head.version_first)
 
 
-async def open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
-    """What is owed and not yet answered, oldest first. A round trip for each thousand."""
+async def open_requests(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> list[Claimed | Queued]:
+    """The run's outstanding requests that are not published yet, oldest first. One round trip for each thousand."""
     found: list[Claimed | Queued] = []
-    owed: list[bytes] = await command(redis, "ZRANGE", keys.open_requests(run_id), 0, -1, "WITHSCORES")
-    for pairs in chunks(list(zip(owed[::2], owed[1::2], strict=True))):
+    ledger: list[bytes] = await command(
+        redis, "ZRANGE", keys.open_requests(run_id, kind), 0, -1, "WITHSCORES"
+    )
+    for pairs in chunks(list(zip(ledger[::2], ledger[1::2], strict=True))):
         ids = [name.decode(errors="replace") for name, _ in pairs]
         async with redis.pipeline(transaction=False) as pipe:
-            pipe.mget([keys.lease(request_id) for request_id in ids])
-            pipe.zmscore(keys.QUEUE, list(ids))
-            pipe.mget([keys.published(request_id) for request_id in ids])
+            pipe.mget([keys.lease(request_id, kind) for request_id in ids])
+            pipe.zmscore(keys.queue(kind), list(ids))
+            pipe.mget([keys.published(request_id, kind) for request_id in ids])
             leases, scores, published = await pipe.execute()
         rows = zip(ids, pairs, leases, scores, published, strict=True)
         for request_id, (_, enqueued_at), lease, score, entry in rows:
             if entry is not None:
                 continue
-            claimed = await _claimed(redis, request_id, lease) if lease else None
+            claimed = await _claimed(redis, request_id, lease, kind) if lease else None
             if claimed is not None:
                 found.append(claimed)
             elif score is not None:
@@ -258,19 +262,20 @@ async def open_requests(redis: Redis, run_id: str) -> list[Claimed | Queued]:
     return found
 
 
-async def _claimed(redis: Redis, request_id: str, data: bytes) -> Claimed | None:
-    """None if it was withdrawn meanwhile, or if it is one that its worker is about to bury as unreadable."""
+async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) -> Claimed | None:
+    """None if it was withdrawn meanwhile, or cannot be decoded: then its worker is about to dead-letter it."""
     try:
         lease = decode(data, queue.Lease)
         if lease.task_id:  # from its first renewal
             return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
-        request = await request_store.read(redis, request_id)
+        request: Request | None = await request_store.read(redis, request_id, kind)
     except MalformedMessage:
         return None
     if request is None:
         return None
     lease = replace(lease, group_id=request.group_id)
-    return Claimed(request_id, request.task.id, request.purpose, lease, request.limits.turns)
+    max_turns = request.limits.turns if isinstance(request, RolloutRequest) else 0
+    return Claimed(request_id, request.task_id, request.purpose, lease, max_turns)
 
 
 async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""Requests that nobody will try again unless a person says so: their evidence, and what a person can do."""
+"""Dead letters: requests that are out of tries, with the evidence of every attempt.
+
+Only a person gives a dead-lettered request a fresh budget (`requeue`) or deletes it (`drop`).
+"""
 
 import contextlib
 import time
@@ -9,17 +12,18 @@ from redis.asyncio import Redis
 from pipeline import keys, request_store, stream, transitions
 from pipeline.commands import Word, chunks, command, script
 from pipeline.errors import Boundary, FailureClass, class_of
+from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
-from pipeline.request import Claim
+from pipeline.request import Claim, R
 from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, DeathRecord, Verdict
-from pipeline.trajectory import Failed, Trajectory
+from pipeline.trajectory import Failed
 
-KEEP_DETAIL_CHARS = 20_000  # of a failure's log: its end is what tells
-UNREADABLE = "unreadable"  # stands for the run of a request that does not even tell its run
+KEEP_DETAIL_CHARS = 20_000  # of a failure's log, from its end
+UNREADABLE = "unreadable"  # the run of a request from which not even its run can be decoded
 
 
 class AttemptFailure(Message, frozen=True, kw_only=True):
-    """Evidence of one failed try."""
+    """The evidence of one failed attempt."""
 
     attempt: int
     worker: str
@@ -35,7 +39,7 @@ class AttemptFailure(Message, frozen=True, kw_only=True):
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
-    """A request nobody will try again unless a person says so."""
+    """A request that is out of tries, with the evidence."""
 
     request_id: str
     task_id: str
@@ -46,18 +50,18 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> FailureClass:
-        """Of the failure that was one too many."""
+        """The class of the failure that used up its budget."""
         return self.failures[-1].kind if self.failures else "poison"
 
 
 class _Addressed(Message, frozen=True, kw_only=True):
-    """The part of a request that says where it belongs."""
+    """The part of a request that names its run."""
 
     run_id: str
 
 
-def attempt_failure(claim: Claim, failed: Failed, *, detail: str = "") -> AttemptFailure:
-    """The evidence of a failed try; of a long `detail` its end."""
+def attempt_failure(claim: Claim[R], failed: Failed, *, detail: str = "") -> AttemptFailure:
+    """The evidence of a failed attempt, with the end of `detail`."""
     return AttemptFailure(
         attempt=claim.attempt,
         worker=claim.worker,
@@ -69,20 +73,22 @@ def attempt_failure(claim: Claim, failed: Failed, *, detail: str = "") -> Attemp
     )
 
 
-async def failures(redis: Redis, request_id: str) -> tuple[AttemptFailure, ...]:
-    """Of the tries so far, oldest first."""
-    rows: list[bytes] = await command(redis, "LRANGE", keys.failures(request_id), 0, -1)
+async def failures(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> tuple[AttemptFailure, ...]:
+    """The failures of the request so far, oldest first."""
+    rows: list[bytes] = await command(redis, "LRANGE", keys.failures(request_id, kind), 0, -1)
     return tuple(_failure(row) for row in rows)
 
 
-async def dead_letter(redis: Redis, trajectory: Trajectory, evidence: Sequence[AttemptFailure]) -> Verdict:
-    """Dead-letter the request of a failed trajectory, and publish the trajectory with it, so that its group can
-    close. `evidence` is of all its tries, this one last.
+async def dead_letter(
+    redis: Redis, result: T, evidence: Sequence[AttemptFailure], kind: JobKind[R, T, H] = ROLLOUT
+) -> Verdict:
+    """Dead-letter the request of a failed result, and publish the result in the same transaction, so that its group
+    can close. `evidence` is of all attempts, this one last.
     """
-    request = trajectory.claim.request
+    request = result.claim.request
     letter = DeadLetter(
         request_id=request.id,
-        task_id=request.task.id,
+        task_id=request.task_id,
         failures=tuple(evidence),
         died_at=time.time(),
         purpose=request.purpose,
@@ -91,78 +97,83 @@ async def dead_letter(redis: Redis, trajectory: Trajectory, evidence: Sequence[A
     last = evidence[-1]
     why = f"{letter.kind}: {last.message}"[:300]
     record = DeathRecord(letter=encode(letter), last_failure=encode(last), why=why)
-    return await stream.publish(redis, trajectory, death=record)
+    return await stream.publish(redis, result, death=record, kind=kind)
 
 
 async def dead_letter_unreadable(
-    redis: Redis, request_id: str | bytes, error: MalformedMessage, *, run_id: str = ""
+    redis: Redis,
+    request_id: str | bytes,
+    error: MalformedMessage,
+    *,
+    run_id: str = "",
+    kind: AnyKind = ROLLOUT,
 ) -> None:
-    """Dead-letter a request that no worker can decode; with its run, if that is known or can be made out."""
+    """Dead-letter a request that no worker can decode, under its run if that is known or can be found out."""
     name = request_id.decode(errors="replace") if isinstance(request_id, bytes) else request_id
     evidence = (_unreadable(error, at=time.time()),)
     letter = DeadLetter(request_id=name, task_id="", failures=evidence, died_at=time.time())
-    run_id = run_id or await _run_of(redis, name)
+    run_id = run_id or await _run_of(redis, name, kind)
     await command(redis, "SADD", keys.runs(), run_id)
     arguments: list[Word] = [request_id, run_id, encode(letter), str(error)[:300]]
-    await script(redis, transitions.DEAD_LETTER_UNREADABLE, arguments)
+    await script(redis, transitions.DEAD_LETTER_UNREADABLE.of(kind), arguments)
 
 
-async def listed(redis: Redis, run_id: str) -> dict[str, DeadLetter]:
-    """Every dead request of the run. A letter that cannot be read is itself poison, and says so."""
-    rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id))
+async def listed(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> dict[str, DeadLetter]:
+    """Every dead letter of the run. One that cannot be decoded is listed as poison with the reason."""
+    rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id, kind))
     return {name.decode(errors="replace"): _letter(name, row) for name, row in rows.items()}
 
 
-async def find(redis: Redis, run_id: str, request_id: str) -> DeadLetter | None:
-    row = await command(redis, "HGET", keys.dead(run_id), request_id)
+async def find(redis: Redis, run_id: str, request_id: str, kind: AnyKind = ROLLOUT) -> DeadLetter | None:
+    row = await command(redis, "HGET", keys.dead(run_id, kind), request_id)
     return None if row is None else _letter(request_id.encode(), row)
 
 
-async def unanswered(redis: Redis, run_id: str) -> list[str]:
-    """Dead requests whose failure was never published, for no worker could read them."""
-    ids: list[bytes] = await command(redis, "HKEYS", keys.dead(run_id))
+async def unanswered(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> list[str]:
+    """Dead-lettered requests whose failure was never published, because no worker could decode them."""
+    ids: list[bytes] = await command(redis, "HKEYS", keys.dead(run_id, kind))
     names = [raw.decode(errors="replace") for raw in ids]
     found: list[str] = []
     for some in chunks(names):
-        published: list[bytes | None] = await redis.mget([keys.published(name) for name in some])
+        published: list[bytes | None] = await redis.mget([keys.published(name, kind) for name in some])
         found += [name for name, entry in zip(some, published, strict=True) if entry is None]
     return found
 
 
-async def requeue(redis: Redis, run_id: str, request_id: str) -> None:
-    """Give a dead request a fresh budget.
+async def requeue(redis: Redis, run_id: str, request_id: str, kind: JobKind[R, T, H] = ROLLOUT) -> None:
+    """Give a dead-lettered request a fresh budget.
 
-    Raises KeyError if it is not among the dead, ValueError if its request cannot be had.
+    Raises KeyError if it is not dead-lettered, ValueError if the stored request is gone or cannot be decoded.
     """
-    if not await command(redis, "HEXISTS", keys.dead(run_id), request_id):
+    if not await command(redis, "HEXISTS", keys.dead(run_id, kind), request_id):
         raise KeyError(request_id)
-    request = await request_store.read(redis, request_id)
+    request = await request_store.read(redis, request_id, kind)
     if request is None:
         raise ValueError(f"{request_id}: the request itself is gone; only `drop` is possible")
-    arguments = [
-        *(request_id, run_id, request_store.rank_of(request), request_store.job_of(request)),
-        *(request.task.image, request_store.HINT_S, request.enqueued_at),
+    arguments: list[Word] = [
+        *(request_id, run_id, request_store.rank_of(request), request_store.job_of(request, kind)),
+        *(request.image, request_store.HINT_S, request.enqueued_at),
     ]
-    if not await script(redis, transitions.REQUEUE, arguments):
+    if not await script(redis, transitions.REQUEUE.of(kind), arguments):
         raise KeyError(request_id)
 
 
-async def drop(redis: Redis, run_id: str, request_id: str) -> None:
-    """Forget a dead request and its evidence. Raises KeyError if it is not among the dead."""
+async def drop(redis: Redis, run_id: str, request_id: str, kind: AnyKind = ROLLOUT) -> None:
+    """Delete a dead-lettered request and its evidence. Raises KeyError if it is not dead-lettered."""
     arguments: list[Word] = [run_id, FENCE_S, KEEP_ANSWERED_S, "dead", request_id]
-    if not await script(redis, transitions.WITHDRAW, arguments):
+    if not await script(redis, transitions.WITHDRAW.of(kind), arguments):
         raise KeyError(request_id)
 
 
-async def _run_of(redis: Redis, request_id: str) -> str:
-    """By its own words, or else by who is owed an answer."""
+async def _run_of(redis: Redis, request_id: str, kind: AnyKind) -> str:
+    """The run that the request names, or else the one that lists it as outstanding."""
     with contextlib.suppress(MalformedMessage):
-        data = await request_store.read_bytes(redis, request_id)
+        data = await request_store.read_bytes(redis, request_id, kind)
         if data is not None:
             return decode(data, _Addressed).run_id
     known: set[bytes] = await command(redis, "SMEMBERS", keys.runs())
     for run_id in sorted(raw.decode(errors="replace") for raw in known):
-        if await command(redis, "ZSCORE", keys.open_requests(run_id), request_id) is not None:
+        if await command(redis, "ZSCORE", keys.open_requests(run_id, kind), request_id) is not None:
             return run_id
     return UNREADABLE
 
@@ -185,7 +196,7 @@ def _letter(name: bytes, row: bytes) -> DeadLetter:
 
 
 def _unreadable(error: MalformedMessage, *, at: float) -> AttemptFailure:
-    """What stands for a message that says nothing itself."""
+    """The evidence in place of a message that cannot be decoded."""
     return AttemptFailure(
         attempt=0, worker="", boundary="request", message=str(error), transient=False, failed_at=at
     )

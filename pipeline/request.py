@@ -1,8 +1,12 @@
-"""An ask for one rollout, and a worker's try at it."""
+"""A request for one rollout, and a worker's claim on it.
 
-from typing import Annotated, Literal
+`Request` is what the queue reads of a request of any kind; `RolloutRequest` is the kind there is (`kinds.py`).
+"""
+
+from typing import Annotated, Generic, Literal
 
 import msgspec
+from typing_extensions import TypeVar
 
 from pipeline.errors import FailureClass
 from pipeline.message import Count, Message, Seconds, UnixSeconds
@@ -24,32 +28,60 @@ class Sampling(Message, frozen=True, kw_only=True):
 
 
 class Budget(Message, frozen=True, kw_only=True):
-    """How often failures of one class are put up with, and how long to wait after each."""
+    """How many failures of one class a request may have, and how long it waits after each."""
 
-    tries: Count  # failures of this class before the request is dead
-    first_s: Seconds = 1.0  # wait after the first of them; doubles with each
+    tries: Count  # with this many failures of the class the request is dead-lettered
+    first_s: Seconds = 1.0  # wait after the first failure; doubles with each
     longest_s: Seconds = 60.0
 
     def wait_s(self, num_failures: int) -> float:
-        """After so many failures of the class, before jitter."""
+        """The wait after `num_failures` of the class, before jitter."""
         return min(self.first_s * 2.0 ** min(num_failures - 1, 60), self.longest_s)
 
 
 class Retries(Message, frozen=True, kw_only=True):
-    """What each class of failures may cost a request before it is dead. See `errors.class_of`."""
+    """The budget of each class of failures. See `errors.class_of`."""
 
     policy: Budget = Budget(tries=1)
     environment: Budget = Budget(tries=1)  # 2 or more where hosts hold different images
     infrastructure: Budget = Budget(tries=5)
     grader: Budget = Budget(tries=3, first_s=2.0)
     poison: Budget = Budget(tries=1)
-    unended_claims: int = (
-        8  # claims that ended without a word (their workers died) before it counts as poison
-    )
+    # Claims whose lease expired because the worker died; with this many the request counts as poison.
+    unended_claims: int = 8
 
     def of(self, kind: FailureClass) -> Budget:
         found: Budget = getattr(self, kind)
         return found
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """What the queue reads of a request, whatever its kind.
+
+    `id` is also the arq job id, so it is unique among requests of all kinds.
+    """
+
+    id: str
+    run_id: str
+    purpose: Purpose
+    group_id: str
+    enqueued_at: UnixSeconds
+    # When its group was first enqueued: its place in the queue. 0 stands for enqueued_at.
+    group_asked_at: UnixSeconds = 0.0
+
+    @property
+    def task_id(self) -> str:
+        """The task it is about, for people; empty if it is about none."""
+        return ""
+
+    @property
+    def image(self) -> str:
+        """The image that workers fetch ahead for it; empty if it needs none."""
+        return ""
+
+    @property
+    def retries(self) -> Retries:
+        return Retries()
 
 
 class Limits(Message, frozen=True, kw_only=True):
@@ -63,51 +95,52 @@ class Limits(Message, frozen=True, kw_only=True):
     wall_s: float = 1800.0  # agent loop
     command_s: float = 180.0  # one command
     grade_cpu_s: float = 1800.0  # CPU time after which a test run counts as unresolved
-    grade_wall_s: float = (
-        7200.0  # wall time after which, CPU time left, grading counts as an infrastructure failure
-    )
+    # Wall time after which grading that has CPU time left counts as an infrastructure failure.
+    grade_wall_s: float = 7200.0
     observation_chars: int = 10_000  # longer output keeps its first and last half
     format_errors: int = 3  # consecutive replies without exactly one command before the episode ends
     retries: Retries = Retries()
 
 
-class RolloutRequest(Message, frozen=True, kw_only=True):
-    """All that an interchangeable worker needs.
+class RolloutRequest(Request, frozen=True, kw_only=True):
+    """Everything that a worker needs to run one rollout: workers are interchangeable and need no recipe."""
 
-    `id` is also the arq job id; member counts from 0 within the group.
-    """
-
-    id: str
-    run_id: str
-    purpose: Purpose
     task: Task
-    group_id: str
-    member: Count
+    member: Count  # counts from 0 within the group
     group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     version_at_enqueue: int
     sampling: Sampling
     limits: Limits
-    agent_config: (
-        str  # the agent's YAML, verbatim: prompts travel with the request, so workers need no recipe
-    )
-    tokenizer: str  # content hash of the tokenizer directory announced with the run
-    enqueued_at: UnixSeconds
-    group_asked_at: UnixSeconds = (
-        0.0  # when its group was first asked for: its place in the queue; 0: enqueued_at
-    )
+    agent_config: str  # the agent's YAML, verbatim
+    tokenizer: str  # content hash under which the tokenizer is stored
     cursor: Count = 0  # position of the group's task in the run's task order
     traceparent: str = ""  # W3C trace context of the enqueue span
 
+    @property
+    def task_id(self) -> str:
+        return self.task.id
 
-class Claim(Message, frozen=True, kw_only=True):
-    """One worker's try.
+    @property
+    def image(self) -> str:
+        return self.task.image
 
-    Its lease says that it still breathes; `attempt` counts claims of this request from 1 and fences late
-    results.
+    @property
+    def retries(self) -> Retries:
+        return self.limits.retries
+
+
+R = TypeVar("R", bound=Request, default=RolloutRequest)
+
+
+class Claim(Message, Generic[R], frozen=True, kw_only=True):
+    """A worker's hold on a request, for one attempt. It lasts as long as the worker renews its lease.
+
+    `attempt` counts the claims of this request from 1; a worker whose attempt is no longer the newest can neither
+    renew nor publish.
     """
 
-    request: RolloutRequest
+    request: R
     attempt: Count
     worker: str  # "host/pid"
     claimed_at: UnixSeconds
-    num_unended: int = 0  # claims before this one whose workers fell silent: neither answered nor handed back
+    num_unended: int = 0  # earlier claims whose lease expired: neither published nor returned to the queue

@@ -1,4 +1,4 @@
-"""A request at rest: under a key of its own, whole, and as the arq job that queues it, with a label for people."""
+"""A request as it is stored: whole under a key of its own, and as the arq job that queues it, with a label for people."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,15 +10,15 @@ from redis.exceptions import ResponseError
 
 from pipeline import keys, transitions
 from pipeline.commands import chunks
+from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, decode
-from pipeline.request import RolloutRequest
+from pipeline.request import R, Request
 
-JOB_NAME = "rollout"
-HINT_S = 24 * 3600  # how long it is known, without reading whole requests, which image one wants
+HINT_S = 24 * 3600  # how long the image of a request can be read without reading the whole request
 
 
 class Label(Message, frozen=True, kw_only=True):
-    """What a waiting request is about, without reading it whole: its arq job carries this for people."""
+    """What a waiting request is about; its arq job carries this, so that a list of requests reads none of them whole."""
 
     task_id: str = ""
     purpose: str = ""
@@ -41,28 +41,28 @@ def encode_job(job: dict[str, Any]) -> bytes:
 
 
 def decode_job(data: bytes) -> dict[str, Any]:
-    """Inverse of encode_job. Raises MalformedMessage for what arq could not make sense of."""
+    """Inverse of encode_job. Raises MalformedMessage for a job that arq could not use."""
     return msgspec.structs.asdict(decode(data, _Job))
 
 
-async def read(redis: Redis, request_id: str) -> RolloutRequest | None:
+async def read(redis: Redis, request_id: str, kind: JobKind[R, T, H] = ROLLOUT) -> R | None:
     """None if it is gone. Raises MalformedMessage."""
-    data = await read_bytes(redis, request_id)
-    return None if data is None else decode_request(data, request_id.encode())
+    data = await read_bytes(redis, request_id, kind)
+    return None if data is None else decode_request(data, request_id.encode(), kind)
 
 
-async def read_bytes(redis: Redis, request_id: str) -> bytes | None:
-    """As they were written; None if they are gone. Raises MalformedMessage for a key of another type: somebody else's."""
+async def read_bytes(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> bytes | None:
+    """The request as it was written; None if it is gone. Raises MalformedMessage for a key of another type."""
     try:
-        return await redis.get(keys.request(request_id))
+        return await redis.get(keys.request(request_id, kind))
     except ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        raise MalformedMessage(f"not a RolloutRequest: {error}") from error
+        raise MalformedMessage(f"not a {kind.request.__name__}: {error}") from error
 
 
 async def labels(redis: Redis, request_ids: Sequence[str]) -> list[Label]:
-    """What each of these is about; empty for one that is not queued."""
+    """The label of each of these; an empty one for a request that is not queued."""
     found: list[Label] = []
     for some in chunks(request_ids):
         rows: list[bytes | None] = await redis.mget([keys.arq_job(request_id) for request_id in some])
@@ -70,29 +70,31 @@ async def labels(redis: Redis, request_ids: Sequence[str]) -> list[Label]:
     return found
 
 
-def decode_request(data: bytes, request_id: bytes) -> RolloutRequest:
-    """The request stored under an id. Raises MalformedMessage, also for one that says it is another."""
-    request = decode(data, RolloutRequest)
+def decode_request(data: bytes, request_id: bytes, kind: JobKind[R, T, H] = ROLLOUT) -> R:
+    """The request stored under an id. Raises MalformedMessage, also for one whose own id differs."""
+    request = decode(data, kind.request)
     if request.id.encode(errors="replace") != request_id:
-        raise MalformedMessage(f"not the RolloutRequest it is stored as: it says it is {request.id!r}")
+        raise MalformedMessage(
+            f"not the {kind.request.__name__} it is stored as: its own id is {request.id!r}"
+        )
     return request
 
 
-def rank_of(request: RolloutRequest) -> int:
-    """Its place among those that nobody has claimed yet, in milliseconds; the least comes first."""
+def rank_of(request: Request) -> int:
+    """Its score among the requests that were never claimed, in milliseconds; the lowest is claimed first."""
     times = 2 if request.purpose == "eval" else 1
     return milliseconds(request.group_asked_at or request.enqueued_at) - times * transitions.ROTATED_MS
 
 
-def job_of(request: RolloutRequest) -> bytes:
-    """What arq queues for it."""
-    about = Label(task_id=request.task.id, purpose=request.purpose, group_id=request.group_id)
+def job_of(request: R, kind: JobKind[R, T, H] = ROLLOUT) -> bytes:
+    """The arq job of the request."""
+    about = Label(task_id=request.task_id, purpose=request.purpose, group_id=request.group_id)
     enqueued_ms, label = milliseconds(request.enqueued_at), msgspec.structs.asdict(about)
-    return serialize_job(JOB_NAME, (request.id,), label, None, enqueued_ms, serializer=encode_job)
+    return serialize_job(kind.name, (request.id,), label, None, enqueued_ms, serializer=encode_job)
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole ones, as Redis counts time."""
+    """Whole milliseconds, as Redis counts time."""
     return int(seconds * 1000)
 
 

@@ -1,33 +1,34 @@
-"""Answers: finished trajectories, in the order they arrived.
+"""The stream of results: a finished trajectory is published by its worker, read by the trainer, and acknowledged.
 
-Workers publish, the learner reads and acknowledges, the command line only looks. The stream holds heads; a
-body stays under its own key. One request is published once, however often it was claimed, and never by a
-worker that has been overtaken. An entry is acknowledged only when the step that used it is in a checkpoint,
-so a trainer that dies reads it again.
+The stream holds heads in order of arrival; each body lies under its own key. A request is published once, however
+often it was claimed, and never by a worker that was overtaken. An entry is acknowledged only when the step that used it
+is in a checkpoint, so a trainer that dies reads it again. The command line reads without touching the trainer's
+position. Every function is for one kind of job (`kinds.py`).
 """
 
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from pipeline import keys, transitions
 from pipeline.commands import Word, chunks, command, script, scripts
+from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, decode, decode_body, encode, encode_body
-from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
+from pipeline.request import R
 
 GROUP = "learner"
 CONSUMER = "learner"  # one reader, which finds its unacknowledged entries after a restart
 FENCE_S = 30 * 24 * 3600
-KEEP_ANSWERED_S = 6 * 3600  # bodies stay this long after their acknowledgement, for `show`
-KEEP_ANSWERED_BYTES = 512 * 1024**2  # or until so many bytes of younger ones are there, per run
+KEEP_ANSWERED_S = 6 * 3600  # a body stays this long after its acknowledgement, for `show`
+KEEP_ANSWERED_BYTES = 512 * 1024**2  # of acknowledged bodies a run keeps at most so many bytes, the newest
+KEPT_PART = 8  # and at most one part in so many of a Redis whose memory is limited
 KEEP_MALFORMED = 1000
-KEPT_PART = 8  # of a Redis with a bound, kept bodies of a run take at most this part
-FIRST_PAGE = 100  # most look at the newest few
-PAGE = 5000  # heads in one reply: two megabytes
+FIRST_PAGE = 100  # heads in the first reply: most readers want only the newest few
+PAGE = 5000  # heads in each further reply: two megabytes
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
 
 Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields, as Redis has them
@@ -35,16 +36,16 @@ Verdict = Literal["published", "fenced", "duplicate", "withdrawn"]
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Generic[H]):
     """A head as read from the stream; `entry_id` is what to acknowledge."""
 
     entry_id: str
-    head: TrajectoryHead
+    head: H
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An entry that is no head; the learner sets it aside."""
+    """An entry whose head cannot be decoded; the trainer sets it aside."""
 
     entry_id: str
     reason: str
@@ -52,84 +53,97 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathRecord:
-    """The dead letter of a request, encoded, to be stored with its failed trajectory; `why` is for people."""
+    """The dead letter of a request, encoded, to be stored with its failed result; `why` is for people."""
 
     letter: bytes
     last_failure: bytes
     why: str
 
 
-async def publish(redis: Redis, trajectory: Trajectory, *, death: DeathRecord | None = None) -> Verdict:
-    """Put the finished trajectory on its run's stream, atomically and at most once; with `death` the
-    same transaction moves its request to the dead letters.
+async def publish(
+    redis: Redis, result: T, *, death: DeathRecord | None = None, kind: JobKind[R, T, H] = ROLLOUT
+) -> Verdict:
+    """Put the result on its run's stream, atomically and at most once; with `death` the same transaction moves its
+    request to the dead letters.
 
-    Anything but "published" left no trace. May be called again after a broken connection: then "duplicate" says
-    that it had arrived. Raises OutOfMemoryError while Redis is full.
+    Any verdict but "published" means that nothing was changed. May be repeated after a broken connection; then
+    "duplicate" says that the result had arrived. Raises OutOfMemoryError while Redis is full.
     """
-    request, attempt = trajectory.claim.request, trajectory.claim.attempt
-    body = encode_body(trajectory)
-    head = head_of(trajectory, body_bytes=len(body))
+    request, attempt = result.claim.request, result.claim.attempt
+    body = encode_body(result)
+    head = kind.head_of(result, len(body))
     arguments: list[Word] = [
         *(request.id, request.run_id, attempt, body, encode(head), FENCE_S),
         *(
             "dead-lettered" if death else "published",
-            trajectory.claim.worker,
+            result.claim.worker,
             death.why if death else head.outcome,
         ),
         *((death.letter, death.last_failure) if death else ("", "")),
     ]
-    return cast(Verdict, (await script(redis, transitions.PUBLISH, arguments)).decode())
+    return cast(Verdict, (await script(redis, transitions.PUBLISH.of(kind), arguments)).decode())
 
 
-async def publish_unreadable(redis: Redis, head: TrajectoryHead) -> None:
-    """Put a failed head without a body on the stream, for a request that is dead because nobody can read it."""
+async def publish_unreadable(redis: Redis, head: H, kind: JobKind[R, T, H] = ROLLOUT) -> None:
+    """Put the head of a failure, without a body, on the stream, for a request that was dead-lettered because no worker
+    could decode it.
+    """
     arguments: list[Word] = [head.request_id, head.run_id, encode(head), FENCE_S]
-    await script(redis, transitions.PUBLISH_UNREADABLE, arguments)
+    await script(redis, transitions.PUBLISH_UNREADABLE.of(kind), arguments)
 
 
-async def open_reader(redis: Redis, run_id: str) -> None:
-    """Make the learner's group, once; entries from before it count as unread."""
+async def open_reader(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> None:
+    """Make the trainer's consumer group, once; entries from before it count as unread."""
+    name = keys.stream(run_id, kind)
     try:
-        await redis.xgroup_create(keys.stream(run_id), GROUP, id="0", mkstream=True)
+        await redis.xgroup_create(name, GROUP, id="0", mkstream=True)
     except OutOfMemoryError:
-        if not await redis.exists(keys.stream(run_id)) or not await redis.xinfo_groups(keys.stream(run_id)):
+        if not await redis.exists(name) or not await redis.xinfo_groups(name):
             raise
     except ResponseError as error:
         if "BUSYGROUP" not in str(error):
             raise
 
 
-async def read_unacknowledged(redis: Redis, run_id: str) -> list[Delivery]:
-    """Everything delivered before and not acknowledged, oldest first: what a restarted learner owes."""
-    found: list[Delivery] = []
-    position = "0"
+async def read_unacknowledged(
+    redis: Redis, run_id: str, kind: JobKind[R, T, H] = ROLLOUT
+) -> list[Delivery[H]]:
+    """Every head that was delivered before and not acknowledged, oldest first. A restarted trainer begins with these."""
+    found: list[Delivery[H]] = []
+    name, position = keys.stream(run_id, kind), "0"
     while True:
-        entries = await _read_group(redis, run_id, position, count=500, block_ms=None)
+        entries = await _read_group(redis, name, position, count=500, block_ms=None)
         if not entries:
             return found
-        found += await _deliveries(redis, run_id, entries)
+        found += await _deliveries(redis, run_id, entries, kind)
         position = entries[-1][0].decode()
 
 
 async def read_new(
-    redis: Redis, run_id: str, *, count: int = 100, block_ms: int | None = 1000
-) -> list[Delivery]:
-    """The next heads, waiting up to `block_ms` for the first; None: not waiting."""
-    return await _deliveries(
-        redis, run_id, await _read_group(redis, run_id, ">", count=count, block_ms=block_ms)
-    )
+    redis: Redis,
+    run_id: str,
+    *,
+    count: int = 100,
+    block_ms: int | None = 1000,
+    kind: JobKind[R, T, H] = ROLLOUT,
+) -> list[Delivery[H]]:
+    """The next heads, after up to `block_ms` of waiting for the first. None: do not wait."""
+    entries = await _read_group(redis, keys.stream(run_id, kind), ">", count=count, block_ms=block_ms)
+    return await _deliveries(redis, run_id, entries, kind)
 
 
-async def read_body(redis: Redis, request_id: str) -> Trajectory | None:
-    """The whole trajectory, while it is kept. Raises MalformedMessage."""
-    data = await redis.get(keys.body(request_id))
-    return None if data is None else decode_body(data, Trajectory)
+async def read_body(redis: Redis, request_id: str, kind: JobKind[R, T, H] = ROLLOUT) -> T | None:
+    """The whole result; None if it is no longer kept. Raises MalformedMessage."""
+    data = await redis.get(keys.body(request_id, kind))
+    return None if data is None else decode_body(data, kind.result)
 
 
-async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, str]]) -> None:
-    """Settle (entry id, request id) pairs: their steps are in a checkpoint.
+async def acknowledge(
+    redis: Redis, run_id: str, answered: Sequence[tuple[str, str]], kind: AnyKind = ROLLOUT
+) -> None:
+    """Acknowledge (entry id, request id) pairs whose steps are in a checkpoint.
 
-    A dead request keeps its evidence. One that was requeued after this answer is owed still.
+    A dead-lettered request keeps its evidence. One that was requeued after this entry stays outstanding.
     """
     keep_bytes = min(KEEP_ANSWERED_BYTES, await max_bytes(redis) // KEPT_PART or KEEP_ANSWERED_BYTES)
     for some in chunks(answered):
@@ -137,41 +151,47 @@ async def acknowledge(redis: Redis, run_id: str, answered: Sequence[tuple[str, s
             (run_id, GROUP, entry_id, request_id, KEEP_ANSWERED_S, keep_bytes)
             for entry_id, request_id in some
         ]
-        await scripts(redis, transitions.ACKNOWLEDGE, rows)
-    await _trim(redis, run_id)
+        await scripts(redis, transitions.ACKNOWLEDGE.of(kind), rows)
+    await _trim(redis, keys.stream(run_id, kind))
 
 
-async def unacknowledged_bytes(redis: Redis, run_id: str) -> int:
-    """Bytes of all bodies that Redis holds for the learner until a checkpoint contains them."""
-    return int(await command(redis, "HGET", keys.unacknowledged_bytes(run_id), "") or 0)
+async def unacknowledged_bytes(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> int:
+    """Bytes of the bodies that Redis holds until a checkpoint contains them."""
+    return int(await command(redis, "HGET", keys.unacknowledged_bytes(run_id, kind), "") or 0)
 
 
 async def max_bytes(redis: Redis) -> int:
-    """What Redis may hold of everything, 0 if there is no bound."""
+    """The memory limit of Redis; 0 if it has none."""
     memory: dict[str, int] = await command(redis, "INFO", "memory")
     return memory["maxmemory"]
 
 
-async def delivered_at(redis: Redis, run_id: str, entry_id: str) -> float | None:
-    """When the learner was last given the entry (Unix s); None if it was not yet, or has acknowledged it."""
-    rows: list[dict[str, Any]] = await redis.xpending_range(keys.stream(run_id), GROUP, entry_id, entry_id, 1)
+async def delivered_at(redis: Redis, run_id: str, entry_id: str, kind: AnyKind = ROLLOUT) -> float | None:
+    """When the entry was last delivered to the trainer (Unix s); None if it never was, or is acknowledged."""
+    name = keys.stream(run_id, kind)
+    rows: list[dict[str, Any]] = await redis.xpending_range(name, GROUP, entry_id, entry_id, 1)
     return time.time() - rows[0]["time_since_delivered"] / 1000 if rows else None
 
 
-async def newest_heads(redis: Redis, run_id: str, count: int) -> list[Delivery]:
-    """The last `count` heads, newest first, without touching the learner's position."""
-    entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), count=count)
-    return [delivery for entry in entries if isinstance(delivery := _delivery(*entry), Delivery)]
+async def newest_heads(
+    redis: Redis, run_id: str, count: int, kind: JobKind[R, T, H] = ROLLOUT
+) -> list[Delivery[H]]:
+    """The last `count` heads, newest first, without touching the trainer's position."""
+    entries: list[Entry] = await redis.xrevrange(keys.stream(run_id, kind), count=count)
+    found = [_delivery(*entry, kind) for entry in entries]
+    return [delivery for delivery in found if not isinstance(delivery, Unreadable)]
 
 
-async def heads_backwards(redis: Redis, run_id: str) -> AsyncIterator[Delivery]:
-    """Every head that is still there, newest first, read page by page as far as one wants to go."""
+async def heads_backwards(
+    redis: Redis, run_id: str, kind: JobKind[R, T, H] = ROLLOUT
+) -> AsyncIterator[Delivery[H]]:
+    """Every head that is still there, newest first, read page by page as the caller goes on."""
     position, page = "+", FIRST_PAGE
     while True:
-        entries: list[Entry] = await redis.xrevrange(keys.stream(run_id), max=position, count=page)
+        entries: list[Entry] = await redis.xrevrange(keys.stream(run_id, kind), max=position, count=page)
         for entry in entries:
-            delivery = _delivery(*entry)
-            if isinstance(delivery, Delivery):
+            delivery = _delivery(*entry, kind)
+            if not isinstance(delivery, Unreadable):
                 yield delivery
         if len(entries) < page:
             return
@@ -179,52 +199,52 @@ async def heads_backwards(redis: Redis, run_id: str) -> AsyncIterator[Delivery]:
 
 
 async def heads_after(
-    redis: Redis, positions: dict[str, str], *, block_ms: int = 1000
-) -> list[tuple[str, Delivery | Unreadable]]:
-    """What is younger than each run's entry id, with its run; waits up to `block_ms` for the first.
-
-    For `tail`.
-    """
-    wanted: dict[Any, Any] = {keys.stream(run_id): entry_id for run_id, entry_id in positions.items()}
+    redis: Redis, positions: dict[str, str], *, block_ms: int = 1000, kind: JobKind[R, T, H] = ROLLOUT
+) -> list[tuple[str, Delivery[H] | Unreadable]]:
+    """The entries after each run's entry id, with their run; waits up to `block_ms` for the first. For `tail`."""
+    wanted: dict[Any, Any] = {keys.stream(run_id, kind): entry_id for run_id, entry_id in positions.items()}
     answer: list[tuple[bytes, list[Entry]]] = await redis.xread(wanted, block=block_ms)
-    runs = {keys.stream(run_id).encode(): run_id for run_id in positions}
-    return [(runs[name], _delivery(*entry)) for name, entries in answer for entry in entries]
+    runs = {keys.stream(run_id, kind).encode(): run_id for run_id in positions}
+    return [(runs[name], _delivery(*entry, kind)) for name, entries in answer for entry in entries]
 
 
 async def _read_group(
-    redis: Redis, run_id: str, position: str, *, count: int, block_ms: int | None
+    redis: Redis, name: str, position: str, *, count: int, block_ms: int | None
 ) -> list[Entry]:
-    wanted: dict[Any, Any] = {keys.stream(run_id): position}
+    wanted: dict[Any, Any] = {name: position}
     answer: list[Any] = await redis.xreadgroup(GROUP, CONSUMER, wanted, count=count, block=block_ms)
     return answer[0][1] if answer else []
 
 
-async def _deliveries(redis: Redis, run_id: str, entries: list[Entry]) -> list[Delivery]:
-    """Decode.
-
-    What cannot be read is set aside with the reason and acknowledged, so that it cannot block the stream.
+async def _deliveries(
+    redis: Redis, run_id: str, entries: list[Entry], kind: JobKind[R, T, H]
+) -> list[Delivery[H]]:
+    """Decode the entries. One that cannot be decoded is set aside with the reason and acknowledged, so that it cannot
+    block the stream.
     """
-    found: list[Delivery] = []
+    found: list[Delivery[H]] = []
     for entry, fields in entries:
-        delivery = _delivery(entry, fields)
-        if isinstance(delivery, Delivery):
+        delivery = _delivery(entry, fields, kind)
+        if isinstance(delivery, Unreadable):
+            arguments: list[Word] = [run_id, GROUP, entry, delivery.reason, KEEP_MALFORMED]
+            await script(redis, transitions.SET_ASIDE.of(kind), arguments)
+        else:
             found.append(delivery)
-            continue
-        await script(redis, transitions.SET_ASIDE, [run_id, GROUP, entry, delivery.reason, KEEP_MALFORMED])
     return found
 
 
-def _delivery(entry: bytes, fields: dict[bytes, bytes] | None) -> Delivery | Unreadable:
+def _delivery(
+    entry: bytes, fields: dict[bytes, bytes] | None, kind: JobKind[R, T, H]
+) -> Delivery[H] | Unreadable:
     """`fields` is None for an entry that was delivered and then trimmed."""
     try:
-        return Delivery(entry.decode(), decode((fields or {}).get(b"head", b""), TrajectoryHead))
+        return Delivery(entry.decode(), decode((fields or {}).get(b"head", b""), kind.head))
     except MalformedMessage as error:
         return Unreadable(entry.decode(), str(error))
 
 
-async def _trim(redis: Redis, run_id: str) -> None:
-    """Drop heads older than the newest KEEP_HEADS, if they and all before them are acknowledged."""
-    stream = keys.stream(run_id)
+async def _trim(redis: Redis, stream: str) -> None:
+    """Delete heads older than the newest KEEP_HEADS, if they and all before them are acknowledged."""
     if await redis.xlen(stream) <= KEEP_HEADS * 2:
         return
     kept = await redis.xrevrange(stream, count=KEEP_HEADS)

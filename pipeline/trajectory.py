@@ -1,17 +1,18 @@
-"""What came back: turns with the exact tokens, how it ended, and what it was worth.
+"""A finished episode as a message: its turns with their exact tokens, how it ended, and its reward.
 
-The invariant everything rests on: for each turn, `kept + fed + sampled` is exactly the token sequence the
-engine held, with ids and log-probs as the engine reported them. Nothing is ever tokenised again.
+The invariant: for each turn, `kept + fed + sampled` is exactly the token sequence that the engine held, with ids and
+log-probs as the engine reported them. Nothing is ever tokenised again. `Result` and `Head` are what the stream reads
+of a result of any kind; `Trajectory` and `TrajectoryHead` are the kind there is (`kinds.py`).
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal
 
 import msgspec
 
 from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
-from pipeline.request import Claim, Purpose
+from pipeline.request import Claim, Purpose, R, RolloutRequest
 
 SCHEMA = 1  # of Trajectory; raised when a field changes its meaning
 
@@ -36,10 +37,10 @@ class Observation(Message, frozen=True, kw_only=True):
 
 
 class Turn(Message, frozen=True, kw_only=True):
-    """One sampling of the policy, and what the sandbox answered.
+    """One reply of the policy, and the observation that it led to.
 
-    Turn(kept_tokens=5, fed=<obs>, sampled=<reply>, ...) saw the previous sequence's first 5 tokens, then fed,
-    then spoke.
+    In Turn(kept_tokens=5, fed=<observation>, sampled=<reply>, ...) the prompt was the first 5 tokens of the previous
+    sequence followed by `fed`, and the policy drew `sampled`.
     """
 
     kept_tokens: int  # leading tokens of the previous sequence seen again unchanged; fewer than all: a cut
@@ -102,10 +103,23 @@ class Reward(Message, frozen=True, kw_only=True):
     grade_cpu_s: float = 0.0
 
 
-class Trajectory(Message, frozen=True, kw_only=True):
-    """The finished try; one per request id, whatever the queue did."""
+class Result(Message, Generic[R], frozen=True, kw_only=True):
+    """What a worker publishes for a claim, whatever its kind: at most one for each request."""
 
-    claim: Claim
+    claim: Claim[R]
+
+
+class Head(Message, frozen=True, kw_only=True):
+    """What the stream holds of a result, whatever its kind; the whole result, its body, lies under its own key."""
+
+    request_id: str
+    run_id: str
+    outcome: str  # for people, in a word or two
+
+
+class Trajectory(Result[RolloutRequest], frozen=True, kw_only=True):
+    """A finished episode, the result of a rollout."""
+
     turns: tuple[Turn, ...]
     outcome: Outcome
     reward: Reward | None
@@ -115,17 +129,17 @@ class Trajectory(Message, frozen=True, kw_only=True):
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
 
 
-class TrajectoryHead(Message, frozen=True, kw_only=True):
-    """All that listing and admission need, without the body. About 400 bytes."""
+class TrajectoryHead(Head, frozen=True, kw_only=True):
+    """All that listing and admission need, without the body. About 400 bytes.
 
-    request_id: str
-    run_id: str
+    `outcome` is as `outcome_tag` gives it: "submitted", "exhausted:turns", "failed:sandbox".
+    """
+
     purpose: Purpose
     group_id: str
     member: Count
     group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     task_id: str
-    outcome: str  # "submitted", "exhausted:turns", "failed:sandbox"
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
     num_turns: Count
     sampled_tokens: Count
@@ -142,7 +156,7 @@ class TrajectoryHead(Message, frozen=True, kw_only=True):
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
 
 
-def head_of(trajectory: Trajectory, *, body_bytes: int) -> TrajectoryHead:
+def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
     """The head that announces `trajectory` on the stream."""
     request = trajectory.claim.request
     versions = [span.version for turn in trajectory.turns for span in turn.versions]

@@ -1,38 +1,77 @@
-"""Every change of a request's state, each one Lua script: it happens whole or not at all.
+"""Every change of a request's state, each one Lua script: it happens as a whole or not at all.
 
-The README draws the states; a script is an arrow of that drawing. Redis runs one at a time, so a request is in
-exactly one state whoever dies where, and an event of its life is written in the same breath. Times are those of
-Redis, the one clock that all hosts share.
+The README draws the states; each script is an arrow of that drawing. Redis runs one script at a time, so a request is
+in exactly one state wherever a process dies, and the script itself records the event that `explain` shows. All times
+are those of Redis's clock, which is the same for all hosts.
 
-What lets go of something (a breath, a hand-back, an acknowledgement, a withdrawal) also works in a Redis that is
-full; what adds to it (an enqueue, a claim, a publication) is refused there as a whole, and may be tried again.
+A script that frees something (a renewal, a return to the queue, an acknowledgement, a withdrawal) also runs in a Redis
+that is full. A script that adds something (an enqueue, a claim, a publication) is refused there as a whole, and may be
+repeated.
 
-The queue is arq's zset. Its scores have two bands: never claimed requests lie ROTATED_MS in the past (evaluations
-twice that), in the order of their enqueueing; those claimed once lie at the time when they are due again, be it
-the end of a back-off or of a lease. So a claim reads only what can be claimed, however much is running, and what
-has waited before goes first.
+The queue is arq's zset. Its scores have two bands. A request that was never claimed lies ROTATED_MS in the past (an
+evaluation twice that), in the order of enqueueing. A request that was claimed before lies at the time when it is due
+again: the end of its back-off or of its lease. A claim therefore reads only what can be claimed, however many
+requests are running, and a request that has waited before comes first.
+
+A Transition is such a script for any kind of job; `of(kind)` is its text with the key names of that kind.
 """
 
 import time
+from dataclasses import dataclass
+from functools import cache
 
 from pipeline import keys
+from pipeline.kinds import AnyKind
 
 ROTATED_MS = 10 * 365 * 24 * 3600 * 1000
 KEEP_EVENTS = 64  # of one request, the newest
 KEEP_WAKES = 1000
 
-_PRELUDE = f"""
-local QUEUE, WAKE = '{keys.QUEUE}', '{keys.wake()}'
-local REQUEST, IMAGE, JOB, RETRY = '{keys.request("")}', '{keys.image("")}', '{keys.arq_job("")}', '{keys.arq_retry("")}'
-local CLAIMS, LEASE, FAILURES, EVENTS = '{keys.claims("")}', '{keys.lease("")}', '{keys.failures("")}', '{keys.events("")}'
-local PUBLISHED, BODY = '{keys.published("")}', '{keys.body("")}'
-local STREAM, MALFORMED = '{keys.stream("")}', '{keys.malformed("")}'
-local OPEN, DEAD, BYTES, KEPT = '{keys.open_requests("")}', '{keys.dead("")}', '{keys.unacknowledged_bytes("")}', '{keys.kept("")}'
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transition:
+    """A script without its key names. It may assign to no global, and takes all its arguments in ARGV."""
+
+    body: str
+    also_when_full: bool = False
+
+    def of(self, kind: AnyKind) -> str:
+        """The script for requests of that kind."""
+        return _source(self, kind)
+
+
+def due_at(score: float) -> float:
+    """When a request with this score in the queue is due again (Unix s); 0 if it was never claimed."""
+    return score / 1000 if score > time.time() * 1000 - ROTATED_MS // 2 else 0.0
+
+
+@cache
+def _source(transition: Transition, kind: AnyKind) -> str:
+    flags = " flags=allow-oom" if transition.also_when_full else ""
+    return f"#!lua{flags}\n{_names(kind)}{_FUNCTIONS}{transition.body}"
+
+
+def _names(kind: AnyKind) -> str:
+    """The prefixes of all keys that scripts touch, as Lua locals."""
+    return f"""
+local QUEUE, WAKE = '{keys.queue(kind)}', '{keys.wake(kind)}'
+local REQUEST, IMAGE = '{keys.request("", kind)}', '{keys.image("", kind)}'
+local JOB, RETRY = '{keys.arq_job("")}', '{keys.arq_retry("")}'
+local CLAIMS, LEASE = '{keys.claims("", kind)}', '{keys.lease("", kind)}'
+local FAILURES, EVENTS = '{keys.failures("", kind)}', '{keys.events("", kind)}'
+local PUBLISHED, BODY = '{keys.published("", kind)}', '{keys.body("", kind)}'
+local STREAM, MALFORMED = '{keys.stream("", kind)}', '{keys.malformed("", kind)}'
+local OPEN, DEAD = '{keys.open_requests("", kind)}', '{keys.dead("", kind)}'
+local BYTES, KEPT = '{keys.unacknowledged_bytes("", kind)}', '{keys.kept("", kind)}'
+"""
+
+
+_FUNCTIONS = f"""
 local KEEP_EVENTS = {KEEP_EVENTS}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function note(id, what, attempt, worker, detail)
-  -- For people: a key that somebody else made there breaks nothing.
+  -- pcall: events are only for people, so a key of another type under this name must not stop the script.
   redis.pcall('RPUSH', EVENTS .. id, cmsgpack.pack({{now / 1000, what, attempt, worker, detail}}))
 end
 local function wake()
@@ -52,7 +91,8 @@ local function leave_queue(id)
   redis.call('ZREM', QUEUE, id)
   redis.call('DEL', JOB .. id, RETRY .. id)
 end
-local function owe_no_bytes(run, id)
+-- No longer count the request's body among the unacknowledged ones. Returns its bytes.
+local function release_bytes(run, id)
   local num = redis.call('HGET', BYTES .. run, id)
   if not num then return 0 end
   redis.call('HDEL', BYTES .. run, id)
@@ -61,22 +101,12 @@ local function owe_no_bytes(run, id)
 end
 """
 
-
-def due_at(score: float) -> float:
-    """When the bearer of a score in the queue is due again (Unix s); 0 if it was never claimed."""
-    return score / 1000 if score > time.time() * 1000 - ROTATED_MS // 2 else 0.0
-
-
-def _script(body: str, *, also_when_full: bool = False) -> str:
-    return f"#!lua{' flags=allow-oom' if also_when_full else ''}\n{_PRELUDE}{body}"
-
-
-ENQUEUE = _script("""
--- ARGV: id, run, request, image, seconds to keep it, enqueued at, rank, job. Asking again changes nothing.
+ENQUEUE = Transition("""
+-- ARGV: id, run, request, image or nothing, seconds to keep it, enqueued at, rank, job. Repeating it changes nothing.
 local id, run = ARGV[1], ARGV[2]
 if redis.call('EXISTS', PUBLISHED .. id) == 1 then return 0 end
 redis.call('SET', REQUEST .. id, ARGV[3])
-redis.call('SET', IMAGE .. id, ARGV[4], 'EX', ARGV[5])
+if ARGV[4] ~= '' then redis.call('SET', IMAGE .. id, ARGV[4], 'EX', ARGV[5]) end
 redis.call('PERSIST', CLAIMS .. id)
 redis.call('ZADD', OPEN .. run, ARGV[6], id)
 if redis.call('ZSCORE', QUEUE, id) or redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end
@@ -109,7 +139,7 @@ local function claim(id, worker, lease_ms)
 end
 """
 
-CLAIM = _script(
+CLAIM = Transition(
     _CLAIM_ONE
     + """
 -- ARGV: worker, lease milliseconds, id
@@ -117,7 +147,7 @@ return claim(ARGV[3], ARGV[1], tonumber(ARGV[2]))
 """
 )
 
-TAKE = _script(
+TAKE = Transition(
     _CLAIM_ONE
     + f"""
 -- ARGV: worker, lease milliseconds, how many
@@ -131,7 +161,7 @@ end
 if #ids == 0 then redis.call('DEL', WAKE) end
 local found = {{}}
 for _, id in ipairs(ids) do
-  -- One whose keys are not what they should be leaves the queue, lest it hold up the others for ever.
+  -- A request whose keys have the wrong type leaves the queue; otherwise it would block the others for ever.
   local well, claimed = pcall(claim, id, ARGV[1], tonumber(ARGV[2]))
   if not well then
     leave_queue(id)
@@ -144,7 +174,7 @@ return found
 """
 )
 
-RENEW = _script(
+RENEW = Transition(
     """
 -- ARGV: id, my attempt, lease, its milliseconds
 local id = ARGV[1]
@@ -157,7 +187,7 @@ return 1
     also_when_full=True,
 )
 
-RETURN_TO_QUEUE = _script(
+RETURN_TO_QUEUE = Transition(
     """
 -- ARGV: id, my attempt, back-off milliseconds, failure or nothing, event, worker, detail
 local id = ARGV[1]
@@ -173,7 +203,7 @@ return 1
     also_when_full=True,
 )
 
-PUBLISH = _script("""
+PUBLISH = Transition("""
 -- ARGV: id, run, my attempt, body, head, fence seconds, event, worker, detail, letter or nothing, last failure
 local id, run = ARGV[1], ARGV[2]
 if redis.call('EXISTS', REQUEST .. id) == 0 then return 'withdrawn' end
@@ -195,14 +225,14 @@ note(id, ARGV[7], tonumber(ARGV[3]), ARGV[8], ARGV[9])
 return 'published'
 """)
 
-ACKNOWLEDGE = _script(
+ACKNOWLEDGE = Transition(
     """
--- ARGV: run, group, entry, id, seconds to keep, bytes to keep. A dead request keeps its evidence.
+-- ARGV: run, group, entry, id, seconds to keep, bytes to keep. A dead-lettered request keeps its evidence.
 local run, id = ARGV[1], ARGV[4]
 redis.call('XACK', STREAM .. run, ARGV[2], ARGV[3])
 if redis.call('GET', PUBLISHED .. id) ~= ARGV[3] then return 0 end
 if redis.call('ZREM', OPEN .. run, id) == 1 then note(id, 'acknowledged', 0, '', '') end
-local num = owe_no_bytes(run, id)
+local num = release_bytes(run, id)
 if redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end
 for _, key in ipairs({REQUEST, IMAGE, CLAIMS, FAILURES, BODY, EVENTS}) do
   redis.call('EXPIRE', key .. id, ARGV[5])
@@ -222,10 +252,10 @@ return 1
     also_when_full=True,
 )
 
-WITHDRAW = _script(
+WITHDRAW = Transition(
     """
--- ARGV: run, fence seconds, seconds to keep, 'dead' if it must be that, answered or not, or 'any', id.
--- An overtaken worker may still breathe, hence the fence.
+-- ARGV: run, fence seconds, seconds to keep, 'dead' to drop a dead-lettered request (published or not) or 'any', id.
+-- CLAIMS stays for a while, because a worker that was overtaken may still try to renew or publish.
 local run, id = ARGV[1], ARGV[5]
 if ARGV[4] == 'dead' then
   if redis.call('HDEL', DEAD .. run, id) == 0 then return 0 end
@@ -243,17 +273,18 @@ return 1
     also_when_full=True,
 )
 
-REQUEUE = _script("""
--- ARGV: id, run, rank, job, image, seconds to keep it, enqueued at. A worker that dead-lettered it is fenced off.
+REQUEUE = Transition("""
+-- ARGV: id, run, rank, job, image or nothing, seconds to keep it, enqueued at.
+-- The worker that dead-lettered the request is fenced off, because the number of claims rises.
 local id, run = ARGV[1], ARGV[2]
 if redis.call('HEXISTS', DEAD .. run, id) == 0 then return 0 end
 redis.call('HDEL', DEAD .. run, id)
 local made = redis.call('HINCRBY', CLAIMS .. id, 'made', 1)
 redis.call('HSET', CLAIMS .. id, 'ended', made)
-owe_no_bytes(run, id)
+release_bytes(run, id)
 redis.call('DEL', PUBLISHED .. id, FAILURES .. id, BODY .. id, LEASE .. id)
 for _, key in ipairs({REQUEST, CLAIMS, EVENTS}) do redis.call('PERSIST', key .. id) end
-redis.call('SET', IMAGE .. id, ARGV[5], 'EX', ARGV[6])
+if ARGV[5] ~= '' then redis.call('SET', IMAGE .. id, ARGV[5], 'EX', ARGV[6]) end
 redis.call('ZADD', OPEN .. run, ARGV[7], id)
 redis.call('SET', JOB .. id, ARGV[4])
 redis.call('ZADD', QUEUE, ARGV[3], id)
@@ -262,9 +293,9 @@ wake()
 return 1
 """)
 
-DEAD_LETTER_UNREADABLE = _script(
+DEAD_LETTER_UNREADABLE = Transition(
     """
--- ARGV: id, run, letter, detail. Whoever asked can say what for, and has it answered.
+-- ARGV: id, run, letter, detail. Nothing is published: only the trainer can say what the request was (PUBLISH_UNREADABLE).
 local id, run = ARGV[1], ARGV[2]
 redis.call('HSET', DEAD .. run, id, ARGV[3])
 leave_queue(id)
@@ -275,31 +306,31 @@ return 1
     also_when_full=True,
 )
 
-PUBLISH_UNREADABLE = _script("""
+PUBLISH_UNREADABLE = Transition("""
 -- ARGV: id, run, head, fence seconds
 local id, run = ARGV[1], ARGV[2]
 if redis.call('HEXISTS', DEAD .. run, id) == 0 or redis.call('EXISTS', PUBLISHED .. id) == 1 then return 0 end
 local entry = redis.call('XADD', STREAM .. run, '*', 'head', ARGV[3])
 redis.call('SET', PUBLISHED .. id, entry, 'EX', ARGV[4])
-note(id, 'answered as failed', 0, '', '')
+note(id, 'published', 0, '', 'as failed, because no worker could read the request')
 return 1
 """)
 
-MEND = _script("""
--- ARGV: id, run, rank, job: owed, but in no queue, with no worker, not answered and not dead
+RE_ENQUEUE = Transition("""
+-- ARGV: id, run, rank, job. Only for an outstanding request that is not queued, claimed, published or dead-lettered.
 local id, run = ARGV[1], ARGV[2]
 if redis.call('EXISTS', REQUEST .. id) == 0 or redis.call('ZSCORE', QUEUE, id) then return 0 end
 if redis.call('EXISTS', LEASE .. id, PUBLISHED .. id) > 0 or redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end
 redis.call('SET', JOB .. id, ARGV[4])
 redis.call('ZADD', QUEUE, ARGV[3], id)
-note(id, 'found lost, queued again', 0, '', '')
+note(id, 're-enqueued', 0, '', 'Redis had lost its place in the queue')
 wake()
 return 1
 """)
 
-FIRST_CLAIMS = _script(
+FIRST_CLAIMS = Transition(
     """
--- ARGV: ids. Milliseconds since each was claimed for the first time; nothing for one that never was.
+-- ARGV: ids. Returns the milliseconds since each was claimed for the first time; nothing for one that never was.
 local found = {}
 for place, id in ipairs(ARGV) do
   local at = redis.call('HGET', CLAIMS .. id, 'first_at')
@@ -310,14 +341,14 @@ return found
     also_when_full=True,
 )
 
-REWRITE_JOB = _script("""
+REWRITE_JOB = Transition("""
 -- ARGV: id, job
 redis.call('DEL', RETRY .. ARGV[1])
 if redis.call('ZSCORE', QUEUE, ARGV[1]) then redis.call('SET', JOB .. ARGV[1], ARGV[2]) end
 return 1
 """)
 
-WAITING_IMAGES = _script(
+WAITING_IMAGES = Transition(
     f"""
 -- ARGV: how many requests
 local found = {{}}
@@ -330,7 +361,7 @@ return found
     also_when_full=True,
 )
 
-SET_ASIDE = _script(
+SET_ASIDE = Transition(
     """
 -- ARGV: run, group, entry, reason, how many to keep
 redis.call('LPUSH', MALFORMED .. ARGV[1], ARGV[3] .. ': ' .. ARGV[4])

@@ -15,6 +15,7 @@ from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
 from pipeline import keys, queue, request_store
+from pipeline.kinds import ROLLOUT
 from pipeline.queue import Unclaimable
 from pipeline.request import Claim
 from workers.claim import Claimer
@@ -35,8 +36,8 @@ class Taker(Worker):
 
     def __init__(self, claimer: Claimer, *, slots: int) -> None:
         super().__init__(
-            functions=[func(claimer.answer, name=request_store.JOB_NAME, timeout=FOREVER_S)],
-            queue_name=keys.QUEUE,
+            functions=[func(claimer.answer, name=ROLLOUT.name, timeout=FOREVER_S)],
+            queue_name=keys.queue(ROLLOUT),
             redis_pool=claimer.redis,
             max_jobs=slots,
             job_timeout=FOREVER_S,
@@ -151,4 +152,6 @@ class Taker(Worker):
         claim = self._claimer.taken.pop(job_id, None)
         if claim is not None:
             await queue.rewrite_job(self.pool, claim.request)
-            await queue.return_to_queue(self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew")
+            await queue.return_to_queue(
+                self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew"
+            )

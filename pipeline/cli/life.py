@@ -193,7 +193,11 @@ def text(life: Life, ink: Ink) -> str:
     for moment in life.moments:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment.at))
         whose = f"attempt {moment.attempt}" if moment.attempt else ""
-        what = ink.bad(f"{moment.what:<13}") if moment.what in ("failed", "dead-lettered") else f"{moment.what:<13}"
+        what = (
+            ink.bad(f"{moment.what:<13}")
+            if moment.what in ("failed", "dead-lettered")
+            else f"{moment.what:<13}"
+        )
         parts = [whose, visible(moment.worker), visible(moment.detail.replace("\n", " "))[:200]]
         rest = "  ".join(part for part in parts if part)
         rows.append(f"  {clock}  {'+' + age(moment.at - before):>8}  {what} {rest}".rstrip())

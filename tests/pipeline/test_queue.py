@@ -10,6 +10,7 @@ from arq.connections import ArqRedis
 from arq.worker import Worker, func
 
 from pipeline import census, connection, deadletters, events, keys, queue, request_store, stream, transitions
+from pipeline.kinds import ROLLOUT
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import Claim, RolloutRequest
@@ -182,7 +183,7 @@ async def test_the_job_is_msgpack_and_carries_the_id_and_a_label(pool: ArqRedis)
     data = await pool.get(keys.arq_job(request.id))
     assert data is not None
     job = msgspec.msgpack.decode(data)
-    assert (job["f"], job["a"]) == (request_store.JOB_NAME, [request.id])
+    assert (job["f"], job["a"]) == (ROLLOUT.name, [request.id])
     (label,) = await request_store.labels(pool, [request.id])
     assert (label.task_id, label.group_id) == (request.task.id, request.group_id)
     with pytest.raises(pickle.UnpicklingError):
@@ -423,7 +424,7 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
         await stream.publish(pool, samples.trajectory(claims[-1]))
 
     worker = Worker(  # arq's own, as it comes
-        functions=[func(job, name=request_store.JOB_NAME)],  # pyright: ignore[reportArgumentType]
+        functions=[func(job, name=ROLLOUT.name)],  # pyright: ignore[reportArgumentType]
         queue_name=keys.QUEUE,
         redis_pool=pool,
         burst=True,

@@ -1,0 +1,43 @@
+"""The kinds of jobs that the queue carries, and where the Redis keys of each lie.
+
+There is one kind today, ROLLOUT. A second stage, such as a judge of steps, is a second JobKind: its messages derive
+from `Request`, `Result` and `Head`, and every function of `queue`, `stream`, `deadletters` and `request_store` takes
+it as `kind`. Kinds have different key prefixes, so their requests never meet; only arq's own keys are the same for
+all, which is why request ids are unique among all kinds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias
+
+from typing_extensions import TypeVar
+
+from pipeline.request import R, RolloutRequest
+from pipeline.trajectory import Head, Result, Trajectory, TrajectoryHead, head_of
+
+T = TypeVar("T", bound=Result[Any], default=Trajectory)
+H = TypeVar("H", bound=Head, default=TrajectoryHead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobKind(Generic[R, T, H]):
+    """A stage of work: what it is called, and the messages that travel to its workers and back."""
+
+    name: str  # of arq's function
+    prefix: str  # of its Redis keys, up to the first colon; no other kind has the same
+    request: type[R]
+    result: type[T]
+    head: type[H]
+    head_of: Callable[[T, int], H]  # of a result whose encoded body has so many bytes
+
+
+AnyKind: TypeAlias = JobKind[Any, Any, Any]
+
+ROLLOUT = JobKind(
+    name="rollout",
+    prefix="swerve",
+    request=RolloutRequest,
+    result=Trajectory,
+    head=TrajectoryHead,
+    head_of=head_of,
+)
