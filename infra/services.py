@@ -119,8 +119,8 @@ class Note:
 
 
 def bring_up(service: Service, *, attached: bool) -> float | None:
-    """Start `service` unless it answers. Returns the seconds it took, or None if it was running. Raises RuntimeError
-    if it cannot be started.
+    """Start `service` unless it answers. Returns the seconds it took, or None if it was running. Raises ValueError if
+    another program has its port, RuntimeError if it cannot be started for another reason.
 
     An attached service also ends when this process ends, even if this process is killed.
     """
@@ -130,7 +130,8 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     if shutil.which(service.command[0]) is None:
         raise RuntimeError(f"it does not answer, and {service.command[0]} is not installed; run make setup")
     if service.port is not None:
-        _check_port(service.name, service.port)
+        fix = f"it does not answer as {service.name}: stop it"
+        ports.check_free(service.port, needed_by=service.name, fix=fix)
     REDIS_DATA.mkdir(parents=True, exist_ok=True)
     child = processes.start(
         service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
@@ -139,13 +140,6 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     owner = (os.getpid(), began_at_ticks(os.getpid()) or 0) if attached else (0, 0)
     Note(child.pid, began_at_ticks(child.pid) or 0, *owner).write(service.note)
     return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
-
-
-def _check_port(name: str, port: int) -> None:
-    try:
-        ports.check_free(port, needed_by=name, fix=f"it does not answer as {name}: stop it")
-    except ValueError as error:
-        raise RuntimeError(str(error)) from error
 
 
 def child_pids() -> set[int]:
@@ -259,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for service in reversed(chosen) if arguments.action == "down" else chosen:
         try:
             print(f"{service.name}: {ACTIONS[arguments.action](service)}")
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             print(f"{service.name}: {error}", file=sys.stderr)
             failed = True
     return int(failed)

@@ -62,7 +62,7 @@ def test_what_an_earlier_process_started_is_stopped_by_down_and_not_as_ones_own(
 def test_a_port_held_by_something_else_is_an_error_that_names_it(service: Service, port: int) -> None:
     deaf = replace(service, answers=lambda: False, port=port)
     said = rf"port {port} is in use by process {os.getpid()} "
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(RuntimeError, match=said):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=said):
         services.bring_up(deaf, attached=True)
 
 
