@@ -1,1 +1,1 @@
-"""Kills processes of a running system at random instants, and looks whether anything was lost: ``python -m infra.chaos``."""
+"""Fault injection: kills processes of a running system at random instants and checks that nothing is lost."""

@@ -1,13 +1,14 @@
-"""Kill processes of a running system at random instants, and prove that nothing was lost.
+"""Kill processes of a running system at random instants, and check that nothing was lost.
 
     python -m infra.chaos [--kills 200] [--short] [--only worker,trainer,...] [--seed N] [--json]
 
-Brings up a system of its own under ``runs/chaos`` (Redis, Docker engine, SGLang, router, two workers, trainer), kills one
-of its processes after another with SIGKILL, sometimes two, waits each time until it goes on, lets the run end, and
-settles the accounts. Nothing of the machine's own services is touched, and nothing but logs, the run's journal and
-``progress.json`` is kept, even if this process is itself killed. The first SIGINT or SIGTERM ends it early and in good
-order, with the table of what was done, the second at once. Exit status: 0 if everything is zero that must be, 1 if not, 2
-misuse, 130 after Ctrl-C, 143 after SIGTERM.
+Starts a separate system under `runs/chaos` (Redis, dockerd, SGLang, router, two workers, trainer), kills its processes one
+after another with SIGKILL, sometimes two at a time, waits each time until the system has recovered, lets the run end,
+and accounts for every request. The machine's own Redis and Docker are not touched, and only logs, the run's journal and
+`progress.json` are kept, even if this process is itself killed.
+
+The first SIGINT or SIGTERM ends the campaign early and in order, with the table of what was measured; the second ends it
+at once. Exit status: 0 if everything that must be zero is zero, 1 if not, 2 misuse, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 import argparse
@@ -17,30 +18,34 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from infra.chaos.victims import KINDS, LONG, SHORT, Kind
+from infra.chaos.faults import KINDS, LONG, SHORT, Kind
 
 if TYPE_CHECKING:
     from infra.chaos.campaign import Campaign
-    from infra.chaos.stopping import Stop
+    from infra.chaos.signals import SignalListener
 
 LONG_KILLS, SHORT_KILLS = 200, 6
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m infra.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kills", type=int, help=f"default: {LONG_KILLS}, or {SHORT_KILLS} with --short")
-    parser.add_argument("--short", action="store_true", help="in close order")
+    parser.add_argument("--short", action="store_true", help="few kills in quick succession")
     kinds = ", ".join(KINDS)
     parser.add_argument(
         "--only", type=_kinds, metavar="KIND,...", help=f"of {kinds}; default: all but containerd"
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides who is killed and when")
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
+    parser.add_argument("--seed", type=int, default=0, help="decides which processes are killed and when")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument(
-        "--dir", type=Path, default=Path("runs/chaos"), help="is made anew; default: runs/chaos"
+        "--dir", type=Path, default=Path("runs/chaos"), help="emptied first; default: runs/chaos"
     )
     arguments = parser.parse_args(argv)
-    arguments.temper = SHORT if arguments.short else LONG
+    arguments.pace = SHORT if arguments.short else LONG
     if arguments.kills is None:
         arguments.kills = SHORT_KILLS if arguments.short else LONG_KILLS
     if arguments.only is None:
@@ -62,60 +67,63 @@ def say(line: str) -> None:
     print(f"chaos: {line}", file=sys.stderr, flush=True)
 
 
-def reign(arguments: argparse.Namespace, stop: "Stop") -> int:
-    """A system's whole life, told on the way; what is left of it at the end ends with this process."""
+def run_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> int:
+    """Start the system, inject faults, report progress, tear down. Returns the exit status. What still runs at the end
+    ends with this process.
+    """
     import msgspec
 
-    from infra.chaos.recovery import Hopeless
+    from infra.chaos.injection import NotRecovered
+    from infra.chaos.signals import EndRequested
     from infra.chaos.slo import table
-    from infra.chaos.stopping import Stopped
 
     try:
-        with redirect_stdout(sys.stderr):  # standard output is for what it amounts to
-            campaign = muster(arguments, stop)
-            stopped = campaign.wage(arguments.only, seed=arguments.seed, temper=arguments.temper)
-            if stopped is not None:
-                say(f"{stopped}: ending in good order; once more to end at once, see {campaign.file}")
+        with redirect_stdout(sys.stderr):  # standard output is for the result only
+            campaign = start_campaign(arguments, signals)
+            request = campaign.inject_faults(arguments.only, seed=arguments.seed, pace=arguments.pace)
+            if request is not None:
+                say(f"{request}: ending in order; once more to end at once, see {campaign.file}")
             slo = campaign.conclude()
         print(msgspec.json.encode(slo).decode() if arguments.json else table(slo), flush=True)
-        if stopped is not None:
-            return 128 + stopped.number
+        if request is not None:
+            return 128 + request.number
         return 0 if slo.is_kept else 1
-    except Stopped as once_more:
-        say(f"{once_more}: ending at once")
-        return 128 + once_more.number
-    except (RuntimeError, ValueError, OSError, Hopeless) as error:
+    except EndRequested as second:
+        say(f"{second}: ending at once")
+        return 128 + second.number
+    except (RuntimeError, ValueError, OSError, NotRecovered) as error:
         say(str(error))
         return 1
 
 
-def muster(arguments: argparse.Namespace, stop: "Stop") -> "Campaign":
-    """The system, up and sound. Raises RuntimeError, Hopeless or Stopped."""
+def start_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> "Campaign":
+    """Start the system and wait until it works. Raises RuntimeError, NotRecovered or EndRequested."""
     from infra.chaos.campaign import Campaign
-    from infra.chaos.recovery import Ring
-    from infra.chaos.system import prepare
-    from infra.chaos.watch import Watch
+    from infra.chaos.injection import FaultInjector
+    from infra.chaos.monitor import SystemMonitor
+    from infra.chaos.system import new_system
 
     root = arguments.dir.resolve()
-    system = prepare(root, seed=arguments.seed, say=say)
-    ring = Ring(system, Watch(system), say, stop, system.arguments.run_dir / "logs")
-    starts_s = ring.start_in_quiet(arguments.only)
-    return Campaign(ring, starts_s, arguments.kills, root / "progress.json")
+    system = new_system(root, seed=arguments.seed, say=say)
+    logs = system.arguments.run_dir / "logs"
+    injector = FaultInjector(system, SystemMonitor(system), say, signals, logs)
+    starts_s = injector.start_all(arguments.only)
+    return Campaign(injector, starts_s, arguments.kills, root / "progress.json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    from infra.chaos.confinement import confined
-    from infra.chaos.stopping import SIGNALS, Stop
-    from infra.chaos.system import clear, place_of_its_own
+    from infra.chaos.confinement import run_confined
+    from infra.chaos.signals import SIGNALS, SignalListener
+    from infra.chaos.system import exclusive_directory, remove_data
 
-    stop = Stop()
+    signals = SignalListener()
     try:
-        with place_of_its_own(arguments.dir.resolve()) as root:
+        with exclusive_directory(arguments.dir.resolve()) as root:
             try:
-                return confined(lambda: reign(arguments, stop), signals=SIGNALS)
+                return run_confined(lambda: run_campaign(arguments, signals), signals=SIGNALS)
             finally:
-                clear(root)
+                remove_data(root)
     except (RuntimeError, OSError) as error:
         say(str(error))
         return 1

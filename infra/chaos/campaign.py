@@ -1,7 +1,7 @@
-"""Blows until as many are dead as was asked for, or until somebody asks us to end; then the accounts of what was done.
+"""Injects faults until enough processes were killed or a signal asks for the end, then adds up what was measured.
 
-What has been measured so far stands in ``progress.json`` after every blow, with the books as they were last settled, lest a
-long run that is cut off have measured nothing.
+`progress.json` is written after every recovery, with the last accounts, so that a long campaign that is cut off keeps its
+measurements.
 """
 
 import random
@@ -13,114 +13,108 @@ from pathlib import Path
 import msgspec
 import redis
 
-from infra.chaos.books import Books, settle
-from infra.chaos.ending import client, run_out, second_opinion, what_is_left
-from infra.chaos.recovery import Hopeless, Recovery, Ring
-from infra.chaos.slo import Leftovers, Progress, Slo, amount_to
-from infra.chaos.stopping import Stopped
-from infra.chaos.victims import Kind, Temper, blows
+from infra.chaos.accounts import Accounts, audit
+from infra.chaos.faults import Kind, Pace, draw_faults
+from infra.chaos.injection import FaultInjector, NotRecovered, Recovery
+from infra.chaos.signals import EndRequested
+from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize
+from infra.chaos.teardown import client, finish_run, leftovers, problems_in_report
 
-SETTLE_EVERY_KILLS = 20
+AUDIT_EVERY_KILLS = 20
 SECOND_LOOK_S = 5.0
-"""What is neither owed nor settled may be on its way from the one to the other: so long it is given."""
+"""A request that is neither outstanding nor settled may be between the two; it is looked at again after this time."""
 
 
 @dataclass(slots=True)
 class Campaign:
-    """Against a system that runs. ``starts_s`` says how long each kind of process took to start in quiet."""
+    """Faults against a running system. `starts_s` says how long each kind of process takes to start undisturbed."""
 
-    ring: Ring
+    injector: FaultInjector
     starts_s: Mapping[Kind, float]
-    wanted: int  # kills
-    file: Path  # of the progress
+    num_wanted: int  # kills
+    file: Path  # progress.json
     began_at: float = field(default_factory=time.monotonic)
     recoveries: list[Recovery] = field(default_factory=list[Recovery])
-    faults: list[str] = field(default_factory=list[str])
-    books: Books = field(default_factory=Books)
-    settled_kills: int = 0
+    problems: list[str] = field(default_factory=list[str])
+    accounts: Accounts = field(default_factory=Accounts)
+    audited_kills: int = 0
 
     @property
     def num_kills(self) -> int:
         return sum(len(one.victims) for one in self.recoveries)
 
-    def wage(self, kinds: Sequence[Kind], *, seed: int, temper: Temper) -> Stopped | None:
-        """Deal the blows. Returns what ended them early; a system that does not come back is a fault."""
-        dice = random.Random(seed)
+    def inject_faults(self, kinds: Sequence[Kind], *, seed: int, pace: Pace) -> EndRequested | None:
+        """Inject all faults. Returns the signal that ended them early; a system that does not recover is a problem."""
+        rng = random.Random(seed)
         try:
-            while self.num_kills < self.wanted:
+            while self.num_kills < self.num_wanted:
                 before = self.num_kills
-                for blow in blows(kinds, self.wanted - before, seed=dice.randrange(2**32), temper=temper):
-                    recovery = self.ring.strike(blow, dice, self.starts_s)
+                wanted = self.num_wanted - before
+                for fault in draw_faults(kinds, wanted, seed=rng.randrange(2**32), pace=pace):
+                    recovery = self.injector.inject(fault, rng, self.starts_s)
                     if recovery is not None:
-                        self._note(recovery)
+                        self._record(recovery)
                 if self.num_kills == before:
-                    raise Hopeless(f"nothing of {', '.join(kinds)} runs that could be killed")
-        except Hopeless as error:
-            self.faults.append(str(error))
-        except Stopped as stopped:
-            return stopped
+                    raise NotRecovered(f"none of {', '.join(kinds)} runs, so there is nothing to kill")
+        except NotRecovered as error:
+            self.problems.append(str(error))
+        except EndRequested as request:
+            return request
         return None
 
     def conclude(self) -> Slo:
-        """End the run, and add everything up. Raises Stopped if asked once more to end."""
+        """End the run and add everything up. Raises EndRequested at another signal."""
         minutes = self._minutes
         try:
-            run_out(self.ring)
-        except Hopeless as error:
-            self.faults.append(str(error))
-        left = what_is_left(self.ring)
-        system = self.ring.system
+            finish_run(self.injector)
+        except NotRecovered as error:
+            self.problems.append(str(error))
+        left = leftovers(self.injector)
+        system, monitor = self.injector.system, self.injector.monitor
         with client(system) as redis_client:
-            self.books = settle(redis_client, system.arguments.run_dir, self.ring.watch.asked, ended=True)
-        self.faults += second_opinion(system)
-        return amount_to(
-            self.recoveries,
-            self.starts_s,
-            self.books,
-            left,
-            wanted=self.wanted,
-            faults=self.faults,
-            steps=self.ring.watch.step,
-            minutes=minutes,
-        )
+            self.accounts = audit(redis_client, system.arguments.run_dir, monitor.seen_requests, ended=True)
+        self.problems += problems_in_report(system)
+        return self._summary(left, minutes)
 
     @property
     def _minutes(self) -> float:
         return (time.monotonic() - self.began_at) / 60
 
-    def _note(self, recovery: Recovery) -> None:
-        self.recoveries.append(recovery)
-        names = " and ".join(recovery.victims)
-        self.ring.say(f"{self.num_kills}: {names} killed, back after {recovery.total_s:.1f} s")
-        if self.num_kills >= self.settled_kills + SETTLE_EVERY_KILLS:
-            self._settle()
-        self._write()
-
-    def _settle(self) -> None:
-        """The books of a run that goes on. Redis may be on its way out again: then after the next blow."""
-        system, asked = self.ring.system, frozenset(self.ring.watch.asked)
-        try:
-            with client(system) as redis_client:
-                books = settle(redis_client, system.arguments.run_dir, asked, ended=False)
-                if books.lost:
-                    self.ring.pause(SECOND_LOOK_S)
-                    books = settle(redis_client, system.arguments.run_dir, asked, ended=False)
-        except redis.RedisError:
-            return
-        self.books, self.settled_kills = books, self.num_kills
-
-    def _write(self) -> None:
-        progress = amount_to(
+    def _summary(self, left: Leftovers, minutes: float) -> Slo:
+        return summarize(
             self.recoveries,
             self.starts_s,
-            self.books,
-            Leftovers(),
-            wanted=self.wanted,
-            faults=self.faults,
-            steps=self.ring.watch.step,
-            minutes=self._minutes,
+            self.accounts,
+            left,
+            num_wanted=self.num_wanted,
+            problems=self.problems,
+            steps=self.injector.monitor.step,
+            minutes=minutes,
         )
-        fields = msgspec.structs.asdict(progress)
+
+    def _record(self, recovery: Recovery) -> None:
+        self.recoveries.append(recovery)
+        names = " and ".join(recovery.victims)
+        self.injector.say(f"{self.num_kills}: {names} killed, recovered after {recovery.total_s:.1f} s")
+        if self.num_kills >= self.audited_kills + AUDIT_EVERY_KILLS:
+            self._audit()
+        self._write()
+
+    def _audit(self) -> None:
+        """Account for the run while it goes on. If Redis is away again, wait for the next recovery."""
+        system, seen = self.injector.system, frozenset(self.injector.monitor.seen_requests)
+        try:
+            with client(system) as redis_client:
+                accounts = audit(redis_client, system.arguments.run_dir, seen, ended=False)
+                if accounts.lost:
+                    self.injector.pause(SECOND_LOOK_S)
+                    accounts = audit(redis_client, system.arguments.run_dir, seen, ended=False)
+        except redis.RedisError:
+            return
+        self.accounts, self.audited_kills = accounts, self.num_kills
+
+    def _write(self) -> None:
+        fields = msgspec.structs.asdict(self._summary(Leftovers(), self._minutes))
         aside = self.file.with_suffix(".aside")
-        aside.write_bytes(msgspec.json.encode(Progress(**fields, settled_kills=self.settled_kills)))
+        aside.write_bytes(msgspec.json.encode(PartialSlo(**fields, audited_kills=self.audited_kills)))
         aside.replace(self.file)

@@ -1,8 +1,7 @@
-"""Processes and mounts of our own: when the first of these processes ends, however that comes about, the kernel ends all
-others, and what they had mounted is gone with them.
+"""Process and mount namespaces of our own: when their first process ends, even if it is killed, the kernel ends all other
+processes in them and removes their mounts.
 
-So nothing outlives chaos, not even one that is itself killed; and what an engine of ours leaves mounted never keeps anybody
-from removing its directory.
+So nothing outlives a campaign that is itself killed, and mounts of its dockerd never keep anyone from removing its directory.
 """
 
 import ctypes
@@ -19,14 +18,16 @@ from infra.processes import PR_SET_PDEATHSIG, libc
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 SYSTEM_CONTAINERD = Path("/run/containerd")
-"""Where shims of every engine put their sockets, and where an engine looks for a containerd to use in place of its own."""
+"""Shims of every dockerd put their sockets here, and dockerd looks here for a containerd to use instead of its own."""
 
 
-def confined(body: Callable[[], int], *, signals: Sequence[signal.Signals]) -> int:
-    """The exit status of ``body``, which runs as process 1 of a namespace, with the handlers of ``signals`` that are in force
-    now; afterwards those signals are passed on to it. Starts no process ever again. Raises OSError for want of privileges.
+def run_confined(body: Callable[[], int], *, signals: Sequence[signal.Signals]) -> int:
+    """Run `body` as process 1 of new namespaces and return its exit status.
+
+    It starts with the handlers of `signals` that are installed now; afterwards we pass these signals on to it. This process
+    can start no other processes any more. Raises OSError without the privileges.
     """
-    _succeed(libc.unshare(CLONE_NEWPID))
+    _check(libc.unshare(CLONE_NEWPID))
     process = multiprocessing.get_context("fork").Process(target=_enter, args=(body,))
     process.start()
 
@@ -43,9 +44,9 @@ def confined(body: Callable[[], int], *, signals: Sequence[signal.Signals]) -> i
 
 
 def _enter(body: Callable[[], int]) -> None:
-    os.setsid()  # Ctrl-C reaches it once, from its parent
+    os.setsid()  # so that Ctrl-C reaches it once, passed on by its parent
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _succeed(libc.unshare(CLONE_NEWNS))
+    _check(libc.unshare(CLONE_NEWNS))
     _mount("none", Path("/"), "", MS_REC | MS_PRIVATE)
     _mount("proc", Path("/proc"), "proc", 0)
     SYSTEM_CONTAINERD.mkdir(parents=True, exist_ok=True)
@@ -54,12 +55,11 @@ def _enter(body: Callable[[], int]) -> None:
 
 
 def _mount(source: str, target: Path, kind: str, flags: int) -> None:
-    _succeed(libc.mount(source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), None))
+    _check(libc.mount(source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), None))
 
 
-def _succeed(result: int) -> None:
+def _check(result: int) -> None:
     if result:
         error = ctypes.get_errno()
-        raise OSError(
-            error, f"no namespaces of our own: {os.strerror(error)}; chaos wants root, as dockerd does"
-        )
+        reason = os.strerror(error)
+        raise OSError(error, f"no namespaces of our own: {reason}; run infra.chaos as root, as dockerd is")

@@ -1,30 +1,32 @@
-"""What a run of blows amounts to: the numbers that are published, as JSON and as a table."""
+"""The result of a campaign: the numbers that are published, as JSON and as a table."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from infra.chaos.books import Books
-from infra.chaos.recovery import Recovery
-from infra.chaos.victims import KINDS, Kind
+from infra.chaos.accounts import Accounts
+from infra.chaos.faults import KINDS, Kind
+from infra.chaos.injection import Recovery
 
 PAIR = "two at once"
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of process, or of all pairs. Recoveries are from blows of that kind alone, in seconds beyond the start."""
+class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one kind of process, or of all pairs. Recoveries are from faults that killed that kind alone, in seconds beyond its
+    start.
+    """
 
-    kills: int  # of a kind, those in pairs included
-    blows: int  # that recoveries are of
-    start_s: float | None  # in quiet; None where it depends on who it was
+    kills: int  # of this kind, those in pairs included
+    faults: int  # that the recoveries are from
+    start_s: float | None  # undisturbed; None for pairs, where it differs
     recovery_s_p50: float | None
     recovery_s_max: float | None
     hangs: int
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """A minute after the end, by name."""
+    """What exists a minute after the end, by name."""
 
     containers: list[str] = []
     networks: list[str] = []
@@ -34,7 +36,7 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but kills, requests, steps and the times must be zero."""
+    """Everything but kills, requests, steps and times must be zero."""
 
     kills: int
     wanted: int  # kills
@@ -48,41 +50,41 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     hangs: int
     recovery_s_p50: float | None
     recovery_s_max: float | None
-    by_process: dict[str, Times]
-    requests: dict[str, int]  # by what became of them
+    by_process: dict[str, RecoveryTimes]
+    requests: dict[str, int]  # by fate
     steps: int
     minutes: float
-    faults: list[str]  # what is wrong, one by one
+    problems: list[str]  # a line each
 
     @property
     def is_kept(self) -> bool:
         zeros = (self.lost, self.trained_twice, self.containers_left, self.networks_left, self.volumes_left)
-        return not any((*zeros, self.processes_left, self.temporary_left, self.hangs, self.faults))
+        return not any((*zeros, self.processes_left, self.temporary_left, self.hangs, self.problems))
 
 
-class Progress(Slo, frozen=True, kw_only=True):
-    """Of a run that goes on: nothing is known yet of what it leaves."""
+class PartialSlo(Slo, frozen=True, kw_only=True):
+    """While the campaign goes on: what it leaves behind is not known yet."""
 
-    settled_kills: int  # after so many the books were last settled
+    audited_kills: int  # how many there had been at the last audit
 
 
-def amount_to(
+def summarize(
     recoveries: Sequence[Recovery],
     starts_s: Mapping[Kind, float],
-    books: Books,
+    accounts: Accounts,
     left: Leftovers,
     *,
-    wanted: int,
-    faults: Sequence[str],
+    num_wanted: int,
+    problems: Sequence[str],
     steps: int,
     minutes: float,
 ) -> Slo:
     every = [one.beyond_s for one in recoveries]
     return Slo(
         kills=sum(len(one.victims) for one in recoveries),
-        wanted=wanted,
-        lost=len(books.lost),
-        trained_twice=len(books.trained_twice),
+        wanted=num_wanted,
+        lost=len(accounts.lost),
+        trained_twice=len(accounts.trained_twice),
         containers_left=len(left.containers),
         networks_left=len(left.networks),
         volumes_left=len(left.volumes),
@@ -92,24 +94,20 @@ def amount_to(
         recovery_s_p50=_percentile(every, 50),
         recovery_s_max=_percentile(every, 100),
         by_process=dict(_by_process(recoveries, starts_s)),
-        requests=books.fates,
+        requests=accounts.fates,
         steps=steps,
         minutes=round(minutes, 1),
-        faults=[*faults, *books.lost, *books.trained_twice, *_named(left)],
+        problems=[*problems, *accounts.lost, *accounts.trained_twice, *_named(left)],
     )
 
 
 def table(slo: Slo) -> str:
-    """For people, and for the README."""
+    """As Markdown, for people and for the README."""
     lines = [
-        "| killed | kills | alone | starts in | back after, median | at worst | hangs |",
+        "| killed | kills | alone | starts in | recovery, median | worst | hangs |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    lines += [
-        f"| {name} | {times.kills} | {'-' if name == PAIR else times.blows} | {_seconds(times.start_s)} | {_seconds(times.recovery_s_p50)} "
-        f"| {_seconds(times.recovery_s_max)} | {times.hangs} |"
-        for name, times in slo.by_process.items()
-    ]
+    lines += [_row(name, times) for name, times in slo.by_process.items()]
     fates = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in slo.requests.items())
     lines += [
         "",
@@ -117,15 +115,22 @@ def table(slo: Slo) -> str:
         f"{slo.lost} lost, {slo.trained_twice} trained twice, {slo.hangs} hangs; left: {slo.containers_left} containers, "
         f"{slo.networks_left} networks, {slo.volumes_left} volumes, {slo.processes_left} processes, "
         f"{slo.temporary_left} temporary files",
-        f"back after {_seconds(slo.recovery_s_p50)} (median), {_seconds(slo.recovery_s_max)} (worst), beyond a process's own start",
-        *slo.faults,
+        f"recovery: {_seconds(slo.recovery_s_p50)} (median), {_seconds(slo.recovery_s_max)} (worst), "
+        "beyond a process's own start",
+        *slo.problems,
     ]
     return "\n".join(lines)
 
 
+def _row(name: str, times: RecoveryTimes) -> str:
+    alone = "-" if name == PAIR else str(times.faults)
+    recovery = f"{_seconds(times.recovery_s_p50)} | {_seconds(times.recovery_s_max)}"
+    return f"| {name} | {times.kills} | {alone} | {_seconds(times.start_s)} | {recovery} | {times.hangs} |"
+
+
 def _by_process(
     recoveries: Sequence[Recovery], starts_s: Mapping[Kind, float]
-) -> Iterable[tuple[str, Times]]:
+) -> Iterable[tuple[str, RecoveryTimes]]:
     for kind in KINDS:
         num_kills = sum(one.victims.count(kind) for one in recoveries)
         if num_kills:
@@ -136,11 +141,11 @@ def _by_process(
         yield PAIR, _times(pairs, sum(len(one.victims) for one in pairs), None)
 
 
-def _times(recoveries: Sequence[Recovery], num_kills: int, start_s: float | None) -> Times:
+def _times(recoveries: Sequence[Recovery], num_kills: int, start_s: float | None) -> RecoveryTimes:
     beyond = [one.beyond_s for one in recoveries]
-    return Times(
+    return RecoveryTimes(
         kills=num_kills,
-        blows=len(recoveries),
+        faults=len(recoveries),
         start_s=start_s,
         recovery_s_p50=_percentile(beyond, 50),
         recovery_s_max=_percentile(beyond, 100),
@@ -149,7 +154,7 @@ def _times(recoveries: Sequence[Recovery], num_kills: int, start_s: float | None
 
 
 def _percentile(values: Sequence[float], percent: int) -> float | None:
-    """The smallest value that so many percent do not exceed."""
+    """The smallest value that `percent` percent of all do not exceed."""
     ordered = sorted(values)
     return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 1) if ordered else None
 

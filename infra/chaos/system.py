@@ -1,5 +1,5 @@
-"""A whole system of our own, on ports and under a directory of its own, each process kept alive: what ``make demo``
-runs, with few tasks, without evaluations, and with weights that hardly move.
+"""The system that faults are injected into: what `make demo` runs, with its own ports and directory, few tasks, no evaluations
+and a tiny learning rate. Every process is supervised.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from infra import services
-from infra.chaos.dockers import GRACE_S, PrivateDocker
-from infra.chaos.victims import Kind
+from infra.chaos.faults import Kind
+from infra.chaos.private_docker import GRACE_S, PrivateDocker
 from infra.images.build import IMAGES
 from infra.local import commands
 from infra.local.arguments import METRICS_PORT_OFFSET, parse_arguments, starting_model
@@ -30,7 +30,7 @@ RECIPE = services.ROOT / "trainer/recipes/demo.toml"
 RUN_ID = "chaos"
 NUM_TASKS = 6
 NUM_WORKERS, NUM_SLOTS = 2, 4
-NEVER = 1_000_000  # more than will be: the run ends when we say so
+NEVER = 1_000_000  # more than there will be: the campaign ends the run
 SETTINGS = (
     *("evaluation.episodes=0", "evaluation.greedy_episodes=0", "tasks.heldout=", "tasks.unverified=allow"),
     *("rollout.group_size=4", "batch.groups_per_step=2", "batch.train_without_signal=true"),
@@ -38,15 +38,15 @@ SETTINGS = (
     *("weights.keep=2", f"num_steps={NEVER}", f"batch.max_failed_groups={NEVER}"),
     f"batch.max_groups_without_signal={NEVER}",
 )
-ALLOWED_DEATHS = NEVER  # we are the cause of them
+ALLOWED_DEATHS = NEVER  # we cause them
 NICE = ("nice", "-n", "5")
 FIRST_PORT, LAST_PORT = 21_000, 31_000  # below those that the kernel hands out
-REDIS, ENGINE, ROUTER = 0, 1, 2  # ports, from the first of a system
+REDIS, ENGINE, ROUTER = 0, 1, 2  # offsets from the first port of a system
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The running processes. Supervisors are ended last to first."""
+    """The running processes. The supervisors are stopped in the opposite order."""
 
     root: Path
     arguments: argparse.Namespace
@@ -58,7 +58,7 @@ class System:
     say: Callable[[str], None]
 
     @property
-    def fleets(self) -> tuple[Supervisor, ...]:
+    def supervisors(self) -> tuple[Supervisor, ...]:
         return self.services, self.serving, self.workers, self.trainers
 
     @property
@@ -71,21 +71,21 @@ class System:
 
     @property
     def temporary(self) -> Path:
-        """Where all of them put what is temporary."""
+        """The parent of every process's TMPDIR."""
         return self.root / "tmp"
 
-    def tend(self) -> None:
-        """Start again what has died; to be called often."""
-        reap_orphans({pid for fleet in self.fleets for pid in fleet.pids().values()})
-        for fleet in self.fleets:
-            fleet.restart_dead()
+    def restart_dead(self) -> None:
+        """Start again what has died. Call it often."""
+        reap_orphans({pid for supervisor in self.supervisors for pid in supervisor.pids().values()})
+        for supervisor in self.supervisors:
+            supervisor.restart_dead()
 
     def child(self, name: str) -> Child:
-        return next(fleet.running[name][1] for fleet in self.fleets if name in fleet.running)
+        return next(one.running[name][1] for one in self.supervisors if name in one.running)
 
-    def kill(self, kind: Kind, dice: random.Random) -> Child | None:
-        """SIGKILL one process of this kind. Returns it, or None if there was none to be killed; of containerd, which is not
-        ours, its parent.
+    def kill(self, kind: Kind, rng: random.Random) -> Child | None:
+        """Send SIGKILL to one process of this kind. Returns it, or None if none runs. For containerd, which dockerd started,
+        returns dockerd.
         """
         if kind == "containerd":
             dockerd = self.child("dockerd")
@@ -93,90 +93,87 @@ class System:
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
             return dockerd if pid is not None else None
-        child = self.child(f"worker-{dice.randint(1, NUM_WORKERS)}" if kind == "worker" else kind)
+        child = self.child(f"worker-{rng.randint(1, NUM_WORKERS)}" if kind == "worker" else kind)
         if not child.alive:
             return None
         child.process.kill()
         return child
 
-    def parts(self) -> dict[str, tuple[Supervisor, SupervisedProcess]]:
-        """All of them in the order in which they can be started, with the fleet that each belongs to."""
-        engine, router = commands.serving(self.arguments, starting_model(self.arguments))
-        everything = [
-            *((self.services, one) for one in self._service_parts()),
-            *((self.serving, one) for one in (engine, router)),
-            *((self.workers, one) for one in commands.workers(self.arguments)),
-            (self.trainers, commands.trainer(self.arguments, self.say)),
+    def supervised(self) -> dict[str, tuple[Kind, Supervisor, SupervisedProcess]]:
+        """Every process by its name, in the order of starting, with its kind and its supervisor."""
+        model = starting_model(self.arguments)
+        found: list[tuple[Kind, Supervisor, SupervisedProcess]] = [
+            ("redis", self.services, self._service("redis", self._redis_command)),
+            ("dockerd", self.services, self._dockerd()),
         ]
-        return {part.name: (fleet, self._as_ours(part)) for fleet, part in everything}
+        engine, router = commands.serving(self.arguments, model)
+        found.append(("engine", self.serving, engine))
+        found.append(("router", self.serving, router))
+        found.extend(("worker", self.workers, one) for one in commands.workers(self.arguments))
+        found.append(("trainer", self.trainers, commands.trainer(self.arguments, self.say)))
+        return {one.name: (kind, supervisor, self._in_our_place(one)) for kind, supervisor, one in found}
 
-    def _service_parts(self) -> list[SupervisedProcess]:
-        data = self.root / "redis"
-        redis = ["redis-server", str(services.ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"]
-        redis += ["--port", str(self.arguments.redis_port), "--dir", str(data)]
-        commands = {"redis": redis, "dockerd": self.docker.command}
-        parts = [
-            commands.supervised(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
-            for name, command in commands.items()
-        ]
-        return [
-            replace(one, clean_up=self.docker.end_shims) if one.name == "dockerd" else one for one in parts
-        ]
+    @property
+    def _redis_command(self) -> list[str]:
+        command = ["redis-server", str(services.ROOT / "infra/redis/redis.conf"), "--bind", "127.0.0.1"]
+        return [*command, "--port", str(self.arguments.redis_port), "--dir", str(self.root / "redis")]
 
-    def _as_ours(self, part: SupervisedProcess) -> SupervisedProcess:
-        environment = {
-            "DOCKER_HOST": self.docker.url,
-            "SWERVE_STATE_DIR": str(self.root / "state"),
-        }
+    def _dockerd(self) -> SupervisedProcess:
+        return replace(self._service("dockerd", self.docker.command), clean_up=self.docker.end_shims)
+
+    def _service(self, name: str, command: list[str]) -> SupervisedProcess:
+        return commands.supervised(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
+
+    def _in_our_place(self, process: SupervisedProcess) -> SupervisedProcess:
+        """With our dockerd, our directories, and a low priority."""
+        places = {"DOCKER_HOST": self.docker.url, "SWERVE_STATE_DIR": str(self.root / "state")}
         return replace(
-            part,
-            command=partial(_nicely, part.command),
-            environment={**part.environment, **environment},
-            scratch=self.temporary / part.name,
-            log=self.arguments.run_dir / "logs" / f"{part.name}.log",
+            process,
+            command=partial(_nicely, process.command),
+            environment={**process.environment, **places},
+            scratch=self.temporary / process.name,
+            log=self.arguments.run_dir / "logs" / f"{process.name}.log",
         )
 
-    def run_out(self, num_steps: int) -> None:
-        """From its next start the trainer makes so many steps in all, and ends."""
+    def limit_steps(self, num_steps: int) -> None:
+        """From its next start the trainer ends after this number of steps in all."""
         self.arguments.passed_on += ["--set", f"num_steps={num_steps}"]
 
 
 @contextmanager
-def place_of_its_own(root: Path) -> Iterator[Path]:
-    """``root``, empty and ours. Raises RuntimeError if another system runs there."""
+def exclusive_directory(root: Path) -> Iterator[Path]:
+    """`root`, emptied and locked. Raises RuntimeError if another campaign runs there."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / f".{root.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RuntimeError(
-                f"chaos reigns in {root} already; wait for its end, or give another --dir"
+                f"another campaign runs in {root}; wait for its end, or give another --dir"
             ) from error
-        clear(root)
+        remove_data(root)
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
         yield root
 
 
-def clear(root: Path) -> None:
-    """Remove what is large of a system that has ended, and what nobody could make use of; logs and journal stay, for
-    people.
-    """
+def remove_data(root: Path) -> None:
+    """Remove the large files of a system that has ended. Logs and journal stay for people to read."""
     PrivateDocker(root / "docker").wipe()
     for name in ("redis", "state", "tmp", "family", "run/weights", "run/checkpoints", "run/traces"):
         shutil.rmtree(root / name, ignore_errors=True)
 
 
-def prepare(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
-    """Directories and ports of a system that does not run yet."""
+def new_system(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
+    """Directories and ports for a system that does not run yet."""
     for name in ("redis", "state", "tmp", "docker"):
         (root / name).mkdir()
-    fleets = (Supervisor(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
-    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *fleets, say=say)
+    supervisors = (Supervisor(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
+    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *supervisors, say=say)
 
 
 def write_tasks(system: System) -> None:
-    """A few tasks, and their images on the engine of ours. Raises RuntimeError."""
+    """Make a few tasks, and their images in our dockerd. Raises RuntimeError."""
     family, tasks = system.root / "family", system.root / "train.jsonl"
     counts = ["--train", str(NUM_TASKS), "--heldout", "0"]
     _run(system, "trainer.demo", "tasks", "--out", str(family), *counts)
@@ -206,10 +203,10 @@ def _arguments(root: Path, seed: int) -> argparse.Namespace:
     return arguments
 
 
-def _free_ports(dice: random.Random) -> int:
-    """The first of a row of ports in which all that a system needs are free."""
+def _free_ports(rng: random.Random) -> int:
+    """The first of consecutive ports, of which those that a system uses are free."""
     while True:
-        first = dice.randrange(FIRST_PORT, LAST_PORT)
+        first = rng.randrange(FIRST_PORT, LAST_PORT)
         with ExitStack() as held:
             try:
                 for offset in (REDIS, ENGINE, ROUTER, ROUTER + METRICS_PORT_OFFSET):

@@ -1,4 +1,4 @@
-"""Killing on purpose: who is killed, how the accounts are settled, and the real thing in its short mode."""
+"""Fault injection: which processes are killed, how requests are accounted for, and a real campaign in its short mode."""
 
 import random
 import signal
@@ -16,13 +16,14 @@ import pytest
 import redis
 
 from infra.chaos.__main__ import parse_arguments
-from infra.chaos.books import settle
+from infra.chaos.accounts import audit
 from infra.chaos.campaign import Campaign
-from infra.chaos.recovery import Recovery, Ring
-from infra.chaos.slo import Leftovers, Progress, Slo, amount_to, table
-from infra.chaos.stopping import Stopped
+from infra.chaos.faults import KINDS, LONG, SHORT, Fault, Kind, draw_faults
+from infra.chaos.injection import FaultInjector, Recovery
+from infra.chaos.monitor import NOT_YET_TRAINING
+from infra.chaos.signals import EndRequested
+from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize, table
 from infra.chaos.system import RUN_ID
-from infra.chaos.victims import KINDS, LONG, SHORT, Blow, Kind, blows
 from pipeline import keys
 from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.events import Event
@@ -32,23 +33,28 @@ from pipeline.stream import GROUP
 
 @pytest.mark.parametrize("num_kills", [1, 2, 13, 200])
 def test_as_many_are_killed_as_was_asked_for_and_every_kind_in_turn(num_kills: int) -> None:
-    killed = Counter(kind for blow in blows(KINDS, num_kills, seed=1, temper=LONG) for kind in blow.victims)
+    faults = draw_faults(KINDS, num_kills, seed=1, pace=LONG)
+    killed = Counter(kind for fault in faults for kind in fault.victims)
     assert killed.total() == num_kills
     assert max(killed.values()) - min(killed[kind] for kind in KINDS) <= 1
 
 
 def test_the_seed_decides_who_is_killed_when() -> None:
-    first, again, other = (list(blows(KINDS, 50, seed=seed, temper=SHORT)) for seed in (1, 1, 2))
+    first, again, other = (list(draw_faults(KINDS, 50, seed=seed, pace=SHORT)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_docker_and_its_containerd_are_not_killed_together() -> None:
-    pairs = [blow.victims for blow in blows(KINDS, 500, seed=0, temper=SHORT) if len(blow.victims) > 1]
+    faults = draw_faults(KINDS, 500, seed=0, pace=SHORT)
+    pairs = [fault.victims for fault in faults if len(fault.victims) > 1]
     assert pairs
     assert not any(set(pair) == {"dockerd", "containerd"} for pair in pairs)
 
 
-class Run:
+TRAINER = Path(__file__).parents[2] / "trainer"
+
+
+class EndedRun:
     """A run that has ended, as Redis and its journal tell it."""
 
     def __init__(self, client: redis.Redis, directory: Path) -> None:
@@ -63,7 +69,7 @@ class Run:
         for at, what in enumerate(events):
             self.client.rpush(keys.events(request_id), encode(Event(float(at), what)))
 
-    def note(self, request_id: str, fate: str, *, member: int = 0) -> None:
+    def journal(self, request_id: str, fate: str, *, member: int = 0) -> None:
         row = {"request_id": request_id, "cursor": 0, "member": member, "fate": fate}
         self._append("episodes", row)
 
@@ -76,21 +82,21 @@ class Run:
 
 
 @pytest.fixture
-def run(redis_url: str, tmp_path: Path) -> Iterator[Run]:
+def run(redis_url: str, tmp_path: Path) -> Iterator[EndedRun]:
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
-        yield Run(client, tmp_path)
+        yield EndedRun(client, tmp_path)
 
 
 TRAINED = ("enqueued", "claimed", "published", "acknowledged")
 
 
-def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(run: Run) -> None:
+def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(run: EndedRun) -> None:
     run.live("good", *TRAINED)
-    run.note("good", "trained")
+    run.journal("good", "trained")
     run.train(1, "good")
     run.live("flat", *TRAINED)
-    run.note("flat", "zero_variance", member=1)
+    run.journal("flat", "zero_variance", member=1)
     run.live("gone", "enqueued", "withdrawn")
     run.live("dead", "enqueued", "claimed", "dead-lettered")
     failure = AttemptFailure(
@@ -98,76 +104,78 @@ def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(
     )
     letter = DeadLetter(request_id="dead", task_id="t", failures=(failure,), died_at=0)
     run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
-    books = settle(run.client, run.directory, asked=["good", "flat"], ended=True)
-    assert (books.lost, books.trained_twice) == ([], [])
-    assert books.fates == {"trained": 1, "zero_variance": 1, "withdrawn": 1, "dead": 1}
+    accounts = audit(run.client, run.directory, seen=["good", "flat"], ended=True)
+    assert (accounts.lost, accounts.trained_twice) == ([], [])
+    assert accounts.fates == {"trained": 1, "zero_variance": 1, "withdrawn": 1, "dead": 1}
 
 
-def test_a_request_that_nobody_accounts_for_is_lost(run: Run) -> None:
+def test_a_request_that_no_source_accounts_for_is_lost(run: EndedRun) -> None:
     run.live("vanished", "enqueued", "claimed")
-    (line,) = settle(run.client, run.directory, asked=[], ended=True).lost
+    (line,) = audit(run.client, run.directory, seen=[], ended=True).lost
     assert line.startswith("vanished: ")
     assert "claimed" in line
 
 
-def test_one_that_was_seen_once_and_that_even_redis_forgot_is_lost(run: Run) -> None:
-    (line,) = settle(run.client, run.directory, asked=["seen"], ended=True).lost
+def test_a_request_that_was_seen_and_that_even_redis_forgot_is_lost(run: EndedRun) -> None:
+    (line,) = audit(run.client, run.directory, seen=["seen"], ended=True).lost
     assert line.startswith("seen: ")
 
 
-def test_a_death_without_evidence_is_a_loss(run: Run) -> None:
+def test_a_dead_letter_without_evidence_is_a_loss(run: EndedRun) -> None:
     run.live("dead", "enqueued", "dead-lettered")
     letter = DeadLetter(request_id="dead", task_id="t", failures=(), died_at=0)
     run.client.hset(keys.dead(RUN_ID), "dead", encode(letter))
-    assert len(settle(run.client, run.directory, asked=[], ended=True).lost) == 1
+    assert len(audit(run.client, run.directory, seen=[], ended=True).lost) == 1
 
 
-def test_what_an_ended_run_still_owes_is_lost(run: Run) -> None:
+def test_what_is_outstanding_when_the_run_has_ended_is_lost(run: EndedRun) -> None:
     run.live("late", "enqueued")
-    run.note("late", "late")
+    run.journal("late", "late")
     run.client.zadd(keys.open_requests(RUN_ID), {"late": 1})
     run.client.xadd(keys.stream(RUN_ID), {"head": b""})
     run.client.xreadgroup(GROUP, "learner", {keys.stream(RUN_ID): ">"})
-    assert settle(run.client, run.directory, asked=[], ended=True).lost == [
-        "late: still owed",
-        "1 answers are not acknowledged",
+    assert audit(run.client, run.directory, seen=[], ended=True).lost == [
+        "late: still outstanding",
+        "1 trajectories are not acknowledged",
     ]
 
 
-def test_a_request_in_two_steps_is_trained_twice(run: Run) -> None:
+def test_a_request_in_two_steps_is_trained_twice(run: EndedRun) -> None:
     run.live("greedy", *TRAINED)
-    run.note("greedy", "trained")
+    run.journal("greedy", "trained")
     run.train(1, "greedy")
     run.train(2, "greedy")
-    assert settle(run.client, run.directory, asked=[], ended=True).trained_twice == ["greedy: in 2 steps"]
+    assert audit(run.client, run.directory, seen=[], ended=True).trained_twice == ["greedy: in 2 steps"]
 
 
-def test_a_request_that_a_checkpoint_had_settled_before_its_step_is_trained_twice(run: Run) -> None:
+def test_a_request_that_a_checkpoint_had_settled_before_its_step_is_trained_twice(run: EndedRun) -> None:
     run.live("again", *TRAINED)
-    run.note("again", "trained")
+    run.journal("again", "trained")
     run.train(7, "again", at=99.0)
-    (line,) = settle(run.client, run.directory, asked=[], ended=True).trained_twice
+    (line,) = audit(run.client, run.directory, seen=[], ended=True).trained_twice
     assert line == "again: step 7 trained it after a checkpoint had settled it"
 
 
-def test_two_requests_for_one_member_are_trained_twice(run: Run) -> None:
+def test_two_requests_for_one_member_are_trained_twice(run: EndedRun) -> None:
     for name in ("first", "second"):
         run.live(name, *TRAINED)
-        run.note(name, "trained")
+        run.journal(name, "trained")
     run.train(1, "first", "second")
-    (line,) = settle(run.client, run.directory, asked=[], ended=True).trained_twice
+    (line,) = audit(run.client, run.directory, seen=[], ended=True).trained_twice
     assert line == "member 0 of group 0: 2 requests for it were trained"
 
 
-def test_the_table_counts_from_what_a_process_needs_to_start(run: Run) -> None:
+def test_the_table_counts_from_what_a_process_needs_to_start(run: EndedRun) -> None:
     recoveries = [
         Recovery(("engine",), total_s=14.0, start_s=10.0, hung=False),
         Recovery(("engine",), total_s=9.0, start_s=10.0, hung=False),
         Recovery(("redis", "worker"), total_s=6.0, start_s=2.0, hung=False),
     ]
     starts_s = dict.fromkeys(KINDS, 10.0)
-    books = settle(run.client, run.directory, asked=[], ended=True)
-    slo = amount_to(recoveries, starts_s, books, Leftovers(), wanted=4, faults=[], steps=3, minutes=1.0)
+    accounts = audit(run.client, run.directory, seen=[], ended=True)
+    slo = summarize(
+        recoveries, starts_s, accounts, Leftovers(), num_wanted=4, problems=[], steps=3, minutes=1.0
+    )
     assert (slo.kills, slo.hangs, slo.recovery_s_p50, slo.recovery_s_max) == (4, 0, 4.0, 4.0)
     assert (slo.by_process["engine"].kills, slo.by_process["engine"].recovery_s_max) == (2, 4.0)
     assert slo.by_process["two at once"].kills == 2
@@ -176,62 +184,67 @@ def test_the_table_counts_from_what_a_process_needs_to_start(run: Run) -> None:
     assert "| worker | 1 | 0 | 10.0 s | - | - | 0 |" in table(slo)
 
 
-def test_anything_left_breaks_the_promise(run: Run) -> None:
-    books = settle(run.client, run.directory, asked=[], ended=True)
+def test_anything_left_behind_is_a_failure(run: EndedRun) -> None:
+    accounts = audit(run.client, run.directory, seen=[], ended=True)
     left = Leftovers(volumes=["v1"])
-    slo = amount_to([], {}, books, left, wanted=0, faults=[], steps=0, minutes=0.0)
+    slo = summarize([], {}, accounts, left, num_wanted=0, problems=[], steps=0, minutes=0.0)
     assert (slo.volumes_left, slo.is_kept) == (1, False)
     assert "left: volumes: v1" in table(slo)
 
 
-def test_a_run_that_goes_on_may_owe_but_not_forget(run: Run) -> None:
-    for name in ("owed", "vanished"):
+def test_a_run_that_goes_on_may_have_outstanding_requests_and_no_lost_ones(run: EndedRun) -> None:
+    for name in ("outstanding", "vanished"):
         run.live(name, "enqueued")
-    run.client.zadd(keys.open_requests(RUN_ID), {"owed": 1})
-    (run.directory / "journal/steps.jsonl").write_text('{"step": 1, "requ')  # being written
-    (line,) = settle(run.client, run.directory, asked=[], ended=False).lost
+    run.client.zadd(keys.open_requests(RUN_ID), {"outstanding": 1})
+    (run.directory / "journal/steps.jsonl").write_text('{"step": 1, "requ')  # still being written
+    (line,) = audit(run.client, run.directory, seen=[], ended=False).lost
     assert line.startswith("vanished: ")
 
 
-class Survivor:
-    """In place of a system: it survives so many blows, then somebody asks us to end."""
+class SurvivingInjector:
+    """In place of an injector: the system recovers from so many faults, then a signal asks for the end."""
 
-    def __init__(self, directory: Path, *, num_blows: int) -> None:
-        self.watch = SimpleNamespace(asked=set[str](), step=1)
+    def __init__(self, directory: Path, *, num_faults: int) -> None:
+        self.monitor = SimpleNamespace(seen_requests=set[str](), step=1)
         self.system = SimpleNamespace(arguments=SimpleNamespace(run_dir=directory, redis_port=1))
         self.said: list[str] = []
-        self._num_left = num_blows
+        self._num_left = num_faults
 
     def say(self, line: str) -> None:
         self.said.append(line)
 
-    def strike(self, blow: Blow, dice: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
+    def inject(self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
         if not self._num_left:
-            raise Stopped(signal.SIGTERM)
+            raise EndRequested(signal.SIGTERM)
         self._num_left -= 1
-        return Recovery(blow.victims, total_s=12.0, start_s=10.0, hung=False)
+        return Recovery(fault.victims, total_s=12.0, start_s=10.0, hung=False)
 
 
-@pytest.mark.parametrize(("num_blows", "ended_by"), [(30, "SIGTERM"), (1000, "None")])
-def test_what_was_measured_is_kept_when_it_is_cut_off(tmp_path: Path, num_blows: int, ended_by: str) -> None:
-    ring, file = Survivor(tmp_path, num_blows=num_blows), tmp_path / "progress.json"
-    campaign = Campaign(cast(Ring, ring), dict.fromkeys(KINDS, 10.0), 100, file)
-    stopped = campaign.wage(KINDS, seed=3, temper=LONG)
-    assert str(stopped) == ended_by
-    kept = msgspec.json.decode(file.read_bytes(), type=Progress)
+@pytest.mark.parametrize(("num_faults", "ended_by"), [(30, "SIGTERM"), (1000, "None")])
+def test_what_was_measured_is_kept_when_it_is_cut_off(tmp_path: Path, num_faults: int, ended_by: str) -> None:
+    injector, file = SurvivingInjector(tmp_path, num_faults=num_faults), tmp_path / "progress.json"
+    campaign = Campaign(cast(FaultInjector, injector), dict.fromkeys(KINDS, 10.0), 100, file)
+    request = campaign.inject_faults(KINDS, seed=3, pace=LONG)
+    assert str(request) == ended_by
+    kept = msgspec.json.decode(file.read_bytes(), type=PartialSlo)
     assert kept.kills == campaign.num_kills >= 30
-    assert (kept.kills == kept.wanted) == (stopped is None)
-    assert (kept.recovery_s_p50, kept.settled_kills) == (2.0, 0)  # no Redis answers to settle by
-    assert ring.said[-1].startswith(f"{kept.kills}: ")
+    assert (kept.kills == kept.wanted) == (request is None)
+    assert (kept.recovery_s_p50, kept.audited_kills) == (2.0, 0)  # no Redis to audit
+    assert injector.said[-1].startswith(f"{kept.kills}: ")
 
 
-def test_arguments_that_say_how_much_work_together() -> None:
+def test_the_monitor_knows_the_phases_in_which_the_trainer_does_not_train_yet() -> None:
+    source = "".join(file.read_text() for file in sorted(TRAINER.rglob("*.py")))
+    assert [phase for phase in NOT_YET_TRAINING if f'"{phase}' not in source] == []
+
+
+def test_arguments_for_the_number_of_kills_work_together() -> None:
     given = parse_arguments(["--short", "--only", "redis,worker", "--kills", "9", "--seed", "4"])
-    assert (given.kills, given.only, given.seed, given.temper) == (9, ["worker", "redis"], 4, SHORT)
+    assert (given.kills, given.only, given.seed, given.pace) == (9, ["worker", "redis"], 4, SHORT)
     short, long = parse_arguments(["--short"]), parse_arguments([])
     assert set(KINDS) - set(long.only) == {"containerd"}
     assert short.only == long.only
-    assert (short.kills, long.kills, long.temper) == (6, 200, LONG)
+    assert (short.kills, long.kills, long.pace) == (6, 200, LONG)
     assert parse_arguments(["--short", "--only", "containerd"]).only == ["containerd"]
 
 
@@ -246,11 +259,12 @@ def test_a_system_whose_processes_are_killed_loses_nothing_and_leaves_nothing(ta
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
         slo = msgspec.json.decode(done.stdout, type=Slo)
-        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs, slo.faults) == (6, 0, 0, 0, [])
+        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs, slo.problems) == (6, 0, 0, 0, [])
         assert set(KINDS) - slo.by_process.keys() == {"containerd"}
         assert slo.requests["trained"] > 0
         assert (
-            msgspec.json.decode(Path(directory, "chaos/progress.json").read_bytes(), type=Progress).kills == 6
+            msgspec.json.decode(Path(directory, "chaos/progress.json").read_bytes(), type=PartialSlo).kills
+            == 6
         )
         assert not Path(directory, "chaos/docker").exists()
     assert (bridge.read_text() if bridge.exists() else "") == before

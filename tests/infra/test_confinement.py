@@ -1,4 +1,4 @@
-"""What chaos starts and mounts cannot outlive it."""
+"""What a chaos campaign starts and mounts cannot outlive it."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ import pytest
 CONFINED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from infra.chaos.confinement import confined
-from infra.chaos.stopping import SIGNALS, Stop, Stopped
+from infra.chaos.confinement import run_confined
+from infra.chaos.signals import SIGNALS, EndRequested, SignalListener
 
 place, ending = Path(sys.argv[1]), sys.argv[2]
-stop = Stop()
+signals = SignalListener()
 
 def body():
     subprocess.run(["mount", "-t", "tmpfs", "none", str(place / "mounted")], check=True)
@@ -25,13 +25,13 @@ def body():
     (place / "ready").write_text(str(os.getpid()))
     try:
         while ending == "waits":
-            stop.heed()
+            signals.check()
             time.sleep(0.02)
-    except Stopped as stopped:
-        print(stopped)
+    except EndRequested as request:
+        print(request)
     return 7
 
-sys.exit(confined(body, signals=SIGNALS))
+sys.exit(run_confined(body, signals=SIGNALS))
 """
 
 
@@ -47,7 +47,7 @@ def await_file(file: Path) -> None:
 
 
 def sleepers(place: Path) -> list[int]:
-    """Processes with our mount in their view of things."""
+    """Processes that see our mount."""
     found: list[int] = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():

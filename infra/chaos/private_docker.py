@@ -1,5 +1,5 @@
-"""A Docker engine of our own beside the machine's: own data, own socket, own containerd, own control groups, and a network
-namespace of its own, so that no bridge of the machine is ever touched; and nothing of it left afterwards.
+"""A dockerd of our own beside the machine's: with its own data, socket, containerd, control groups and network namespace, so
+that it touches no bridge of the machine, and leaves nothing behind.
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import docker
 import requests
 import urllib3
+from docker.errors import DockerException
 
 from infra import shims
 from infra.processes import Child
@@ -25,7 +26,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class PrivateDocker:
-    """An engine that lives under ``root``."""
+    """A dockerd whose files are all under `root`."""
 
     root: Path
 
@@ -40,22 +41,17 @@ class PrivateDocker:
         command += [f"--cgroup-parent=/{self._cgroup}", "--exec-opt=native.cgroupdriver=cgroupfs"]
         return [*command, "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
 
-    def is_whole(self) -> bool:
+    def works(self) -> bool:
         """Whether it answers and has its containerd."""
         try:
             with docker.APIClient(self.url, version=API, timeout=CALL_S) as client:
                 names = {component["Name"] for component in client.version()["Components"]}
-        except (
-            docker.errors.DockerException,
-            requests.RequestException,
-            urllib3.exceptions.HTTPError,
-            OSError,
-        ):
+        except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError):
             return False
         return "containerd" in names
 
     def copy_image(self, tag: str) -> bool:
-        """From the machine's engine. False if it is not to be had there."""
+        """Copy an image from the machine's Docker. False if it is not there."""
         with subprocess.Popen(
             ["docker", "save", tag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as saving:
@@ -64,24 +60,24 @@ class PrivateDocker:
         return not (saving.returncode or loaded.returncode)
 
     def containers(self) -> list[str]:
-        """Those with our label, running or not; a word on each."""
+        """A line for each container with our label, running or not."""
         words = "{{.ID}} {{.Names}} ({{.Status}})"
         return self._listed("ps", "--all", "--filter", f"label={LABEL}", "--format", words)
 
     def networks(self) -> list[str]:
-        """Those that an engine does not start with."""
+        """Those that dockerd does not start with."""
         return self._listed("network", "ls", "--filter", "type=custom", "--format", "{{.Name}}")
 
     def volumes(self) -> list[str]:
         return self._listed("volume", "ls", "--format", "{{.Name}}")
 
     def _listed(self, *words: str) -> list[str]:
-        """Raises CalledProcessError if the engine does not answer."""
+        """Raises CalledProcessError if dockerd does not answer."""
         listing = ["docker", "--host", self.url, *words]
         return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
 
     def containerd(self, dockerd: Child) -> int | None:
-        """The process id of the containerd that ``dockerd`` started, if it runs."""
+        """The process id of the containerd that `dockerd` started, if it runs."""
         named = [
             pid
             for pid in shims.children(dockerd.pid)
@@ -90,15 +86,15 @@ class PrivateDocker:
         return named[0] if named else None
 
     def shims(self) -> list[int]:
-        """Processes that hold a container of this engine."""
+        """Processes that hold a container of this dockerd."""
         return shims.shims(self._exec_root)
 
     def end_shims(self) -> None:
-        """While it does not live."""
+        """Call it only while this dockerd does not run."""
         shims.end_shims(self._exec_root)
 
     def wipe(self) -> None:
-        """Everything of an engine whose processes have ended, and whose mounts are gone."""
+        """Remove its files and control groups. Its processes must have ended, and its mounts be gone."""
         if self.root.exists():
             shutil.rmtree(self.root)
         for hierarchy in (CGROUPS, *CGROUPS.iterdir()):
@@ -111,5 +107,5 @@ class PrivateDocker:
 
     @property
     def _cgroup(self) -> str:
-        """One name for one place, so that the next engine there finds what a machine that went down has left."""
+        """The same name for the same directory, so that the next dockerd there finds what a crashed machine has left."""
         return f"swerve-chaos-{zlib.crc32(os.fsencode(self.root)):08x}"

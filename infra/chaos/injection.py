@@ -1,0 +1,161 @@
+"""Starts the system, kills processes, and measures how long each recovery takes.
+
+The system has recovered when every killed process does its work again, and afterwards an episode has advanced by a turn, a
+trajectory that did not fail has arrived, or a step was made. For a killed trainer only the first counts: episodes advance
+without it.
+"""
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.chaos.faults import Fault, Kind
+from infra.chaos.monitor import SystemMonitor
+from infra.chaos.signals import SignalListener
+from infra.chaos.system import System, write_tasks
+from infra.processes import Child
+
+TICK_S = 0.1
+START_S = 300.0
+HANG_S = 90.0  # without progress, beyond the start of what was killed
+GIVE_UP_S = 120.0  # after a hang
+FIRST_PROGRESS_S = 120.0
+
+
+class NotRecovered(Exception):
+    """The system did not recover, or did not start at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The recovery from one fault. `total_s` counts from the last kill."""
+
+    victims: tuple[Kind, ...]
+    total_s: float
+    start_s: float  # of the slowest victim, undisturbed
+    hung: bool
+
+    @property
+    def beyond_s(self) -> float:
+        return max(0.0, self.total_s - self.start_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultInjector:
+    """Kills processes of a system and waits until it has recovered."""
+
+    system: System
+    monitor: SystemMonitor
+    say: Callable[[str], None]
+    signals: SignalListener
+    evidence: Path  # a directory
+
+    def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Keep the system running until `done`, or for `timeout_s`. Returns whether it was done. Raises EndRequested."""
+        give_up_at = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > give_up_at:
+                return False
+            self.signals.check()
+            self.system.restart_dead()
+            self.monitor.poll()
+            time.sleep(TICK_S)
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """Keep the system running for so long. Raises EndRequested."""
+        self.wait(lambda: False, seconds)
+
+    def start_all(self, kinds: Sequence[Kind]) -> dict[Kind, float]:
+        """Start one process after another. Returns how long each kind took until it did its work; containerd only if
+        it is among `kinds`, because measuring that takes time. Raises NotRecovered or EndRequested.
+        """
+        took_s: dict[Kind, float] = {}
+        for name, (kind, supervisor, process) in self.system.supervised().items():
+            began_at = time.monotonic()
+            supervisor.start(process)
+            if name == "worker-1":
+                continue
+            self._await_start(kind)
+            took_s[kind] = time.monotonic() - began_at
+            self.say(f"{kind} started in {took_s[kind]:.1f} s")
+            if name == "dockerd":
+                write_tasks(self.system)
+                if "containerd" in kinds:
+                    took_s["containerd"] = self._restart_containerd()
+        before = self.monitor.progress
+        if not self.wait(lambda: self.monitor.progress > before, FIRST_PROGRESS_S):
+            raise NotRecovered(f"no progress within {FIRST_PROGRESS_S:.0f} s of the start")
+        return took_s
+
+    def inject(self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
+        """Inject the fault and wait for the recovery. None if there was nothing to kill. Raises NotRecovered or
+        EndRequested.
+        """
+        victims, killed = self._kill(fault, rng)
+        if not victims:
+            return None
+        killed_at = time.monotonic()
+        start_s = max(starts_s[kind] for kind in victims)
+        hung = not self.wait(self._recovered(victims, killed), start_s + HANG_S)
+        if hung:
+            self._keep_evidence(victims)
+            if not self.wait(self._recovered(victims, killed), GIVE_UP_S):
+                raise NotRecovered(f"the system did not recover from a kill of {' and '.join(victims)}")
+        return Recovery(tuple(victims), time.monotonic() - killed_at, start_s, hung)
+
+    def _kill(self, fault: Fault, rng: random.Random) -> tuple[list[Kind], list[Child]]:
+        """The kinds that were killed, and those of them that our supervisors start again."""
+        self.pause(fault.pause_s)
+        victims: list[Kind] = []
+        killed: list[Child] = []
+        for kind in fault.victims:
+            if victims:
+                self.pause(fault.apart_s)
+            child = self.system.kill(kind, rng)
+            if child is not None:
+                victims.append(kind)
+                killed += [child] if kind != "containerd" else []
+        return victims, killed
+
+    def _await_start(self, kind: Kind) -> None:
+        if not self.wait(lambda: self.monitor.works(kind), START_S):
+            raise NotRecovered(f"{kind} is not ready after {START_S:.0f} s; see {self.system.root}")
+
+    def _restart_containerd(self) -> float:
+        self.system.kill("containerd", random.Random())
+        began_at = time.monotonic()
+        self._await_start("containerd")
+        return time.monotonic() - began_at
+
+    def _recovered(self, victims: list[Kind], killed: list[Child]) -> Callable[[], bool]:
+        """Whether the victims work again, and there was progress since."""
+        progress_before: int | None = None
+
+        def done() -> bool:
+            nonlocal progress_before
+            if progress_before is None:
+                successors = [self.system.child(child.name) for child in killed]
+                restarted = all(
+                    new is not old and new.alive for new, old in zip(successors, killed, strict=True)
+                )
+                if restarted and all(self.monitor.works(kind) for kind in victims):
+                    self.monitor.poll()
+                    progress_before = self.monitor.progress
+                return progress_before is not None and victims == ["trainer"]
+            return self.monitor.progress > progress_before
+
+        return done
+
+    def _keep_evidence(self, victims: list[Kind]) -> None:
+        """Write down what `pipeline status` says of the hanging system."""
+        url = self.system.arguments.redis_url
+        words = [sys.executable, "-m", "pipeline", "--redis", url, "status"]
+        status = subprocess.run(words, capture_output=True, text=True, check=False)
+        place = self.evidence / f"hang-{'-'.join(victims)}-{int(time.time())}.txt"
+        place.write_text(status.stdout + status.stderr)
+        self.say(f"no progress after a kill of {' and '.join(victims)}: see {place}")
