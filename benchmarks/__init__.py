@@ -1,4 +1,4 @@
-"""How fast, as ratios to named rivals and floors measured in the same run. Nothing imports this."""
+"""How fast, as ratios to named rivals and floors measured in the same run. Only tests import it."""
 
 from pipeline.dependencies import name_missing_packages
 

@@ -66,7 +66,7 @@ async def latencies(url: str, plan: Plan) -> list[Comparison]:
 
     async def stage(claim: Claim, progress: Progress) -> Trajectory:
         begun.put_nowait(time.perf_counter())
-        return scripted_fleet.played(claim)
+        return scripted_fleet.typical(claim)
 
     async def job(ctx: dict[str, Any]) -> None:
         begun.put_nowait(time.perf_counter())
@@ -119,7 +119,7 @@ async def _our_takeover(url: str) -> float:
 
     async def stage(claim: Claim, progress: Progress) -> Trajectory:
         begun.set_result(time.perf_counter())
-        return scripted_fleet.played(claim)
+        return scripted_fleet.typical(claim)
 
     redis = await connection.connect(url)
     with child(scripted_fleet.work_in_process, url, 1, Durations(1000.0, 1.0)) as (victim, says):
@@ -214,7 +214,7 @@ async def _our_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
     def stage_of(slots: int) -> Any:
         async def stage(claim: Claim, progress: Progress) -> Trajectory:
             await busy.episode(slots, _length(plan))
-            return scripted_fleet.played(claim)
+            return scripted_fleet.typical(claim)
 
         return stage
 

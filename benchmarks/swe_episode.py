@@ -49,7 +49,7 @@ def task(name: str) -> Task:
 
 def played(claim: Claim) -> Trajectory:
     return replace(
-        scripted_fleet.played(claim),
+        scripted_fleet.typical(claim),
         turns=_turns(claim.request.version_at_enqueue),
         outcome=Submitted(patch=_source()[:PATCH_CHARS].encode() + b"%d" % claim.request.member),
     )

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import fleet, task
 from pipeline import census, keys, queue
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
-from tests.trainer.scripted_fleet import fleet, task
 from tests.trainer.test_run import RECIPE, Trainer, start
 from trainer.evaluate import Outcome, main
 

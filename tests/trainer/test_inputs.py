@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.scripted_fleet import task
 from pipeline.task import Task
 from pipeline.taskfile import Verification, fingerprint, verified_path, write_tasks, write_verified
-from tests.trainer.scripted_fleet import task
 from trainer.inputs import describe, read_inputs
 from trainer.recipe import Recipe, load_recipe
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import alternating, fleet, task
 from infra.redis_server import DURABLE, start_in, url_in
 from pipeline import keys, queue, stream
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
-from tests.trainer.scripted_fleet import alternating, fleet, task
 from trainer.records.journal import (
     EndRow,
     EpisodeRow,

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from benchmarks.scripted_fleet import task
 from pipeline.errors import Boundary
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
-from tests.trainer.scripted_fleet import task
 from trainer.batching.batch import Sample
 from trainer.rollouts.groups import Lag, Member, group_id_of
 

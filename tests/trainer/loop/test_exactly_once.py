@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from redis.asyncio import ConnectionPool, UnixDomainSocketConnection
 from redis.exceptions import ResponseError
 
+from benchmarks.scripted_fleet import VOCAB_SIZE, finish, task
 from pipeline import deadletters, keys, queue, stream
 from pipeline.message import encode
 from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import Failed
-from tests.trainer.scripted_fleet import VOCAB_SIZE, finish, task
 from tests.trainer.trajectories import behind
 from trainer.batching.collate import make_batch
 from trainer.loop.checkpoints import Checkpoints

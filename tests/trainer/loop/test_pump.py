@@ -5,10 +5,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
+from benchmarks.scripted_fleet import work_off
 from pipeline import queue
 from tests.trainer.rollouts.test_intake import Side
 from tests.trainer.rollouts.test_intake import side as side
-from tests.trainer.scripted_fleet import work_off
 from trainer.loop.budget import Room
 from trainer.loop.parts import Parts
 from trainer.loop.pump import Pump

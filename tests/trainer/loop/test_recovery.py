@@ -10,9 +10,9 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
+from benchmarks.scripted_fleet import task
 from pipeline import connection, keys, queue, request_store
 from pipeline.request import Limits, Sampling
-from tests.trainer.scripted_fleet import task
 from trainer.loop.parts import Parts
 from trainer.loop.recovery import ask_again
 from trainer.records.journal import EpisodeRow, Journal, read

@@ -9,13 +9,13 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import alternating, answer, finish, work_off
 from pipeline import census, connection, keys, queue, request_store, stream
 from pipeline.errors import Boundary
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
 from pipeline.trajectory import Failed
 from tests.trainer.rollouts.test_intake import Side
-from tests.trainer.scripted_fleet import alternating, answer, finish, work_off
 from tests.trainer.trajectories import behind
 from trainer.loop.parts import Parts
 from trainer.loop.recovery import adopt, answer_unreadable, recover

@@ -9,9 +9,9 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import task
 from pipeline import connection, keys, queue, request_store
 from pipeline.request import Limits, Sampling
-from tests.trainer.scripted_fleet import task
 from trainer.records.journal import Journal, SkippedRow, read
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids

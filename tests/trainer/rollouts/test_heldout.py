@@ -8,9 +8,9 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import Verdict, task, work_off
 from pipeline import connection, keys, stream
 from pipeline.request import Limits, RolloutRequest, Sampling
-from tests.trainer.scripted_fleet import Verdict, task, work_off
 from trainer.recipe import EvaluationRecipe
 from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, read
 from trainer.rollouts.dispatch import RequestForm, enqueue, new_ids

@@ -8,11 +8,11 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import VOCAB_SIZE, answer, played, task, work_off
 from pipeline import connection, deadletters, keys, queue, stream
 from pipeline.message import encode, pack_float32s
 from pipeline.request import Claim, Limits, Sampling
 from pipeline.trajectory import head_of
-from tests.trainer.scripted_fleet import VOCAB_SIZE, answer, played, task, work_off
 from tests.trainer.trajectories import behind
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.admission import Admission

@@ -8,10 +8,10 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from benchmarks.scripted_fleet import work_off
 from pipeline import connection
 from pipeline.trajectory import Failed
 from tests.trainer.rollouts.test_intake import Side
-from tests.trainer.scripted_fleet import work_off
 from tests.trainer.trajectories import head
 from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, episode_row, read
 from trainer.rollouts.quarantine import MAX_GRADER_FAILURES, Quarantine
