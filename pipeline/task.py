@@ -10,6 +10,9 @@ import msgspec
 
 from pipeline.message import Message
 
+# What a log mentions: all tests, or only those that failed.
+EvalType = Literal["pass_and_fail", "fail_only"]
+
 
 class File(Message, frozen=True, kw_only=True):
     """A file put into the grading container. `path` is absolute, or relative to the task's workdir."""
@@ -43,7 +46,7 @@ class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
     log_parser: str  # a name in the swebench package's registry, e.g. "parse_log_pytest"
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
-    eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
+    eval_type: EvalType = "pass_and_fail"
     repo: str = ""
     version: str = ""
     protected_paths: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ RUN_BY = {
     "python -m workers.images *": "tests/workers/images/conftest.py",
     "python -m infra.serving.engine *": "tests/conftest.py",
     "python -m infra.serving.router *": "tests/conftest.py",
+    "python -m infra.images.build *": "tests/infra/test_images.py",
     "python -m infra.services *": "tests/infra/test_services.py",
     "python -m infra.local *": "tests/infra/test_local.py",
     "python -m infra.chaos*": "tests/infra/test_chaos.py",

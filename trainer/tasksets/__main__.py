@@ -13,30 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.taskfile import gold_path, write_gold, write_tasks
-from trainer.tasksets import (
-    fleet,
-    r2e_gym,
-    splitting,
-    swe_bench,
-    swe_bench_pro,
-    swe_gym,
-    swe_rebench,
-    swe_smith,
-)
+from trainer.tasksets import splitting
 from trainer.tasksets.exports import add_export_parser
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.filters import Selection, ids_in, selected
 from trainer.tasksets.importing import Refused, tasks_of
-
-IMPORTERS = {
-    "fleet": fleet.IMPORTER,
-    "swe-bench": swe_bench.IMPORTER,
-    "swe-gym": swe_gym.IMPORTER,
-    "r2e-gym": r2e_gym.IMPORTER,
-    "swe-smith": swe_smith.IMPORTER,
-    "swe-bench-pro": swe_bench_pro.IMPORTER,
-    "swe-rebench": swe_rebench.IMPORTER,
-}
+from trainer.tasksets.sources import SOURCES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _import(options: argparse.Namespace) -> str:
-    importer = IMPORTERS[options.source]
+    importer = SOURCES[options.source]
     selection = Selection(
         only=ids_in(options.only) if options.only else frozenset(),
         repos=tuple(options.repo),
@@ -78,7 +60,7 @@ def _import(options: argparse.Namespace) -> str:
 def _sources_of(row: Fields) -> list[str]:
     """Sources that would take the row as it stands."""
     takers: list[str] = []
-    for name, importer in IMPORTERS.items():
+    for name, importer in SOURCES.items():
         with contextlib.suppress(ValueError):
             importer.task_of(row)
             takers.append(name)
@@ -102,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_subparsers(dest="source", metavar="SOURCE", required=True)
-    for name, importer in IMPORTERS.items():
+    for name, importer in SOURCES.items():
         source = sources.add_parser(name, help=importer.help, description=importer.help)
         add = source.add_argument
         add(

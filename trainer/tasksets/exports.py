@@ -15,10 +15,10 @@ from typing import Any
 
 from pipeline.task import ExitCode, SwebenchLog, Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
-from trainer.tasksets import r2e_gym, swe_bench_pro, swe_rebench, swe_smith
 from trainer.tasksets.eval_scripts import with_status_of_tests
+from trainer.tasksets.importing import Row, hidden_tests
+from trainer.tasksets.sources import SOURCES
 
-Row = dict[str, Any]
 GENERATOR = "swe-task-generator"  # what its own script calls the source of its tasks
 _INSTEAD = "leave it out, or export it as instances-jsonl"
 
@@ -150,12 +150,15 @@ def instance_of(record: Record) -> Row:
     Without an eval script one of those tools takes any patch for a solution; so there always is one.
     """
     task = record.task
-    row_of = _ROW_OF.get(_source(task))
-    if row_of is None:
+    importer = SOURCES.get(_source(task))
+    if importer is None:
         raise ValueError(
-            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(_ROW_OF)}"
+            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(SOURCES)}"
         )
-    return row_of(task, record.gold) | {"image_name": task.image, "eval_script": task.verdict.eval_script}
+    return importer.row_of(task, record.gold) | {
+        "image_name": task.image,
+        "eval_script": task.verdict.eval_script,
+    }
 
 
 def judged_by_exit_status(record: Record) -> Row:
@@ -173,7 +176,7 @@ def judged_by_exit_status(record: Record) -> Row:
             raise ValueError(
                 f"{task.id}: a {kind} verdict on it is no exit status: export it as instances-jsonl"
             )
-    fix, tests = gold.patch, _tests(task, gold)
+    fix, tests = gold.patch, hidden_tests(task, gold)
     return {"eval_script": script, "gold_patch": fix + tests, "test_patch": tests, "fix_patch": fix}
 
 
@@ -194,62 +197,6 @@ def _source(task: Task) -> str:
 
 def _data_source(task: Task) -> str:
     return GENERATOR if _source(task) == "fleet" else _source(task)
-
-
-def _tests(task: Task, gold: Gold) -> str:
-    if isinstance(task.verdict, ExitCode) and task.verdict.test_patch:
-        return task.verdict.test_patch.decode("utf-8", "surrogateescape")
-    return gold.test_patch
-
-
-def _fleet_row(task: Task, gold: Gold) -> Row:
-    assert isinstance(task.verdict, ExitCode)
-    fix, tests = gold.patch, _tests(task, gold)
-    return {
-        "instance_id": _instance_id(task),
-        "repo": task.repo,
-        "base_commit": task.base_commit,
-        "problem_statement": task.problem,
-        "gold_patch": fix + tests,
-        "fix_patch": fix,
-        "test_patch": tests,
-        "test_files": list(task.verdict.protected_paths),
-        "workdir": task.workdir,
-    }
-
-
-def _swe_bench_row(task: Task, gold: Gold) -> Row:
-    """As swebench 5.x has it; `image_name` is what trainers look for."""
-    verdict = task.verdict
-    row = {
-        "instance_id": _instance_id(task),
-        "repo": task.repo,
-        "base_commit": task.base_commit,
-        "problem_statement": task.problem,
-        "patch": gold.patch,
-        "test_patch": _tests(task, gold),
-        "image": task.image,
-    }
-    if isinstance(verdict, SwebenchLog):
-        row |= {
-            "version": verdict.version,
-            "FAIL_TO_PASS": list(verdict.fail_to_pass),
-            "PASS_TO_PASS": list(verdict.pass_to_pass),
-            "log_parser": verdict.log_parser,
-            "eval_type": verdict.eval_type,
-        }
-    return row
-
-
-_ROW_OF: dict[str, Callable[[Task, Gold], Row]] = {
-    "fleet": _fleet_row,
-    "swe-bench": _swe_bench_row,
-    "swe-gym": _swe_bench_row,
-    "r2e-gym": r2e_gym.row_of,
-    "swe-smith": swe_smith.row_of,
-    "swe-bench-pro": swe_bench_pro.row_of,
-    "swe-rebench": swe_rebench.row_of,
-}
 
 
 def _json_lines(rows: Any) -> bytes:

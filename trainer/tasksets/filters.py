@@ -62,9 +62,10 @@ def _meets(fields: Fields, importer: Importer, selection: Selection) -> bool:
     if fields.broken:
         return True
     repo = fields.values.get(importer.repo)
-    patterns = selection.repos if isinstance(repo, str) else ()
-    if patterns and not any(fnmatchcase(repo.lower(), pattern.lower()) for pattern in patterns):
-        return False
+    if isinstance(repo, str) and selection.repos:
+        name = repo.lower()
+        if not any(fnmatchcase(name, pattern.lower()) for pattern in selection.repos):
+            return False
     if selection.max_bytes is None:
         return True
     texts = [fields.values.get(name) for name in importer.size]

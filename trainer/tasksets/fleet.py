@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, hidden_tests, named_image
 from trainer.tasksets.patches import diff_in, divided, optional_diff_in, paths_of
 from trainer.tasksets.rows import read_rows
 
@@ -68,9 +68,27 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     return task, Gold(id=task.id, patch=fix, test_patch=tests)
 
 
+def row_of(task: Task, gold: Gold) -> Row:
+    """The row that `task_of` makes `task` of."""
+    assert isinstance(task.verdict, ExitCode)
+    fix, tests = gold.patch, hidden_tests(task, gold)
+    return {
+        "instance_id": task.id.partition(":")[2],
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "problem_statement": task.problem,
+        "gold_patch": fix + tests,
+        "fix_patch": fix,
+        "test_patch": tests,
+        "test_files": list(task.verdict.protected_paths),
+        "workdir": task.workdir,
+    }
+
+
 IMPORTER = Importer(
     help="swe-task-generator's task directories, or rows that a prepare_dataset script made of them",
     task_of=task_of,
+    row_of=row_of,
     read=read,
     size=("problem_statement", "gold_patch"),
 )

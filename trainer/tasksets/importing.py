@@ -1,15 +1,20 @@
-"""Rows into tasks: what a source has to say about itself, and one import with all its refusals together."""
+"""Turns rows into tasks: what a source has to define, and one import that collects all refusals.
+
+A new source is a module beside this one with an `IMPORTER`, and a line in sources.py.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.task import Task
+from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.rows import read_rows
 
+Row = dict[str, Any]
 IMAGE_COLUMNS = ("image", "image_name", "docker_image")  # the first that says something counts
 
 
@@ -41,17 +46,26 @@ def named_image(fields: Fields) -> str:
     return next((name for name in names if name), "")
 
 
+def hidden_tests(task: Task, gold: Gold) -> str:
+    """The diff of the hidden tests: the verdict's own, else the one beside the solution."""
+    if isinstance(task.verdict, ExitCode) and task.verdict.test_patch:
+        return task.verdict.test_patch.decode("utf-8", "surrogateescape")
+    return gold.test_patch
+
+
 @dataclass(frozen=True, slots=True)
 class Importer:
     """One source of tasks.
 
-    `read` gives all rows of a path; `id_of` is what `--only` picks by, the fields named by `repo` and `size` are what
-    `--repo` and `--max-bytes` look at; `complete` is given the rows picked and the command line, which `add_options`
-    may add to, and adds what lies outside of them. All of them, and `task_of`, raise ValueError naming file, row and field.
+    `task_of` makes a task and its solution of a row, `row_of` makes such a row again for `export`. `read` returns all rows
+    of a path. `--only` picks rows by `id_of`, `--repo` and `--max-bytes` by the fields that `repo` and `size` name.
+    `complete` adds to the picked rows what they lack, from the options that `add_options` defines. All of them raise
+    ValueError naming file, row and field.
     """
 
     help: str
     task_of: Callable[[Fields], tuple[Task, Gold]]
+    row_of: Callable[[Task, Gold], Row]
     read: Callable[[Path, str | None], list[Fields]] = read_rows
     complete: Callable[[list[Fields], Namespace], list[Fields]] = as_they_are
     add_options: Callable[[ArgumentParser], None] = no_options

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.task import R2eExpected, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, named_image
 
 WORKDIR = "/testbed"
 VAULT = "/r2e_vault"
@@ -98,16 +98,7 @@ def id_of(fields: Fields) -> str:
     return fields.optional_text("instance_id") or f"{fields.text('repo_name')}__{fields.text('commit_hash')}"
 
 
-IMPORTER = Importer(
-    help="rows of R2E-Gym, Subset, Lite or V1",
-    task_of=task_of,
-    id_of=id_of,
-    repo="repo_name",
-    size=("problem_statement", "parsed_commit_content", "expected_output_json"),
-)
-
-
-def row_of(task: Task, gold: Gold) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> Row:
     """The row that `task_of` makes `task` of. The commit behind it is not taken apart again: `patch` has it."""
     assert isinstance(task.verdict, R2eExpected)
     instance_id = task.id.partition(":")[2]
@@ -121,6 +112,16 @@ def row_of(task: Task, gold: Gold) -> dict[str, Any]:
         "patch": gold.patch,
         "test_patch": gold.test_patch,
     }
+
+
+IMPORTER = Importer(
+    help="rows of R2E-Gym, Subset, Lite or V1",
+    task_of=task_of,
+    row_of=row_of,
+    id_of=id_of,
+    repo="repo_name",
+    size=("problem_statement", "parsed_commit_content", "expected_output_json"),
+)
 
 
 def _problem(fields: Fields) -> str:

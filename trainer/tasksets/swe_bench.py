@@ -7,13 +7,13 @@ from the id, how a log is judged from the repository, and swebench 4.1.0 renders
 import json
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from pipeline.task import SwebenchLog, Task
+from pipeline.task import EvalType, SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets import log_parsers
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, hidden_tests, named_image
 from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.rendering import rendered
 from trainer.tasksets.rows import read_rows
@@ -22,7 +22,7 @@ WORKDIR = "/testbed"
 ENV = {"BASH_ENV": "/root/.bashrc"}  # where these images activate the environment that the tests need, if any
 START_MARK = ">>>>> Start Test Output"
 END_MARK = ">>>>> End Test Output"
-EVAL_TYPES = get_args(get_type_hints(SwebenchLog)["eval_type"])
+EVAL_TYPES: dict[str, EvalType] = {name: name for name in get_args(EvalType)}
 _FILES = {  # columns that a task repository keeps in files of their own
     "patch": "gold.patch",
     "test_patch": "test.patch",
@@ -62,9 +62,33 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 
 
+def row_of(task: Task, gold: Gold) -> Row:
+    """As swebench 5.x has it; `image_name` is what trainers look for."""
+    verdict = task.verdict
+    row = {
+        "instance_id": task.id.partition(":")[2],
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "problem_statement": task.problem,
+        "patch": gold.patch,
+        "test_patch": hidden_tests(task, gold),
+        "image": task.image,
+    }
+    if isinstance(verdict, SwebenchLog):
+        row |= {
+            "version": verdict.version,
+            "FAIL_TO_PASS": list(verdict.fail_to_pass),
+            "PASS_TO_PASS": list(verdict.pass_to_pass),
+            "log_parser": verdict.log_parser,
+            "eval_type": verdict.eval_type,
+        }
+    return row
+
+
 IMPORTER = Importer(
     help="rows of SWE-bench (full, Lite, Verified, Multilingual), or a task repository of swebench 5.x",
     task_of=task_of,
+    row_of=row_of,
     read=read,
     complete=complete,
 )
@@ -77,9 +101,10 @@ def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
         if mark not in eval_script:
             raise fields.refusal("eval_script", f"does not print {mark!r}: no log of it would be accepted")
     by_repo = "fail_only" if fields.text("repo") in log_parsers.FAIL_ONLY_REPOS else "pass_and_fail"
-    eval_type = fields.optional_text("eval_type").strip() or by_repo
-    if eval_type not in EVAL_TYPES:
-        raise fields.refusal("eval_type", f"must be one of {', '.join(EVAL_TYPES)}, is {eval_type!r}")
+    named = fields.optional_text("eval_type").strip() or by_repo
+    eval_type = EVAL_TYPES.get(named)
+    if eval_type is None:
+        raise fields.refusal("eval_type", f"must be one of {', '.join(EVAL_TYPES)}, is {named!r}")
     assets = fields.mapping("image_assets")
     if assets.get("test_patch") or assets.get("patch"):
         raise fields.refusal(

@@ -8,13 +8,12 @@ a folder with run_script.sh and parser.py.
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 from pipeline.task import File, Resources, Task, TestsJson
 from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, named_image
 from trainer.tasksets.patches import diff_in, optional_diff_in, paths_of
 
 WORKDIR = "/app"
@@ -82,15 +81,7 @@ def with_run_scripts(rows: list[Fields], options: argparse.Namespace) -> list[Fi
     return [fields if fields.broken else _with_assets(fields, directory) for fields in rows]
 
 
-IMPORTER = Importer(
-    help="rows of SWE-bench Pro; needs --run-scripts",
-    task_of=task_of,
-    complete=with_run_scripts,
-    add_options=add_options,
-)
-
-
-def row_of(task: Task, gold: Gold) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> Row:
     """A row that `task_of` makes `task` of, without a folder of scripts beside it."""
     verdict = task.verdict
     assert isinstance(verdict, TestsJson)
@@ -111,6 +102,15 @@ def row_of(task: Task, gold: Gold) -> dict[str, Any]:
         "run_script": run_script.content.decode("utf-8", "surrogateescape"),
         "parser": verdict.parser,
     }
+
+
+IMPORTER = Importer(
+    help="rows of SWE-bench Pro; needs --run-scripts",
+    task_of=task_of,
+    row_of=row_of,
+    complete=with_run_scripts,
+    add_options=add_options,
+)
 
 
 def _eval_script(restore: str, selected: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from trainer.tasksets.eval_scripts import with_status_of_tests
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.importing import Importer, named_image
 from trainer.tasksets.patches import diff_in, paths_of
-from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, log_verdict
+from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, log_verdict, row_of
 
 PARSERS = {  # swebench's own, for the repositories that the fork adds
     "bokeh/bokeh": "parse_log_pytest",
@@ -51,7 +51,9 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=diff_in(fields, "test_patch"))
 
 
-IMPORTER = Importer(help="rows of SWE-Gym or its Subset, with a column eval_script", task_of=task_of)
+IMPORTER = Importer(
+    help="rows of SWE-Gym or its Subset, with a column eval_script", task_of=task_of, row_of=row_of
+)
 
 
 def _verdict(fields: Fields) -> SwebenchLog | ExitCode:

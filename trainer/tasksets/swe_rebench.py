@@ -7,13 +7,12 @@ some are not in swebench at all; a row with one of the latter two is refused.
 
 import re
 import shlex
-from typing import Any
 
 from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.checkout import GIT_ENV, checkout
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, named_image
 from trainer.tasksets.patches import diff_in, paths_of
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
 
@@ -114,10 +113,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     return task, Gold(id=task.id, patch=diff_in(fields, "patch"), test_patch=test_patch)
 
 
-IMPORTER = Importer(help="rows of SWE-rebench, the first or V2", task_of=task_of)
-
-
-def row_of(task: Task, gold: Gold) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> Row:
     """A row that `task_of` makes `task` of."""
     verdict = task.verdict
     assert isinstance(verdict, SwebenchLog)
@@ -135,6 +131,9 @@ def row_of(task: Task, gold: Gold) -> dict[str, Any]:
         "install_config": {"log_parser": verdict.log_parser},
         "eval_script": verdict.eval_script,
     }
+
+
+IMPORTER = Importer(help="rows of SWE-rebench, the first or V2", task_of=task_of, row_of=row_of)
 
 
 def _tests(fields: Fields, name: str) -> tuple[str, ...]:

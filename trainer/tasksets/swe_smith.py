@@ -7,12 +7,11 @@ grader's has them. A test that is missing from the log has failed.
 
 import re
 import shlex
-from typing import Any
 
 from pipeline.task import Resources, SwebenchLog, Task
 from pipeline.taskfile import Gold
 from trainer.tasksets.fields import Fields
-from trainer.tasksets.importing import Importer, named_image
+from trainer.tasksets.importing import Importer, Row, named_image
 from trainer.tasksets.patches import diff_in
 from trainer.tasksets.reversal import Irreversible, reversed_patch
 from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
@@ -66,14 +65,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     return task, Gold(id=task.id, patch=_solution(fields, bug))
 
 
-IMPORTER = Importer(
-    help="rows of SWE-smith, for repositories tested with pytest",
-    task_of=task_of,
-    size=("problem_statement", "patch"),
-)
-
-
-def row_of(task: Task, gold: Gold) -> dict[str, Any]:
+def row_of(task: Task, gold: Gold) -> Row:
     """The row that `task_of` makes `task` of."""
     assert isinstance(task.verdict, SwebenchLog)
     return {
@@ -86,6 +78,14 @@ def row_of(task: Task, gold: Gold) -> dict[str, Any]:
         "problem_statement": task.problem,
         "eval_script": task.verdict.eval_script,
     }
+
+
+IMPORTER = Importer(
+    help="rows of SWE-smith, for repositories tested with pytest",
+    task_of=task_of,
+    row_of=row_of,
+    size=("problem_statement", "patch"),
+)
 
 
 def _tests(fields: Fields, name: str) -> tuple[str, ...]:

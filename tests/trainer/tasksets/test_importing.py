@@ -20,9 +20,10 @@ from pipeline.taskfile import (
     write_verified,
 )
 from tests.trainer.tasksets.published import FIXTURES, fixture_rows, imported, write_lines
-from trainer.tasksets.__main__ import IMPORTERS, main
+from trainer.tasksets.__main__ import main
 from trainer.tasksets.fields import Fields
 from trainer.tasksets.rows import read_rows
+from trainer.tasksets.sources import SOURCES
 
 ROW = fixture_rows("swe_bench/verified.jsonl")[0]
 BAD = {
@@ -99,9 +100,9 @@ SCRIPTS = {
 }  # which a row of SWE-bench Pro is not published with
 
 
-@pytest.mark.parametrize("source", IMPORTERS)
+@pytest.mark.parametrize("source", SOURCES)
 def test_an_image_that_a_row_names_comes_before_any_rule_whatever_the_column(source: str) -> None:
-    importer = IMPORTERS[source]
+    importer = SOURCES[source]
     path = FIXTURES / PUBLISHED.get(source, source)
     published = importer.read(path, None)[0] if source == "fleet" else read_rows(path)[0]
     names = {"image": "by.example/image:1", "image_name": " image_name:2 ", "docker_image": "docker_image:3"}
@@ -123,8 +124,8 @@ def test_an_unknown_source_is_misuse_and_the_known_ones_are_listed(
     with pytest.raises(SystemExit, match="2"):
         main(["import", "swe-bank", "rows.jsonl", "--out", "t.jsonl"])
     told = capsys.readouterr().err
-    assert all(source in told for source in IMPORTERS)
-    assert IMPORTERS.keys() == {
+    assert all(source in told for source in SOURCES)
+    assert SOURCES.keys() == {
         "fleet", "swe-bench", "swe-gym", "r2e-gym", "swe-smith", "swe-bench-pro", "swe-rebench"
     }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Here so that tests can import the modules of this directory."""
