@@ -23,10 +23,10 @@ import msgspec
 from msgspec.structs import replace
 
 from trainer import process
-from trainer.inputs import Inputs, read_inputs
+from trainer.inputs import Inputs, check_learner, read_inputs
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
 from trainer.records.journal import EpisodeRow, read
-from trainer.records.run_directory import sole_trainer
+from trainer.records.run_directory import sole_trainer, writable
 from trainer.rollouts.heldout import Round, standard_error
 from trainer.settings import TrainerSettings
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"  # of a run, in its directory
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `outcomes.jsonl`: a task at one temperature."""
 
     temperature: float
@@ -82,11 +82,15 @@ def main() -> int:
 def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     recipe = _recipe(arguments)
     weights = _weights(arguments, recipe)
+    if weights.is_checkpoint:
+        process.check_processes(recipe, settings)
+        check_learner(recipe)
     if settings.rank != 0:  # only a learner that is spread over several processes needs them
         return process.follow(recipe, settings) if weights.is_checkpoint else 0
     inputs = read_inputs(recipe)
     rounds = list(_rounds(arguments, recipe, len(inputs.heldout)))
-    arguments.run_dir.mkdir(parents=True, exist_ok=True)
+    with writable(arguments.run_dir):
+        arguments.run_dir.mkdir(parents=True, exist_ok=True)
     with sole_trainer(arguments.run_dir):
         return _lead(recipe, inputs, weights, rounds, arguments, settings)
 
@@ -169,8 +173,8 @@ def _lead(
 ) -> int:
     run_id = f"evaluate-{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     root: Path = arguments.run_dir.resolve() / "evaluations" / run_id
-    with process.shown_on(sys.stderr) as progress:
-        ending = asyncio.run(_conduct(recipe, inputs, weights, rounds, root, settings, progress))
+    with process.console_on(sys.stderr) as console:
+        ending = asyncio.run(_conduct(recipe, inputs, weights, rounds, root, settings, console))
     summary = _summed_up(root, rounds, str(weights.directory), ending)
     print(msgspec.json.encode(summary).decode() if arguments.json else table(summary))
     judged = all(result.episodes and not result.failed for result in summary.results)
@@ -184,14 +188,14 @@ async def _conduct(
     rounds: Sequence[Round],
     root: Path,
     settings: TrainerSettings,
-    progress: "Console",
+    console: "Console",
 ) -> "Ending":
     from trainer.loop.standalone_evaluation import Exam
 
     stop = asyncio.Event()
-    process.obey_signals(stop.set)
+    process.stop_on_signal(stop.set)
     async with _export(recipe, weights, settings) as export:
-        exam = Exam(recipe, inputs, root, progress, stop, router_url=settings.router_url)
+        exam = Exam(recipe, inputs, root, console, stop, router_url=settings.router_url)
         return await exam.run(rounds, export)
 
 
@@ -254,10 +258,10 @@ def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int
     )
 
 
-def _outcomes(one: Round, played: Sequence[EpisodeRow]) -> Iterator[Outcome]:
+def _outcomes(one: Round, played: Sequence[EpisodeRow]) -> Iterator[TaskOutcome]:
     for task_id in dict.fromkeys(row.task_id for row in played):
         mine = sorted((row for row in played if row.task_id == task_id), key=lambda row: row.member)
-        yield Outcome(
+        yield TaskOutcome(
             temperature=one.temperature,
             task_id=task_id,
             rewards=tuple(row.reward for row in mine),

@@ -1,7 +1,6 @@
-"""What a recipe names, read and checked before anything is started: tasks, agent, tokenizer.
+"""What a recipe names, read and checked before anything is started: tasks, agent, model, tokenizer.
 
-Tasks that the grader was not seen to judge rightly are refused unless the recipe says otherwise: see `python -m
-workers.verify`.
+Tasks without a passed verification are refused unless the recipe allows them: see `python -m workers.verify`.
 """
 
 from dataclasses import dataclass
@@ -9,9 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.agent_config import load_agent
+from pipeline.chat_template import ChatTemplate
+from pipeline.errors import RequestError
 from pipeline.task import Task
 from pipeline.taskfile import Verification, fingerprint, read_tasks, read_verified, verified_path
 from pipeline.tokenizer import TokenizerBundle, read_bundle
+from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.recipe import Recipe, TaskFiles
 
 
@@ -25,31 +28,44 @@ class Inputs:
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
-    """Raises ValueError naming the recipe's field whose file is missing, empty, or at odds with another."""
+    """Raises ValueError naming the recipe's field whose file is missing, empty, unusable, or at odds with another."""
     files = recipe.tasks
     train = _tasks("tasks.train", files.train)
     heldout = _tasks("tasks.heldout", files.heldout) if files.heldout else []
     shared = {task.id for task in train} & {task.id for task in heldout}
     if shared:
         raise ValueError(
-            f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}; part them"
+            f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}: "
+            "leave them out of one of the two"
         )
-    inputs = Inputs(
-        train=train,
-        heldout=heldout,
-        agent_config=_text("rollout.agent", recipe.rollout.agent),
-        tokenizer=read_bundle(Path(recipe.model)),
-        num_unverified=_num_unverified(files, train, heldout),
-    )
-    _check_context(recipe)
-    evaluation, num_heldout = recipe.evaluation, len(inputs.heldout)
+    num_unverified = _num_unverified(files, train, heldout)
+    evaluation, num_heldout = recipe.evaluation, len(heldout)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
     if num_heldout < needed:
         raise ValueError(
-            f"tasks.heldout holds {num_heldout} tasks, the evaluation plays {needed}; "
+            f"tasks.heldout holds {num_heldout} tasks, the evaluation needs {needed}; "
             "lower evaluation.episodes or greedy_episodes"
         )
-    return inputs
+    _check_model(recipe)
+    return Inputs(
+        train=train,
+        heldout=heldout,
+        agent_config=_agent(recipe.rollout.agent),
+        tokenizer=_tokenizer(Path(recipe.model)),
+        num_unverified=num_unverified,
+    )
+
+
+def check_learner(recipe: Recipe) -> None:
+    """Raises ValueError for a model that the learner cannot train, or cannot divide as the recipe says."""
+    directory = Path(recipe.model)
+    faults = layout_faults(read_architecture(directory), recipe.learner)
+    if faults:
+        raise ValueError("; ".join(faults))
+    if not any(directory.glob("*.safetensors")):
+        raise ValueError(
+            f"model: {directory} holds no .safetensors file; give a Hugging Face directory with weights"
+        )
 
 
 def describe(recipe: Recipe, inputs: Inputs) -> str:
@@ -64,10 +80,12 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             "rollouts at most, and as many more as groups without signal are replaced",
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
             f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}",
+            f"learner: {_processes_words(recipe)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
             f"group: {recipe.min_valid_members} of {size} members must be graded; it closes {recipe.group_deadline_s:.0f} s "
-            f"after its first claim if they are, and up to {recipe.group_refills} that broke are asked for again",
+            f"after its first claim if they are; up to {recipe.group_refills} members that an infrastructure failure "
+            "ended are enqueued again",
             f"evaluation: {episodes} held-out episodes each time" if episodes else "evaluation: none",
             f"checkpoint: every {recipe.checkpoint.every_steps} steps; trajectories are acknowledged then",
         )
@@ -106,7 +124,7 @@ def _num_unverified(files: TaskFiles, train: list[Task], heldout: list[Task]) ->
 
 
 def _doubts(path: Path, tasks: list[Task]) -> dict[str, str]:
-    """Why nobody knows that the grader judges them rightly, by the ids of those tasks."""
+    """Ids of the tasks whose grader may judge wrongly, and why."""
     if not tasks:
         return {}
     verified = verified_path(path)
@@ -122,26 +140,64 @@ def _doubt(task: Task, known: Verification | None) -> str:
     return "" if known.ok else f"was found wrong ({known.reason})"
 
 
+def _check_model(recipe: Recipe) -> None:
+    """Raises ValueError unless the model's directory is there and its context is as long as the recipe needs."""
+
+    class _Config(msgspec.Struct):
+        max_position_embeddings: int
+
+    directory = Path(recipe.model)
+    if not directory.is_dir():
+        raise ValueError(
+            f"model: {directory} is not a directory; give the Hugging Face directory of the starting policy"
+        )
+    path = directory / "config.json"
+    try:
+        max_positions = msgspec.json.decode(path.read_bytes(), type=_Config).max_position_embeddings
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"model: {path}: {error}; take the file that came with the weights") from error
+    context_tokens = recipe.rollout.limits.context_tokens
+    if context_tokens > max_positions:
+        raise ValueError(
+            f"rollout.limits.context_tokens is {context_tokens}; the model holds {max_positions}: lower it"
+        )
+
+
+def _agent(path: str) -> str:
+    try:
+        text = Path(path).read_text()
+        load_agent(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"rollout.agent: {path}: {error}; give the agent's YAML file") from error
+    except RequestError as error:
+        raise ValueError(
+            f"rollout.agent: {path}: {error}; see workers/agent/prompts/default.yaml for one that works"
+        ) from error
+    return text
+
+
+def _tokenizer(model: Path) -> TokenizerBundle:
+    bundle = read_bundle(model)
+    try:
+        ChatTemplate(bundle)
+    except RequestError as error:
+        raise ValueError(
+            f"model: {model}: {error}; correct its chat template, or choose another model"
+        ) from error
+    return bundle
+
+
 def _verified_words(recipe: Recipe, inputs: Inputs) -> str:
     if not inputs.num_unverified:
         return "all verified"
     return f'{inputs.num_unverified} not verified, as tasks.unverified = "{recipe.tasks.unverified}" allows'
 
 
-def _text(field: str, path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError as error:
-        raise ValueError(f"{field}: {path}: {error.strerror}; give the agent's YAML file") from error
-
-
-def _check_context(recipe: Recipe) -> None:
-    class _Config(msgspec.Struct):
-        max_position_embeddings: int
-
-    config = msgspec.json.decode((Path(recipe.model) / "config.json").read_bytes(), type=_Config)
-    if recipe.rollout.limits.context_tokens > config.max_position_embeddings:
-        raise ValueError(
-            f"rollout.limits.context_tokens is {recipe.rollout.limits.context_tokens}; the model holds "
-            f"{config.max_position_embeddings}: lower it"
-        )
+def _processes_words(recipe: Recipe) -> str:
+    tensor, pipeline = recipe.learner.tensor_parallel, recipe.learner.pipeline_parallel
+    if tensor * pipeline == 1:
+        return "one process, or several with a part of each batch each"
+    return (
+        f"{tensor * pipeline} processes (tensor_parallel {tensor} x pipeline_parallel {pipeline}), or a multiple of "
+        "them with a part of each batch each; torchrun starts them"
+    )

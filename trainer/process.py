@@ -1,5 +1,5 @@
-"""What every command with a learner is as a process: misuse told in one line, the learner on every rank, one trainer to a
-directory, a first signal that ends it in good order, and a log on the screen.
+"""Process set-up shared by all commands that run a learner: misuse is reported in one line, every rank gets its learner, the
+first signal ends the run in good order, and the log goes to the console.
 """
 
 import argparse
@@ -24,27 +24,42 @@ MISUSE = 2
 
 
 def recipe_parser(module: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
-    """With the recipe and what is changed in it; `example` is of such a change."""
+    """A parser that takes a recipe and overrides of its keys; `example` is such an override."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("recipe", type=Path, help="a TOML file, as in trainer/recipes")
+    parser.add_argument("recipe", type=Path, help="the recipe, a TOML file as in trainer/recipes")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"override, as in {example}"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"override one key of the recipe, as in {example}; may be repeated",
     )
     return parser
 
 
 def exit_status(command: Callable[[TrainerSettings], int]) -> int:
-    """What `command` returns; MISUSE, with what to change on stderr, if it raises ValueError."""
+    """What `command` returns. If it raises ValueError: MISUSE, with the error as one line on stderr."""
     try:
         return command(trainer_settings())
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
         return MISUSE
 
 
+def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
+    """Raises ValueError unless torchrun started as many processes as the learner's layout needs, or a multiple."""
+    tensor, pipeline = recipe.learner.tensor_parallel, recipe.learner.pipeline_parallel
+    if settings.world_size % (tensor * pipeline):
+        raise ValueError(
+            f"learner.tensor_parallel = {tensor} and learner.pipeline_parallel = {pipeline} need {tensor * pipeline} "
+            f"processes or a multiple, not {settings.world_size}: start them with `torchrun --nproc-per-node`, or lower one"
+        )
+
+
 def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
-    """This rank's learner, joined with the others'."""
-    warnings.filterwarnings("ignore", module=r"megatron\.")  # what it is built without, at every start
+    """The learner of this rank, connected with those of the other ranks."""
+    # At every start it lists the optional packages that it was built without.
+    warnings.filterwarnings("ignore", module=r"megatron\.")
     from trainer.feed import Feed
     from trainer.learner import backend
     from trainer.learner.megatron import Learner
@@ -54,7 +69,7 @@ def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
 
 
 def follow(recipe: Recipe, settings: TrainerSettings) -> int:
-    """Ranks above 0: do with the learner what rank 0 does, until it stops. Signals are for rank 0."""
+    """Ranks above 0: repeat what rank 0 does with its learner, until rank 0 stops. Only rank 0 handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     make_feed(recipe, settings).follow()
@@ -62,22 +77,22 @@ def follow(recipe: Recipe, settings: TrainerSettings) -> int:
 
 
 @contextlib.contextmanager
-def shown_on(screen: TextIO) -> "Iterator[Console]":
-    """The progress of what is done, with the log among its lines."""
+def console_on(screen: TextIO) -> "Iterator[Console]":
+    """A console on `screen`; log records appear among its lines."""
     from trainer.records.console import open_console
 
-    with open_console(screen) as progress:
-        logging.basicConfig(level=logging.WARNING, handlers=[progress.log_handler()], force=True)
-        yield progress
+    with open_console(screen) as console:
+        logging.basicConfig(level=logging.WARNING, handlers=[console.log_handler()], force=True)
+        yield console
 
 
-def obey_signals(stop: Callable[[], None]) -> None:
-    """The first signal calls `stop`; the next one does what it does by default. To be called in the event loop."""
+def stop_on_signal(stop: Callable[[], None]) -> None:
+    """Call `stop` on the first SIGINT or SIGTERM; a second one has its default effect. Call this inside the event loop."""
     running = asyncio.get_running_loop()
 
-    def obey(number: signal.Signals) -> None:
+    def handle(number: signal.Signals) -> None:
         running.remove_signal_handler(number)
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        running.add_signal_handler(number, obey, number)
+        running.add_signal_handler(number, handle, number)

@@ -169,7 +169,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(
             f"{path}: {error.strerror}; give the path of a recipe, as in trainer/recipes/demo.toml"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not TOML: {error}") from error
     for override in overrides:
         _graft(tree, override)

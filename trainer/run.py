@@ -1,8 +1,8 @@
 """`python -m trainer.run RECIPE.toml`: one training run, on every rank of the learner.
 
-Rank 0 asks, takes in, decides and publishes; the other ranks (torchrun starts them) follow its learner.
-Exit status: 0 the run is finished, or was stopped in good order; 1 it ended without its steps; 2 misuse,
-with what to change.
+Rank 0 enqueues requests, takes in trajectories, decides and publishes; the other ranks (torchrun starts them) follow its
+learner. Exit status: 0 the run is finished, or was stopped in good order; 1 it ended without its steps; 2 misuse, with what
+to change.
 """
 
 import argparse
@@ -11,15 +11,15 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from trainer import process
-from trainer.inputs import Inputs, describe, read_inputs
+from trainer.inputs import Inputs, check_learner, describe, read_inputs
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
-from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory, RunFile, sole_trainer
+from trainer.records import run_directory
+from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory
 from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
@@ -35,83 +35,87 @@ def main() -> int:
     return process.exit_status(lambda settings: _run(arguments, settings))
 
 
-def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
-    recipe = load_recipe(arguments.recipe, arguments.set)
-    if arguments.dry_run:
-        return _dry_run(recipe)
-    if settings.rank != 0:
-        return process.follow(recipe, settings)
-    inputs = read_inputs(recipe)
-    place = _place(recipe, arguments)
-    with sole_trainer(place.root):
-        ending = _lead(recipe, inputs, place, settings)
-    print(f"{place.run_id}: {ending}")
-    is_accounted_for = _report(place)
-    return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
-
-
 def _parse() -> argparse.Namespace:
     parser = process.recipe_parser("trainer.run", __doc__, example="learner.lr=2e-6")
     parser.add_argument(
-        "--run-dir", type=Path, help="where everything of the run is kept; default runs/RUN_ID"
-    )
-    parser.add_argument("--run-id", help="its name in Redis; default the recipe's name and the time")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir, from its newest checkpoint"
+        "--run-dir",
+        type=Path,
+        help="the directory of the run, which holds all its files; default runs/RUN_ID",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved recipe and the plan; touch nothing"
+        "--run-id", help="the name of the run in Redis; default the recipe's name and the time"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="resume the run in --run-dir from its newest checkpoint"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the recipe and all that it names, print it with every default, and the plan; write nothing",
     )
     return parser.parse_args()
 
 
-def _dry_run(recipe: Recipe) -> int:
-    print(to_toml(recipe))
-    print(describe(recipe, read_inputs(recipe)))
-    return 0
+def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
+    recipe = load_recipe(arguments.recipe, arguments.set)
+    if settings.world_size > 1 or not arguments.dry_run:
+        process.check_processes(recipe, settings)
+    if settings.rank != 0:
+        return 0 if arguments.dry_run else process.follow(recipe, settings)
+    inputs = read_inputs(recipe)
+    check_learner(recipe)
+    if arguments.dry_run:
+        print(to_toml(recipe))
+        print(describe(recipe, inputs))
+        return 0
+    with _open_directory(recipe, arguments) as directory, run_directory.sole_trainer(directory.root):
+        ending = _lead(recipe, inputs, directory, settings)
+    print(f"{directory.run_id}: {ending}")
+    is_accounted_for = _report(directory)
+    return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
 
 
-def _place(recipe: Recipe, arguments: argparse.Namespace) -> RunDirectory:
-    """The run's directory, made or found. Raises ValueError where resuming and starting are mixed up."""
+@contextlib.contextmanager
+def _open_directory(recipe: Recipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
+    """The run's directory, created or found; a run that is refused leaves none.
+
+    Raises ValueError where the command mixes up resuming and starting.
+    """
     if arguments.resume:
         if arguments.run_dir is None:
-            raise ValueError("--resume needs --run-dir: the directory of the run to go on with")
-        return _resumed_place(recipe, arguments.run_dir, arguments.run_id)
+            raise ValueError("--resume needs --run-dir: the directory of the run to resume")
+        yield _resumed(recipe, arguments.run_dir, arguments.run_id)
+        return
     run_id = arguments.run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     root: Path = arguments.run_dir or Path("runs") / run_id
     if (root / RUN_FILE).exists():
         raise ValueError(
-            f"{root} holds a run already: add --resume to go on with it, or choose another --run-dir"
+            f"{root} holds a run already: add --resume to resume it, or choose another --run-dir"
         )
     asyncio.run(_refuse_known(run_id))
-    root.mkdir(parents=True, exist_ok=True)
-    (root / RECIPE).write_text(to_toml(recipe))
-    (root / RUN_FILE).write_bytes(msgspec.json.encode(RunFile(run_id=run_id, started_at=time.time())))
-    return RunDirectory(root.resolve(), run_id)
+    with run_directory.removed_if_refused(root):
+        yield run_directory.create(root, run_id, to_toml(recipe))
 
 
-def _resumed_place(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
-    try:
-        run = msgspec.json.decode((root / RUN_FILE).read_bytes(), type=RunFile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
-    if run_id not in (None, run.run_id):
-        raise ValueError(f"{root} holds the run {run.run_id}, not {run_id}; leave --run-id out")
+def _resumed(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
+    """The directory of the run to resume. Says what changed since, and raises ValueError for what must not change."""
+    found = run_directory.find(root)
+    if run_id not in (None, found.run_id):
+        raise ValueError(f"{root} holds the run {found.run_id}, not {run_id}; leave --run-id out")
     changes = differences(load_recipe(root / RECIPE), recipe)
     for change in changes:
         if change.startswith(FIXED):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
     if changes:
-        (root / RECIPE).replace(root / "recipe.before.toml")
-        (root / RECIPE).write_text(to_toml(recipe))
-    return RunDirectory(root.resolve(), run.run_id)
+        with run_directory.writable(root):
+            (root / RECIPE).replace(root / "recipe.before.toml")
+            (root / RECIPE).write_text(to_toml(recipe))
+    return found
 
 
 async def _refuse_known(run_id: str) -> None:
-    """A new run must not take up an older one's requests. Raises ValueError, also where Redis cannot be
-    reached.
-    """
+    """A new run must not take up the requests of an older one. Raises ValueError, also where Redis cannot be reached."""
     from pipeline import keys
     from trainer.loop.assembly import connect
 
@@ -121,50 +125,50 @@ async def _refuse_known(run_id: str) -> None:
             raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
-def _lead(recipe: Recipe, inputs: Inputs, place: RunDirectory, settings: TrainerSettings) -> "Ending":
+def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "Ending":
     """The whole run, on rank 0."""
     from pipeline.settings import telemetry_settings
     from pipeline.telemetry import start_telemetry
 
     provider = start_telemetry("trainer", telemetry_settings())
     try:
-        with process.shown_on(sys.stdout) as progress:
+        with process.console_on(sys.stdout) as console:
             logging.getLogger("swerve").setLevel(logging.INFO)
-            return asyncio.run(_conduct(recipe, place, settings, progress, inputs))
+            return asyncio.run(_train(recipe, inputs, directory, settings, console))
     finally:
         provider.shutdown()
 
 
-def _report(place: RunDirectory) -> bool:
-    """Print the report and draw the reward curve. Returns whether every request is accounted for."""
-    from trainer.records.reward_curve import draw
-    from trainer.records.summary import summarize, table
-
-    journal, picture = place.root / "journal", place.root / "curve.png"
-    summary = summarize(place.root)
-    print(table(summary, place.root))
-    if summary.episodes:
-        draw(journal, picture, title=place.run_id)
-        print(picture)
-    return summary.is_accounted_for
-
-
-async def _conduct(
-    recipe: Recipe, place: RunDirectory, settings: TrainerSettings, progress: "Console", inputs: Inputs
+async def _train(
+    recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings, console: "Console"
 ) -> "Ending":
     from trainer.loop.assembly import assembled
 
     async with assembled(
         recipe,
         inputs,
-        root=place.root,
-        run_id=place.run_id,
+        root=directory.root,
+        run_id=directory.run_id,
         router_url=settings.router_url,
-        progress=progress,
+        progress=console,
         make_feed=lambda: process.make_feed(recipe, settings),
     ) as loop:
-        process.obey_signals(loop.stop)
+        process.stop_on_signal(loop.stop)
         return await loop.run()
+
+
+def _report(directory: RunDirectory) -> bool:
+    """Print the report and draw the reward curve. Returns whether every request is accounted for."""
+    from trainer.records.reward_curve import draw
+    from trainer.records.summary import summarize, table
+
+    journal, picture = directory.root / "journal", directory.root / "curve.png"
+    summary = summarize(directory.root)
+    print(table(summary, directory.root))
+    if summary.episodes:
+        draw(journal, picture, title=directory.run_id)
+        print(picture)
+    return summary.is_accounted_for
 
 
 if __name__ == "__main__":

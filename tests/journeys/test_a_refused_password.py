@@ -51,7 +51,7 @@ def locked() -> Iterator[int]:
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Path:
-    (tmp_path / "agent.yaml").write_text("agent: {}\n")
+    (tmp_path / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
     write_tasks(tmp_path / "train.jsonl", [samples.TASK])
     write_tasks(tmp_path / "heldout.jsonl", [replace(samples.TASK, id="demo:text-3")])
     path = tmp_path / "recipe.toml"

@@ -15,12 +15,12 @@ from pipeline import census, keys, queue
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
 from tests.trainer.test_run import RECIPE, Trainer, start
-from trainer.evaluate import Outcome, main
+from trainer.evaluate import TaskOutcome, main
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Path:
-    (tmp_path / "agent.yaml").write_text("agent: {}\n")
+    (tmp_path / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
     write_tasks(tmp_path / "train.jsonl", [task("t0")])
     write_tasks(tmp_path / "heldout.jsonl", [task(f"h{i}") for i in range(4)])
     path = tmp_path / "recipe.toml"
@@ -38,7 +38,7 @@ def summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def rewards_by_task(outcomes: Path) -> dict[tuple[float, str], tuple[float | None, ...]]:
-    found = [msgspec.json.decode(line, type=Outcome) for line in outcomes.read_bytes().splitlines()]
+    found = [msgspec.json.decode(line, type=TaskOutcome) for line in outcomes.read_bytes().splitlines()]
     return {(one.temperature, one.task_id): one.rewards for one in found}
 
 

@@ -38,7 +38,7 @@ HELDOUT = [task("h0")]
 
 @pytest.fixture
 def place(tmp_path: Path, tiny_model: Path) -> Path:
-    (tmp_path / "agent.yaml").write_text("agent: {}\n")
+    (tmp_path / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
     (tmp_path / "recipe.toml").write_text(RECIPE.format(model=tiny_model))
     write_tasks(tmp_path / "train.jsonl", TRAIN)
     write_tasks(tmp_path / "heldout.jsonl", HELDOUT)

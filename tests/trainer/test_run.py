@@ -69,7 +69,7 @@ every_steps = 2
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Path:
-    (tmp_path / "agent.yaml").write_text("agent: {}\n")
+    (tmp_path / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
     write_tasks(tmp_path / "train.jsonl", [task(f"t{i}") for i in range(5)])
     write_tasks(tmp_path / "heldout.jsonl", [task(f"h{i}") for i in range(3)])
     path = tmp_path / "recipe.toml"
