@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other, each in a process of its own.
+"""Every benchmark, one after the other, each in its own process.
 
 python -m benchmarks [--json] [--short]
 """
@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.report import arguments
 
-NAMES = ("steps", "containers", "claims", "episodes", "fleet", "overlap")
+NAMES = ("steps", "containers", "claims", "episodes", "scaling", "overlap")
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""One bug in one small repository: its image, the task, and a script of 20 replies that finds and mends it.
+"""One bug in one small repository: its image, its task, and a script of 20 replies that finds and fixes it.
 
-The commands are what an agent's are: mostly looking, a little running, one edit. They cost little themselves, so that
-what is compared is what carries them.
+The commands are like an agent's: mostly reading, a few runs, one edit. They are cheap themselves, so that the comparison
+measures what carries them.
 """
 
 import io
@@ -86,7 +86,7 @@ REPLIES = tuple(f"THOUGHT: the next thing to do.\n\n```bash\n{command}\n```" for
 
 @contextmanager
 def image() -> Iterator[str]:
-    """The task's image, for as long as it is needed. Raises ValueError if its base is not there."""
+    """The task's image, removed at the end. Raises ValueError if its base image is missing."""
     with closing(docker.from_env(timeout=300)) as client:
         try:
             client.images.get(BASE)

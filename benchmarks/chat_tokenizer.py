@@ -1,4 +1,4 @@
-"""A byte-level tokenizer with ChatML's tokens and template, made in memory: what a scripted policy speaks with."""
+"""A byte-level tokenizer with ChatML's tokens and template, made in memory, for the scripted policy."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

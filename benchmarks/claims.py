@@ -1,8 +1,8 @@
-"""How soon a request is taken, how soon it is taken over from a worker that was killed, and whether workers of very
-different sizes all have work: ours against arq as it comes, on the same Redis.
+"""How soon a request is claimed, how soon the claim of a killed worker is taken over, and whether workers of very different
+sizes are all kept busy: ours against arq with its defaults, on the same Redis.
 
-arq's takeover is read, not waited for: the claim of a killed worker bars everybody until its key lapses, five minutes
-with the default time limit of a job. `python -m benchmarks.claims [--json] [--short]`
+arq's takeover is read, not waited for: no worker may take the job of a killed one until its key expires, which takes five
+minutes with the default time limit of a job. `python -m benchmarks.claims [--json] [--short]`
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from arq.constants import in_progress_key_prefix
 from arq.worker import Worker, func
 
 from benchmarks import scripted_fleet
-from benchmarks.children import child
+from benchmarks.child_process import child
 from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis, socket_of
@@ -35,7 +35,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClaimsPlan:
     num_rounds: int
     num_claims: int  # of each, in a round
     num_takeovers: int
@@ -44,8 +44,8 @@ class Plan:
     window_s: float
 
 
-LONG = Plan(10, 10, num_takeovers=5, sizes=((1, 8, 64), (1, 8, 160)), episode_s=2.0, window_s=10.0)
-SHORT = Plan(1, 4, num_takeovers=1, sizes=((1, 8, 64),), episode_s=0.5, window_s=1.5)
+LONG = ClaimsPlan(10, 10, num_takeovers=5, sizes=((1, 8, 64), (1, 8, 160)), episode_s=2.0, window_s=10.0)
+SHORT = ClaimsPlan(1, 4, num_takeovers=1, sizes=((1, 8, 64),), episode_s=0.5, window_s=1.5)
 
 
 async def claims(short: bool) -> list[Comparison]:
@@ -60,7 +60,7 @@ async def claims(short: bool) -> list[Comparison]:
     return found
 
 
-async def latencies(url: str, plan: Plan) -> list[Comparison]:
+async def latencies(url: str, plan: ClaimsPlan) -> list[Comparison]:
     """From the call that enqueues to the first line of the stage, one request at a time to an idle worker."""
     begun: asyncio.Queue[float] = asyncio.Queue()
 
@@ -78,7 +78,9 @@ async def latencies(url: str, plan: Plan) -> list[Comparison]:
             for name in shuffled(waits):
                 waits[name].append([])
                 for _ in range(plan.num_claims):
-                    await asyncio.sleep(random.uniform(0.05, 0.6))  # at any place between two of arq's looks
+                    await asyncio.sleep(
+                        random.uniform(0.05, 0.6)
+                    )  # at a random point between two polls of arq
                     request, asked = scripted_fleet.request(), time.perf_counter()
                     if name == RIVAL:
                         await arq.enqueue_job(JOB)
@@ -100,8 +102,8 @@ async def latencies(url: str, plan: Plan) -> list[Comparison]:
     ]
 
 
-async def takeovers(url: str, plan: Plan) -> Comparison:
-    """Seconds from a SIGKILL to the next worker's stage; of arq, those that its key still has to live."""
+async def takeovers(url: str, plan: ClaimsPlan) -> Comparison:
+    """Seconds from a SIGKILL to the next worker's stage; for arq, the remaining life of its key."""
     ours = [await _our_takeover(url) for _ in range(plan.num_takeovers)]
     theirs = [await _arq_takeover(url)]
     return compared(
@@ -109,7 +111,7 @@ async def takeovers(url: str, plan: Plan) -> Comparison:
         [ours],
         [theirs],
         max,
-        rival_name=f"{RIVAL} (life left of its in-progress key)",
+        rival_name=f"{RIVAL} (remaining life of its in-progress key)",
         unit="s from SIGKILL to the next worker's stage, longest",
     )
 
@@ -122,11 +124,13 @@ async def _our_takeover(url: str) -> float:
         return scripted_fleet.typical(claim)
 
     redis = await connection.connect(url)
-    with child(scripted_fleet.work_in_process, url, 1, Durations(1000.0, 1.0)) as (victim, says):
+    with child(scripted_fleet.work_in_process, url, 1, Durations(1000.0, 1.0)) as (victim, messages):
         await queue.enqueue(redis, scripted_fleet.request())
-        await asyncio.to_thread(says.recv)
-        async with _beside(scripted_fleet.work(url, "bench/heir", 4, stage)):
-            await asyncio.sleep(random.uniform(2.0, 4.0))  # at any place between two of its breaths
+        await asyncio.to_thread(messages.recv)
+        async with _beside(scripted_fleet.work(url, "bench/successor", 4, stage)):
+            await asyncio.sleep(
+                random.uniform(2.0, 4.0)
+            )  # at a random point between two renewals of its lease
             victim.kill()
             killed = time.perf_counter()
             await asyncio.wait_for(begun, PATIENCE_S)
@@ -159,7 +163,7 @@ def _arq_victim(_: Connection, url: str) -> None:
     _arq_worker(url, _sleep_long).run()
 
 
-class Busy:
+class BusyTime:
     """How long the slots of each of several workers were taken, since the last `restart`."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -172,7 +176,7 @@ class Busy:
         self._slot_s = dict.fromkeys(self._taken, 0.0)
 
     async def episode(self, slots: int, seconds: float) -> None:
-        """Take a slot of the worker that has so many."""
+        """Take a slot of the worker with `slots` slots."""
         self._change(slots, 1)
         try:
             await asyncio.sleep(seconds)
@@ -190,7 +194,7 @@ class Busy:
         self._taken[slots] += by
 
 
-async def shares(url: str, sizes: Sequence[int], plan: Plan) -> list[Comparison]:
+async def shares(url: str, sizes: Sequence[int], plan: ClaimsPlan) -> list[Comparison]:
     """The share of its slots' time that each of several workers is busy, with more work than they can do."""
     sides = [("ours", _our_share), (RIVAL, _arq_share)]
     found = {name: await measure(url, sizes, plan) for name, measure in shuffled(sides)}
@@ -208,8 +212,8 @@ async def shares(url: str, sizes: Sequence[int], plan: Plan) -> list[Comparison]
     ]
 
 
-async def _our_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, float]:
-    busy = Busy(sizes)
+async def _our_share(url: str, sizes: Sequence[int], plan: ClaimsPlan) -> dict[int, float]:
+    busy = BusyTime(sizes)
 
     def stage_of(slots: int) -> Any:
         async def stage(claim: Claim, progress: Progress) -> Trajectory:
@@ -226,8 +230,8 @@ async def _our_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
     return await _shares_of(busy, workers, sizes, plan)
 
 
-async def _arq_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, float]:
-    busy = Busy(sizes)
+async def _arq_share(url: str, sizes: Sequence[int], plan: ClaimsPlan) -> dict[int, float]:
+    busy = BusyTime(sizes)
 
     async def episode(ctx: dict[str, Any]) -> None:
         await busy.episode(ctx["slots"], _length(plan))
@@ -245,7 +249,7 @@ async def _arq_share(url: str, sizes: Sequence[int], plan: Plan) -> dict[int, fl
 
 
 async def _shares_of(
-    busy: Busy, workers: Sequence[Any], sizes: Sequence[int], plan: Plan
+    busy: BusyTime, workers: Sequence[Any], sizes: Sequence[int], plan: ClaimsPlan
 ) -> dict[int, float]:
     tasks = [asyncio.create_task(worker) for worker in workers]
     await asyncio.sleep(1.0)
@@ -258,12 +262,12 @@ async def _shares_of(
     return running
 
 
-def _length(plan: Plan) -> float:
+def _length(plan: ClaimsPlan) -> float:
     return random.uniform(0.5, 1.5) * plan.episode_s
 
 
-def _num_needed(sizes: Sequence[int], plan: Plan) -> int:
-    """More than can be done until the window closes."""
+def _num_needed(sizes: Sequence[int], plan: ClaimsPlan) -> int:
+    """More than can be done before the end of the window."""
     return int(sum(sizes) * (2 + (2 + plan.window_s) / plan.episode_s))
 
 
@@ -280,7 +284,7 @@ async def _beside(work: Any) -> AsyncGenerator[None, None]:
 
 @asynccontextmanager
 async def _arq(url: str, job: Any) -> AsyncGenerator[ArqRedis, None]:
-    """A worker of arq's beside the body, and a pool to enqueue to it."""
+    """A worker of arq beside the body, and a pool to enqueue to it."""
     worker = _arq_worker(url, job)
     pool = await create_pool(RedisSettings(unix_socket_path=socket_of(url)))
     async with _beside(worker.async_run()):
@@ -290,7 +294,7 @@ async def _arq(url: str, job: Any) -> AsyncGenerator[ArqRedis, None]:
 
 
 async def _closed(worker: Worker) -> None:
-    """arq cancels its jobs and then hears of that itself."""
+    """arq cancels its jobs, and that cancellation reaches `close` too."""
     with suppress(asyncio.CancelledError):
         await worker.close()
 

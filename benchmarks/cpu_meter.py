@@ -1,8 +1,8 @@
-"""CPU time spent for commands in containers, wherever it was spent: client, engine, shims, containers.
+"""CPU time spent on commands in containers, wherever it is spent: client, dockerd and containerd, shims, containers.
 
-What the engine starts for a command is reaped by the container's shim, and most of it ran in the container's cgroup:
-of these two the larger is counted, so that nothing is counted twice. The engine may serve others on the machine too: what
-it uses while we ask nothing of it is measured just before, and taken off.
+The shim of a container collects the processes that Docker starts for a command, and most of their time is also in the
+container's cgroup. Only the larger of the two is counted, so that nothing is counted twice. dockerd may serve others on the
+machine too: what it uses while we request nothing is measured just before, and subtracted.
 """
 
 import os
@@ -15,60 +15,62 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.engine_api import SOCKET
+from benchmarks.docker_api import SOCKET
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CpuReading:
     """CPU seconds up to a moment."""
 
     at: float  # that moment, on the clock of `time.perf_counter`
-    client: float
-    engine: float
-    shims: float
-    reaped_by_shims: float
-    containers: float
+    client_s: float
+    dockerd_s: float
+    shims_s: float
+    reaped_by_shims_s: float
+    containers_s: float
 
-    def engine_rate(self, earlier: "Usage") -> float:
-        """CPU seconds per second that the engine used in between."""
-        return (self.engine - earlier.engine) / (self.at - earlier.at)
+    def dockerd_rate(self, earlier: "CpuReading") -> float:
+        """CPU seconds per second that dockerd and containerd used in between."""
+        return (self.dockerd_s - earlier.dockerd_s) / (self.at - earlier.at)
 
-    def since(self, earlier: "Usage", *, for_others: float) -> float:
-        """CPU seconds in between, less the engine's rate for others."""
-        started = max(self.reaped_by_shims - earlier.reaped_by_shims, self.containers - earlier.containers)
-        engine = max(0.0, self.engine - earlier.engine - for_others * (self.at - earlier.at))
-        return self.client - earlier.client + engine + self.shims - earlier.shims + started
+    def since(self, earlier: "CpuReading", *, for_others: float) -> float:
+        """CPU seconds in between, without dockerd's rate `for_others`."""
+        in_shims = self.reaped_by_shims_s - earlier.reaped_by_shims_s
+        in_containers = self.containers_s - earlier.containers_s
+        dockerd_s = self.dockerd_s - earlier.dockerd_s - for_others * (self.at - earlier.at)
+        own_s = self.client_s - earlier.client_s + self.shims_s - earlier.shims_s
+        return own_s + max(0.0, dockerd_s) + max(in_shims, in_containers)
 
 
 class CpuMeter:
-    """For containers given by their full id and first process."""
+    """Measures for containers, each given by its full id and its first process."""
 
     def __init__(self, containers: Sequence[tuple[str, int]]) -> None:
-        self._engine = [_listener(SOCKET), *_eldest(_named("containerd"))]
+        self._dockerd = [_listener(SOCKET), *_without_children(_named("containerd"))]
         ids = {container for container, _ in containers}
         self._shims = [pid for pid in _named("containerd-shim") if ids & set(_words(pid))]
         self._accounts = [cgroup(pid, "cpuacct") for _, pid in containers]
 
-    def read(self) -> Usage:
+    def read(self) -> CpuReading:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         mine = resource.getrusage(resource.RUSAGE_SELF)
-        engine = [_times(pid) for pid in self._engine]
+        dockerd = [_times(pid) for pid in self._dockerd]
         shims = [_times(pid) for pid in self._shims]
-        return Usage(
+        return CpuReading(
             at=time.perf_counter(),
-            client=mine.ru_utime + mine.ru_stime + children.ru_utime + children.ru_stime,
-            engine=sum(own + reaped for own, reaped in engine),
-            shims=sum(own for own, _ in shims),
-            reaped_by_shims=sum(reaped for _, reaped in shims),
-            containers=sum(_used(account) for account in self._accounts),
+            client_s=mine.ru_utime + mine.ru_stime + children.ru_utime + children.ru_stime,
+            dockerd_s=sum(own + reaped for own, reaped in dockerd),
+            shims_s=sum(own for own, _ in shims),
+            reaped_by_shims_s=sum(reaped for _, reaped in shims),
+            containers_s=sum(_used(account) for account in self._accounts),
         )
 
 
 def cgroup(pid: int, controller: str) -> Path:
-    """The directory of the process's cgroup that has `controller`, in either version of cgroups."""
+    """The directory of the process's cgroup with `controller`, in version 1 or 2 of cgroups."""
     for line in Path(PROC, str(pid), "cgroup").read_text().splitlines():
         number, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -93,7 +95,7 @@ def _times(pid: int) -> tuple[float, float]:
 
 
 def _listener(path: str) -> int:
-    """Who listens on the Unix socket."""
+    """The process that listens on the Unix socket."""
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(path)
         credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -112,8 +114,8 @@ def _named(name: str) -> Iterator[int]:
                 yield int(directory.name)
 
 
-def _eldest(pids: Iterable[int]) -> Iterator[int]:
-    """Without children of others among them, which are about to become something else, or to end."""
+def _without_children(pids: Iterable[int]) -> Iterator[int]:
+    """Without those whose parent is among them too: they are about to execute another program, or to end."""
     known = set(pids)
     for pid in known:
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""Whole episodes per second: 20 scripted turns in a container, then the patch judged in a fresh one.
+"""Whole episodes per second: 20 scripted turns in a container, then the patch is graded in a fresh one.
 
-Ours is the worker's own stage with its scripted policy and its grader; the rival is mini-swe-agent's agent, its Docker
-environment and its model that replays, with the least that can be called grading in a second environment of its own.
-Same commands, image, cores, and number at once. Ours ends with both containers gone. The rival only asks for
-their end, and what is left of them after a block is removed before anybody else is measured.
+Ours is the worker's own stage with its scripted policy and its grader. The rival is mini-swe-agent's agent with its Docker
+environment and its replaying model, and the simplest possible grading in a second environment. Both have the same
+commands, image, cores and concurrency. Ours ends when both containers are removed. The rival only requests their removal;
+what is left of them after a block is removed before the next measurement.
 `python -m benchmarks.episodes [--json] [--short]`
 """
 
@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 
 from benchmarks import bug, chat_tokenizer, mini_swe_agent
-from benchmarks.engine_api import EngineApi
+from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
-from benchmarks.report import Comparison, compared, main, p50, shuffled
+from benchmarks.report import Comparison, Measurements, compared, main, p50, shuffled
 from workers.claim import Progress
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
@@ -33,22 +33,14 @@ Episode = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpisodesPlan:
     at_once: int
     num_rounds: int
     num_episodes: int  # of a block
 
 
-LONG = Plan(at_once=8, num_rounds=4, num_episodes=32)
-SHORT = Plan(at_once=2, num_rounds=1, num_episodes=2)
-
-
-@dataclass(slots=True)
-class Blocks:
-    """An entry per round."""
-
-    per_s: list[list[float]] = field(default_factory=list[list[float]])
-    latencies: list[list[float]] = field(default_factory=list[list[float]])  # seconds
+LONG = EpisodesPlan(at_once=8, num_rounds=4, num_episodes=32)
+SHORT = EpisodesPlan(at_once=2, num_rounds=1, num_episodes=2)
 
 
 async def episodes(short: bool) -> list[Comparison]:
@@ -60,10 +52,12 @@ async def episodes(short: bool) -> list[Comparison]:
 
     async def ours(number: int) -> None:
         claim = bug.claim(number, agent_config=agent_config)
-        told = await run_rollout(claim, Progress(), policies=policies, sandboxes=fleet, grader=Grader(fleet))
-        assert told.reward is not None, told.outcome
-        assert told.reward.resolved, told.reward
-        assert len(told.turns) == len(bug.COMMANDS)
+        trajectory = await run_rollout(
+            claim, Progress(), policies=policies, sandboxes=fleet, grader=Grader(fleet)
+        )
+        assert trajectory.reward is not None, trajectory.outcome
+        assert trajectory.reward.resolved, trajectory.reward
+        assert len(trajectory.turns) == len(bug.COMMANDS)
 
     with bug.image() as image, ThreadPoolExecutor(plan.at_once) as threads:
         mini_swe_agent.parts()
@@ -73,15 +67,15 @@ async def episodes(short: bool) -> list[Comparison]:
             assert await loop.run_in_executor(threads, play)
 
         try:
-            await ours(0)  # looks through the image, once per process
+            await ours(0)  # inspects the image, once per process
             blocks = await measured({OURS: ours, RIVAL: rival}, plan)
         finally:
             await fleet.close()
     return comparisons(blocks, plan)
 
 
-async def measured(sides: dict[str, Episode], plan: Plan) -> dict[str, Blocks]:
-    found = {name: Blocks() for name in sides}
+async def measured(sides: dict[str, Episode], plan: EpisodesPlan) -> dict[str, Measurements]:
+    found = {name: Measurements() for name in sides}
     for _ in range(plan.num_rounds):
         for name in shuffled(sides):
             await _block(found[name], sides[name], plan)
@@ -89,7 +83,7 @@ async def measured(sides: dict[str, Episode], plan: Plan) -> dict[str, Blocks]:
     return found
 
 
-async def _block(into: Blocks, episode: Episode, plan: Plan) -> None:
+async def _block(into: Measurements, episode: Episode, plan: EpisodesPlan) -> None:
     remaining, latencies = iter(range(plan.num_episodes)), list[float]()
 
     async def slot() -> None:
@@ -101,23 +95,23 @@ async def _block(into: Blocks, episode: Episode, plan: Plan) -> None:
     began = time.perf_counter()
     await asyncio.gather(*(slot() for _ in range(plan.at_once)))
     into.per_s.append([plan.num_episodes / (time.perf_counter() - began)])
-    into.latencies.append(latencies)
+    into.latencies_s.append(latencies)
 
 
 async def _remove_leftovers() -> None:
-    """So that nobody is measured while the rival's containers are being stopped, for ten seconds each."""
-    async with EngineApi() as api:
+    """Stopping the rival's containers takes ten seconds each, and would disturb the next measurement."""
+    async with DockerApi() as api:
         for container in await api.labelled(f"{bug.LABEL}=1"):
             await api.remove(container)
 
 
-def comparisons(blocks: dict[str, Blocks], plan: Plan) -> list[Comparison]:
+def comparisons(blocks: dict[str, Measurements], plan: EpisodesPlan) -> list[Comparison]:
     ours, theirs = blocks[OURS], blocks[RIVAL]
     against = partial(compared, "episodes", rival_name=RIVAL)
     what = f"{len(bug.COMMANDS)} steps and a fresh grading container, {plan.at_once} at once"
     return [
         against(ours.per_s, theirs.per_s, p50, unit=f"episodes per second, {what}"),
-        against(ours.latencies, theirs.latencies, p50, unit=f"s per episode, p50, {what}"),
+        against(ours.latencies_s, theirs.latencies_s, p50, unit=f"s per episode, p50, {what}"),
     ]
 
 

@@ -1,7 +1,7 @@
-"""Redis connections that cost their owner next to nothing, so that thousands of simulated workers fit on a core.
+"""Redis connections that cost very little CPU, so that thousands of simulated workers fit on one core.
 
-They offer what `pipeline.commands` asks of a client, so the commands are those of real workers, byte for byte. Replies are
-as Redis gives them.
+They have the methods that `pipeline.commands` calls, so the commands are those of real workers, byte for byte. Replies are
+returned as Redis sends them.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from infra.redis_server import socket_of
 
-DOOR_S = 0.02
+RETRY_S = 0.02
 
 
 class LeanPool:
-    """As many connections as there are commands under way, as with redis-py: each carries one at a time."""
+    """As many connections as there are concurrent commands, as with redis-py: each carries one at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -26,7 +26,7 @@ class LeanPool:
 
     @classmethod
     def client(cls, url: str) -> Redis:
-        """Typed as the client that it stands in for."""
+        """Typed as the client that it replaces."""
         return cast(Redis, cls(url))
 
     async def execute_command(self, *words: Any) -> Any:
@@ -48,13 +48,13 @@ class LeanClient(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, url: str) -> "LeanClient":
-        """Waits while too many others wait to be let in."""
+        """Waits while Redis's queue of connecting clients is full."""
         while True:
             try:
                 _, made = await asyncio.get_running_loop().create_unix_connection(cls, socket_of(url))
                 return made
             except BlockingIOError:
-                await asyncio.sleep(DOOR_S)
+                await asyncio.sleep(RETRY_S)
 
     def execute_command(self, *words: Any) -> asyncio.Future[Any]:
         reply: asyncio.Future[Any] = self._loop.create_future()

@@ -1,7 +1,7 @@
-"""The rival most of the field uses for steps and episodes, as it is published, and as its own SWE-bench settings start it.
+"""mini-swe-agent, the rival for steps and episodes, as it is published and as its own SWE-bench settings start it.
 
-When imported it prints a banner, makes a directory in the user's home, and logs every container. Here it does none of
-these. It is told `--network none`, which makes its containers cheaper to start, not dearer.
+Its banner, its directory in the user's home and its log of containers are switched off. It gets `--network none`, which
+makes its containers cheaper to start.
 """
 
 import logging
@@ -23,7 +23,7 @@ HEREDOC = "END_OF_PATCH"
 
 @cache
 def parts() -> SimpleNamespace:
-    """Its agent, its Docker environment and its model that replays."""
+    """Its agent, its Docker environment and its replaying model."""
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ |= {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": nowhere}
         from minisweagent.agents.default import DefaultAgent
@@ -48,7 +48,7 @@ def environment(image: str, *, timeout_s: int = 60) -> Any:
 
 @contextmanager
 def environments(image: str, count: int) -> Iterator[list[Any]]:
-    """Removed at once in the end; its own way takes ten seconds, for `sleep` as first process ignores SIGTERM."""
+    """Running containers, force-removed at the end: its own way takes ten seconds, because `sleep` as process 1 ignores SIGTERM."""
     opened: list[Any] = []
     try:
         for _ in range(count):
@@ -61,13 +61,13 @@ def environments(image: str, count: int) -> Iterator[list[Any]]:
 
 def remove(environment: Any) -> None:
     subprocess.run(["docker", "rm", "-f", environment.container_id], capture_output=True, check=False)
-    environment.container_id = None  # or it would be stopped again when collected
+    environment.container_id = None  # or its destructor would stop it again
 
 
 def play_and_grade(image: str, commands: Sequence[str]) -> bool:
-    """One episode, its patch judged in a fresh container; whether it was resolved.
+    """One episode, whose patch is graded in a fresh container; returns whether it was resolved.
 
-    The grading is the least that can be called that: patch, hidden tests, script.
+    The grading is the simplest possible: patch, hidden tests, script.
     """
     rival = parts()
     outputs = [rival.make_output("THOUGHT: the next thing to do.", [{"command": one}]) for one in commands]

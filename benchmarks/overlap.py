@@ -1,10 +1,10 @@
-"""How much of its time a learner waits for rollouts whose lengths have a long tail: the trainer's own loop, with at most
-1, 2 and 4 versions of lag, against a loop that asks for a batch, waits for all of it, and trains.
+"""How much of its time a learner waits for rollouts whose lengths have a long tail: the trainer's own loop, with a lag of at
+most 1, 2 and 4 versions, against a loop that enqueues a batch, waits for all of it, and trains.
 
-Queue, claims, intake, admission, groups, checkpoints and publications are real; an episode and an optimizer step only
-sleep. The rival has no overhead at all: its episodes are sleeps in as many slots, of the very same lengths. It runs beside
-ours. A step takes nine tenths of the time that all slots need for its episodes, so that without a tail either side could
-be kept busy. `python -m benchmarks.overlap [--json] [--short]`
+Queue, claims, intake, admission, groups, checkpoints and publications are real; episodes and optimizer steps only sleep.
+The rival has no overhead at all: its episodes are sleeps of the same lengths in as many slots. It runs beside ours. A step
+takes nine tenths of the time that all slots need for its episodes, so that without the tail both could be kept busy.
+`python -m benchmarks.overlap [--json] [--short]`
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import scripted_fleet, sleeping_trainer
-from benchmarks.children import child
+from benchmarks.child_process import child
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis
@@ -32,7 +32,7 @@ CHECKPOINT_EVERY_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OverlapPlan:
     lags: tuple[int, ...]
     groups_per_step: int
     group_size: int
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """One for each episode of a step."""
+        """One slot for each episode of a step."""
         return self.groups_per_step * self.group_size
 
     @property
@@ -53,15 +53,15 @@ class Plan:
         return TRAIN_SHARE * self.durations.mean_s
 
 
-LONG = Plan((1, 2, 4), groups_per_step=8, group_size=8, num_steps=16, median_s=0.4)
-SHORT = Plan((2,), groups_per_step=2, group_size=4, num_steps=4, median_s=0.1)
+LONG = OverlapPlan((1, 2, 4), groups_per_step=8, group_size=8, num_steps=16, median_s=0.4)
+SHORT = OverlapPlan((2,), groups_per_step=2, group_size=4, num_steps=4, median_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """From the end of the first step to the end of the last."""
+    """Measured from the end of the first step to the end of the last."""
 
-    share: float  # of the time
+    share: float  # of the time, that the learner waits
     steps_per_s: float
 
 
@@ -85,8 +85,8 @@ async def overlap(short: bool) -> list[Comparison]:
     return found
 
 
-async def synchronous(plan: Plan) -> Waiting:
-    """Each batch whole before the step, the next one asked for after it."""
+async def synchronous(plan: OverlapPlan) -> Waiting:
+    """The rival: every batch is complete before its step, and the next one is enqueued after it."""
     slots = asyncio.Semaphore(plan.slots)
 
     async def episode(cursor: int, member: int) -> None:
@@ -104,7 +104,7 @@ async def synchronous(plan: Plan) -> Waiting:
     return _waiting(waited_s, time.monotonic() - first_ended, plan)
 
 
-async def _ours(lag: int, plan: Plan) -> Waiting:
+async def _ours(lag: int, plan: OverlapPlan) -> Waiting:
     with own_redis() as url, tempfile.TemporaryDirectory(prefix="swerve-bench-") as directory:
         os.environ["SWERVE_REDIS_URL"] = url
         with child(scripted_fleet.work_in_process, url, plan.slots, plan.durations):
@@ -113,7 +113,7 @@ async def _ours(lag: int, plan: Plan) -> Waiting:
     return _waiting(sum(row.wait_s for row in rows[1:]), rows[-1].at - rows[0].at, plan)
 
 
-async def _train(root: Path, lag: int, plan: Plan) -> None:
+async def _train(root: Path, lag: int, plan: OverlapPlan) -> None:
     recipe = sleeping_trainer.recipe(
         num_steps=plan.num_steps,
         group_size=plan.group_size,
@@ -130,7 +130,7 @@ async def _train(root: Path, lag: int, plan: Plan) -> None:
         raise RuntimeError(f"the run ended as {ending!r}")
 
 
-def _waiting(waited_s: float, lasted_s: float, plan: Plan) -> Waiting:
+def _waiting(waited_s: float, lasted_s: float, plan: OverlapPlan) -> Waiting:
     return Waiting(share=waited_s / lasted_s, steps_per_s=(plan.num_steps - 1) / lasted_s)
 
 

@@ -1,7 +1,7 @@
-"""What a benchmark says, and how it is told: one comparison is one figure of ours against a rival's of the same run.
+"""Comparisons, statistics and printing: a comparison is one figure of ours against a rival's from the same run.
 
-Absolute times belong to the machine and to whoever else uses it. Only ratios are meant to be compared between runs,
-and each is shown with the smallest and largest that a single round gave.
+Absolute times depend on the machine and on what else runs there. Only ratios may be compared between runs; each is shown
+with the smallest and the largest of a single round.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 Statistic = Callable[[Sequence[float]], float]
 Benchmark = Callable[[bool], Awaitable[list["Comparison"]]]
-"""Given whether it is to be short."""
+"""Called with whether it is to be short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`ours` and `rival` are in `unit`, which also says what was measured."""
+    """`ours` and `rival` are in `unit`, which also names what was measured."""
 
     name: str
     ours: float
@@ -55,6 +55,15 @@ class Comparison:
         )
 
 
+@dataclass(slots=True)
+class Measurements:
+    """What one method took in its blocks: an entry per round, with a sample per call or one for the whole block."""
+
+    latencies_s: list[list[float]] = field(default_factory=list[list[float]])
+    per_s: list[list[float]] = field(default_factory=list[list[float]])
+    cpu_s: list[list[float]] = field(default_factory=list[list[float]])  # per call, where it is measured
+
+
 def compared(
     name: str,
     ours: Sequence[Sequence[float]],
@@ -65,7 +74,7 @@ def compared(
     unit: str,
     scale: float = 1.0,
 ) -> Comparison:
-    """Of samples by round. Rounds that lack either side count in the whole, and show no ratio of their own."""
+    """Compare samples by round. A round that lacks either side counts in the whole, and has no ratio of its own."""
     pairs = [(statistic(a), statistic(b)) for a, b in zip(ours, rival, strict=False) if a and b]
     return Comparison(
         name=name,
@@ -87,7 +96,7 @@ def p95(samples: Sequence[float]) -> float:
 
 
 def shuffled(items: Iterable[T]) -> list[T]:
-    """In the order of one round: whoever always goes first is measured under other conditions."""
+    """A random order for one round: what always goes first would be measured under other conditions."""
     order = list(items)
     random.shuffle(order)
     return order
@@ -101,7 +110,7 @@ def main(name: str, description: str | None, benchmark: Benchmark) -> int:
     """`python -m benchmarks.NAME`: the exit status says whether it ran, not whether anything was fast."""
     options = arguments(name, description)
     try:
-        found = asyncio.run(told(name, benchmark, short=options.short))
+        found = asyncio.run(run_reporting_load(name, benchmark, short=options.short))
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
     print_all(found, as_json=options.json)
@@ -116,30 +125,32 @@ def arguments(name: str, description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one comparison per line")
     parser.add_argument(
-        "--short", action="store_true", help="seconds instead of minutes: shows that it runs, not how fast"
+        "--short",
+        action="store_true",
+        help="seconds instead of minutes: shows that it runs, not how fast it is",
     )
     return parser.parse_args()
 
 
-async def told(name: str, benchmark: Benchmark, *, short: bool) -> list[Comparison]:
-    """Run it, and say on stderr how busy the machine was. SIGTERM cancels it, so that nothing is left behind."""
+async def run_reporting_load(name: str, benchmark: Benchmark, *, short: bool) -> list[Comparison]:
+    """Run it, and print on stderr how busy the machine was. SIGTERM cancels it, so that nothing is left behind."""
     running = asyncio.current_task()
     assert running is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    print(f"{name}: before: {how_busy()}", file=sys.stderr)
+    print(f"{name}: before: {machine_load()}", file=sys.stderr)
     found = await benchmark(short)
-    print(f"{name}: after: {how_busy()}", file=sys.stderr)
+    print(f"{name}: after: {machine_load()}", file=sys.stderr)
     return found
 
 
-def how_busy() -> str:
-    """Neighbours make every figure worse, and the rivals' not by the same factor."""
+def machine_load() -> str:
+    """Other processes make every figure worse, and the rivals' by another factor than ours."""
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     pressure = Path("/proc/pressure/cpu")
     if not pressure.exists():
         return load
     average = pressure.read_text().split("avg10=")[1].split()[0]
-    return f"{load}, somebody waited for a core {average} % of the last 10 s"
+    return f"{load}, a process waited for a core during {average} % of the last 10 s"
 
 
 def print_all(found: Sequence[Comparison], *, as_json: bool) -> None:

@@ -1,8 +1,8 @@
-"""Workers without episodes: they claim, breathe, beat and publish as real ones do, on connections of their own.
+"""Workers without episodes: each claims, renews leases, sends heartbeats and publishes as a real one, on its own connections.
 
-Every episode ends at a time that its request's place in the queue decides, so that they end at a given rate however many
-workers there are; members of a group end up to a quarter of an episode's time apart. The workers are always full, as a fleet
-that is waited for is: an idle worker also waits on a list.
+When an episode ends depends on its request's place in the queue, so that episodes end at a given rate with any number of
+workers; members of one group end up to a quarter of an episode's time apart. The workers are always full, as in a fleet
+that the learner waits for; an idle worker would also block on a list.
 """
 
 import asyncio
@@ -22,34 +22,36 @@ from pipeline import census, queue, stream
 from pipeline.queue import RENEW_S, Lease
 from pipeline.request import Claim
 
-FILL_AT_ONCE = 200
-LOOK_AGAIN_S = 0.2  # where the first in the queue turned out to be held still
+CONCURRENT_FILLS = 200
+LOOK_AGAIN_S = 0.2  # when the first request in the queue is still claimed
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one process simulates: a worker per entry of `slots`, of a fleet whose episodes end at `per_s`."""
+class WorkerShare:
+    """What one process simulates: a worker for each entry of `slots`, of a fleet whose episodes end at `per_s`."""
 
-    first: int  # number of the first
+    first: int  # number of the first worker
     slots: tuple[int, ...]
     per_s: float
-    under_way: int  # of the whole fleet
+    num_running: int  # episodes of the whole fleet
 
 
 @dataclass(slots=True)
 class Simulation:
     per_s: float
-    turns: Sequence[int]  # whose turn it is to end, of every so many that follow each other in the queue
-    began_at: float | None = None  # on the loop's clock; until then no episode ends
+    order: Sequence[int]
+    """In which requests end that follow each other in the queue, repeated for every len(order) requests."""
+
+    began_at: float | None = None  # on the loop's clock; before that no episode ends
     num_filled: int = 0
     num_lost: int = 0
-    filling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILL_AT_ONCE))
+    filling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT_FILLS))
 
     def left_s(self, claim: Claim) -> float:
         if self.began_at is None:
             return float("inf")
-        block, place = divmod(claim.request.cursor * GROUP_SIZE + claim.request.member, len(self.turns))
-        place = block * len(self.turns) + self.turns[place]
+        block, place = divmod(claim.request.cursor * GROUP_SIZE + claim.request.member, len(self.order))
+        place = block * len(self.order) + self.order[place]
         return self.began_at + (place + 1) / self.per_s - asyncio.get_running_loop().time()
 
 
@@ -63,7 +65,7 @@ class SimulatedWorker:
 
     async def work(self, url: str) -> None:
         redis, started_at = LeanPool.client(url), time.time()
-        async with self._simulation.filling:  # more at once than Redis lets wait at its door are turned away
+        async with self._simulation.filling:  # Redis refuses more connecting clients than its backlog
             every_s = await census.beat_worker(redis, self._status(started_at))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat(redis, started_at, every_s))
@@ -127,16 +129,16 @@ class SimulatedWorker:
         self._finished += 1
 
 
-def run(parent: Connection, url: str, share: Share) -> None:
-    """In a process of its own: says when every slot is filled, lets episodes end when told to go, and says in the end
-    how many claims it lost.
+def run(parent: Connection, url: str, share: WorkerShare) -> None:
+    """The child process: reports when every slot is filled, lets episodes end from the first message on, and at the second
+    one reports how many claims it lost.
     """
     uvloop.run(_simulate(parent, url, share))
 
 
-async def _simulate(parent: Connection, url: str, share: Share) -> None:
-    num_turns = max(GROUP_SIZE, share.under_way // 4)
-    simulation = Simulation(share.per_s, random.Random(0).sample(range(num_turns), num_turns))
+async def _simulate(parent: Connection, url: str, share: WorkerShare) -> None:
+    num_ordered = max(GROUP_SIZE, share.num_running // 4)
+    simulation = Simulation(share.per_s, random.Random(0).sample(range(num_ordered), num_ordered))
     workers = [
         SimulatedWorker(f"host-{share.first}/{number:05d}", slots, simulation)
         for number, slots in enumerate(share.slots)

@@ -1,4 +1,4 @@
-"""The trainer as it is, but for the arithmetic: an optimizer step takes its time, and nothing is learned."""
+"""The real trainer without the arithmetic: an optimizer step only takes time, and nothing is learned."""
 
 import io
 import time
@@ -59,7 +59,7 @@ def recipe(
 async def train(
     recipe: Recipe, root: Path, tasks: Sequence[Task], *, vocab_size: int, train_s: float
 ) -> Ending:
-    """A run in `root` on the Redis of this process's settings, each step of which takes `train_s`."""
+    """Run in `root` on the Redis of SWERVE_REDIS_URL; each step takes `train_s`."""
     inputs = Inputs(
         train=list(tasks),
         heldout=[],
@@ -82,7 +82,7 @@ async def train(
 
 
 class SleepingLearner:
-    """What the loop asks of a feed and its learner."""
+    """What the loop needs of a feed and of its learner."""
 
     def __init__(self, train_s: float) -> None:
         self._train_s = train_s
@@ -115,4 +115,4 @@ class SleepingLearner:
         (directory / "extra").write_bytes(extra)
 
     def stop(self) -> None:
-        """There is nobody else."""
+        """There are no other ranks."""

@@ -1,8 +1,7 @@
-"""What one command costs: ours against mini-swe-agent, `docker exec`, the engine's own interface, and bash on the host.
+"""What one command costs: ours against mini-swe-agent, `docker exec`, Docker's HTTP API, and bash on the host.
 
-The command is `true`, so that what is measured is what carries it. Each concurrent caller has a container of its own.
-A block of one method at one concurrency is a round's part; the order is drawn anew in every round. `python -m
-benchmarks.steps [--json] [--short]`
+The command is `true`, so that only the way to it is measured. Each concurrent caller has its own container. A round has a
+block for each method and concurrency, in random order. `python -m benchmarks.steps [--json] [--short]`
 """
 
 import asyncio
@@ -13,54 +12,45 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from benchmarks import bug, mini_swe_agent, survivors
 from benchmarks.cpu_meter import CpuMeter
-from benchmarks.engine_api import EngineApi
+from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
-from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
+from benchmarks.report import Comparison, Measurements, compared, main, p50, p95, shuffled
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 
 OURS = "ours"
-CLI, API, HOST = "docker exec", "raw engine API exec", "host bash -c"
+CLI, API, HOST = "docker exec", "Docker API exec", "host bash -c"
 FAST = (OURS, HOST)
 COMMAND = "true"
 COMMAND_S = 60.0
-IDLE_S = 0.3  # before each block, to see what the engine does for others
+IDLE_S = 0.3  # before each block, to measure what dockerd does for others
 
 Call = Callable[[int], Awaitable[object]]
 """Runs COMMAND once in the container of the caller with this number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepsPlan:
     concurrencies: tuple[int, ...]
     num_rounds: int
     num_slow: int  # steps of a block
-    num_fast: int  # the same of methods that take a millisecond or two
+    num_fast: int  # the same, of methods that take a millisecond or two
     num_timeouts: int
     num_rival_timeouts: int
 
 
-LONG = Plan((1, 8), num_rounds=8, num_slow=40, num_fast=400, num_timeouts=200, num_rival_timeouts=20)
-SHORT = Plan((1, 2), num_rounds=1, num_slow=4, num_fast=20, num_timeouts=2, num_rival_timeouts=1)
-
-
-@dataclass(slots=True)
-class Blocks:
-    """Of one method at one concurrency, an entry per round."""
-
-    latencies: list[list[float]] = field(default_factory=list[list[float]])  # seconds
-    per_s: list[list[float]] = field(default_factory=list[list[float]])
-    cpu: list[list[float]] = field(default_factory=list[list[float]])  # seconds per step
+LONG = StepsPlan((1, 8), num_rounds=8, num_slow=40, num_fast=400, num_timeouts=200, num_rival_timeouts=20)
+SHORT = StepsPlan((1, 2), num_rounds=1, num_slow=4, num_fast=20, num_timeouts=2, num_rival_timeouts=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Every method, and who is to be asked what it cost."""
+    """The methods with their containers, and the meter of each."""
 
     methods: Mapping[str, Call]
     meters: Mapping[str, CpuMeter]
@@ -85,7 +75,7 @@ async def arena(image: str, count: int) -> AsyncGenerator[Arena, None]:
     """`count` containers of ours, and as many of mini-swe-agent's, which the other methods use too."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(EngineApi())
+        api = await stack.enter_async_context(DockerApi())
         threads = stack.enter_context(ThreadPoolExecutor(count))
         rivals = stack.enter_context(mini_swe_agent.environments(image, count))
         fleet = DockerSandboxes(fleet=f"bench-{secrets.token_hex(4)}")
@@ -113,9 +103,9 @@ async def arena(image: str, count: int) -> AsyncGenerator[Arena, None]:
         yield Arena(methods, meters, sandboxes, rivals)
 
 
-async def measured(arena: Arena, plan: Plan) -> dict[tuple[str, int], Blocks]:
-    found = {(name, many): Blocks() for name in arena.methods for many in plan.concurrencies}
-    for call in arena.methods.values():  # the first is never like the others
+async def measured(arena: Arena, plan: StepsPlan) -> dict[tuple[str, int], Measurements]:
+    found = {(name, many): Measurements() for name in arena.methods for many in plan.concurrencies}
+    for call in arena.methods.values():  # the first call is never like the others
         await asyncio.gather(*(call(number) for number in range(max(plan.concurrencies))))
     for _ in range(plan.num_rounds):
         for name, many in shuffled(found):
@@ -124,7 +114,7 @@ async def measured(arena: Arena, plan: Plan) -> dict[tuple[str, int], Blocks]:
     return found
 
 
-async def _block(into: Blocks, call: Call, meter: CpuMeter, many: int, num_steps: int) -> None:
+async def _block(into: Measurements, call: Call, meter: CpuMeter, many: int, num_steps: int) -> None:
     latencies: list[float] = []
 
     async def caller(number: int) -> None:
@@ -138,10 +128,10 @@ async def _block(into: Blocks, call: Call, meter: CpuMeter, many: int, num_steps
     before = meter.read()
     await asyncio.gather(*map(caller, range(many)))
     after = meter.read()
-    wall_s, used_s = after.at - before.at, after.since(before, for_others=before.engine_rate(idle))
-    into.latencies.append(latencies)
+    wall_s, used_s = after.at - before.at, after.since(before, for_others=before.dockerd_rate(idle))
+    into.latencies_s.append(latencies)
     into.per_s.append([len(latencies) / wall_s])
-    into.cpu.append([used_s / len(latencies)])
+    into.cpu_s.append([used_s / len(latencies)])
 
 
 async def _on_the_host(_: int) -> None:
@@ -156,12 +146,12 @@ async def _on_the_host(_: int) -> None:
     await process.communicate()
 
 
-async def _place(api: EngineApi, container: str) -> tuple[str, int]:
+async def _place(api: DockerApi, container: str) -> tuple[str, int]:
     found = await api.inspect(container)
     return found["Id"], found["State"]["Pid"]
 
 
-def comparisons(blocks: Mapping[tuple[str, int], Blocks], plan: Plan) -> list[Comparison]:
+def comparisons(blocks: Mapping[tuple[str, int], Measurements], plan: StepsPlan) -> list[Comparison]:
     found: list[Comparison] = []
     rivals = [name for name, many in blocks if name != OURS and many == plan.concurrencies[0]]
     for rival in rivals:
@@ -170,12 +160,12 @@ def comparisons(blocks: Mapping[tuple[str, int], Blocks], plan: Plan) -> list[Co
             ours, theirs = blocks[OURS, many], blocks[rival, many]
             for word, statistic in (("p50", p50), ("p95", p95)):
                 unit = f"ms per step, {word}, {many} at once"
-                found.append(against(ours.latencies, theirs.latencies, statistic, unit=unit, scale=1e3))
+                found.append(against(ours.latencies_s, theirs.latencies_s, statistic, unit=unit, scale=1e3))
         many = plan.concurrencies[-1]
         ours, theirs = blocks[OURS, many], blocks[rival, many]
         found.append(against(ours.per_s, theirs.per_s, p50, unit=f"steps per second, {many} at once"))
         ours, theirs = blocks[OURS, plan.concurrencies[0]], blocks[rival, plan.concurrencies[0]]
-        found.append(against(ours.cpu, theirs.cpu, p50, unit="CPU ms per step, 1 at once", scale=1e3))
+        found.append(against(ours.cpu_s, theirs.cpu_s, p50, unit="CPU ms per step, 1 at once", scale=1e3))
     return found
 
 

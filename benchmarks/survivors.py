@@ -1,6 +1,6 @@
-"""What is left of a command that was stopped for the time it took: every way of slipping away that a shell knows.
+"""Which processes survive a command that was stopped at its time limit, for every way of detaching that a shell knows.
 
-Counted from outside, by the processes in the container's cgroup that carry a mark of this one command.
+They are counted from outside: the processes in the container's cgroup whose name is the mark of this one command.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from workers.sandbox.docker import DockerSandbox
 TIMEOUT_S = 1  # the rival takes whole seconds
 WHAT = "commands that are stopped at their time limit, with daemons, new sessions and double forks"
 
-# MARK becomes the name of each process that is to get away.
+# MARK becomes the name of each process that tries to survive.
 ESCAPES = r"""
 mark() { exec -a MARK sleep 1000; }
 mark &
@@ -48,7 +48,7 @@ mark
 async def compared_survivors(
     sandboxes: Sequence[DockerSandbox], rivals: Sequence[Any], *, num_ours: int, num_rival: int
 ) -> Comparison:
-    """Processes left over, in the mean of all runs."""
+    """Surviving processes per run, on average."""
     ours = await _in_turns([_ours(sandbox) for sandbox in sandboxes], num_ours)
     theirs = await _in_turns([_theirs(rival) for rival in rivals], num_rival)
     failed = sum(count > 0 for count in ours)

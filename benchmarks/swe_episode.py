@@ -1,8 +1,8 @@
-"""A request and an answer as large as those of a real episode over a repository's own tests.
+"""A request and a trajectory as large as those of a real episode that is graded with a repository's own tests.
 
-The request is as large as the median of twelve real bug fixes in SWE-bench's form: 38 kB, most of it names of tests that must
-go on passing. The answer has 20 turns, 16,384 tokens and 76 kB of text, which is Python's own source, so it packs as code does.
-The claim is real; the rest is the same for all.
+The request is as large as the median of twelve real bug fixes in SWE-bench's form: 38 kB, most of it names of tests that
+must still pass. The trajectory has 20 turns, 16,384 tokens and 76 kB of text, which is Python's own source, so that it
+compresses as code does. The claim is real; everything else is the same for all.
 """
 
 import argparse
@@ -25,7 +25,7 @@ S = TypeVar("S", str, list[int])
 
 VOCAB_SIZE = 32_768
 NUM_TURNS, NUM_TOKENS, TEXT_CHARS = 20, 16_384, 76_000
-SAMPLED_PART = 0.3  # of a turn's tokens and text; the rest is what the sandbox said
+SAMPLED_PART = 0.3  # of a turn's tokens and text; the rest is output of the sandbox
 NUM_TESTS = 400  # 80 characters each
 SCRIPT_CHARS, PROBLEM_CHARS, PATCH_CHARS = 4_000, 2_000, 1_500
 
@@ -73,22 +73,22 @@ def _turns(version: int) -> tuple[Turn, ...]:
 
 @cache
 def _versionless() -> tuple[Turn, ...]:
-    drawn = random.Random(7)
+    rng = random.Random(7)
     tokens, made, num_kept = _tokens(), list[Turn](), 0
     for number in range(NUM_TURNS):
         seen, text = _part(tokens, number), _part(_source(), number)
-        num_fed, num_said = int(len(seen) * (1 - SAMPLED_PART)), int(len(text) * SAMPLED_PART)
+        num_fed, num_text = int(len(seen) * (1 - SAMPLED_PART)), int(len(text) * SAMPLED_PART)
         made.append(
             Turn(
                 kept_tokens=num_kept,
                 fed=pack_int32s(seen[:num_fed]),
                 sampled=pack_int32s(seen[num_fed:]),
-                logprobs=pack_float32s([-drawn.random() for _ in seen[num_fed:]]),
+                logprobs=pack_float32s([-rng.random() for _ in seen[num_fed:]]),
                 versions=(),
                 stop="stop",
-                text=text[:num_said],
-                command=text[: num_said // 2],
-                observation=Observation(exit_code=0, output=text[num_said:], dropped_chars=0, wall_s=0.01),
+                text=text[:num_text],
+                command=text[: num_text // 2],
+                observation=Observation(exit_code=0, output=text[num_text:], dropped_chars=0, wall_s=0.01),
             )
         )
         num_kept += len(seen)
@@ -96,12 +96,12 @@ def _versionless() -> tuple[Turn, ...]:
 
 
 def _part(whole: S, number: int) -> S:
-    """What falls to this turn."""
+    """The part of this turn."""
     size = len(whole)
     return whole[number * size // NUM_TURNS : (number + 1) * size // NUM_TURNS]
 
 
 def _tokens() -> list[int]:
-    """A word is a token, always the same."""
+    """One token for each word, always the same for the same word."""
     words = re.findall(r"\w+|\s+|[^\w\s]", _source())
     return [zlib.crc32(word.encode()) % VOCAB_SIZE for word in words][:NUM_TOKENS]

@@ -1,5 +1,5 @@
-"""The trainer as it is, in a process of its own, but for the learning: it asks, takes in, closes groups, makes batches,
-keeps checkpoints and announces weights.
+"""The real trainer without the learning, in its own process: it enqueues, takes in trajectories, closes groups, makes
+batches, keeps checkpoints and publishes weights.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ AMPLE_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the trainer: so many requests unanswered at any time, and so many answers a second."""
+    """The load on the trainer: this many outstanding requests at any time, and this many trajectories a second."""
 
     num_requests: int
     per_s: float
 
     @property
     def groups_per_step(self) -> int:
-        """A step a second, or as often as a group comes in."""
+        """A step a second, or one for each group if groups are rarer."""
         return max(1, round(self.per_s / GROUP_SIZE))
 
     @property
     def max_lag_versions(self) -> int:
-        """The bound asks for as many groups as can be trained within it."""
+        """The lag that admission needs to enqueue that many requests."""
         return max(1, math.ceil(self.num_requests / GROUP_SIZE / self.groups_per_step) - 1)
 
 
 def run(parent: Connection, url: str, directory: Path, load: Load) -> None:
-    """Trains for ever, in `directory`. Answers every message with the CPU seconds used so far."""
+    """Train for ever, in `directory`. Reply to every message with the CPU seconds used so far."""
     os.environ["SWERVE_REDIS_URL"] = url
     asyncio.run(_run(parent, directory, load))
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs through in its short mode and says what it is meant to say; how fast anything is, is not asked."""
+"""Every benchmark runs through in its short mode and says what it is meant to say; no test asks how fast anything is."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def test_steps_are_measured_against_all_four_and_leave_nobody_behind(task_
     assert rivals(lines) == {
         "mini-swe-agent 2.4.6",
         "docker exec",
-        "raw engine API exec",
+        "Docker API exec",
         "host bash -c",
     }
     (survivors,) = (line for line in lines if "survive" in line["unit"])
@@ -57,7 +57,7 @@ async def test_steps_are_measured_against_all_four_and_leave_nobody_behind(task_
 
 @pytest.mark.docker
 async def test_containers_are_measured_against_the_engine_with_the_same_options(task_image: str) -> None:
-    assert rivals(await said("containers")) == {"engine API, same options"}
+    assert rivals(await said("containers")) == {"Docker API, same options"}
 
 
 @pytest.mark.docker
@@ -72,7 +72,7 @@ async def test_claims_are_measured_against_arq() -> None:
 
 
 async def test_a_simulated_fleet_is_compared_with_a_small_one() -> None:
-    assert rivals(await said("fleet")) == {"10 workers, 10 episodes", "10 workers, 200 episodes"}
+    assert rivals(await said("scaling")) == {"10 workers, 10 episodes", "10 workers, 200 episodes"}
 
 
 async def test_waiting_is_compared_with_that_of_a_synchronous_loop() -> None:

@@ -1,4 +1,4 @@
-"""Child processes that end when we do, however that comes about."""
+"""Child processes that end when we do, even if we are killed."""
 
 import ctypes
 import multiprocessing
@@ -15,7 +15,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """In the child, right after it began."""
+    """To be called in the child, first of all."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the parent ended before the line above
         os._exit(1)
@@ -23,7 +23,7 @@ def die_with_parent() -> None:
 
 @contextmanager
 def child(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[BaseProcess, Connection]]:
-    """`target(connection to us, *arguments)` in a new interpreter; killed at the end."""
+    """Run `target(connection to us, *arguments)` in a new interpreter; kill it at the end."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_begin, args=(target, theirs, *arguments), daemon=True)

@@ -1,12 +1,12 @@
 """What a rollout costs Redis and the trainer with 10, 100, 1,000 and 10,000 workers.
 
-Two questions. Does a rollout become dearer as the fleet grows? Workers are alike, each plays one episode after the other, so
-more of them play more. And what does it cost to have many workers? The largest fleet's episodes, at the same pace, are also
-spread over as few workers as the smallest has, so that only the number of workers differs.
+It answers two questions. Does a rollout cost more as the fleet grows? Every worker plays one episode after the other, so
+larger fleets play more. And what do many workers cost? The episodes of the largest fleet, at the same rate, are also run by
+as few workers as the smallest fleet has, so that only the number of workers differs.
 
-Each worker has a connection of its own, renews the lease of each of its claims, beats its status and publishes trajectories
-of a real one's size. Redis is real, and so is the trainer, in a process of its own, but for the learning.
-`python -m benchmarks.fleet [--json] [--short]`
+Each worker has its own connection, renews the lease of each of its claims, sends heartbeats and publishes trajectories of a
+real size. Redis is real, and so is the trainer, in its own process, without the learning.
+`python -m benchmarks.scaling [--json] [--short]`
 """
 
 import asyncio
@@ -23,79 +23,79 @@ from typing import Any
 from redis.asyncio import Redis
 
 from benchmarks import simulated_workers, trainer_side
-from benchmarks.children import child
+from benchmarks.child_process import child
 from benchmarks.report import Comparison, compared, main, p50, shuffled
-from benchmarks.simulated_workers import Share
+from benchmarks.simulated_workers import WorkerShare
 from benchmarks.sleeping_trainer import RUN_ID
 from benchmarks.trainer_side import GROUP_SIZE, Load
 from infra.redis_server import FORGETFUL, own_redis
 from pipeline import keys
 
 NUM_PROCESSES = 2  # that simulate workers
-MAX_CLIENTS = "16000"  # a connection for each worker, and a few
-SPARE_FILES = 100  # of Redis, which holds the most
-QUEUED_S = 10.0  # so much work waits beyond what is under way
+MAX_CLIENTS = "16000"  # a connection for each worker, and some more
+SPARE_FILES = 100  # of Redis, which has the most open files
+QUEUED_S = 10.0  # of work wait in the queue
 LOOK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetSize:
     num_workers: int
-    under_way: int  # episodes, at any time
+    num_running: int  # episodes, at any time
     per_s: float  # episodes that end
 
     def __str__(self) -> str:
-        return f"{self.num_workers:,} workers, {self.under_way:,} episodes under way, {self.per_s:g} end a second"
+        return f"{self.num_workers:,} workers, {self.num_running:,} running episodes, {self.per_s:g} end a second"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScalingPlan:
     sizes: tuple[int, ...]  # the first is what the others are compared with
     episode_s: float
     num_rounds: int
-    warm_s: float
+    warm_up_s: float
     window_s: float  # at least
-    least_ends: int  # in a window: a small fleet is watched for longer
-    least_share: float  # of the episodes that are to end in the window; with fewer, the simulation lagged
+    min_ends: int  # in a window: a small fleet is measured for longer
+    min_share: float  # of the episodes that should end in the window; with fewer, the simulation was too slow
 
-    def fleet(self, num_workers: int, *, under_way: int) -> Fleet:
-        return Fleet(num_workers, under_way, under_way / self.episode_s)
-
-    @property
-    def alike(self) -> tuple[Fleet, ...]:
-        return tuple(self.fleet(size, under_way=size) for size in self.sizes)
+    def fleet(self, num_workers: int, *, num_running: int) -> FleetSize:
+        return FleetSize(num_workers, num_running, num_running / self.episode_s)
 
     @property
-    def crowded(self) -> Fleet:
-        """As few workers as the smallest fleet has, with the episodes of the largest."""
-        return self.fleet(self.sizes[0], under_way=self.sizes[-1])
+    def growing(self) -> tuple[FleetSize, ...]:
+        return tuple(self.fleet(size, num_running=size) for size in self.sizes)
 
-    def window_for_s(self, fleet: Fleet) -> float:
-        return max(self.window_s, self.least_ends / fleet.per_s)
+    @property
+    def few_workers(self) -> FleetSize:
+        """The episodes of the largest fleet on the workers of the smallest."""
+        return self.fleet(self.sizes[0], num_running=self.sizes[-1])
+
+    def window_for_s(self, fleet: FleetSize) -> float:
+        return max(self.window_s, self.min_ends / fleet.per_s)
 
 
-LONG = Plan(
+LONG = ScalingPlan(
     (10, 100, 1000, 10_000),
     episode_s=200.0,
     num_rounds=2,
-    warm_s=4.0,
+    warm_up_s=4.0,
     window_s=20.0,
-    least_ends=10,
-    least_share=0.8,
+    min_ends=10,
+    min_share=0.8,
 )
-SHORT = Plan(
+SHORT = ScalingPlan(
     (10, 200),
     episode_s=10.0,
     num_rounds=1,
-    warm_s=2.0,
+    warm_up_s=2.0,
     window_s=3.0,
-    least_ends=5,
-    least_share=0.0,
+    min_ends=5,
+    min_share=0.0,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class FleetCpu:
     """CPU seconds, and how many episodes they were for."""
 
     redis_s: float
@@ -103,31 +103,31 @@ class Usage:
     num_arrived: int
 
 
-class TooBusy(Exception):
-    """This machine cannot simulate so many at the moment, and what was measured means nothing."""
+class MachineTooBusy(Exception):
+    """The simulation could not keep up, so the measurement means nothing."""
 
 
-async def fleet(short: bool) -> list[Comparison]:
+async def scaling(short: bool) -> list[Comparison]:
     plan = SHORT if short else LONG
     _allow_connections(max(plan.sizes))
-    fleets = (*plan.alike, plan.crowded)
-    used: dict[Fleet, list[Usage]] = {one: [] for one in fleets}
+    fleets = (*plan.growing, plan.few_workers)
+    used: dict[FleetSize, list[FleetCpu]] = {one: [] for one in fleets}
     for _ in range(plan.num_rounds):
         for one in shuffled(fleets):
             try:
                 used[one].append(await _measured(one, plan))
-            except TooBusy as error:
-                print(f"fleet: a round is left out: {error}", file=sys.stderr)
-    smallest, largest = plan.alike[0], plan.alike[-1]
-    pairs = [*((one, smallest) for one in plan.alike[1:]), (largest, plan.crowded)]
+            except MachineTooBusy as error:
+                print(f"scaling: a round is left out: {error}", file=sys.stderr)
+    smallest, largest = plan.growing[0], plan.growing[-1]
+    pairs = [*((one, smallest) for one in plan.growing[1:]), (largest, plan.few_workers)]
     whole = [(many, few) for many, few in pairs if used[many] and used[few]]
     if not whole:
-        raise RuntimeError("no comparison came about: try again on a quieter machine")
+        raise RuntimeError("no comparison is possible: try again on a quieter machine")
     return [row for many, few in whole for row in _comparisons(many, few, used[many], used[few])]
 
 
-async def _measured(fleet: Fleet, plan: Plan) -> Usage:
-    """Of a window in the middle. Raises TooBusy."""
+async def _measured(fleet: FleetSize, plan: ScalingPlan) -> FleetCpu:
+    """Measure a window after the warm-up. Raises MachineTooBusy."""
     window_s = plan.window_for_s(fleet)
     async with _trainer(fleet) as (url, trainer), Redis.from_url(url) as redis:
         with ExitStack() as stack:
@@ -135,26 +135,26 @@ async def _measured(fleet: Fleet, plan: Plan) -> Usage:
                 stack.enter_context(child(simulated_workers.run, url, share))[1] for share in shares(fleet)
             ]
             for one in workers:
-                await _said(one)
+                await _received(one)
             for one in workers:
                 one.send("go")
-            await asyncio.sleep(plan.warm_s)
-            used = await _watched(redis, trainer, window_s)
+            await asyncio.sleep(plan.warm_up_s)
+            used = await _measured_window(redis, trainer, window_s)
             for one in workers:
                 one.send("stop")
-                lost = await _said(one)
+                lost = await _received(one)
                 if lost:
-                    raise TooBusy(f"{fleet}: {lost} leases lapsed")
-    if used.num_arrived < max(1.0, plan.least_share * fleet.per_s * window_s):
-        raise TooBusy(f"{fleet}: only {used.num_arrived} ended in {window_s:g} s")
+                    raise MachineTooBusy(f"{fleet}: {lost} leases were lost")
+    if used.num_arrived < max(1.0, plan.min_share * fleet.per_s * window_s):
+        raise MachineTooBusy(f"{fleet}: only {used.num_arrived} episodes ended in {window_s:g} s")
     return used
 
 
 @asynccontextmanager
-async def _trainer(fleet: Fleet) -> AsyncIterator[tuple[str, Connection]]:
-    """URL of a Redis in which work waits for the fleet, and a line to the trainer that asked for it."""
+async def _trainer(fleet: FleetSize) -> AsyncIterator[tuple[str, Connection]]:
+    """URL of a Redis with requests for the fleet in its queue, and a connection to the trainer that enqueued them."""
     load = Load(
-        num_requests=fleet.under_way + int(QUEUED_S * fleet.per_s) + 2 * GROUP_SIZE, per_s=fleet.per_s
+        num_requests=fleet.num_running + int(QUEUED_S * fleet.per_s) + 2 * GROUP_SIZE, per_s=fleet.per_s
     )
     with ExitStack() as stack:
         url = stack.enter_context(own_redis({**FORGETFUL, "maxclients": MAX_CLIENTS}))
@@ -163,13 +163,13 @@ async def _trainer(fleet: Fleet) -> AsyncIterator[tuple[str, Connection]]:
         async with Redis.from_url(url) as redis:
             while await redis.zcard(keys.QUEUE) < load.num_requests:
                 if not process.is_alive():
-                    raise RuntimeError("the trainer ended before it had asked for everything")
+                    raise RuntimeError("the trainer ended before it had enqueued everything")
                 await asyncio.sleep(LOOK_AGAIN_S)
         yield url, trainer
 
 
 def _allow_connections(num_workers: int) -> None:
-    """Raises RuntimeError if the system does not let a process have so many."""
+    """Raises RuntimeError if the system does not allow a process that many."""
     wanted = num_workers + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if wanted > hard != resource.RLIM_INFINITY:
@@ -180,48 +180,49 @@ def _allow_connections(num_workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def shares(fleet: Fleet) -> Iterator[Share]:
+def shares(fleet: FleetSize) -> Iterator[WorkerShare]:
     """Each process simulates every NUM_PROCESSES-th worker."""
-    per_worker, more = divmod(fleet.under_way, fleet.num_workers)
+    per_worker, more = divmod(fleet.num_running, fleet.num_workers)
     slots = [per_worker + (number < more) for number in range(fleet.num_workers)]
     for first in range(min(NUM_PROCESSES, fleet.num_workers)):
-        yield Share(
+        yield WorkerShare(
             first=first,
             slots=tuple(slots[first::NUM_PROCESSES]),
             per_s=fleet.per_s,
-            under_way=fleet.under_way,
+            num_running=fleet.num_running,
         )
 
 
-async def _watched(redis: Redis, trainer: Connection, seconds: float) -> Usage:
-    before = await _usage(redis, trainer)
+async def _measured_window(redis: Redis, trainer: Connection, seconds: float) -> FleetCpu:
+    before = await _cpu_so_far(redis, trainer)
     await asyncio.sleep(seconds)
-    after = await _usage(redis, trainer)
-    return Usage(
+    after = await _cpu_so_far(redis, trainer)
+    return FleetCpu(
         redis_s=after.redis_s - before.redis_s,
         trainer_s=after.trainer_s - before.trainer_s,
         num_arrived=after.num_arrived - before.num_arrived,
     )
 
 
-async def _usage(redis: Redis, trainer: Connection) -> Usage:
-    """So far."""
+async def _cpu_so_far(redis: Redis, trainer: Connection) -> FleetCpu:
     trainer.send("how much?")
-    trainer_s = await _said(trainer)
+    trainer_s = await _received(trainer)
     used = await redis.info("cpu")
     readers: list[dict[str, int | None]] = await redis.xinfo_groups(keys.stream(RUN_ID))
-    return Usage(
+    return FleetCpu(
         redis_s=float(used["used_cpu_user"]) + float(used["used_cpu_sys"]),
         trainer_s=trainer_s,
         num_arrived=readers[0]["entries-read"] or 0,
     )
 
 
-async def _said(by: Connection) -> Any:
+async def _received(by: Connection) -> Any:
     return await asyncio.to_thread(by.recv)
 
 
-def _comparisons(many: Fleet, few: Fleet, ours: list[Usage], rival: list[Usage]) -> list[Comparison]:
+def _comparisons(
+    many: FleetSize, few: FleetSize, ours: list[FleetCpu], rival: list[FleetCpu]
+) -> list[Comparison]:
     figures = {
         "Redis": lambda used: used.redis_s / used.num_arrived,
         "the trainer": lambda used: used.trainer_s / used.num_arrived,
@@ -229,11 +230,11 @@ def _comparisons(many: Fleet, few: Fleet, ours: list[Usage], rival: list[Usage])
     }
     return [
         compared(
-            "fleet",
+            "scaling",
             [[figure(used)] for used in ours],
             [[figure(used)] for used in rival],
             p50,
-            rival_name=f"{few.num_workers} workers, {few.under_way:,} episodes",
+            rival_name=f"{few.num_workers} workers, {few.num_running:,} episodes",
             unit=f"CPU ms of {who} per rollout, {many}",
             scale=1e3,
         )
@@ -242,4 +243,4 @@ def _comparisons(many: Fleet, few: Fleet, ours: list[Usage], rival: list[Usage])
 
 
 if __name__ == "__main__":
-    sys.exit(main("fleet", __doc__, fleet))
+    sys.exit(main("scaling", __doc__, scaling))

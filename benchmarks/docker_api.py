@@ -1,4 +1,4 @@
-"""The Docker engine's own interface over its socket, with nothing in between: the floor of whoever asks the engine."""
+"""Docker's HTTP API over its socket, with no client library in between: the floor for anything that uses Docker."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -8,16 +8,16 @@ import aiohttp
 
 SOCKET = "/var/run/docker.sock"
 VERSION = "v1.41"
-ANY_NUMBER = 0  # of connections at once
+NO_LIMIT = 0  # of concurrent connections
 GONE = (404, 409)  # HTTP status
 
 
-class EngineApi:
-    """Use it as a context manager. Raises RuntimeError for what the engine refuses."""
+class DockerApi:
+    """Use it as a context manager. Raises RuntimeError for what Docker refuses."""
 
     def __init__(self) -> None:
-        connector = aiohttp.UnixConnector(path=SOCKET, limit=ANY_NUMBER)
-        self._http = aiohttp.ClientSession(base_url=f"http://engine/{VERSION}/", connector=connector)
+        connector = aiohttp.UnixConnector(path=SOCKET, limit=NO_LIMIT)
+        self._http = aiohttp.ClientSession(base_url=f"http://docker/{VERSION}/", connector=connector)
 
     async def create(self, config: dict[str, Any]) -> str:
         answer = await self._json("POST", "containers/create", config)
@@ -43,7 +43,7 @@ class EngineApi:
         return [one["Id"] for one in found]
 
     async def remove(self, container: str) -> None:
-        """Gone already, or going, is as good."""
+        """A container that is gone, or being removed, is no error."""
         async with self._http.delete(f"containers/{container}?force=1&v=1") as answer:
             if answer.status not in GONE:
                 await _check(answer)
