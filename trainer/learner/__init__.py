@@ -1,2 +1,2 @@
-"""The learner: a Megatron model that takes batches, gives log-probs, and leaves as a Hugging Face
-directory or a checkpoint."""
+"""The learner: a Megatron model that trains on batches, computes log-probs, and is exported as a Hugging Face directory or
+saved as a checkpoint."""

@@ -1,8 +1,8 @@
-"""Attention inside one sample of a packed micro-batch, in place of Megatron's own, which refuses packed input
-without TransformerEngine.
+"""Attention inside each sample of a packed micro-batch. Replaces Megatron's own, which rejects packed input without
+TransformerEngine.
 
-On a GPU in half precision: one variable-length flash kernel over the whole pack. Else: scaled-dot-product
-attention, sample by sample. Either way a token attends to its own sample only, up to itself.
+On a GPU in half precision, one variable-length flash kernel runs over the whole pack; otherwise scaled-dot-product attention
+runs sample by sample. Either way a token attends to its own sample only, up to itself.
 
 Shape suffixes: P positions of the micro-batch, H heads of this rank, D width of a head, S samples.
 """
@@ -38,6 +38,7 @@ class PackedAttention(MegatronModule):
         super().__init__(config=config)
         assert config.context_parallel_size == 1, "context parallelism would split a sample"
         assert config.attention_dropout == 0.0
+        assert config.kv_channels is not None
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
 
     def forward(
@@ -59,7 +60,7 @@ class PackedAttention(MegatronModule):
     def _flash(
         self, query_PHD: Tensor, key_PHD: Tensor, value_PHD: Tensor, packing: PackedSeqParams
     ) -> Tensor:
-        return varlen_attn(
+        attended_PHD = varlen_attn(
             query_PHD,
             key_PHD,
             value_PHD,
@@ -71,6 +72,8 @@ class PackedAttention(MegatronModule):
             window_size=(-1, 0),  # any distance back, none ahead
             enable_gqa=query_PHD.size(1) != key_PHD.size(1),
         )
+        assert isinstance(attended_PHD, Tensor), "a tuple only where the log-sum-exp is returned too"
+        return attended_PHD
 
     def _sample_by_sample(
         self, query_PHD: Tensor, key_PHD: Tensor, value_PHD: Tensor, packing: PackedSeqParams

@@ -1,10 +1,9 @@
 """The one place that knows whether this machine has CUDA.
 
-With CUDA: nccl, the local GPU, and Megatron as it is. Without: gloo, the CPU, and stand-ins for the few
-things Megatron asks of CUDA by name. The stand-ins are in force only inside `device_scope`, and each is a
-true no-op on a CPU: placing a tensor on "cuda" places it where all tensors are, synchronising waits for work
-that is already done, and the random state that Megatron forks per parallel rank is consumed by dropout only,
-which these models do not have.
+With CUDA: nccl, the local GPU, and Megatron unchanged. Without: gloo, the CPU, and stand-ins for the few CUDA functions that
+Megatron calls by name. The stand-ins apply only inside `device_scope`, and each is a true no-op on a CPU: a tensor placed on
+"cuda" goes where all tensors are, synchronising waits for work that is already done, and the random state that Megatron forks
+per parallel rank serves dropout alone, which these models do not have.
 """
 
 import contextlib
@@ -17,13 +16,14 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch import distributed
+from torch._C._distributed_c10d import HashStore  # torch.distributed does not export it to type checkers
 from torch.overrides import TorchFunctionMode
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class CudaAsCpu(TorchFunctionMode):
-    """While active, a tensor asked for on "cuda" is made on the CPU, and CPU tensors say they are CUDA's."""
+    """While active, tensors requested on "cuda" are made on the CPU, and CPU tensors report CUDA types."""
 
     def __torch_function__(
         self,
@@ -55,7 +55,7 @@ def device() -> torch.device:
 def device_scope() -> Iterator[None]:
     """Everything that calls into Megatron runs in here."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_between_themselves())
+        stack.enter_context(_library_warnings_ignored())
         if not has_cuda():
             stack.enter_context(_stand_ins())
             stack.enter_context(CudaAsCpu())
@@ -74,11 +74,11 @@ def _stand_ins() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _between_themselves() -> Iterator[None]:
-    """Warnings from Megatron to torch or to itself are nothing that a user of ours could act on."""
+def _library_warnings_ignored() -> Iterator[None]:
+    """Warnings about how Megatron and torch call each other; our users cannot act on them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
-        # Seen from torch, these calls of Megatron's come from whoever stands between: CudaAsCpu.
+        # Megatron's calls, which torch attributes to CudaAsCpu because they pass through it.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         yield
@@ -87,8 +87,7 @@ def _between_themselves() -> Iterator[None]:
 def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
     """Enter the process group of the run; a second call is ignored.
 
-    More than one process: the meeting point is what torchrun put in MASTER_ADDR and MASTER_PORT. One: no port
-    is opened.
+    Several processes meet at the MASTER_ADDR and MASTER_PORT that torchrun set; a single one opens no port.
     """
     if distributed.is_initialized():
         return
@@ -98,18 +97,18 @@ def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
         "nccl" if has_cuda() else "gloo",
         rank=rank,
         world_size=world_size,
-        store=distributed.HashStore() if world_size == 1 else None,
+        store=HashStore() if world_size == 1 else None,
         timeout=COLLECTIVE_TIMEOUT,
     )
 
 
 def lay_out(*, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Divide the ranks into tensor, pipeline and data-parallel groups. ValueError where they do not."""
+    """Divide the ranks into tensor-, pipeline- and data-parallel groups. Raises ValueError if they cannot be."""
     world_size, needed = distributed.get_world_size(), tensor_parallel * pipeline_parallel
     if world_size % needed:
         raise ValueError(
             f"learner.tensor_parallel = {tensor_parallel}, learner.pipeline_parallel = {pipeline_parallel}: "
-            f"they need processes in multiples of {needed}, not {world_size}; start so many or lower one"
+            f"they need a multiple of {needed} processes, not {world_size}; start that many or lower one of the two"
         )
     if parallel_state.model_parallel_is_initialized():
         if (tensor_parallel, pipeline_parallel) == (
@@ -121,8 +120,20 @@ def lay_out(*, tensor_parallel: int, pipeline_parallel: int) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
     )
-    # Without dropout nothing random happens once the weights are read: a tracker that forks no state will do.
+    # Without dropout nothing random happens once the weights are read, so a tracker that forks no state is enough.
     initialize_rng_tracker(inference_rng_tracker=True)
+
+
+def tensor_parallel_group() -> distributed.ProcessGroup:
+    group = parallel_state.get_tensor_model_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
+def pipeline_parallel_group() -> distributed.ProcessGroup:
+    group = parallel_state.get_pipeline_model_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
 
 
 def leave() -> None:

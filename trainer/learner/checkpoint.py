@@ -1,22 +1,20 @@
-"""Megatron distributed checkpoints of everything a run needs to go on as if it had never stopped.
+"""Checkpoints in Megatron's `torch_dist` format, exactly resumable, also under another parallel layout.
 
-A checkpoint holds model, optimizer, random state, the number of steps taken and an opaque blob of the
-caller's; it may be read under another parallel layout than it was written under. Two things differ from
-Megatron's defaults:
+A checkpoint holds weights, optimizer state, random state, the number of steps taken and opaque bytes of the caller's. Two
+things differ from Megatron's defaults:
 
-Writing happens in this process. Megatron starts a manager process, then one process per file, to write in the
-background; for a synchronous save that only costs seconds of start-up.
+Writing happens in this process. To write in the background, Megatron starts a manager process and one process per file; for
+a synchronous save that only costs seconds of start-up.
 
-megatron-core 0.16.1 loses Adam's step when DistributedOptimizer wraps torch's AdamW (no TransformerEngine or
-Apex): a fresh optimizer has no step to load into, the load then looks for a step among the sharded tensors,
-and what it finally restores is one tensor shared by all parameters, which each of them then increments.
-`_StepKeeper` mends the three.
+megatron-core 0.16.1 loses Adam's step count when DistributedOptimizer wraps torch's AdamW (no TransformerEngine or Apex):
+a fresh optimizer has no step to load into, the load then looks for a step among the sharded tensors, and what it finally
+restores is one tensor shared by all parameters, which each of them then increments. `_StepKeeper` works around all three.
 """
 
 import queue
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +29,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, distributed
 
+from trainer.learner.optimizer import inner_optimizers
+
 
 class InProcessSave(TorchDistSaveShardedStrategy):
     """The `torch_dist` format, written by the calling process: one file per rank, no process started."""
@@ -39,7 +39,7 @@ class InProcessSave(TorchDistSaveShardedStrategy):
         super().__init__("torch_dist", 1, thread_count=1)
 
     def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> AsyncRequest:
-        """Megatron's, but results return through a queue of this process, not of a manager's."""
+        """As Megatron does, except that results come through a queue of this process instead of a manager process's."""
         filesystem_async._results_queue = queue.Queue()
         return super().async_save(sharded_state_dict, checkpoint_dir)
 
@@ -56,8 +56,10 @@ class InProcessSave(TorchDistSaveShardedStrategy):
 def _write_buckets(writer: FileSystemWriterAsync) -> None:
     if not writer.write_buckets:
         return
-    results: queue.Queue[tuple[int, Any]] = queue.Queue()
-    pending: queue.Queue[int] = queue.Queue()
+    results: Any = (
+        queue.Queue()
+    )  # Megatron declares queues between processes here and needs no more than this
+    pending: Any = queue.Queue()
     for number, bucket in enumerate(
         FileSystemWriterAsync.preload_tensors(writer.write_buckets, non_blocking=False)
     ):
@@ -67,27 +69,34 @@ def _write_buckets(writer: FileSystemWriterAsync) -> None:
         )
     written = dict(results.get_nowait() for _ in writer.write_buckets)
     failure = next((result for result in written.values() if isinstance(result, Exception)), None)
+    assert writer.results_queue is not None, "set by async_save"
     writer.results_queue.put(failure or written)
 
 
+_ASSIGN = "_set_main_param_and_optimizer_states"
+"""The method of DistributedOptimizer that a load assigns one parameter's state with; replaced during the load."""
+
+
 class _StepKeeper:
-    """Carries Adam's step through a load of DistributedOptimizer around a torch optimizer."""
+    """Keeps Adam's step count through a load of DistributedOptimizer around a torch optimizer."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
-        self._distributed = [part for part in _parts(optimizer) if isinstance(part, DistributedOptimizer)]
+        self._distributed = [
+            part for part in inner_optimizers(optimizer) if isinstance(part, DistributedOptimizer)
+        ]
 
     def prepare(self) -> None:
-        """Before the load: give a fresh optimizer its steps, and keep it from asking the shards for them."""
+        """Before the load: give a fresh optimizer its step counts, and keep it from looking for them among the shards."""
         for part in self._distributed:
             part.init_state_fn(part.optimizer, part.config)
             for state in part.optimizer.state.values():
                 state.setdefault("step", torch.tensor(0.0))
-            part._set_main_param_and_optimizer_states = _with_own_step(part)
+            setattr(part, _ASSIGN, _with_own_step(part))
 
     def finish(self) -> None:
-        """After the load: every parameter counts its own steps again."""
+        """After the load: give every parameter a step count of its own again."""
         for part in self._distributed:
-            del part._set_main_param_and_optimizer_states
+            delattr(part, _ASSIGN)
             for state in part.optimizer.state.values():
                 state["step"] = state["step"].clone()
 
@@ -103,17 +112,12 @@ def _with_own_step(part: DistributedOptimizer) -> Callable[[Tensor, dict[str, Te
     return assign_with_step
 
 
-def adam_steps(optimizer: MegatronOptimizer) -> list[float]:
-    """How often each parameter of this rank has been updated."""
-    return [float(state["step"]) for part in _parts(optimizer) for state in part.optimizer.state.values()]
-
-
 def write_checkpoint(
     directory: Path, model: GPTModel, optimizer: MegatronOptimizer, *, steps: int, extra: bytes
 ) -> None:
     """Write into an existing, empty directory. Collective; call inside `backend.device_scope`.
 
-    Before the first step the optimizer has no state, and none is written.
+    Before the first step the optimizer has no state, so none is written.
     """
     weights = model.sharded_state_dict(metadata=_metadata(optimizer))
     state: dict[str, Any] = {
@@ -129,10 +133,10 @@ def write_checkpoint(
 
 
 def read_checkpoint(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -> tuple[int, bytes]:
-    """Restore model, optimizer and random state; return steps taken and the caller's blob. Collective, as
-    above.
+    """Restore model, optimizer and random state; return the steps taken and the caller's bytes.
 
-    Raises ValueError for a checkpoint written with the other kind of optimizer.
+    Collective; call inside `backend.device_scope`. Raises ValueError for a checkpoint written with the other kind of
+    optimizer.
     """
     common = dist_checkpointing.load_common_state_dict(str(directory))
     if common["distributed_optimizer"] != _is_distributed(optimizer):
@@ -143,9 +147,10 @@ def read_checkpoint(directory: Path, model: GPTModel, optimizer: MegatronOptimiz
     if common["steps"]:
         _read_both(directory, model, optimizer)
     else:
-        weights = {"model": model.sharded_state_dict(metadata=_metadata(optimizer))}
-        model.load_state_dict(dist_checkpointing.load(weights, str(directory))["model"])
-        for part in _parts(optimizer):
+        model.load_state_dict(
+            _load({"model": model.sharded_state_dict(metadata=_metadata(optimizer))}, directory)["model"]
+        )
+        for part in inner_optimizers(optimizer):
             part.optimizer.state.clear()
         optimizer.reload_model_params()
     torch.set_rng_state(common["rng"])
@@ -158,14 +163,20 @@ def _read_both(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -
     steps.prepare()
     weights = model.sharded_state_dict(metadata=_metadata(optimizer))
     moments = optimizer.sharded_state_dict(weights, is_loading=True, metadata=_metadata(optimizer))
-    state = dist_checkpointing.load({"model": weights, "optimizer": moments}, str(directory))
+    state = _load({"model": weights, "optimizer": moments}, directory)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     steps.finish()
 
 
+def _load(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
+    loaded = dist_checkpointing.load(sharded, str(directory))
+    assert isinstance(loaded, dict), "a tuple only where missing keys are to be reported"
+    return loaded
+
+
 def _metadata(optimizer: MegatronOptimizer) -> dict[str, Any]:
-    """How Megatron is to shard: always in the form that other layouts can read."""
+    """How Megatron must shard the state so that other layouts can read it."""
     metadata = {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "singleton_local_shards": False,
@@ -177,8 +188,4 @@ def _metadata(optimizer: MegatronOptimizer) -> dict[str, Any]:
 
 
 def _is_distributed(optimizer: MegatronOptimizer) -> bool:
-    return any(isinstance(part, DistributedOptimizer) for part in _parts(optimizer))
-
-
-def _parts(optimizer: MegatronOptimizer) -> list[Any]:
-    return cast(list[Any], getattr(optimizer, "chained_optimizers", [optimizer]))
+    return any(isinstance(part, DistributedOptimizer) for part in inner_optimizers(optimizer))

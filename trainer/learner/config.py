@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 LossKind = Literal["stream_grpo", "ppo_clip", "grpo", "sft"]
+"""The keys of `OBJECTIVES` in loss.py, which says what each reads and needs."""
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +93,12 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return self.lr
         remaining = max(self.decay_steps - step, 0) / (self.decay_steps - self.warmup_steps)
         return self.lr_min + (self.lr - self.lr_min) * remaining
+
+
+class NotFinite(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch was skipped because its loss or gradient was not a finite number."""
+
+    what: Literal["loss", "gradient"]
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,15 @@
-"""Weights between Hugging Face safetensors directories and a Megatron model, both ways, whatever the parallel
-layout.
+"""Weights between Hugging Face safetensors directories and a Megatron model, in both directions and any parallel layout.
 
-Reading: each rank takes its own part. Writing: tensor-parallel parts are joined, pipeline stages sent to rank
-0, which writes. Megatron keeps query, key and value of one head group together and gate above up; Hugging
-Face keeps each by itself.
+When reading, each rank takes its own part. When writing, tensor-parallel parts are joined, and pipeline stages send theirs to
+rank 0, which writes. Megatron keeps query, key and value of one head group together, and the gate above the up projection;
+Hugging Face keeps each in a tensor of its own.
 """
 
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import torch
@@ -20,13 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 
+from trainer.learner import backend
 from trainer.learner.directories import atomic_directory
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
 COPIED_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-"""Tokenizer, chat template and generation defaults of every family come in these."""
+"""The files of tokenizer, chat template and generation defaults end in one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,11 @@ def origins(model: GPTModel) -> dict[str, Origin]:
     }
     if model.share_embeddings_and_output_weights:
         table["output_layer.weight"] = table["embedding.word_embeddings.weight"]
-    for index, layer in enumerate(model.decoder.layers):
+    for index, layer in enumerate(cast(Any, model.decoder.layers)):
+        prefix = f"model.layers.{layer.layer_number - 1}."
         table |= {
             f"decoder.layers.{index}.{name}": Origin(
-                tuple(f"model.layers.{layer.layer_number - 1}.{part}" for part in origin.names), origin.kind
+                tuple(prefix + part for part in origin.names), origin.kind
             )
             for name, origin in _layer_origins().items()
         }
@@ -110,7 +111,7 @@ def _part(model: GPTModel, origin: Origin, whole: list[Tensor], *, rows: int) ->
         case "whole":
             return whole[0]
         case "qkv":
-            return _interleave(whole, model.config.num_query_groups).chunk(size)[rank]
+            return _interleave(whole, _num_groups(model)).chunk(size)[rank]
         case "gate_up":
             return torch.cat([half.chunk(size)[rank] for half in whole])
         case "columns":
@@ -121,15 +122,23 @@ def _part(model: GPTModel, origin: Origin, whole: list[Tensor], *, rows: int) ->
 
 
 def _interleave(qkv: list[Tensor], num_groups: int) -> Tensor:
-    """Rows of query, key and value, regrouped: those of the first head group, then of the second, ..."""
+    """Regroup the rows of query, key and value: those of the first head group, then those of the second, ..."""
     grouped = [part.unflatten(0, (num_groups, -1)) for part in qkv]
     return torch.cat(grouped, dim=1).flatten(0, 1)
 
 
-def _separate(joined: Tensor, num_groups: int, head_width: int) -> list[Tensor]:
-    grouped = joined.unflatten(0, (num_groups, -1))
+def _separate(joined: Tensor, model: GPTModel) -> list[Tensor]:
+    head_width = model.config.kv_channels
+    assert head_width is not None
+    grouped = joined.unflatten(0, (_num_groups(model), -1))
     query_rows = grouped.shape[1] - 2 * head_width
     return [part.flatten(0, 1) for part in grouped.split([query_rows, head_width, head_width], dim=1)]
+
+
+def _num_groups(model: GPTModel) -> int:
+    """Head groups: as many as there are key-value heads."""
+    assert model.config.num_query_groups is not None
+    return model.config.num_query_groups
 
 
 @torch.no_grad()
@@ -140,7 +149,7 @@ def gather_weights(model: GPTModel, *, vocab_size: int) -> dict[str, Tensor]:
     mine = {name: tensor.cpu() for name, tensor in _stage(model, vocab_size)}
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return {}
-    stages = distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+    stages = distributed.get_process_group_ranks(backend.pipeline_parallel_group())
     if distributed.get_rank() == stages[0]:
         for stage in stages[1:]:
             mine |= _receive(model, stage)
@@ -161,7 +170,7 @@ def _stage(model: GPTModel, vocab_size: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _all_parts(part: Tensor) -> list[Tensor]:
-    group = parallel_state.get_tensor_model_parallel_group()
+    group = backend.tensor_parallel_group()
     parts = [torch.empty_like(part) for _ in range(group.size())]
     distributed.all_gather(parts, part.contiguous(), group=group)
     return parts
@@ -172,7 +181,7 @@ def _join(model: GPTModel, origin: Origin, parts: list[Tensor], vocab_size: int)
         case "whole":
             return parts
         case "qkv":
-            return _separate(torch.cat(parts), model.config.num_query_groups, model.config.kv_channels)
+            return _separate(torch.cat(parts), model)
         case "gate_up":
             return [torch.cat(halves) for halves in zip(*(part.chunk(2) for part in parts), strict=True)]
         case "columns":
@@ -202,7 +211,7 @@ def _receive(model: GPTModel, stage: int) -> dict[str, Tensor]:
 
 
 def write_directory(tensors: dict[str, Tensor], directory: Path, *, source: Path) -> None:
-    """The weights, with config and tokenizer of `source`. The directory is visible only when whole."""
+    """Write the weights, with config and tokenizer of `source`. The directory appears only when it is complete."""
     with atomic_directory(directory) as partial:
         _write_shards(tensors, partial)
         for path in source.iterdir():

@@ -1,9 +1,8 @@
-"""Log-probability of the target and entropy of the distribution, from logits split over tensor-parallel
-ranks.
+"""Log-probability of the target and entropy of the distribution, from logits split over tensor-parallel ranks.
 
-Everything is computed in fp32 and in chunks of rows, so beside the logits themselves and their gradient no
-array of the vocabulary's width is held. Shape suffixes: P positions, V this rank's columns of the vocabulary,
-C rows of one chunk.
+Everything is computed in fp32, whatever the logits' type, and in chunks of rows, so that beside the logits and their gradient
+no array as wide as the vocabulary is held. Shape suffixes: P positions, V this rank's columns of the vocabulary, C rows of one
+chunk.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 CHUNK_ELEMENTS = 1 << 26
-"""fp32 numbers of one chunk: 256 MiB."""
+"""fp32 numbers in one chunk: 256 MiB."""
 
 
 class _VocabParallelLogprobs(torch.autograd.Function):
@@ -28,9 +27,8 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         group: ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
         first = group.rank() * logits_PV.size(1)
-        width = min(
-            logits_PV.size(1), max(vocab_size - first, 0)
-        )  # what lies beyond is padding of the vocabulary
+        # Columns beyond `width` pad the vocabulary.
+        width = min(logits_PV.size(1), max(vocab_size - first, 0))
         columns_P = (targets_P - first).clamp(0, max(width - 1, 0))
         mine_P = (targets_P >= first) & (targets_P < first + width)
         peaks_P = torch.full_like(targets_P, -torch.inf, dtype=torch.float32)
@@ -80,7 +78,7 @@ def vocab_parallel_logprobs(
     """Log-probs of the targets and entropies, both float32 of P, in nats, at the sampling temperature.
 
     `logits_PV` holds this rank's share of the columns, the last rank's possibly padded beyond `vocab_size`.
-    Gradients flow through the log-probs only: entropy is for reporting. Collective over `group`.
+    Gradients flow through the log-probs only; the entropies are for reporting. Collective over `group`.
     """
     return _VocabParallelLogprobs.apply(logits_PV, targets_P, temperature, vocab_size, group)
 

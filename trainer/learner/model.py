@@ -1,5 +1,7 @@
 """Builds the Megatron GPTModel of an architecture, its weights not yet read."""
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
@@ -27,7 +29,8 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
         raise ValueError(fault)
     transformer = transformer_config(architecture, config)
     spec = get_gpt_layer_local_spec(qk_layernorm=architecture.normed_qk, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    layer: Any = spec.submodules  # a union of dataclasses; this one is of a transformer layer
+    layer.self_attention.submodules.core_attention = PackedAttention
     tensor_parallel = config.tensor_parallel
     model = GPTModel(
         config=transformer,
@@ -38,7 +41,7 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=architecture.tied,
         position_embedding_type="rope",
-        rotary_base=architecture.rope_theta,
+        rotary_base=cast(int, architecture.rope_theta),  # computed with as a float, declared an int
     )
     _mark_divided(model)
     return model.to(transformer.params_dtype)
@@ -62,9 +65,13 @@ def _mark_divided(model: GPTModel) -> None:
             set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dimension, stride=1)
 
 
+def weights_dtype(config: LearnerConfig) -> torch.dtype:
+    return torch.bfloat16 if config.dtype == "bf16" else torch.float32
+
+
 def transformer_config(architecture: Architecture, config: LearnerConfig) -> TransformerConfig:
     """Megatron's description of the same shape; every fusion that needs TransformerEngine or Apex is off."""
-    dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    dtype = weights_dtype(config)
     return TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.width,

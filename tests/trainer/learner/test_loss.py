@@ -12,7 +12,7 @@ def tokens(policy: Tensor, behaviour: Tensor, advantages: Tensor, **changes: Ten
     defaults = {
         "trained_P": torch.ones(len(policy), dtype=torch.bool),
         "segments_P": torch.zeros(len(policy), dtype=torch.int64),
-        "condemned_P": torch.zeros(len(policy), dtype=torch.bool),
+        "vetoed_elsewhere_P": torch.zeros(len(policy), dtype=torch.bool),
         "entropies_P": torch.zeros(len(policy)),
     }
     return Tokens(
@@ -84,10 +84,10 @@ def test_one_impossible_ratio_vetoes_its_sample_and_no_other() -> None:
     torch.testing.assert_close(observed, torch.tensor([0.0, 0.0, -1.0, -1.0]))
 
 
-def test_a_sample_condemned_for_another_of_its_trajectory_is_vetoed() -> None:
+def test_a_sample_is_vetoed_for_another_of_its_trajectory() -> None:
     policy, segments = torch.full((4,), -1.0), torch.tensor([0, 0, 1, 1])
-    condemned = torch.tensor([False, False, True, True])
-    changes = {"segments_P": segments, "condemned_P": condemned}
+    elsewhere = torch.tensor([False, False, True, True])
+    changes = {"segments_P": segments, "vetoed_elsewhere_P": elsewhere}
     observed = gradient(policy, policy, torch.ones(4), LossConfig(), **changes)
     torch.testing.assert_close(observed, torch.tensor([-1.0, -1.0, 0.0, 0.0]))
 

@@ -1,5 +1,6 @@
 """Tiny random models in Hugging Face directories, and batches for them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trainer.batching.batch import Batch, Sample
 from trainer.learner import backend
-from trainer.learner.config import LearnerConfig
+from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.megatron import Learner
 
 SHAPE = {
@@ -91,12 +92,27 @@ def make_batch(samples: tuple[Sample, ...], *, step: int = 1, temperature: float
     )
 
 
+def take_step(learner: Learner, samples: tuple[Sample, ...], *, step: int = 1) -> StepMetrics:
+    metrics = learner.step(make_batch(samples, step=step))
+    assert isinstance(metrics, StepMetrics)
+    return metrics
+
+
+def branched(samples: tuple[Sample, ...], *, offender: int) -> tuple[Sample, ...]:
+    """The first three are branches of one trajectory; `offender` holds a token that the policy could not have sampled."""
+    made = [replace(one, request_id="cut", branch=n) if n < 3 else one for n, one in enumerate(samples)]
+    logprobs = np.where(made[offender].trained_T, made[offender].behaviour_logprobs_T, 0)
+    logprobs[np.flatnonzero(made[offender].trained_T)[0]] = -40.0
+    made[offender] = replace(made[offender], behaviour_logprobs_T=logprobs.astype(np.float32))
+    return tuple(made)
+
+
 def train(learner: Learner, num_steps: int, *, vocab_size: int = 64) -> list[tuple[float, float]]:
     """Loss and gradient norm of some steps, each on the batch of its number."""
     seen = []
     for _ in range(num_steps):
         step = learner.steps + 1
-        metrics = learner.step(make_batch(make_samples(vocab_size=vocab_size, seed=step), step=step))
+        metrics = take_step(learner, make_samples(vocab_size=vocab_size, seed=step), step=step)
         seen.append((metrics.loss, metrics.grad_norm))
     return seen
 
@@ -104,6 +120,11 @@ def train(learner: Learner, num_steps: int, *, vocab_size: int = 64) -> list[tup
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
     """What the last update's gradient was, before clipping; as Megatron names and lays out the parameters."""
     return {name: p.main_grad.clone() for name, p in learner._model.named_parameters() if p.requires_grad}
+
+
+def relative_difference(left: Learner, right: Learner) -> float:
+    scale = max(float(gradient.abs().max()) for gradient in gradients(left).values())
+    return largest_difference(gradients(left), gradients(right)) / scale
 
 
 def assert_same_run(observed: list[tuple[float, float]], expected: list[tuple[float, float]]) -> None:

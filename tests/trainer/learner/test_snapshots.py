@@ -1,0 +1,60 @@
+"""Log-probs under past weights, and the gap measured under them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.learner.tiny import config, make_batch, make_samples, train
+from trainer.batching.logprob_gap import measure_gap
+from trainer.feed import Feed
+from trainer.learner.megatron import Learner
+
+
+def test_past_weights_answer_as_they_did_and_the_present_ones_stay(qwen3: Path) -> None:
+    learner, samples = Learner(config(snapshots_kept=2), model_directory=qwen3), make_samples()
+    recorded = {}
+    for version in range(3):
+        learner.snapshot(version)
+        recorded[version] = learner.logprobs(samples, 1.0)
+        train(learner, 1)
+    present = learner.logprobs(samples, 1.0)
+    assert learner.versions_held == (1, 2)
+    for version in (1, 2):
+        for expected, observed in zip(
+            recorded[version], learner.logprobs_under(version, samples, 1.0), strict=True
+        ):
+            np.testing.assert_array_equal(observed, expected)
+    np.testing.assert_array_equal(np.concatenate(learner.logprobs(samples, 1.0)), np.concatenate(present))
+    with pytest.raises(KeyError):
+        learner.logprobs_under(0, samples, 1.0)
+
+
+def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Path) -> None:
+    """The engine is simulated by the learner itself, so under the right weights there is no gap at all."""
+    feed, samples = Feed(Learner(config(snapshots_kept=3, lr=1e-2), model_directory=qwen3)), make_samples()
+    sampled_by = {}
+    for version in range(3):
+        feed.snapshot(version)
+        sampled_by[version] = feed.logprobs(samples, 1.0)
+        train(feed.learner, 1)
+    answered = []
+    for index, one in enumerate(
+        samples
+    ):  # the first half of each sample by one version, the second by the next
+        versions = np.where(np.arange(one.num_tokens) < one.num_tokens // 2, index % 2, index % 2 + 1)
+        logprobs = np.choose(versions, [sampled_by[version][index] for version in range(3)])
+        answered.append(
+            replace(
+                one,
+                versions_T=np.where(one.trained_T, versions, -1).astype(np.int32),
+                behaviour_logprobs_T=np.where(one.trained_T, logprobs, 0).astype(np.float32),
+            )
+        )
+    batch = make_batch(tuple(answered))
+    gap = measure_gap(batch, feed.learner.versions_held, feed.logprobs_under)
+    assert (gap.max, gap.num_unmeasured) == (0, 0)
+    present = measure_gap(batch, (0, 1, 2), lambda _, chosen, temperature: feed.logprobs(chosen, temperature))
+    assert present.mean is not None
+    assert present.mean > 0.01, "the weights moved too little for this test to notice"
