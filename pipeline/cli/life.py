@@ -29,6 +29,7 @@ FATES = {
     "late": "not trained: stale, for its group had closed without it or its weights were too old",
     "refused": "not trained: its tokens do not add up",
     "failed": "not trained: it never had a reward, because something of ours broke",
+    "not_finite": "not trained: the loss or gradient of its batch was not finite, so the batch was skipped",
     "quarantined": "not trained: its task is in quarantine",
     "evaluated": "not to be trained: it counted in an evaluation",
     "withdrawn": "not trained: it was asked for no longer",

@@ -121,7 +121,7 @@ class Updater:
         return [found.get(index, False) for index in range(len(samples))]
 
     def _reduce(self, reports: list[dict[str, Tensor]]) -> Report:
-        """Sums (and the maximum) over micro-batches and ranks; `broken_gradients` counts buffers that are not finite."""
+        """Sums (and the maximum) over micro-batches and ranks; `broken_gradients` counts gradients without a finite norm."""
         sums = torch.zeros(len(SUMS) + 1, dtype=torch.float64, device=backend.device())
         peak = torch.zeros((), dtype=torch.float64, device=backend.device())
         if self._forward.reports:
@@ -131,7 +131,8 @@ class Updater:
         gradients = cast(
             list[Any], self._wrapped.buffers
         )  # Megatron's, in place of torch's method of that name
-        sums[-1] = sum(int(not buffer.grad_data.sum().isfinite()) for buffer in gradients)
+        norms = (torch.linalg.vector_norm(buffer.grad_data) for buffer in gradients)
+        sums[-1] = sum(int(not norm.isfinite()) for norm in norms)
         distributed.all_reduce(sums)
         distributed.all_reduce(peak, op=distributed.ReduceOp.MAX)
         named = dict(zip((*SUMS, "broken_gradients"), sums.tolist(), strict=True))

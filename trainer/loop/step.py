@@ -8,11 +8,11 @@ from pipeline.telemetry import span
 from trainer.batching.batch import Batch
 from trainer.batching.collate import make_batch
 from trainer.batching.logprob_gap import Gap, measure_gap
-from trainer.learner.config import StepMetrics
+from trainer.learner.config import NotFinite, StepMetrics
 from trainer.loop.parts import Parts
 from trainer.loop.state import Standing
 from trainer.recipe import Recipe
-from trainer.records.journal import Fate, StepRow
+from trainer.records.journal import Fate, SkippedBatchRow, StepRow
 from trainer.rollouts.groups import Group
 from trainer.rollouts.ledger import SinceStep
 
@@ -26,9 +26,10 @@ class Stepper:
         self._recipe = recipe
         self._parts = parts
         self._standing = standing
+        self._has_skipped = False  # the last batch was not finite
 
     async def take(self, groups: list[Group], *, wait_s: float) -> bool:
-        """Train on `groups`, which took `wait_s` to come; False if they turned out to hold nothing to train. Settles them."""
+        """Train on `groups`, which took `wait_s` to come; False if they changed nothing. Settles them."""
         parts, standing = self._parts, self._standing
         batch, fates = self._make_batch(groups)
         if batch.num_trained_tokens == 0:
@@ -41,6 +42,10 @@ class Stepper:
         standing.phase = "optimizer step"
         with self._spans(groups, batch, fates):
             metrics = await parts.learner(parts.feed.step, batch)
+        if isinstance(metrics, NotFinite):
+            self._skip(groups, batch, metrics)
+            return False
+        self._has_skipped = False
         standing.step = batch.step
         standing.phase = "measuring the log-prob gap"
         gap = await parts.learner(
@@ -49,6 +54,23 @@ class Stepper:
         self._record(groups, batch, metrics, gap, wait_s)
         self._close(groups, fates)
         return True
+
+    def _skip(self, groups: list[Group], batch: Batch, found: NotFinite) -> None:
+        """Settle a batch that changed nothing. Raises FloatingPointError if the batch before it was skipped too."""
+        standing, ids = self._standing, batch.request_ids
+        standing.begun_steps -= 1
+        self._parts.journal.append(
+            SkippedBatchRow(step=batch.step, version=standing.version, what=found.what, request_ids=ids)
+        )
+        for group in groups:
+            self._parts.ledger.drop_group(group, "not_finite")
+        fact = f"step {batch.step}: the {found.what} of a batch of {len(ids)} trajectories is not finite"
+        if self._has_skipped:
+            raise FloatingPointError(f"{fact}, and so was the batch before it; see skipped_batches.jsonl")
+        self._has_skipped = True
+        self._parts.progress.say(
+            f"{fact}: skipped it, the weights are unchanged; a second in a row ends the run"
+        )
 
     def _make_batch(self, groups: list[Group]) -> tuple[Batch, dict[str, Fate]]:
         recipe = self._recipe

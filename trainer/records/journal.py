@@ -28,6 +28,7 @@ Fate = Literal[
     "refused",  # its tokens do not add up; the trajectory is kept in Redis
     "failed",  # never had a reward: something of ours broke
     "evaluated",
+    "not_finite",  # the loss or gradient of its batch was not finite, so the batch was skipped
     "withdrawn",  # asked for no longer, because its group closed without it or the run ended
 ]
 
@@ -163,6 +164,16 @@ EndReason = Literal[
 ]
 
 
+class SkippedBatchRow(Row, frozen=True, kw_only=True):
+    """A batch whose loss or gradient was not finite: weights and optimizer stayed as they were, its trajectories are settled."""
+
+    step: int  # that it would have been
+    version: int  # of the weights that the step started from
+    what: Literal["loss", "gradient"]  # that was not finite
+    request_ids: tuple[str, ...]
+    at: float = 0.0
+
+
 class EndRow(Row, frozen=True, kw_only=True):
     """How a trainer process ended. A trainer that was killed leaves none.
 
@@ -190,6 +201,7 @@ FILES: dict[type[Row], str] = {
     PublicationRow: "publications.jsonl",
     QuarantineRow: "quarantines.jsonl",
     SkippedRow: "skipped.jsonl",
+    SkippedBatchRow: "skipped_batches.jsonl",
     EndRow: "endings.jsonl",
 }
 

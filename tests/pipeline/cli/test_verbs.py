@@ -379,6 +379,7 @@ async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: Line
     [
         ("trained", "trained in step 7, from weights v6"),
         ("zero_variance", "not trained: its whole group was worth the same, so there was nothing to learn"),
+        ("not_finite", "not trained: the loss or gradient of its batch was not finite, so the batch was skipped"),
     ],
 )
 async def test_explain_asks_the_journal_what_became_of_it(
