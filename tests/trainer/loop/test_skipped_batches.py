@@ -4,7 +4,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from tests.trainer.scripted_fleet import fleet
+from benchmarks.scripted_fleet import fleet
 from tests.trainer.test_run import recipe as recipe
 from tests.trainer.test_run import sets, start, steps
 from trainer.records.journal import EpisodeRow, PublicationRow, SkippedBatchRow, read
