@@ -27,7 +27,7 @@ from infra.redis_server import own_redis, socket_of
 from pipeline import connection, queue
 from pipeline.request import Claim
 from pipeline.trajectory import Trajectory
-from workers.claim import Progress
+from workers.status import EpisodeStatus
 
 RIVAL = "arq's defaults"
 JOB = "job"
@@ -64,7 +64,7 @@ async def latencies(url: str, plan: ClaimsPlan) -> list[Comparison]:
     """From the call that enqueues to the first line of the stage, one request at a time to an idle worker."""
     begun: asyncio.Queue[float] = asyncio.Queue()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         begun.put_nowait(time.perf_counter())
         return scripted_fleet.typical(claim)
 
@@ -119,7 +119,7 @@ async def takeovers(url: str, plan: ClaimsPlan) -> Comparison:
 async def _our_takeover(url: str) -> float:
     begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         begun.set_result(time.perf_counter())
         return scripted_fleet.typical(claim)
 
@@ -216,7 +216,7 @@ async def _our_share(url: str, sizes: Sequence[int], plan: ClaimsPlan) -> dict[i
     busy = BusyTime(sizes)
 
     def stage_of(slots: int) -> Any:
-        async def stage(claim: Claim, progress: Progress) -> Trajectory:
+        async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
             await busy.episode(slots, _length(plan))
             return scripted_fleet.typical(claim)
 

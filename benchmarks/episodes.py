@@ -21,11 +21,11 @@ from benchmarks import bug, chat_tokenizer, mini_swe_agent
 from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison, Measurements, compared, main, p50, shuffled
-from workers.claim import Progress
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
+from workers.status import EpisodeStatus
 
 OURS = "ours"
 
@@ -53,7 +53,7 @@ async def episodes(short: bool) -> list[Comparison]:
     async def ours(number: int) -> None:
         claim = bug.claim(number, agent_config=agent_config)
         trajectory = await run_rollout(
-            claim, Progress(), policies=policies, sandboxes=fleet, grader=Grader(fleet)
+            claim, EpisodeStatus(), policies=policies, sandboxes=fleet, grader=Grader(fleet)
         )
         assert trajectory.reward is not None, trajectory.outcome
         assert trajectory.reward.resolved, trajectory.reward

@@ -28,7 +28,8 @@ from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from pipeline.trajectory import Failed, Reward, Submitted, Trajectory, Turn, VersionSpan
 from workers.breaker import Breakers
-from workers.claim import Claimer, Progress, Stage
+from workers.claim import Claimer, Stage
+from workers.status import EpisodeStatus
 from workers.taker import Taker
 
 VOCAB_SIZE = 512
@@ -259,7 +260,7 @@ def work_in_process(parent: Connection, url: str, slots: int, durations: Duratio
     """A worker whose episodes only sleep, to be run as a child process. It sends "begun" at its first episode."""
     unsent = ["begun"]
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         if unsent:
             parent.send(unsent.pop())
         await asyncio.sleep(durations.of(claim.request.cursor, claim.request.member))

@@ -21,7 +21,8 @@ from benchmarks.cpu_meter import CpuMeter
 from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison, Measurements, compared, main, p50, p95, shuffled
-from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Sandbox
 
 OURS = "ours"
 CLI, API, HOST = "docker exec", "Docker API exec", "host bash -c"
@@ -54,7 +55,7 @@ class Arena:
 
     methods: Mapping[str, Call]
     meters: Mapping[str, CpuMeter]
-    sandboxes: list[DockerSandbox]
+    sandboxes: list[Sandbox]
     rivals: list[Any]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.cpu_meter import cgroup
 from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison
-from workers.sandbox.docker import DockerSandbox
+from workers.sandbox.protocol import Sandbox
 
 TIMEOUT_S = 1  # the rival takes whole seconds
 WHAT = "commands that are stopped at their time limit, with daemons, new sessions and double forks"
@@ -46,7 +46,7 @@ mark
 
 
 async def compared_survivors(
-    sandboxes: Sequence[DockerSandbox], rivals: Sequence[Any], *, num_ours: int, num_rival: int
+    sandboxes: Sequence[Sandbox], rivals: Sequence[Any], *, num_ours: int, num_rival: int
 ) -> Comparison:
     """Surviving processes per run, on average."""
     ours = await _in_turns([_ours(sandbox) for sandbox in sandboxes], num_ours)
@@ -73,7 +73,7 @@ async def _in_turns(places: Sequence[Any], num_runs: int) -> list[int]:
     return [count for some in found for count in some]
 
 
-def _ours(sandbox: DockerSandbox) -> Any:
+def _ours(sandbox: Sandbox) -> Any:
     async def once() -> int:
         mark = f"swerve-{secrets.token_hex(6)}"
         processes = await _cgroup_of(sandbox.id)

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,5 +82,39 @@ def test_help_needs_nothing_heavy(command: str) -> None:
         f"    runpy.run_module({command!r}, run_name='__main__')\n"
         "print(*(m for m in ('torch', 'megatron', 'docker', 'transformers') if m in sys.modules))"
     )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path, modules: Collection[str]) -> set[str]:
+    """Our modules that a file imports as it is loaded or for its types, but not those that a function imports when it is called."""
+    found: set[str] = set()
+    statements = list(ast.parse((ROOT / path).read_text()).body)
+    while statements:
+        node = statements.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.If | ast.Try):
+            statements += [*node.body, *node.orelse]
+    return (found & set(modules)) - {module_of(path)}
+
+
+@pytest.mark.parametrize("package", ["pipeline", "workers"])
+def test_modules_import_one_another_in_no_circle(package: str) -> None:
+    ours = {module_of(path): path for path in FILES if path.parts[0] == package}
+    left = {module: imports_of(path, ours.keys()) for module, path in ours.items()}
+    while leaves := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in leaves}
+    assert left == {}
+
+
+def test_a_rollout_knows_nothing_of_the_queue() -> None:
+    code = "import sys, workers.rollout; print(*(m for m in ('arq', 'redis', 'docker') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -29,6 +29,7 @@ from pipeline.request import Budget, Claim
 from pipeline.telemetry import current_traceparent, span
 from pipeline.trajectory import Failed, Trajectory, outcome_tag
 from workers.breaker import Breakers
+from workers.status import EpisodeStatus
 
 log = logging.getLogger("swerve.worker")
 
@@ -39,15 +40,7 @@ TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
-@dataclass(slots=True)
-class Progress:
-    """Where a running claim is; written by the stage, sent with every breath."""
-
-    phase: str = "opening"
-    turn: int = 0
-
-
-Stage = Callable[[Claim, Progress], Awaitable[Trajectory]]
+Stage = Callable[[Claim, EpisodeStatus], Awaitable[Trajectory]]
 
 
 class TailHandler(logging.Handler):
@@ -62,7 +55,7 @@ class TailHandler(logging.Handler):
 @dataclass(slots=True)
 class Claimer:
     """`answer` is the arq job. `taken` holds claims whose job has not begun; `running` maps request ids to their
-    progress, for the worker's status.
+    status, for the worker's status.
     """
 
     redis: ArqRedis
@@ -70,7 +63,7 @@ class Claimer:
     stage: Stage
     breakers: Breakers
     taken: dict[str, Claim] = field(default_factory=dict[str, Claim])
-    running: dict[str, Progress] = field(default_factory=dict[str, Progress])
+    running: dict[str, EpisodeStatus] = field(default_factory=dict[str, EpisodeStatus])
     finished: int = 0
     failed: int = 0
 
@@ -82,10 +75,10 @@ class Claimer:
 
     async def _hold(self, claim: Claim) -> None:
         """Run the claim under its lease; whichever way this ends, nothing of it goes on afterwards."""
-        progress = self.running[claim.request.id] = Progress()
+        status = self.running[claim.request.id] = EpisodeStatus()
         _tail.set(deque(maxlen=TAIL_LINES))
-        work = asyncio.create_task(self._work(claim, progress))
-        breath = asyncio.create_task(self._breathe(claim, progress))
+        work = asyncio.create_task(self._work(claim, status))
+        breath = asyncio.create_task(self._breathe(claim, status))
         settled, rest_s = False, queue.LEASE_S
         try:
             await asyncio.wait({work, breath}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,13 +103,13 @@ class Claimer:
                     await asyncio.shield(giving)
             self.running.pop(claim.request.id, None)
 
-    async def _breathe(self, claim: Claim, progress: Progress) -> None:
+    async def _breathe(self, claim: Claim, status: EpisodeStatus) -> None:
         """Renew until told to stop. Raises LeaseLost when the lease is another's, or Redis was silent for SILENCE_S."""
         heard_at = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                if not await queue.renew(self.redis, claim, _lease(claim, progress)):
+                if not await queue.renew(self.redis, claim, _lease(claim, status)):
                     raise LeaseLost(claim.request.id)
                 heard_at = time.monotonic()
             except RedisError as error:
@@ -125,7 +118,7 @@ class Claimer:
                 if time.monotonic() - heard_at > SILENCE_S:
                     raise LeaseLost(claim.request.id) from error
 
-    async def _work(self, claim: Claim, progress: Progress) -> None:
+    async def _work(self, claim: Claim, status: EpisodeStatus) -> None:
         request = claim.request
         with span(
             "rollout",
@@ -135,16 +128,16 @@ class Claimer:
             attempt=claim.attempt,
             worker=self.worker,
         ) as current:
-            trajectory, ending = await self._play_and_settle(claim, progress)
+            trajectory, ending = await self._play_and_settle(claim, status)
             current.set_attribute("swerve.outcome", outcome_tag(trajectory.outcome))
         log.info("%s %s attempt %d: %s", request.id, outcome_tag(trajectory.outcome), claim.attempt, ending)
 
-    async def _play_and_settle(self, claim: Claim, progress: Progress) -> tuple[Trajectory, str]:
+    async def _play_and_settle(self, claim: Claim, status: EpisodeStatus) -> tuple[Trajectory, str]:
         """What came of the claim, and what became of the request. A bug of ours is a failed trajectory too."""
         started_at = time.time()
         try:
-            trajectory = replace(await self._play(claim, progress), traceparent=current_traceparent())
-            progress.phase = "publishing"
+            trajectory = replace(await self._play(claim, status), traceparent=current_traceparent())
+            status.phase = "publishing"
             if not isinstance(trajectory.outcome, Failed):
                 self.breakers.succeeded(claim.request.id)
                 ending = await retry.until_answered(lambda: stream.publish(self.redis, trajectory))
@@ -159,10 +152,10 @@ class Claimer:
             trajectory, detail = _broken(claim, failed, started_at), traceback.format_exc()
         return trajectory, await self._fail(trajectory, failed, detail)
 
-    async def _play(self, claim: Claim, progress: Progress) -> Trajectory:
+    async def _play(self, claim: Claim, status: EpisodeStatus) -> Trajectory:
         """The stage, unless the request is known to kill those who play it."""
         if claim.num_unended < claim.request.limits.retries.unended_claims:
-            return await self.stage(claim, progress)
+            return await self.stage(claim, status)
         message = f"{claim.num_unended} workers fell silent over it; it is not tried on another"
         return _broken(claim, Failed(boundary="request", message=message, transient=False), time.time())
 
@@ -176,7 +169,9 @@ class Claimer:
         if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
             await retry.until_answered(
-                lambda: queue.return_to_queue(self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why)
+                lambda: queue.return_to_queue(
+                    self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why
+                )
             )
             return why
         earlier = await retry.until_answered(lambda: deadletters.failures(self.redis, claim.request.id))
@@ -184,19 +179,23 @@ class Claimer:
         budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
-            await retry.until_answered(lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine))
+            await retry.until_answered(
+                lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine)
+            )
             return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
-        return await retry.until_answered(lambda: deadletters.dead_letter(self.redis, trajectory, [*earlier, mine]))
+        return await retry.until_answered(
+            lambda: deadletters.dead_letter(self.redis, trajectory, [*earlier, mine])
+        )
 
 
-def _lease(claim: Claim, progress: Progress) -> Lease:
+def _lease(claim: Claim, status: EpisodeStatus) -> Lease:
     request = claim.request
     return Lease(
         worker=claim.worker,
         attempt=claim.attempt,
         claimed_at=claim.claimed_at,
-        phase=progress.phase,
-        turn=progress.turn,
+        phase=status.phase,
+        turn=status.turn,
         task_id=request.task.id,
         purpose=request.purpose,
         group_id=request.group_id,

@@ -1,13 +1,13 @@
-"""`python -m workers.reap [--all] [--json]`: removes at once what crashed workers left on this host's Docker engines.
+"""`python -m workers.reap [--all] [--json]`: removes at once what crashed workers left on the Docker hosts of this machine.
 
-That is containers of this fleet whose claim breathes no more or whose deadline is over, which every worker also does at its
-start and every 15 s, on the engines of SWERVE_DOCKER_HOSTS or DOCKER_HOST; and temporary files of workers, an hour old. Swerve makes
-no networks and no volumes of its own, and a container's anonymous volumes go with it: there is nothing of these to remove.
+That is: containers of this fleet whose lease has expired or whose deadline is over, on the Docker hosts of SWERVE_DOCKER_HOSTS or
+DOCKER_HOST (every worker removes these too, at its start and every 15 s); and workers' temporary files, an hour old. Swerve creates no
+networks and no volumes, and a container's anonymous volumes are removed with it, so nothing else is left behind.
 
-With --all every container of every fleet goes, whether at work or not, and Redis is not asked: for a host where nothing of Swerve
-runs, when the Redis that knew the claims is gone.
+With --all, every container of every fleet is removed, in use or not, without asking Redis. Use it on a machine where nothing of Swerve
+runs, when the Redis that held the leases is gone.
 
-Exit status: 0 nothing is left that should not be; 1 something is, or an engine or Redis does not answer; 2 misuse.
+Exit status: 0 nothing is left; 1 something is left, or a Docker host or Redis does not answer; 2 misuse.
 """
 
 import argparse
@@ -30,63 +30,68 @@ from workers.docker.host import DockerHost
 from workers.settings import docker_hosts
 
 if TYPE_CHECKING:
-    from workers.sandbox.orphans import Alive
+    from workers.sandbox.orphans import HasLease
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
-    """What became of one engine. `left` should have gone as well."""
+class ReapedHost:
+    """What was removed from one Docker host. `left` are containers that should have been removed as well."""
 
-    engine: str
+    host: str
     removed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    engines: tuple[Reaped, ...]
-    files: tuple[str, ...]  # temporary ones that were removed
+class ReapReport:
+    hosts: tuple[ReapedHost, ...]
+    files: tuple[str, ...]  # temporary files that were removed
 
     @property
     def clean(self) -> bool:
-        return not any(engine.left or engine.failure for engine in self.engines)
+        return not any(host.left or host.failure for host in self.hosts)
 
 
-async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> Report:
-    """Raises RedisError, OSError or ValueError if Redis has to be asked and cannot be."""
+async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> ReapReport:
+    """Raises RedisUnavailable if Redis is needed and absent."""
     from workers.temporary import remove_stale
 
     if everything:
         found = [await _reaped(host, "", None) for host in hosts]
     else:
-        redis = await connection.connect(redis_settings().url, patience_s=0)
+        url = redis_settings().url
+        redis = await connection.connect(url, patience_s=0)
         async with contextlib.aclosing(redis):
-            fleet = await census.fleet_id(redis)
-            found = [await _reaped(host, fleet, functools.partial(queue.is_leased, redis)) for host in hosts]
-    return Report(tuple(found), tuple(map(str, remove_stale())))
+            try:
+                fleet = await census.fleet_id(redis)
+                has_lease = functools.partial(queue.is_leased, redis)
+                found = [await _reaped(host, fleet, has_lease) for host in hosts]
+            except RedisError as error:
+                raise connection.unavailable(url, error) from error
+    return ReapReport(tuple(found), tuple(map(str, remove_stale())))
 
 
-async def _reaped(host: DockerHost, fleet: str, alive: "Alive | None") -> Reaped:
-    """Without `alive`, of all fleets."""
+async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") -> ReapedHost:
+    """Remove the orphans of `fleet`, or, without `has_lease`, every container of every fleet."""
     from workers.sandbox.docker import DockerSandboxes
     from workers.sandbox.orphans import orphans
 
     sandboxes = DockerSandboxes(fleet=fleet, host=host)
 
-    async def strays() -> list[str]:
-        if alive is None:
-            return [name for name, _ in await sandboxes.engine.labelled(None)]
-        return await orphans(sandboxes, alive=alive)
+    async def unwanted() -> list[str]:
+        if has_lease is None:
+            return [name for name, _ in await sandboxes.api.labelled(None)]
+        return await orphans(sandboxes, has_lease=has_lease)
 
     removed: list[str] = []
     try:
-        for name in await strays():
-            await sandboxes.engine.remove(name)
+        for name in await unwanted():
+            await sandboxes.api.remove(name)
             removed.append(name)
-        return Reaped(host.url, tuple(removed), left=tuple(await strays()))
+        return ReapedHost(host.url, tuple(removed), left=tuple(await unwanted()))
     except SandboxError as error:
-        return Reaped(host.url, tuple(removed), failure=str(error))
+        return ReapedHost(host.url, tuple(removed), failure=str(error))
     finally:
         await sandboxes.close()
 
@@ -97,23 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--all", action="store_true", help="every fleet's containers, at work or not")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--all", action="store_true", help="remove every fleet's containers, in use or not")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
         report = asyncio.run(reap_hosts(docker_hosts(), everything=options.all))
     except RedisUnreachable as error:
-        print(f"{error}; it knows which claims are in force: see --all", file=sys.stderr)
+        print(f"{error}; it holds the leases; without it, see --all", file=sys.stderr)
         return 1
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except (RedisError, OSError) as error:
-        print(
-            f"Redis, which knows which claims are in force, does not answer: {error}; see --all",
-            file=sys.stderr,
-        )
-        return 1
     if options.json:
         print(json.dumps({"clean": report.clean, **asdict(report)}))
     else:
@@ -121,14 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report.clean else 1
 
 
-def _lines(report: Report) -> Iterator[str]:
-    for engine in report.engines:
-        yield from (f"removed  {name}  at {engine.engine}" for name in engine.removed)
-        yield from (f"left     {name}  at {engine.engine}" for name in engine.left)
-        if engine.failure:
-            yield f"failed   {engine.engine}: {engine.failure}"
+def _lines(report: ReapReport) -> Iterator[str]:
+    for host in report.hosts:
+        yield from (f"removed  {name}  at {host.host}" for name in host.removed)
+        yield from (f"left     {name}  at {host.host}" for name in host.left)
+        if host.failure:
+            yield f"failed   {host.host}: {host.failure}"
     yield from (f"removed  {file}" for file in report.files)
-    num_removed = sum(len(engine.removed) for engine in report.engines)
+    num_removed = sum(len(host.removed) for host in report.hosts)
     yield f"{num_removed} containers and {len(report.files)} files removed: {'clean' if report.clean else 'not clean'}"
 
 

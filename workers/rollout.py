@@ -1,10 +1,10 @@
-"""The stage: one claimed request played, graded, and told as a trajectory. Knows nothing of Redis or queues.
+"""The rollout stage: plays a claimed request, grades the result, and returns both as a trajectory. It knows nothing of Redis or queues.
 
-A rollout that breaks is a trajectory too; only our own bugs and a lost lease raise.
+A rollout that fails is a trajectory too. Only bugs of ours and a lost lease raise.
 """
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,10 +14,8 @@ from pipeline.request import Claim
 from pipeline.telemetry import span
 from pipeline.trajectory import Failed, Outcome, Reward, Trajectory, Turn
 from workers.agent.loop import Policy, play
-from workers.claim import Progress
-
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Sandboxes
+from workers.status import EpisodeStatus
 
 
 class Policies(Protocol):
@@ -27,20 +25,20 @@ class Policies(Protocol):
 
 
 class Grades(Protocol):
-    """Judges a patch in a container that the agent never saw. Raises GraderError, never returns for an infrastructure failure."""
+    """Grades a patch in a sandbox that the agent never saw. Raises GraderError for an infrastructure failure, never returns a reward."""
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward: ...
 
 
 async def run_rollout(
-    claim: Claim, progress: Progress, *, policies: Policies, sandboxes: "DockerSandboxes", grader: Grades
+    claim: Claim, status: EpisodeStatus, *, policies: Policies, sandboxes: Sandboxes, grader: Grades
 ) -> Trajectory:
-    """Play the claim to its end and grade what it submitted; the agent's container is gone before the grader's opens."""
+    """Play the claim to its end and grade what it submitted. The agent's sandbox is removed before the grader's opens."""
     turns: list[Turn] = []
     reward: Reward | None = None
     started_at = time.time()
     try:
-        outcome, reward = await _play_and_grade(claim, progress, turns, policies, sandboxes, grader)
+        outcome, reward = await _play_and_grade(claim, status, turns, policies, sandboxes, grader)
     except LeaseLost:
         raise
     except RolloutError as error:
@@ -57,27 +55,27 @@ async def run_rollout(
 
 async def _play_and_grade(
     claim: Claim,
-    progress: Progress,
+    status: EpisodeStatus,
     turns: list[Turn],
     policies: Policies,
-    sandboxes: "DockerSandboxes",
+    sandboxes: Sandboxes,
     grader: Grades,
 ) -> tuple[Outcome, Reward]:
     def on_turn(turn: int) -> None:
-        progress.phase, progress.turn = "agent", turn
+        status.phase, status.turn = "agent", turn
 
     with span("agent"):
         policy = await policies.open(claim)
         async with sandboxes.open(_with_agent_env(claim), role="agent") as shell:
             outcome = await play(claim.request, policy=policy, shell=shell, turns=turns, on_turn=on_turn)
-    progress.phase = "grading"
+    status.phase = "grading"
     with span("grade"):
         reward = await grader.grade(claim, outcome.patch)
     return outcome, reward
 
 
 def _with_agent_env(claim: Claim) -> Claim:
-    """The agent's YAML may set variables (pagers, progress bars); the task's own win."""
+    """The claim, with the environment variables of the agent's YAML added to the task's, which take precedence."""
     request = claim.request
     env = dict(load_agent(request.agent_config).env) | request.task.env
     return replace(claim, request=replace(request, task=replace(request.task, env=env)))

@@ -1,7 +1,10 @@
-"""`python -m workers.run`: one worker process. Builds the tools, starts the arq worker, tells the fleet that it lives.
+"""`python -m workers.run`: one worker process. Builds its tools, takes requests from the queue, sends heartbeats.
 
-Interchangeable: it needs Redis, the router and a Docker engine, and no recipe. SIGTERM gives running episodes a grace time, then hands
-back what is unfinished; the next worker takes it at once.
+Workers are interchangeable: each needs Redis, the router and a Docker host, and no recipe. After SIGTERM, running episodes get a grace
+time; then unfinished episodes return to the queue, where the next worker takes them at once.
+
+Exit status: 0 after SIGTERM or SIGINT; 2 if a setting is wrong, or if Redis or every Docker host is absent at the start. What goes away
+later is an outage: the worker waits and says so in its heartbeat.
 """
 
 import argparse
@@ -12,13 +15,13 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Protocol
 
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import census, connection, queue
+from pipeline import census, connection
 from pipeline.connection import RedisUnavailable
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
@@ -26,91 +29,94 @@ from pipeline.settings import redis_settings, telemetry_settings
 from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
 from workers.breaker import Breakers
-from workers.claim import Claimer, Progress, TailHandler
-from workers.docker.host import DockerHost
-from workers.sandbox.disk import check_temporary
-from workers.settings import (
-    DiskSettings,
-    ImageSettings,
-    WorkerSettings,
-    disk_settings,
-    docker_hosts,
-    image_settings,
-    worker_settings,
-)
+from workers.claim import Claimer, TailHandler
+from workers.rollout import Policies, run_rollout
+from workers.sandbox.backend import WorkerHosts, worker_hosts
+from workers.sandbox.free_space import check_temporary
+from workers.settings import SandboxSettings, WorkerSettings, sandbox_settings, worker_settings
+from workers.status import EpisodeStatus
 from workers.taker import Taker
 from workers.temporary import remove_stale
 
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandboxes
-    from workers.sandbox.pool import EnginePool
-
 log = logging.getLogger("swerve.worker")
 
+# How long to wait at the start for a Docker host and for Redis, which may be starting together with the worker. After that the worker ends,
+# and what started it (systemd, compose) starts it again.
+DOCKER_PATIENCE_S = 5.0
+REDIS_PATIENCE_S = 30.0
 
-async def serve(
-    settings: WorkerSettings, for_images: ImageSettings, hosts: Sequence[DockerHost], disk: DiskSettings
-) -> None:
-    """Work until told to stop."""
-    from workers.grading.grade import Grader
-    from workers.images.hosts import ImagesOfHosts
+
+class LivePolicies(Policies, Protocol):
+    """Policies whose engines can be asked whether they are there."""
+
+    async def check(self) -> None:
+        """Raises EngineError."""
+        ...
+
+
+class CannotStart(Exception):
+    """What the worker needs is absent, or a setting is wrong. The text is one line with the fix."""
+
+
+async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
+    """Work until told to stop. Raises CannotStart, RedisUnavailable."""
     from workers.policy.sglang import SglangPolicies
-    from workers.rollout import run_rollout
 
     for path in remove_stale():
         log.warning("removed %s, left by a worker that was killed", path)
-    redis = await connection.connect(redis_settings().url)
-    pool, images = await _pool(redis, settings, hosts, disk), ImagesOfHosts(for_images)
-    for engine in await pool.check():
-        await images.open(engine.host)
-    async with SglangPolicies(settings.router_url, redis) as policies:
-
-        async def stage(claim: Claim, progress: Progress) -> Trajectory:
-            engine = pool.of(claim.request.id)
-            async with images.using(engine.host, claim, progress):
-                return await run_rollout(
-                    claim,
-                    progress,
-                    policies=policies,
-                    sandboxes=engine.sandboxes,
-                    grader=Grader(engine.sandboxes),
-                )
-
-        probes = {
-            "redis": lambda: connection.check(redis),
-            "engine": policies.check,
-            "disk space": functools.partial(check_temporary, disk.min_free_bytes),
-        }
-        breakers = Breakers(probes, gates={"docker": pool})
-        claimer = Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
-        beside = [_beat(redis, claimer, settings), breakers.watch()]
-        for engine in pool.engines:
-            beside += [_reap(redis, engine.sandboxes, settings), images.fetch_ahead(engine.host, redis)]
-        async with _background(*beside):
+    async with contextlib.AsyncExitStack() as cleanup:
+        redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
+        cleanup.push_async_callback(redis.aclose)
+        fleet = await _fleet(redis)
+        hosts = worker_hosts(redis, fleet=fleet, worker=settings, settings=sandboxes)
+        cleanup.push_async_callback(hosts.close)
+        try:
+            await hosts.start(patience_s=DOCKER_PATIENCE_S)
+        except SandboxError as error:
+            raise CannotStart(str(error)) from error
+        policies = await cleanup.enter_async_context(SglangPolicies(settings.router_url, redis))
+        claimer = _claimer(redis, settings, sandboxes, hosts, policies)
+        async with _background(_beat(redis, claimer, settings), claimer.breakers.watch(), hosts.maintain()):
             await work(claimer, settings)
-    await images.close()
-    await pool.close()
-    with contextlib.suppress(RedisError):
-        await census.forget_worker(redis, settings.name)
-    await redis.aclose()
+        with contextlib.suppress(RedisError):
+            await census.forget_worker(redis, settings.name)
 
 
-async def _pool(
-    redis: ArqRedis, settings: WorkerSettings, hosts: Sequence[DockerHost], disk: DiskSettings
-) -> "EnginePool":
-    from workers.sandbox.docker import DockerSandboxes
-    from workers.sandbox.pool import EnginePool
+async def _fleet(redis: ArqRedis) -> str:
+    url = redis_settings().url
+    try:
+        return await census.fleet_id(redis)
+    except (RedisError, OSError) as error:
+        raise connection.unavailable(url, error) from error
 
-    fleet = await census.fleet_id(redis)
-    engines = [
-        DockerSandboxes(fleet=fleet, max_starting=settings.max_starting, host=host, disk=disk)
-        for host in hosts
-    ]
-    return EnginePool(engines, slots=settings.slots)
+
+def _claimer(
+    redis: ArqRedis,
+    settings: WorkerSettings,
+    sandboxes: SandboxSettings,
+    hosts: WorkerHosts,
+    policies: LivePolicies,
+) -> Claimer:
+    """Plays claims on `hosts`, guarded by a breaker for each thing that the worker depends on."""
+    from workers.grading.grade import Grader
+
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
+        async with hosts.using(claim, status) as opened:
+            return await run_rollout(
+                claim, status, policies=policies, sandboxes=opened, grader=Grader(opened)
+            )
+
+    probes = {
+        "redis": lambda: connection.check(redis),
+        "engine": policies.check,
+        "disk space": functools.partial(check_temporary, sandboxes.disk.min_free_bytes),
+    }
+    breakers = Breakers(probes, gates={"docker": hosts.gate})
+    return Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
 
 
 async def work(claimer: Claimer, settings: WorkerSettings) -> None:
-    """Take and answer until a signal; then take no more, and give what runs the grace time."""
+    """Take and play requests until a signal; then take no more, and give running episodes the grace time."""
     taker = Taker(claimer, slots=settings.slots)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,6 +126,7 @@ async def work(claimer: Claimer, settings: WorkerSettings) -> None:
 
 
 async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
+    """Send heartbeats for ever."""
     started_at, every_s = time.time(), census.BEAT_S
     while True:
         status = census.WorkerStatus(
@@ -138,24 +145,11 @@ async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> 
         await asyncio.sleep(every_s)
 
 
-async def _reap(redis: ArqRedis, sandboxes: "DockerSandboxes", settings: WorkerSettings) -> None:
-    """Remove containers of this fleet whose claim breathes no more: a killed worker's, on this host."""
-    from workers.sandbox.orphans import reap
-
-    async def alive(request_id: str, attempt: int) -> bool:
-        return await queue.is_leased(redis, request_id, attempt)
-
-    while True:
-        with contextlib.suppress(RedisError, OSError, SandboxError):
-            for name in await reap(sandboxes, alive=alive):
-                log.warning("removed orphan container %s", name)
-        await asyncio.sleep(settings.reap_every_s)
-
-
 @contextlib.asynccontextmanager
 async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[None]:
-    """Endless loops beside the body; cancelled and awaited when it ends. One that breaks ends the body too: a worker
-    whose reaper or heartbeat has died in silence is worse than one that is started again.
+    """Run endless loops beside the block; cancel and await them at its end.
+
+    A loop that fails ends the block too, because a worker without heartbeat or breakers is worse than one that is restarted.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop) for loop in loops]
@@ -165,21 +159,23 @@ async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[Non
 
 
 def main() -> int:
-    """Exit status 0 after a stop in good order, 2 for settings that make no sense or a Redis that is not there."""
-    argparse.ArgumentParser(prog="python -m workers.run", description=__doc__).parse_args()
+    argparse.ArgumentParser(
+        prog="python -m workers.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("arq").setLevel(logging.WARNING)
     logging.getLogger().addHandler(TailHandler())
     try:
-        settings, images = worker_settings(), image_settings()
-        hosts, disk = docker_hosts(), disk_settings()
+        settings, sandboxes = worker_settings(), sandbox_settings()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     provider = start_telemetry("worker", telemetry_settings())
     try:
-        asyncio.run(serve(settings, images, hosts, disk))
-    except RedisUnavailable as error:
+        asyncio.run(serve(settings, sandboxes))
+    except (RedisUnavailable, CannotStart) as error:
         print(error, file=sys.stderr)
         return 2
     finally:

@@ -1,4 +1,7 @@
-"""One worker process's machine settings: read from the environment, once."""
+"""Settings of the machine that a worker or a command runs on, read from the environment once per process.
+
+Every reader raises ValueError that names the variable and the fix.
+"""
 
 import os
 import socket
@@ -9,33 +12,44 @@ from workers.docker.host import AUTHORITY, CERTIFICATE, KEY, DockerHost
 from workers.images.names import Proxy, parse_proxy
 from workers.images.sizes import parse_bytes
 
+RUNTIME_VARIABLE = "SWERVE_CONTAINER_RUNTIME"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     name: str  # unique in the fleet
     slots: int  # episodes at once
     router_url: str
-    max_starting: int  # containers in the act of starting at once; beyond about 4 an engine only queues
-    reap_every_s: float
-    drain_s: float  # grace after SIGTERM before running episodes are handed back
+    max_starting: int  # containers that start at once; beyond about 4 a Docker host only queues them
+    reap_every_s: float  # between searches for orphan containers
+    drain_s: float  # after SIGTERM, before unfinished episodes return to the queue
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    state_dir: Path  # where the host's record of images is, shared by its workers
-    proxies: tuple[Proxy, ...]  # asked in turn before the registry itself
-    budget_bytes: int | None  # for all images that Swerve manages on the engine
+    state_dir: Path  # holds the record of images of each Docker host, shared by the workers of this machine
+    proxies: tuple[Proxy, ...]  # tried in turn before the registry itself
+    budget_bytes: int | None  # for all images that Swerve manages on a Docker host
     prefetch: bool  # whether this worker may pull
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    min_free_bytes: int  # claims are held back where less is free; 0: never
-    max_written_bytes: int  # by one container, and to one file; 0: as much as there is
+    min_free_bytes: int  # a Docker host with less free gets no claims; 0: no limit
+    max_written_bytes: int  # by one container, and to one file; 0: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """What a worker's sandboxes run on, and within which limits."""
+
+    hosts: tuple[DockerHost, ...]  # at least one
+    runtime: str  # container runtime by its name on the Docker hosts; "": each host's default
+    disk: DiskSettings
+    images: ImageSettings
 
 
 def worker_settings() -> WorkerSettings:
-    """Raises ValueError naming the variable that does not make sense."""
     return WorkerSettings(
         name=os.environ.get("SWERVE_WORKER_NAME", f"{socket.gethostname()}/{os.getpid()}"),
         slots=_positive("SWERVE_SLOTS", 4),
@@ -47,11 +61,10 @@ def worker_settings() -> WorkerSettings:
 
 
 def image_settings() -> ImageSettings:
-    """Raises ValueError naming the variable that does not make sense."""
     default = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "swerve")
     prefetch = os.environ.get("SWERVE_PREFETCH", "0")
     if prefetch not in ("0", "1"):
-        raise ValueError(f"SWERVE_PREFETCH={prefetch!r}: give 1 to pull ahead, or 0")
+        raise ValueError(f"SWERVE_PREFETCH={prefetch!r}: give 1 to pull images ahead, or 0")
     proxies, budget = os.environ.get("SWERVE_IMAGE_PROXIES", ""), os.environ.get("SWERVE_IMAGE_BUDGET", "")
     try:
         return ImageSettings(
@@ -67,15 +80,28 @@ def image_settings() -> ImageSettings:
 
 
 def disk_settings() -> DiskSettings:
-    """Raises ValueError naming the variable that does not make sense."""
     return DiskSettings(
         min_free_bytes=_bytes("SWERVE_MIN_FREE_BYTES", "2GB"),
         max_written_bytes=_bytes("SWERVE_MAX_WRITTEN_BYTES", "10GB"),
     )
 
 
+def sandbox_settings() -> SandboxSettings:
+    return SandboxSettings(
+        hosts=docker_hosts(), runtime=container_runtime(), disk=disk_settings(), images=image_settings()
+    )
+
+
+def container_runtime() -> str:
+    """Name of the container runtime (runc, crun, runsc, kata, ...), "" for the Docker host's default.
+
+    Only the Docker host knows which names are registered there: `Sandboxes.check` compares.
+    """
+    return os.environ.get(RUNTIME_VARIABLE, "").strip()
+
+
 def docker_hosts() -> tuple[DockerHost, ...]:
-    """The engines that a worker drives, at least one. Raises ValueError naming the variable that does not make sense."""
+    """The Docker hosts that a worker uses, at least one."""
     variable = "SWERVE_DOCKER_HOSTS"
     entries = os.environ.get(variable, "").split()
     if not entries:
@@ -84,16 +110,16 @@ def docker_hosts() -> tuple[DockerHost, ...]:
     urls = [host.url for host in hosts]
     twice = sorted({url for url in urls if urls.count(url) > 1})
     if twice:
-        raise ValueError(f"{variable}: {', '.join(twice)} is there twice: name each engine once")
+        raise ValueError(f"{variable}: {', '.join(twice)} is given twice: name each Docker host once")
     return hosts
 
 
 def docker_host() -> DockerHost:
-    """The engine of what drives only one. Raises ValueError naming the variable that does not make sense."""
+    """The Docker host of commands that use only one."""
     url = os.environ.get("DOCKER_HOST")
     host = _host("DOCKER_HOST", url) if url else DockerHost()
     if host.slots is not None:
-        raise ValueError(f"DOCKER_HOST={url!r}: give the address alone; how many episodes is SWERVE_SLOTS")
+        raise ValueError(f"DOCKER_HOST={url!r}: give the address alone; SWERVE_SLOTS limits episodes")
     return _secured(host)
 
 
@@ -105,7 +131,7 @@ def _host(variable: str, entry: str) -> DockerHost:
 
 
 def _secured(host: DockerHost) -> DockerHost:
-    """With its certificates: its own folder of SWERVE_DOCKER_CERTS, or else what Docker's own clients would use."""
+    """`host` with its certificates: from its folder in SWERVE_DOCKER_CERTS, else those that Docker's own clients would use."""
     if host.socket_path:
         return host
     name, _ = host.name_and_port
@@ -117,7 +143,7 @@ def _secured(host: DockerHost) -> DockerHost:
         folder = Path(shared) if shared else Path.home() / ".docker"
         return _with_certificates(host, folder, "DOCKER_CERT_PATH", verify=verify)
     if folders:
-        raise ValueError(f"SWERVE_DOCKER_CERTS={folders}: has no folder {name}, for {host.url}: make one")
+        raise ValueError(f"SWERVE_DOCKER_CERTS={folders}: has no folder {name}, for {host.url}: create it")
     return host
 
 
@@ -125,9 +151,7 @@ def _with_certificates(host: DockerHost, folder: Path, variable: str, *, verify:
     wanted = (AUTHORITY, CERTIFICATE, KEY) if verify else (CERTIFICATE, KEY)
     missing = [file for file in wanted if not (folder / file).is_file()]
     if missing:
-        raise ValueError(
-            f"{variable}: {folder} lacks {', '.join(missing)}, without which no TLS to {host.url}"
-        )
+        raise ValueError(f"{variable}: {folder} lacks {', '.join(missing)}, which TLS to {host.url} needs")
     return replace(host, certificates=folder, verify=verify)
 
 

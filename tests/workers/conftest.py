@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import docker
 import pytest
 
-from workers.sandbox.containers import FLEET
+from workers.docker.labels import FLEET
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
 

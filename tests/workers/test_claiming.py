@@ -22,9 +22,10 @@ from pipeline.trajectory import Failed, Trajectory
 from tests.pipeline import samples
 from workers import breaker, claim, taker
 from workers.breaker import Breakers
-from workers.claim import Claimer, Progress, Stage, TailHandler
+from workers.claim import Claimer, Stage, TailHandler
 from workers.run import work
 from workers.settings import WorkerSettings
+from workers.status import EpisodeStatus
 from workers.taker import Taker
 
 QUICK = Budget(tries=2, first_s=0.01)
@@ -35,12 +36,12 @@ LIMITS = Limits(retries=RETRIES)
 PATIENCE_S = 60.0
 
 
-async def solve(claim: Claim, progress: Progress) -> Trajectory:
+async def solve(claim: Claim, status: EpisodeStatus) -> Trajectory:
     return samples.trajectory(claim)
 
 
 def failing(boundary: str, *, transient: bool = True) -> Stage:
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         failed = msgspec.convert(
             {"type": "failed", "boundary": boundary, "message": "broke", "transient": transient}, Failed
         )
@@ -49,8 +50,8 @@ def failing(boundary: str, *, transient: bool = True) -> Stage:
     return stage
 
 
-async def for_ever(claim: Claim, progress: Progress) -> Trajectory:
-    progress.phase = "agent"
+async def for_ever(claim: Claim, status: EpisodeStatus) -> Trajectory:
+    status.phase = "agent"
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -141,7 +142,12 @@ async def test_a_transient_failure_is_tried_again_until_its_budget_is_spent(pool
     letter = (await deadletters.listed(pool, samples.RUN))[request_id]
     assert (letter.kind, [failure.attempt for failure in letter.failures]) == ("infrastructure", [1, 2, 3])
     assert claimer.failed == 3
-    assert await life(pool, request_id) == ["enqueued", *["claimed", "failed"] * 2, "claimed", "dead-lettered"]
+    assert await life(pool, request_id) == [
+        "enqueued",
+        *["claimed", "failed"] * 2,
+        "claimed",
+        "dead-lettered",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +175,8 @@ async def test_a_back_off_is_waited_out_in_the_queue_not_in_a_slot(pool: ArqRedi
     failed, fine = await enqueued(pool, limits=slow), await enqueued(pool)
     stages = {failed: failing("sandbox"), fine: solve}
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
-        return await stages[claim.request.id](claim, progress)
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
+        return await stages[claim.request.id](claim, status)
 
     async with worker(pool, stage, slots=1):
         await until(lambda: published(pool, fine))
@@ -184,7 +190,7 @@ async def test_a_bug_of_ours_is_evidence_with_what_was_logged(pool: ArqRedis) ->
     handler = TailHandler()
     logging.getLogger().addHandler(handler)
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         log.warning("about to divide")
         raise ZeroDivisionError(str(1))
 
@@ -220,8 +226,8 @@ async def test_an_outage_costs_a_request_nothing_and_ends_by_itself(pool: ArqRed
         if is_out:
             raise EngineError("connection refused")
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
-        return await (failing("engine") if is_out else solve)(claim, progress)
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
+        return await (failing("engine") if is_out else solve)(claim, status)
 
     async with worker(pool, stage, probe=probe) as claimer:
 
@@ -255,9 +261,9 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_hands_the_rest_back(pool
     short, long = await enqueued(pool), await enqueued(pool)
     signalled = asyncio.Event()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         await signalled.wait()
-        return await (solve if claim.request.id == short else for_ever)(claim, progress)
+        return await (solve if claim.request.id == short else for_ever)(claim, status)
 
     claimer = Claimer(redis=pool, worker="host/1", stage=stage, breakers=Breakers({}))
     settings = WorkerSettings(
@@ -315,9 +321,9 @@ async def test_a_withdrawn_request_stops_its_stage(pool: ArqRedis) -> None:
     request_id = await enqueued(pool)
     ended = asyncio.Event()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         try:
-            return await for_ever(claim, progress)
+            return await for_ever(claim, status)
         finally:
             ended.set()
 
@@ -336,7 +342,7 @@ async def test_an_overtaken_worker_publishes_nothing(pool: ArqRedis) -> None:
     request_id = await enqueued(pool)
     go_on = asyncio.Event()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         await go_on.wait()
         return samples.trajectory(claim)
 
@@ -396,7 +402,7 @@ async def test_a_short_queue_is_shared(pool: ArqRedis) -> None:
 
 
 def ready_when(told: asyncio.Event) -> Stage:
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         await told.wait()
         return samples.trajectory(claim)
 
@@ -408,7 +414,7 @@ async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: Arq
     async with worker(pool, ready_when(ready)) as claimer:
 
         async def is_publishing() -> bool:
-            return any(progress.phase == "publishing" for progress in claimer.running.values())
+            return any(status.phase == "publishing" for status in claimer.running.values())
 
         async def is_paused() -> bool:
             return "redis is out" in claimer.breakers.paused
@@ -456,7 +462,7 @@ async def test_episodes_survive_a_redis_that_is_killed_and_comes_back(tmp_path: 
     request_id = await enqueued(pool)
     back = asyncio.Event()
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         await back.wait()
         return samples.trajectory(claim)
 

@@ -19,8 +19,8 @@ from pipeline import census, connection, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
+from workers.docker.labels import ATTEMPT, DEADLINE, REQUEST
 from workers.sandbox import containers
-from workers.sandbox.containers import ATTEMPT, DEADLINE, REQUEST
 from workers.temporary import PREFIX, STALE_S
 
 pytestmark = pytest.mark.docker
@@ -92,7 +92,7 @@ async def test_what_lost_its_claim_or_its_time_goes_and_the_rest_stays(
     assert f"removed  {late.name}  at unix:" in out
     status, out, _ = await run(capsys, "--json")
     told: dict[str, Any] = json.loads(out)
-    assert (status, told["clean"], told["engines"][0]["removed"]) == (0, True, [])
+    assert (status, told["clean"], told["hosts"][0]["removed"]) == (0, True, [])
 
 
 async def test_everything_of_everybody_goes_if_asked_for_without_a_redis(
@@ -105,7 +105,7 @@ async def test_everything_of_everybody_goes_if_asked_for_without_a_redis(
     assert "does not answer" in err
     assert "see --all" in err
     status, out, _ = await run(capsys, "--all", "--json")
-    assert (status, set(json.loads(out)["engines"][0]["removed"])) == (0, names)
+    assert (status, set(json.loads(out)["hosts"][0]["removed"])) == (0, names)
     assert left.names() == set()
 
 
@@ -114,7 +114,7 @@ async def test_an_engine_that_does_not_answer_is_not_clean(
 ) -> None:
     monkeypatch.setenv("SWERVE_DOCKER_HOSTS", "unix:///var/run/docker.sock tcp://127.0.0.1:1")
     status, out, _ = await run(capsys, "--json")
-    first, second = json.loads(out)["engines"]
+    first, second = json.loads(out)["hosts"]
     assert (status, first["failure"], first["left"]) == (1, "", [])
     assert second["failure"].startswith("listing containers: ")
 

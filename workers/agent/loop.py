@@ -19,7 +19,7 @@ from pipeline.request import RolloutRequest
 from pipeline.trajectory import Exhausted, Submitted, Turn
 from workers.agent.observation import observe, submission
 from workers.agent.reply import FormatError, parse_reply
-from workers.sandbox.command import CommandResult
+from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # of a command that is asked for at the episode's very end
 

@@ -5,7 +5,7 @@ follows it, byte for byte, is the patch.
 """
 
 from pipeline.trajectory import Observation
-from workers.sandbox.command import CommandResult
+from workers.sandbox.protocol import CommandResult
 
 SENTINELS = (b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", b"MINI_SWE_AGENT_FINAL_OUTPUT")
 

@@ -1,1 +1,1 @@
-"""Docker hosts: where they are, the client that speaks to them, and the translation of its errors."""
+"""Docker hosts: their addresses, the clients that call them, the labels we put on things there, and the translation of their errors."""

@@ -1,7 +1,7 @@
-"""The engine's API client, made the same way for containers and for images.
+"""The client for a Docker host's API, made the same way for containers and for images.
 
-It goes to the engine and nowhere else: certificates are those of the DockerHost, whatever REQUESTS_CA_BUNDLE says, and no proxy of
-the environment is asked, which a container's attached stream could not pass.
+It connects to that host and nowhere else: its certificates are those of the DockerHost, whatever REQUESTS_CA_BUNDLE says, and it uses
+no proxy of the environment, because a container's attached stream could not pass one.
 """
 
 import socket
@@ -16,15 +16,15 @@ from workers.docker.host import AUTHORITY, CERTIFICATE, KEY, DockerHost
 
 Client = Any  # docker.APIClient, which has no types
 
-ANSWER_S = 14  # an engine that is not out says its version within this, however busy it is
+ANSWER_S = 14  # a Docker host that works tells its version within this time, however busy it is
 
 
 def docker_client(host: DockerHost, *, timeout_s: int, num_connections: int) -> Client:
-    """A client that has agreed on a version with the engine; `timeout_s` is each call's.
+    """A client that has agreed on an API version with the Docker host; `timeout_s` limits each call.
 
-    Raises what docker-py and requests raise if the engine does not answer.
+    Raises the errors of docker-py and requests if the Docker host does not answer.
     """
-    _knock(host)
+    _refuse_if_nobody_listens(host)
     folder = host.certificates
     client: Client = docker.APIClient(
         base_url=host.url,
@@ -35,7 +35,7 @@ def docker_client(host: DockerHost, *, timeout_s: int, num_connections: int) -> 
         )
         if folder is not None
         else False,
-        version=DEFAULT_DOCKER_API_VERSION,  # asked for below, once the environment is out of it
+        version=DEFAULT_DOCKER_API_VERSION,  # replaced below, once the client ignores the environment
         timeout=ANSWER_S,
         max_pool_size=num_connections,
     )
@@ -49,12 +49,14 @@ def docker_client(host: DockerHost, *, timeout_s: int, num_connections: int) -> 
     return client
 
 
-def _knock(host: DockerHost) -> None:
-    """Nobody at a Unix socket is found out here: docker-py forgets to close the socket that it could not connect."""
-    if host.socket_path:
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.settimeout(ANSWER_S)
-            try:
-                caller.connect(host.socket_path)
-            except OSError as error:
-                raise DockerException(f"nobody answers at {host.url}: {error}") from error
+def _refuse_if_nobody_listens(host: DockerHost) -> None:
+    """Try the address ourselves first: docker-py buries the reason in its message, and leaks a Unix socket that it could not connect."""
+    try:
+        if host.socket_path:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(ANSWER_S)
+                probe.connect(host.socket_path)
+        else:
+            socket.create_connection(host.name_and_port, timeout=ANSWER_S).close()
+    except OSError as error:
+        raise DockerException(f"nobody listens at {host.url}: {error}") from error

@@ -25,8 +25,7 @@ from workers.grading import scripts, witness
 from workers.grading.runner import Control, hides_names, same_runner_settings
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Evidence, check, judge
-from workers.sandbox.command import CommandResult, LastResult
-from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.protocol import CommandResult, LastResult, Sandbox, Sandboxes
 
 STEP_S = 300.0  # for each step before the tests, and for a parser
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
@@ -46,7 +45,7 @@ class Graded:
 class Grader:
     """Grades patches, each in a container of its own."""
 
-    def __init__(self, sandboxes: DockerSandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward:
@@ -134,7 +133,7 @@ class _Grading:
     """One patch in one container."""
 
     claim: Claim
-    sandbox: DockerSandbox
+    sandbox: Sandbox
     patch: bytes
     marks: Marks
     control: Control

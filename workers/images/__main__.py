@@ -1,7 +1,7 @@
-"""`python -m workers.images pull | build | ls | evict`: the task images of this host's Docker engine.
+"""`python -m workers.images pull | build | ls | evict`: the task images of this machine's Docker host.
 
-Exit status: 0 all is there or within the budget, 1 something is not (the last lines say what and why), 2 misuse,
-130 interrupted. `--json` prints one object a line on standard output; progress goes to standard error.
+Exit status: 0 all images are there, or within the budget; 1 some are not (the last lines say which and why), or the Docker host does not
+answer; 2 misuse; 130 interrupted. `--json` prints one object per line on standard output; progress goes to standard error.
 """
 
 import argparse
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    # After parsing: `--help` and misuse need no engine, nor what speaks to it.
+    # Imported after parsing, so that `--help` and misuse load no Docker client.
     from workers.images import commands
 
     return commands.run(arguments)
@@ -26,23 +26,23 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.images", description="Task images on this host's Docker engine."
+        prog="python -m workers.images", description="Task images on this machine's Docker host."
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line"
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object per line"
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _pull(verbs.add_parser("pull", parents=[everywhere], help="get the images of tasks from registries"))
+    _pull(verbs.add_parser("pull", parents=[everywhere], help="pull the images of tasks from registries"))
     _build(verbs.add_parser("build", parents=[everywhere], help="build images of task directories"))
     ls = verbs.add_parser(
-        "ls", parents=[everywhere], help="what is there: of tasks, or all that Swerve manages"
+        "ls", parents=[everywhere], help="list images: those of tasks, or all that Swerve manages"
     )
     ls.add_argument("tasks", nargs="*", help=_TASKS)
     _evict(
         verbs.add_parser(
-            "evict", parents=[everywhere], help="least recently used images go, down to a budget"
+            "evict", parents=[everywhere], help="remove the least recently used images until a budget is met"
         )
     )
     return parser
@@ -54,55 +54,77 @@ _TASKS = "tasks.jsonl, or @FILE with an image name at the start of each line"
 def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", nargs="*", help=_TASKS)
     parser.add_argument("--image", nargs="+", action="extend", default=[], metavar="NAME", type=_as(_named))
-    parser.add_argument("--first", type=_count, metavar="N", help="the first N images only")
+    parser.add_argument("--first", type=_count, metavar="N", help="only the first N images")
     parser.add_argument(
         "--proxy",
         nargs="+",
         action="extend",
         type=_as(parse_proxy),
         metavar="PREFIX",
-        help="asked in turn before the registry itself: a mirror of docker.io, or SOURCE=PREFIX; "
+        help="tried in turn before the registry itself: a mirror of docker.io, or SOURCE=PREFIX; "
         "default: SWERVE_IMAGE_PROXIES",
     )
-    parser.add_argument("--jobs", type=_count, default=4, metavar="N", help="at once; default 4")
     parser.add_argument(
-        "--retries", type=_number, default=5, metavar="N", help="of what may mend itself; default 5"
+        "--jobs", type=_count, default=4, metavar="N", help="pull N images at once; default 4"
     )
     parser.add_argument(
-        "--failures", type=Path, metavar="FILE", help="what failed; `pull @FILE` tries it again"
+        "--retries", type=_number, default=5, metavar="N", help="retry temporary failures N times; default 5"
     )
     parser.add_argument(
-        "--platform", metavar="OS/ARCH", type=_as(_platform), help="default: the engine's own"
+        "--failures",
+        type=Path,
+        metavar="FILE",
+        help="write the failed images to FILE; `pull @FILE` tries them again",
+    )
+    parser.add_argument(
+        "--platform", metavar="OS/ARCH", type=_as(_platform), help="default: the Docker host's own"
     )
     _budget(parser, required=False)
 
 
 def _build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "directory", type=Path, help="task directories: Dockerfile beside task.json with image_name"
+        "directory",
+        type=Path,
+        help="holds task directories: a Dockerfile beside a task.json with an image_name",
     )
     parser.add_argument(
-        "--only", nargs="+", action="extend", metavar="TASKS", help=f"images of these: {_TASKS}"
+        "--only", nargs="+", action="extend", metavar="TASKS", help=f"only the images of these: {_TASKS}"
     )
-    parser.add_argument("--first", type=_count, metavar="N", help="the first N images only")
-    parser.add_argument("--jobs", type=_count, default=2, metavar="N", help="at once; default 2")
+    parser.add_argument("--first", type=_count, metavar="N", help="only the first N images")
+    parser.add_argument(
+        "--jobs", type=_count, default=2, metavar="N", help="build N images at once; default 2"
+    )
     parser.add_argument("--build-arg", action="append", default=[], type=_as(_pair), metavar="NAME=VALUE")
-    parser.add_argument("--network", metavar="MODE", help="of RUN commands; default: the engine's")
-    parser.add_argument("--force", action="store_true", help="build what is there, too")
     parser.add_argument(
-        "--logs", type=Path, metavar="DIR", help="of builds that fail; default: in SWERVE_STATE_DIR"
+        "--network", metavar="MODE", help="network of RUN commands; default: the Docker host's"
+    )
+    parser.add_argument("--force", action="store_true", help="build images that are there, too")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="where logs of failed builds go; default: in SWERVE_STATE_DIR",
     )
     parser.add_argument(
-        "--failures", type=Path, metavar="FILE", help="what failed; `--only @FILE` tries it again"
+        "--failures",
+        type=Path,
+        metavar="FILE",
+        help="write the failed images to FILE; `--only @FILE` tries them again",
     )
 
 
 def _evict(parser: argparse.ArgumentParser) -> None:
     _budget(parser, required=True)
     parser.add_argument(
-        "--keep", nargs="+", action="extend", default=[], metavar="TASKS", help=f"never of these: {_TASKS}"
+        "--keep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TASKS",
+        help=f"never remove the images of these: {_TASKS}",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would go")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
 def _budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -111,13 +133,13 @@ def _budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
         type=_as(parse_bytes),
         required=required,
         metavar="SIZE",
-        help="for all images that Swerve manages, shared layers counted once; e.g. 300GB"
+        help="limit for all images that Swerve manages, shared layers counted once; e.g. 300GB"
         + ("" if required else "; default: SWERVE_IMAGE_BUDGET, or no limit"),
     )
 
 
 def _as(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For `type=`: keeps what a ValueError says."""
+    """For `type=`: keeps the text of a ValueError."""
 
     def parsed(text: str) -> T:
         try:

@@ -1,7 +1,7 @@
-"""Builds the images of task directories, where no registry has them.
+"""Builds the images of task directories, for images that no registry has.
 
-A task directory holds a Dockerfile and task.json, whose image_name the image gets. The label CONTENT keeps a digest of
-all that went into the build, so that a second run builds only what has changed. The build's log is kept if it fails.
+A task directory holds a Dockerfile and a task.json; the image is named by the image_name in task.json. The label CONTENT holds a digest of
+all that went into the build, so that a second run builds only what has changed. The log of a build that fails is kept.
 """
 
 import hashlib
@@ -14,18 +14,18 @@ from typing import Any, cast
 
 from docker.utils.build import exclude_paths
 
-from workers.images.docker_images import ImageEngine
+from workers.images.api import ImageApi
 from workers.images.errors import ImageError
 from workers.images.names import Name, parse_name
-from workers.images.outcome import Outcome, Watch
+from workers.images.result import ImageObserver, ImageResult
 from workers.images.shelf import Shelf
 
 CONTENT = "swerve.content"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """One image to build, and the directory that says how."""
+class BuildDirectory:
+    """A task directory, and the name of the image to build from it."""
 
     name: Name
     directory: Path
@@ -33,7 +33,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """`network` is that of RUN commands: "none", "host", ... or None for the engine's default."""
+    """`network` is for RUN commands: "none", "host", ... or None for the Docker host's default."""
 
     logs: Path
     build_args: Mapping[str, str]
@@ -41,31 +41,31 @@ class BuildPlan:
     force: bool = False
 
 
-def read_recipes(directory: Path, *, only: Collection[str] | None = None) -> list[Recipe]:
-    """The recipes under `directory`, in order of their paths; with `only`, those of the images named there.
+def read_build_directories(directory: Path, *, only: Collection[str] | None = None) -> list[BuildDirectory]:
+    """The task directories under `directory`, in order of their paths; with `only`, those of the images named there.
 
-    Raises ValueError naming the file for a task without an image name or a Dockerfile, for two that would build one
-    image from different directories, and if there are none.
+    Raises ValueError that names the file if a task has no image name or no Dockerfile, if two directories would build the same image,
+    and if there are none.
     """
     wanted = None if only is None else {str(parse_name(name)) for name in only}
-    recipes: dict[str, Recipe] = {}
+    found: dict[str, BuildDirectory] = {}
     for path in sorted(directory.rglob("task.json")):
         name = _image_name(path)
         if wanted is not None and str(name) not in wanted:
             continue
         if not (path.parent / "Dockerfile").is_file():
             raise ValueError(f"{path.parent}: there is no Dockerfile to build {name} from")
-        if str(name) in recipes:
-            other = recipes[str(name)].directory
+        if str(name) in found:
+            other = found[str(name)].directory
             raise ValueError(
                 f"{path}: image_name: {name} is also that of {other / 'task.json'}; names must differ"
             )
-        recipes[str(name)] = Recipe(name, path.parent)
-    if not recipes:
+        found[str(name)] = BuildDirectory(name, path.parent)
+    if not found:
         raise ValueError(
             f"{directory}: no task.json under it" + (" names any of these images" if only else "")
         )
-    return list(recipes.values())
+    return list(found.values())
 
 
 def _image_name(path: Path) -> Name:
@@ -75,20 +75,20 @@ def _image_name(path: Path) -> Name:
         raise ValueError(f"{path}: not JSON: {error}") from error
     text = cast(dict[str, Any], found).get("image_name") if isinstance(found, dict) else None
     if not isinstance(text, str) or not text:
-        raise ValueError(f"{path}: image_name: give the name that the image is to have")
+        raise ValueError(f"{path}: image_name: give the name for the image")
     try:
         name = parse_name(text)
     except ValueError as error:
         raise ValueError(f"{path}: image_name: {error}") from error
     if name.digest:
         raise ValueError(
-            f"{path}: image_name: {text!r} has a digest, which nothing that is built here can have"
+            f"{path}: image_name: {text!r} has a digest, which an image that is built here cannot have"
         )
     return name
 
 
 def content_digest(directory: Path, build_args: Mapping[str, str], network: str | None) -> str:
-    """Changes with the Dockerfile, any file that it may copy, its mode, and how the build is run; not with times."""
+    """A digest of the Dockerfile, of every file that it may copy and its mode, and of the build's options; not of times."""
     digest = hashlib.sha256(json.dumps([sorted(build_args.items()), network]).encode())
     for relative in _context(directory):
         path = directory / relative
@@ -102,7 +102,7 @@ def content_digest(directory: Path, build_args: Mapping[str, str], network: str 
 
 
 def _context(directory: Path) -> list[str]:
-    """Paths that the engine would be sent, by the SDK's own reading of .dockerignore."""
+    """Paths that a build sends to the Docker host, as docker-py reads .dockerignore."""
     ignore = directory / ".dockerignore"
     lines = [line.strip() for line in ignore.read_text().splitlines()] if ignore.exists() else []
     return sorted(
@@ -112,51 +112,55 @@ def _context(directory: Path) -> list[str]:
 
 @dataclass(slots=True)
 class Builder:
-    """Builds by one plan."""
+    """Builds images by one plan."""
 
-    engine: ImageEngine
+    api: ImageApi
     shelf: Shelf
     plan: BuildPlan
-    watch: Watch
+    observer: ImageObserver
 
-    def build(self, recipe: Recipe) -> Outcome:
-        """Sees to it that the image is there as its directory says. What fails is an outcome."""
-        image, began_at = str(recipe.name), time.monotonic()
-        self.watch.began(image)
+    def build(self, source: BuildDirectory) -> ImageResult:
+        """Build the image unless it is up to date. A failure is a result too."""
+        image, began_at = str(source.name), time.monotonic()
+        self.observer.began(image)
         log = self.plan.logs / f"{image.replace('/', '_').replace(':', '_')}.log"
         try:
-            outcome = self._ensure(recipe, image, log)
+            result = self._ensure(source, image, log)
         except ImageError as error:
-            outcome = Outcome(image, "failed", reason=f"{error}; log: {log}" if log.exists() else str(error))
-        outcome = replace(outcome, seconds=time.monotonic() - began_at)
-        self.watch.ended(outcome)
-        return outcome
+            result = ImageResult(
+                image, "failed", reason=f"{error}; log: {log}" if log.exists() else str(error)
+            )
+        result = replace(result, seconds=time.monotonic() - began_at)
+        self.observer.ended(result)
+        return result
 
-    def _ensure(self, recipe: Recipe, image: str, log: Path) -> Outcome:
-        content = content_digest(recipe.directory, self.plan.build_args, self.plan.network)
-        present = self.engine.find(image)
+    def _ensure(self, source: BuildDirectory, image: str, log: Path) -> ImageResult:
+        content = content_digest(source.directory, self.plan.build_args, self.plan.network)
+        present = self.api.find(image)
         if present is not None and not self.plan.force:
             known = present.labels.get(CONTENT)
             if known is None:
-                self.watch.says(image, "is there, and was not built by this command; --force builds it anew")
+                self.observer.remark(
+                    image, "exists, and was not built by this command; --force builds it again"
+                )
             if known in (None, content):
-                return Outcome(image, "present", size_bytes=present.size_bytes)
+                return ImageResult(image, "present", size_bytes=present.size_bytes)
         if present is None:
             self.shelf.expect(image, "built")
         try:
-            self._run(recipe, content, log)
+            self._run(source, content, log)
         except ImageError:
             if present is None:
                 self.shelf.forget(image)
             raise
-        built = self.engine.find(image)
+        built = self.api.find(image)
         if built is None:
-            raise ImageError("it was built, and is not there", transient=True)
+            raise ImageError("it was built, but it is not on the Docker host", transient=True)
         self.shelf.arrived(image, "built", built.id)
-        return Outcome(image, "built", size_bytes=built.size_bytes)
+        return ImageResult(image, "built", size_bytes=built.size_bytes)
 
-    def _run(self, recipe: Recipe, content: str, log: Path) -> None:
-        """One build. Its log goes when it succeeds."""
+    def _run(self, source: BuildDirectory, content: str, log: Path) -> None:
+        """One build. Its log is removed if it succeeds."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as lines:
 
@@ -164,11 +168,11 @@ class Builder:
                 lines.write(text)
                 lines.flush()
                 if text.startswith("Step "):
-                    self.watch.says(str(recipe.name), text.strip())
+                    self.observer.remark(str(source.name), text.strip())
 
-            self.engine.build(
-                recipe.directory,
-                recipe.name,
+            self.api.build(
+                source.directory,
+                source.name,
                 build_args=self.plan.build_args,
                 labels={CONTENT: content},
                 network=self.plan.network,

@@ -1,4 +1,4 @@
-"""What each verb of the command line does, and what it prints."""
+"""What each verb of `python -m workers.images` does and prints."""
 
 import argparse
 import json
@@ -9,16 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.taskfile import read_tasks
-from workers.images.building import Builder, BuildPlan, read_recipes
-from workers.images.display import line_of, watching
-from workers.images.docker_images import ImageEngine
+from workers.display import Display, open_display
+from workers.images.api import ImageApi
+from workers.images.building import Builder, BuildPlan, read_build_directories
 from workers.images.errors import ImageError
 from workers.images.eviction import evict, our_images
 from workers.images.listing import list_named, list_ours, table
 from workers.images.names import parse_name
-from workers.images.outcome import Outcome
+from workers.images.observing import Displayed
 from workers.images.parallel import in_parallel
 from workers.images.pulling import Puller, PullPlan
+from workers.images.result import ImageResult
 from workers.images.shelf import Shelf
 from workers.images.sizes import show_bytes
 from workers.settings import ImageSettings, docker_host, image_settings
@@ -41,14 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         stopping.set()
-        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("interrupted; the same command continues where this one stopped", file=sys.stderr)
         return INTERRUPTED
 
 
 def named_images(sources: Iterable[str]) -> list[str]:
-    """Images of task files and of lists (@FILE), each once, in order, as an engine lists them.
+    """Images of task files and of lists (@FILE), each once, in order, as a Docker host lists them.
 
-    Raises ValueError naming the file, and the line or task whose image has no proper name.
+    Raises ValueError that names the file, and the line or task whose image has a malformed name.
     """
     found: list[str] = []
     for source in sources:
@@ -77,60 +78,66 @@ def _pull(arguments: argparse.Namespace, settings: ImageSettings, stopping: thre
     if not arguments.tasks and not arguments.image:
         raise ValueError("pull: give tasks.jsonl, @FILE or --image NAME")
     images = list(dict.fromkeys([*named_images(arguments.tasks), *arguments.image]))[: arguments.first]
-    engine, shelf = _host(settings)
+    api, shelf = _host(settings)
     plan = PullPlan(
-        platform=arguments.platform or engine.platform,
+        platform=arguments.platform or api.platform,
         proxies=settings.proxies if arguments.proxy is None else tuple(arguments.proxy),
         retries=arguments.retries,
         budget_bytes=arguments.budget_bytes or settings.budget_bytes,
         keep=frozenset(images),
     )
-    with watching(len(images), plain=arguments.json) as watch:
-        puller = Puller(engine, shelf, plan, watch, stopping)
-        outcomes = in_parallel(puller.pull, images, jobs=arguments.jobs)
-    return _told(outcomes, arguments)
+    with _display(len(images), arguments) as display:
+        puller = Puller(api, shelf, plan, Displayed(display), stopping)
+        results = in_parallel(puller.pull, images, jobs=arguments.jobs)
+    return _report(results, arguments)
 
 
 def _build(arguments: argparse.Namespace, settings: ImageSettings, stopping: threading.Event) -> int:
     only = None if arguments.only is None else named_images(arguments.only)
-    recipes = read_recipes(arguments.directory, only=only)[: arguments.first]
-    engine, shelf = _host(settings)
+    sources = read_build_directories(arguments.directory, only=only)[: arguments.first]
+    api, shelf = _host(settings)
     plan = BuildPlan(
         logs=arguments.logs or settings.state_dir / "build-logs",
         build_args=dict(arguments.build_arg),
         network=arguments.network,
         force=arguments.force,
     )
-    with watching(len(recipes), plain=arguments.json) as watch:
-        outcomes = in_parallel(Builder(engine, shelf, plan, watch).build, recipes, jobs=arguments.jobs)
-    return _told(outcomes, arguments)
+    with _display(len(sources), arguments) as display:
+        builder = Builder(api, shelf, plan, Displayed(display))
+        results = in_parallel(builder.build, sources, jobs=arguments.jobs)
+    return _report(results, arguments)
 
 
-def _told(outcomes: Sequence[Outcome], arguments: argparse.Namespace) -> int:
-    """Prints what came of it, the failures last; they also go to their file, which is empty if there are none."""
-    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+def _display(num_images: int, arguments: argparse.Namespace) -> Display:
+    """On standard error, so that standard output has the results alone."""
+    return open_display(sys.stderr, items="images", num_items=num_images, plain=arguments.json)
+
+
+def _report(results: Sequence[ImageResult], arguments: argparse.Namespace) -> int:
+    """Print the results, failures last. Failures also go to the file of --failures, which is empty if there are none."""
+    failed = [result for result in results if result.state == "failed"]
     if arguments.failures is not None:
-        lines = [f"{outcome.image}\t{outcome.reason}\n" for outcome in failed]
+        lines = [f"{result.image}\t{result.reason}\n" for result in failed]
         arguments.failures.write_text("".join(lines))
     if arguments.json:
-        for outcome in outcomes:
-            print(json.dumps(asdict(outcome)))
+        for result in results:
+            print(json.dumps(asdict(result)))
         return 1 if failed else 0
     tally = {
-        state: sum(outcome.state == state for outcome in outcomes) for state in ("pulled", "built", "present")
+        state: sum(result.state == state for result in results) for state in ("pulled", "built", "present")
     }
     parts = [f"{number} {state}" for state, number in tally.items() if number]
     print(", ".join([*parts, f"{len(failed)} failed"]))
-    for outcome in failed:
-        print(line_of(outcome))
+    for result in failed:
+        print(result)
     return 1 if failed else 0
 
 
 def _ls(arguments: argparse.Namespace, settings: ImageSettings, _: threading.Event) -> int:
     names = named_images(arguments.tasks)
-    engine, shelf = _host(settings)
-    ours = our_images(engine, shelf)
-    rows = list_named(names, ours, engine, shelf) if arguments.tasks else list_ours(ours, shelf)
+    api, shelf = _host(settings)
+    ours = our_images(api, shelf)
+    rows = list_named(names, ours, api, shelf) if arguments.tasks else list_ours(ours, shelf)
     lines = (json.dumps(asdict(row)) for row in rows) if arguments.json else table(rows, ours)
     print(*lines, sep="\n")
     return 0 if all(row.present for row in rows) else 1
@@ -138,23 +145,23 @@ def _ls(arguments: argparse.Namespace, settings: ImageSettings, _: threading.Eve
 
 def _evict(arguments: argparse.Namespace, settings: ImageSettings, _: threading.Event) -> int:
     keep = named_images(arguments.keep)
-    engine, shelf = _host(settings)
-    found = evict(engine, shelf, arguments.budget_bytes, keep=keep, dry_run=arguments.dry_run)
+    api, shelf = _host(settings)
+    found = evict(api, shelf, arguments.budget_bytes, keep=keep, dry_run=arguments.dry_run)
     if arguments.json:
         evicted = [name for image in found.evicted for name in image.names or (image.id,)]
         facts = {"before_bytes": found.before_bytes, "after_bytes": found.after_bytes, "within": found.within}
         print(json.dumps({"evicted": evicted, "dry_run": arguments.dry_run, **facts}))
         return 0 if found.within else 1
     for image in found.evicted:
-        print(f"{'would go' if arguments.dry_run else 'evicted'}  {', '.join(image.names) or image.id}")
+        print(f"{'would evict' if arguments.dry_run else 'evicted'}  {', '.join(image.names) or image.id}")
     print(f"{show_bytes(found.before_bytes)} before, {show_bytes(found.after_bytes)} after")
     if not found.within:
         print(
-            f"over the budget of {show_bytes(found.budget_bytes)}: all that is left is in use or to be kept"
+            f"over the budget of {show_bytes(found.budget_bytes)}: all other images are in use or are to be kept"
         )
     return 0 if found.within else 1
 
 
-def _host(settings: ImageSettings) -> tuple[ImageEngine, Shelf]:
-    engine = ImageEngine(docker_host())
-    return engine, Shelf(settings.state_dir, engine.id)
+def _host(settings: ImageSettings) -> tuple[ImageApi, Shelf]:
+    api = ImageApi(docker_host())
+    return api, Shelf(settings.state_dir, api.id)

@@ -2,16 +2,20 @@
 
 
 class ImageError(Exception):
-    """`transient`: asking again later may help. The text is one line."""
+    """`transient`: trying again later may help. The text is one line."""
 
     def __init__(self, reason: str, *, transient: bool = False) -> None:
         super().__init__(" ".join(reason.split()))
         self.transient = transient
 
 
+class NoSuchImage(ImageError):
+    """Nothing has this name, on the Docker host or in the registry."""
+
+
 class ImageInUse(ImageError):
-    """A container, running or not, stands on it."""
+    """A container, running or not, was made of it."""
 
 
-class Stopped(ImageError):
-    """The caller wanted no more of it."""
+class PullStopped(ImageError):
+    """The caller stopped the pull."""

@@ -1,10 +1,10 @@
-"""What is there and what is missing, for people and scripts."""
+"""Lists which images are there and which are missing, for people and scripts."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workers.images.docker_images import ImageEngine
+from workers.images.api import ImageApi
 from workers.images.eviction import OurImage, taken_bytes
 from workers.images.shelf import Entry, Shelf
 from workers.images.sizes import show_bytes
@@ -17,9 +17,9 @@ class Listed:
     image: str
     present: bool
     managed: bool = False
-    in_use: bool = False  # a container stands on it, or an episode holds it
-    size_bytes: int = 0  # with layers that it shares
-    digest: str = ""  # of its manifest; "" for what was built here
+    in_use: bool = False  # a container was made of it, or an episode holds it
+    size_bytes: int = 0  # of all its layers, shared or not
+    digest: str = ""  # of its manifest; "" if it was built here
     last_used_at: float = 0.0  # Unix seconds; 0: never by a worker
 
 
@@ -29,17 +29,15 @@ def list_ours(ours: Sequence[OurImage], shelf: Shelf) -> list[Listed]:
     return [_ours(name, image, entries.get(name)) for image in ours for name in image.names or (image.id,)]
 
 
-def list_named(
-    names: Sequence[str], ours: Sequence[OurImage], engine: ImageEngine, shelf: Shelf
-) -> list[Listed]:
-    """Each of `names` in order, whosever it is."""
+def list_named(names: Sequence[str], ours: Sequence[OurImage], api: ImageApi, shelf: Shelf) -> list[Listed]:
+    """Each of `names` in order, whether Swerve manages it or not."""
     by_name = {name: image for image in ours for name in image.names}
-    entries, uses, used_ids = shelf.entries(), shelf.uses(), engine.used_ids()
+    entries, uses, used_ids = shelf.entries(), shelf.uses(), api.used_ids()
 
     def listed(name: str) -> Listed:
         if name in by_name:
             return _ours(name, by_name[name], entries.get(name))
-        found = engine.find(name)
+        found = api.find(name)
         if found is None:
             return Listed(name, present=False, last_used_at=uses.get(name, 0.0))
         digest = next((digest.partition("@")[2] for digest in found.digests), "")

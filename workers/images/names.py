@@ -1,6 +1,6 @@
-"""Image names: read as an engine reads them, and translated for a registry mirror.
+"""Image names: parsed as Docker parses them, and translated for a registry mirror.
 
-What a task calls an image is law: whatever a proxy calls it, it is the task's name that the image ends up under.
+An image always ends up under the name that the task uses, whatever a proxy calls it.
 """
 
 import re
@@ -15,7 +15,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """docker.io/library/python:3.11 as its parts. With a digest the tag says nothing: an engine looks at the digest."""
+    """docker.io/library/python:3.11 as its parts. With a digest, Docker ignores the tag."""
 
     registry: str
     path: str
@@ -24,23 +24,23 @@ class Name:
 
     @property
     def repository(self) -> str:
-        """With the registry, as an engine takes it: the hub's own goes without saying."""
+        """With the registry, as Docker takes it: docker.io is left out."""
         if self.registry != HUB:
             return f"{self.registry}/{self.path}"
         return self.path.removeprefix("library/") if self.path.count("/") == 1 else self.path
 
     @property
     def version(self) -> str:
-        """What an engine is asked for: the digest or the tag."""
+        """The digest, or else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
-        """As an engine lists it; two spellings of one image come out the same."""
+        """As Docker lists it, so that two spellings of one image become equal."""
         return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
 
 
 def parse_name(text: str) -> Name:
-    """Raises ValueError saying what is no image name in `text`."""
+    """Raises ValueError that says which part of `text` is malformed."""
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
         raise ValueError(f"image {text!r}: a digest is sha256: and 64 hexadecimal digits, or sha512: and 128")
@@ -52,7 +52,7 @@ def parse_name(text: str) -> Name:
         head, path = HUB, path if "/" in path else f"library/{path}"
     if not _PATH.fullmatch(path):
         raise ValueError(
-            f"image {text!r}: {path!r} is no repository; small letters, digits, and . _ - / between"
+            f"image {text!r}: {path!r} is no repository name; use lower-case letters and digits with . _ - / between them"
         )
     if colon and not _TAG.fullmatch(tag):
         raise ValueError(f"image {text!r}: {tag!r} is no tag")
@@ -61,15 +61,15 @@ def parse_name(text: str) -> Name:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Names that begin with `source` are to be had under `prefix` instead. Both end in a slash."""
+    """A mirror: names that begin with `source` are pulled as `prefix` instead. Both end in a slash."""
 
     source: str
     prefix: str
 
     def name_of(self, name: Name) -> Name | None:
-        """What the proxy calls the image; None if it stands for another registry, or if the name has a digest.
+        """The proxy's name for the image; None if the proxy mirrors another registry, or if the name has a digest.
 
-        An engine gives a name with a digest only to what it pulled under that very name.
+        Docker gives a name with a digest only to what it pulled under exactly that name.
         """
         full = f"{name.registry}/{name.path}"
         if name.digest or not full.startswith(self.source):
@@ -89,5 +89,5 @@ def parse_proxy(text: str) -> Proxy:
     try:
         parse_name(f"{proxy.prefix}probe")
     except ValueError as error:
-        raise ValueError(f"proxy {text!r}: images could not be named under it: {error}") from error
+        raise ValueError(f"proxy {text!r}: it cannot begin an image name: {error}") from error
     return proxy

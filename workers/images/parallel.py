@@ -1,7 +1,7 @@
-"""A bounded number of threads over a list, in a way that does not keep a process from ending.
+"""Runs work in threads that do not keep the process from ending.
 
-They are daemons: who is interrupted need not wait for an engine that says nothing, and may leave at any moment, for
-everything done here can be killed.
+They are daemon threads: an interrupted command need not wait for a Docker host that does not answer. That is safe because all work done
+here may be killed at any moment.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T], *, jobs: int) -> list[R]:
-    """`work` of each item, `jobs` at a time; answers in the order of `items`. Raises what the first failing one raised."""
+    """`work` of each item, `jobs` at a time; results in the order of `items`. Raises what the first failing call raised."""
     waiting: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[int, R] | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, R] | BaseException] = queue.SimpleQueue()
     for numbered in enumerate(items):
         waiting.put(numbered)
 
@@ -26,25 +26,25 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, jobs: int) -> lis
         try:
             while True:
                 number, item = waiting.get_nowait()
-                answers.put((number, work(item)))
+                results.put((number, work(item)))
         except queue.Empty:
             return
-        except BaseException as error:  # it belongs to the caller, whatever it is
-            answers.put(error)
+        except BaseException as error:  # whatever it is, the caller gets it
+            results.put(error)
 
     for _ in range(min(jobs, len(items))):
         threading.Thread(target=take, daemon=True).start()
     done: dict[int, R] = {}
     while len(done) < len(items):
-        answer = answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        done[answer[0]] = answer[1]
+        result = results.get()
+        if isinstance(result, BaseException):
+            raise result
+        done[result[0]] = result[1]
     return [done[number] for number in range(len(items))]
 
 
 async def in_daemon(work: Callable[[], T]) -> T:
-    """`work` in a daemon thread. Cancelled, the caller goes on at once and the thread goes on, unheard."""
+    """`work` in a daemon thread. If the caller is cancelled it returns at once; the thread goes on and its result is dropped."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -60,7 +60,7 @@ async def in_daemon(work: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = work()
-        except BaseException as raised:  # it belongs to the caller, whatever it is
+        except BaseException as raised:  # whatever it is, the caller gets it
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)

@@ -1,9 +1,8 @@
-"""A worker's part in its host's images: it says which ones episodes use and, if asked to, pulls what comes next.
+"""Images on a Docker host, as one worker uses them: it holds those of its episodes and can pull those of coming requests.
 
-Promises. What an episode needs is held from its claim to its end, its grading included, so that no eviction takes it.
-Pulling ahead is done by one process of a host at a time, one image at a time, in the order of the queue and within the
-byte budget; a claim whose image is on its way, or gone again, waits for its pull. Whatever fails here is logged, and
-left to the sandbox to find out: an image that is not there is ImageMissing, as ever.
+A worker holds an episode's image from the claim to the end of grading, so that it is not evicted. One process of a machine pulls ahead
+at a time, one image at a time, in the order of the queue and within the byte budget. A claim whose image is being pulled, or was evicted,
+waits for the pull. Failures here are only logged, because the sandbox will report them: an image that is absent is ImageMissing.
 """
 
 import asyncio
@@ -20,18 +19,18 @@ from redis.exceptions import RedisError
 
 from pipeline import queue
 from pipeline.request import Claim
-from workers.claim import Progress
 from workers.docker.host import DockerHost
-from workers.images.docker_images import ImageEngine
+from workers.images.api import ImageApi
 from workers.images.errors import ImageError
 from workers.images.names import parse_name
 from workers.images.parallel import in_daemon
 from workers.images.pulling import Puller, PullPlan
 from workers.images.shelf import Shelf
 from workers.settings import ImageSettings
+from workers.status import EpisodeStatus
 
 LOOK_EVERY_S = 5.0
-AGAIN_S = 300.0  # after a pull that failed, before it is tried ahead of time once more
+AGAIN_S = 300.0  # after a failed pull, before the next try to pull that image ahead
 RETRIES = 2
 HOLD_GRACE_S = 600.0  # beyond an episode's own limits
 
@@ -39,45 +38,45 @@ log = logging.getLogger("swerve.images")
 
 
 class HostImages:
-    """Made by `open`. Use `using` round an episode, and run `fetch_ahead` beside it all."""
+    """Made by `open`. Use `using` round each episode, and run `fetch_ahead` in the background."""
 
-    def __init__(self, engine: ImageEngine, shelf: Shelf, plan: PullPlan, *, prefetch: bool) -> None:
-        self._engine = engine
+    def __init__(self, api: ImageApi, shelf: Shelf, plan: PullPlan, *, prefetch: bool) -> None:
+        self._api = api
         self._shelf = shelf
         self._plan = plan
         self._prefetch = prefetch
-        self._wanted: frozenset[str] = frozenset()  # by what waits in the queue
+        self._wanted: frozenset[str] = frozenset()  # by requests that wait in the queue
         self._under_way: dict[str, asyncio.Task[bool]] = {}
-        self._not_before: dict[str, float] = {}  # by time.monotonic(), of what could not be pulled
+        self._not_before: dict[str, float] = {}  # by time.monotonic(), of images that could not be pulled
         self._stopping = threading.Event()
 
     @classmethod
     async def open(cls, settings: ImageSettings, host: DockerHost) -> Self:
-        """Raises ImageError if the engine does not answer or the state directory cannot be used."""
+        """Raises ImageError if the Docker host does not answer or the state directory cannot be used."""
 
         def make() -> Self:
-            engine = ImageEngine(host)
+            api = ImageApi(host)
             plan = PullPlan(
-                platform=engine.platform,
+                platform=api.platform,
                 proxies=settings.proxies,
                 retries=RETRIES,
                 budget_bytes=settings.budget_bytes,
             )
-            return cls(engine, Shelf(settings.state_dir, engine.id), plan, prefetch=settings.prefetch)
+            return cls(api, Shelf(settings.state_dir, api.id), plan, prefetch=settings.prefetch)
 
         return await asyncio.to_thread(make)
 
     async def close(self) -> None:
-        """Pulls under way end; the next one goes on with what they brought."""
+        """Stop pulls under way. The next pull of such an image continues with the layers that arrived."""
         self._stopping.set()
         for task in self._under_way.values():
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
-        self._engine.close()
+        self._api.close()
 
     @contextlib.asynccontextmanager
-    async def using(self, claim: Claim, progress: Progress) -> AsyncGenerator[None]:
-        """Holds the image of the claim's task; waits for it if it is not there and this worker may pull."""
+    async def using(self, claim: Claim, status: EpisodeStatus) -> AsyncGenerator[None]:
+        """Hold the image of the claim's task; pull it first if it is missing and this worker may pull."""
         request, limits = claim.request, claim.request.limits
         name = _spelled(request.task.image)
         if name is None:
@@ -88,23 +87,23 @@ class HostImages:
         await self._noted(lambda: self._shelf.hold(name, holder, until=until))
         try:
             if self._prefetch:
-                await self._await_image(name, progress)
+                await self._await_image(name, status)
             yield
         finally:
             await self._noted(lambda: self._shelf.release(name, holder))
 
     async def fetch_ahead(self, redis: Redis) -> None:
-        """Endless: pulls what the queue will ask for next. Costs nothing and does nothing unless the settings say so."""
+        """Pull images for requests that wait in the queue, for ever. Returns at once unless the settings ask for this."""
         while self._prefetch:
             try:
                 pause_s = await self._look(redis)
             except (RedisError, ImageError, OSError) as error:
-                log.warning("looking ahead: %s", error)
+                log.warning("pulling ahead: %s", error)
                 pause_s = LOOK_EVERY_S
             await asyncio.sleep(pause_s)
 
     async def _look(self, redis: Redis) -> float:
-        """Pulls the first image that is wanted and missing; returns after how many seconds to look again."""
+        """Pull the first image that is wanted and missing; returns how many seconds to wait before the next look."""
         wanted = [
             name for image in await queue.waiting_images(redis) if (name := _spelled(image)) is not None
         ]
@@ -112,27 +111,27 @@ class HostImages:
         for name in wanted:
             if time.monotonic() < self._not_before.get(name, 0.0):
                 continue
-            if await asyncio.to_thread(self._engine.find, name) is not None:
+            if await asyncio.to_thread(self._api.find, name) is not None:
                 continue
             with self._shelf.alone("prefetching", wait=False) as alone:
                 if not alone:
                     return LOOK_EVERY_S
                 full = await self._pulled(name)
-                return AGAIN_S if full else 0.0  # what was next may be another by now
+                return AGAIN_S if full else 0.0  # the queue may have changed
         return LOOK_EVERY_S
 
-    async def _await_image(self, name: str, progress: Progress) -> None:
+    async def _await_image(self, name: str, status: EpisodeStatus) -> None:
         try:
-            if await asyncio.to_thread(self._engine.find, name) is not None:
+            if await asyncio.to_thread(self._api.find, name) is not None:
                 return
-            progress.phase = "pulling"
+            status.phase = "pulling"
             await self._pulled(name)
-            progress.phase = "opening"
+            status.phase = "opening"
         except ImageError as error:
             log.warning("%s: %s", name, error)
 
     async def _pulled(self, name: str) -> bool:
-        """Waits for one pull of `name`, whoever asked for it first. True: the byte budget is full."""
+        """Wait for the one pull of `name`, which may be under way already. True: the byte budget is full."""
         task = self._under_way.get(name)
         if task is None:
             task = self._under_way[name] = asyncio.create_task(self._pull(name))
@@ -141,26 +140,26 @@ class HostImages:
 
     async def _pull(self, name: str) -> bool:
         plan = replace(self._plan, keep=self._wanted)
-        puller = Puller(self._engine, self._shelf, plan, stopping=self._stopping)
-        outcome = await in_daemon(lambda: puller.pull(name))
-        if outcome.state == "failed":
+        puller = Puller(self._api, self._shelf, plan, stopping=self._stopping)
+        result = await in_daemon(lambda: puller.pull(name))
+        if result.state == "failed":
             self._not_before[name] = time.monotonic() + AGAIN_S
-            log.warning("%s cannot be pulled: %s", name, outcome.reason)
+            log.warning("%s cannot be pulled: %s", name, result.reason)
         else:
             self._not_before.pop(name, None)
-            log.info("%s: %s, %.0f s", name, outcome.state, outcome.seconds)
+            log.info("%s: %s, %.0f s", name, result.state, result.seconds)
         return bool(puller.full)
 
     async def _noted(self, write: Callable[[], None]) -> None:
-        """An episode does not end because its use of an image could not be written down."""
+        """Record something. An episode must not fail because its use of an image could not be recorded."""
         try:
             await asyncio.to_thread(write)
         except ImageError as error:
-            log.warning("use of an image not noted: %s", error)
+            log.warning("cannot record the use of an image: %s", error)
 
 
 def _spelled(image: str) -> str | None:
-    """As the engine lists it; None for an image id, or for what no engine would take either."""
+    """The name as Docker lists it; None for an image id, or for a malformed name."""
     try:
         return str(parse_name(image))
     except ValueError:

@@ -1,7 +1,7 @@
-"""What Swerve has put on an engine, when each image was last used, and which ones an episode needs right now.
+"""The record of a Docker host's images: what Swerve put there, when each image was last used, and which ones episodes hold.
 
-A small SQLite file per engine, shared by every worker and command on the host. A name stands in it from before its
-pull or build begins, so that nothing a killed process leaves behind is without an owner.
+It is a small SQLite file per Docker host, shared by every worker and command on this machine. A name is recorded before its pull or build
+begins, so that whatever a killed process leaves behind is known to be ours.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ Origin = Literal["pulled", "built"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name that is ours. `id` is what it stood for when it arrived, "" until then."""
+    """A name that is ours. `id` is the image's when it arrived, "" until then."""
 
     name: str
     origin: Origin
     id: str
-    digest: str  # of the manifest, if it was pulled and the engine told
+    digest: str  # of the manifest, if the image was pulled and Docker said it
     since: float  # Unix seconds
 
 
 class Shelf:
-    """Names are spelled as `names.Name` prints them. Raises ImageError if the file cannot be kept."""
+    """Names are spelled as `names.Name` prints them. Every method raises ImageError if the file cannot be used."""
 
-    def __init__(self, directory: Path, engine_id: str) -> None:
-        self.path = directory / f"images-{engine_id.replace(':', '').lower()}.sqlite"
+    def __init__(self, directory: Path, host_id: str) -> None:
+        self.path = directory / f"images-{host_id.replace(':', '').lower()}.sqlite"
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -51,14 +51,14 @@ class Shelf:
             database.executescript(_TABLES)
 
     def expect(self, name: str, origin: Origin) -> None:
-        """`name`, which is not there, is about to be made by us."""
+        """Record that we are about to pull or build `name`, which is not there."""
         with self._database() as database:
             database.execute(
                 "INSERT OR REPLACE INTO images VALUES (?, ?, '', '', ?)", (name, origin, time.time())
             )
 
     def arrived(self, name: str, origin: Origin, image_id: str, *, digest: str = "") -> None:
-        """It is there. Counts as a use, lest what was fetched ahead be the first to go."""
+        """Record that it is there. This counts as a use, so that an image pulled ahead is not the first to be evicted."""
         row = (name, origin, image_id, digest, time.time())
         with self._database() as database:
             database.execute("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)", row)
@@ -87,7 +87,7 @@ class Shelf:
             return dict(database.execute("SELECT name, used_at FROM uses"))
 
     def hold(self, name: str, holder: str, *, until: float) -> None:
-        """Keep `name` until released, at the latest until `until` (Unix seconds), for its holder may be killed."""
+        """Protect `name` from eviction until released, at the latest until `until` (Unix seconds), since its holder may be killed."""
         with self._database() as database:
             database.execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?)", (name, holder, until))
         self.note_used(name)
@@ -110,7 +110,7 @@ class Shelf:
             return {row[0]: [(layer, size) for layer, size in json.loads(row[1])] for row in rows}
 
     def remember_chains(self, chains: Mapping[str, list[tuple[str, int]]], *, present: set[str]) -> None:
-        """Adds `chains` and forgets those of images that are not `present` any more."""
+        """Add `chains`, and forget those of images that are no longer `present`."""
         with self._database() as database:
             rows = [(image_id, json.dumps(chain)) for image_id, chain in chains.items()]
             database.executemany("INSERT OR REPLACE INTO layers VALUES (?, ?)", rows)
@@ -119,7 +119,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def alone(self, doing: str, *, wait: bool) -> Generator[bool]:
-        """One process of the host at a time is `doing` this; without `wait`, False if another is at it."""
+        """Let one process of this machine at a time be `doing` this. Yields False, without `wait`, if another is."""
         with self.path.with_suffix(f".{doing}").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +130,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def _database(self) -> Generator[sqlite3.Connection]:
-        """A connection of its own: calls come from any thread."""
+        """A new connection for each call, because calls come from any thread."""
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=WAIT_S)) as database, database:
                 yield database

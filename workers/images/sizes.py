@@ -17,7 +17,7 @@ def parse_bytes(text: str) -> int:
 
 
 def show_bytes(num_bytes: float) -> str:
-    """Three digits and a decimal unit, as the engine's own listings have it."""
+    """Three digits and a decimal unit, as in Docker's own listings."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"

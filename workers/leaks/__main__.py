@@ -1,11 +1,11 @@
-"""`python -m workers.leaks TASKS.jsonl`: what of the answer could an agent find in these tasks?
+"""`python -m workers.leaks TASKS.jsonl`: what could an agent find of the answers to these tasks?
 
-Opens each task's container as an episode does, with whatever cleaning that takes, and looks through it: for what git
-holds besides the past of the base commit, hidden paths, eval scripts, other copies of the repository, and the lines of
-the known solution and the hidden tests (from TASKS.gold.jsonl, if it lies beside) in files that are not the base's, or
-in the problem as the agent is told it. Needs a Docker engine and the tasks' images.
+Opens each task's container as an episode does, cleaned if it needs that, and searches it for: what git holds besides the history of the
+base commit, hidden paths, eval scripts, other copies of the repository, and lines of the known solution and the hidden tests (from
+TASKS.gold.jsonl, if that exists) in files that are not the base commit's or in the problem statement. Needs a Docker host and the tasks'
+images.
 
-Exit status: 0 nothing found; 1 something was, or a task could not be looked at; 2 misuse.
+Exit status: 0 nothing found; 1 something was found, or a task could not be searched; 2 misuse, or no Docker host.
 """
 
 import argparse
@@ -14,19 +14,16 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
-from pipeline.errors import RolloutError
+from pipeline.errors import RolloutError, SandboxError
 from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
-from workers.docker.host import DockerHost
-from workers.settings import docker_host
+from workers.sandbox.backend import command_sandboxes
+from workers.sandbox.protocol import Misconfigured, Sandboxes
 from workers.unqueued import unqueued_claim
-
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandboxes
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,22 +31,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     image: str
-    agent_image: str  # "" if none could be had
+    agent_image: str  # "" if no sandbox could be opened
     ok: bool
     leaks: list[str]
-    failure: str = ""  # why the task could not be looked at
+    failure: str = ""  # why the task could not be searched
 
 
-async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> Finding:
+async def look(sandboxes: Sandboxes, task: Task, gold: Gold | None) -> Finding:
     """What an agent of `task` could find."""
     from workers.leaks.answers import answers_told, answers_within
     from workers.leaks.find import UNCOMMITTED, find_leaks
 
     leaks = answers_told(task, gold)
-    failure = ""
+    agent_image = failure = ""
     try:
-        task = await sandboxes.placed(task)
         async with sandboxes.open(unqueued_claim(task, command="leaks"), role="agent") as sandbox:
+            agent_image, task = sandbox.image, replace(task, workdir=sandbox.workdir)
             leaks += [leak for leak in await find_leaks(sandbox, task) if leak.kind != UNCOMMITTED]
             leaks += await answers_within(sandbox, task, gold)
     except RolloutError as error:
@@ -57,7 +54,7 @@ async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> F
     return Finding(
         task=task.id,
         image=task.image,
-        agent_image=sandboxes.agent_images.image(task) or "",
+        agent_image=agent_image,
         ok=not leaks and not failure,
         leaks=[str(leak) for leak in leaks],
         failure=failure,
@@ -65,11 +62,9 @@ async def look(sandboxes: "DockerSandboxes", task: Task, gold: Gold | None) -> F
 
 
 async def _look_at_all(
-    tasks: list[Task], golds: dict[str, Gold], jobs: int, host: DockerHost
+    sandboxes: Sandboxes, tasks: list[Task], golds: dict[str, Gold], jobs: int
 ) -> list[Finding]:
-    from workers.sandbox.docker import DockerSandboxes
-
-    sandboxes = DockerSandboxes(fleet=f"leaks-{secrets.token_hex(6)}", host=host)
+    """Raises SandboxError if no sandbox can be opened at all."""
     slots = asyncio.Semaphore(jobs)
 
     async def one(task: Task) -> Finding:
@@ -79,6 +74,7 @@ async def _look_at_all(
         return finding
 
     try:
+        await sandboxes.check()
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(one(task)) for task in tasks]
     finally:
@@ -111,11 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m workers.leaks", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("tasks", type=Path, help="a task file, as trainer.tasksets writes them")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write what was found as a list")
-    parser.add_argument("--jobs", type=int, default=2, help="tasks looked at at once (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the findings to OUT as a JSON list")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of tasks to search at once (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
-        (tasks, golds), host = _read(options.tasks), docker_host()
+        tasks, golds = _read(options.tasks)
+        sandboxes = command_sandboxes(fleet=f"leaks-{secrets.token_hex(6)}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -125,7 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    findings = asyncio.run(_look_at_all(tasks, golds, options.jobs, host))
+    try:
+        findings = asyncio.run(_look_at_all(sandboxes, tasks, golds, options.jobs))
+    except Misconfigured as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except SandboxError as error:
+        print(f"error: no Docker host answers ({error}): start it, or set DOCKER_HOST", file=sys.stderr)
+        return 2
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(findings)) + b"\n")
     bad = [finding for finding in findings if not finding.ok]

@@ -1,43 +1,39 @@
-"""Which image an agent's container starts from, so that nothing in it gives the answer away.
+"""Chooses the image that an agent's container starts from, so that nothing in it gives the answer away.
 
-Mostly the task's own: the first container of a task in a process is looked through, and if it is clean, that is
-remembered, at no cost to any later one. Otherwise the image is cleaned once per engine and kept under a tag that names
-its source and the way it was cleaned, so that workers find each other's. Every such image is looked through again
-before this process hands out its first container. The grader always has the task's own image.
+Usually that is the task's own image: we search the first container of a task in this process, and if it is clean we remember that, at no
+cost to later ones. Otherwise we clean the image, once per Docker host, under a tag that names its source and how it was cleaned, so that
+workers find each other's. We search each cleaned image again before the first agent of this process gets a container of it. The grader
+always uses the task's own image.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from pipeline.errors import ImageMissing, SandboxError
 from pipeline.request import Claim
 from pipeline.task import Task
+from workers.docker.labels import AGENT_IMAGE, SOURCE
 from workers.leaks.cleaning import cleaning
 from workers.leaks.find import Leak, find_leaks, hiding
 from workers.sandbox.git import HEAD
+from workers.sandbox.protocol import Sandbox
 from workers.sandbox.setup import set_up
 
-if TYPE_CHECKING:
-    from workers.sandbox.containers import Engine
-    from workers.sandbox.docker import DockerSandbox, Role
-
 REPOSITORY = "swerve/agent"
-AGENT_IMAGE = "swerve.agent-image"  # label, "1"
-SOURCE = "swerve.source"  # label, the task's image
-CLEAN_S = 1800.0  # packs the repository's history anew
+CLEAN_S = 1800.0  # cleaning packs the repository's history again
 HIDE_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
 class StillLeaks(SandboxError):
-    """The image cannot be cleaned by us: no agent may see it."""
+    """We cannot clean the image, so no agent may see it."""
 
     transient = False
 
@@ -47,32 +43,42 @@ class StillLeaks(SandboxError):
 
 
 class Start(Protocol):
-    """Starts a container of `image` for the claim's task."""
+    """Starts a container of `image` for the claim's task: for an agent, or to be cleaned."""
 
     def __call__(
-        self, claim: Claim, role: "Role", image: str
-    ) -> contextlib.AbstractAsyncContextManager["DockerSandbox"]: ...
+        self, claim: Claim, role: Literal["agent", "clean"], image: str
+    ) -> contextlib.AbstractAsyncContextManager[Sandbox]: ...
+
+
+class ImageStore(Protocol):
+    """Where images are kept. Raises SandboxError."""
+
+    async def inspect_image(self, image: str) -> dict[str, Any]:
+        """Its "Id" and "Config". Raises ImageMissing."""
+        ...
+
+    async def commit(
+        self, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
+    ) -> None:
+        """Make `image` of the files of container `name`, to be run as `config` says."""
+        ...
 
 
 class AgentImages:
     """The images that agents' containers of this process start from.
 
-    A tag is taken to mean the same image for as long as the process lives.
+    We assume that a tag means the same image for as long as the process lives.
     """
 
-    def __init__(self, engine: "Engine", start: Start) -> None:
-        self._engine = engine
+    def __init__(self, store: ImageStore, start: Start) -> None:
+        self._store = store
         self._start = start
         self._images: dict[str, str] = {}  # by `_key`
         self._building: dict[str, asyncio.Lock] = {}
 
-    def image(self, task: Task) -> str | None:
-        """Where agents of `task` start from; None before the first."""
-        return self._images.get(_key(task))
-
     @contextlib.asynccontextmanager
-    async def open(self, claim: Claim) -> AsyncGenerator["DockerSandbox", None]:
-        """A container that is set up and gives nothing away.
+    async def open(self, claim: Claim) -> AsyncGenerator[Sandbox, None]:
+        """A container that is set up and gives no answer away.
 
         Raises ImageMissing, SandboxError, StillLeaks, TaskBroken.
         """
@@ -83,9 +89,9 @@ class AgentImages:
                 or await self._from_cleaned(claim, stack)
             )
 
-    async def _from_known(self, claim: Claim, stack: contextlib.AsyncExitStack) -> "DockerSandbox | None":
+    async def _from_known(self, claim: Claim, stack: contextlib.AsyncExitStack) -> Sandbox | None:
         task = claim.request.task
-        image = self.image(task)
+        image = self._images.get(_key(task))
         if image is None:
             return None
         try:
@@ -93,14 +99,14 @@ class AgentImages:
         except ImageMissing:
             if image == task.image:
                 raise
-            self._images.pop(_key(task), None)  # evicted meanwhile
+            self._images.pop(_key(task), None)  # it was evicted
             return None
 
-    async def _from_source(self, claim: Claim, stack: contextlib.AsyncExitStack) -> "DockerSandbox | None":
+    async def _from_source(self, claim: Claim, stack: contextlib.AsyncExitStack) -> Sandbox | None:
         """None if the task's own image gives something away."""
         task = claim.request.task
         if task.setup_patch.strip():
-            return None  # its history always does
+            return None  # its history always gives the patch away
         async with contextlib.AsyncExitStack() as trial:
             sandbox = await self._entered(claim, task.image, trial)
             if await find_leaks(sandbox, task, first_only=True):
@@ -109,7 +115,7 @@ class AgentImages:
             stack.push_async_exit(trial.pop_all())
             return sandbox
 
-    async def _from_cleaned(self, claim: Claim, stack: contextlib.AsyncExitStack) -> "DockerSandbox":
+    async def _from_cleaned(self, claim: Claim, stack: contextlib.AsyncExitStack) -> Sandbox:
         task = claim.request.task
         async with self._building.setdefault(_key(task), asyncio.Lock()):
             image = await self._cleaned(claim)
@@ -120,8 +126,8 @@ class AgentImages:
         self._images[_key(task)] = image
         return sandbox
 
-    async def _entered(self, claim: Claim, image: str, stack: contextlib.AsyncExitStack) -> "DockerSandbox":
-        """A container of `image`, set up, without what is to be hidden, its head read."""
+    async def _entered(self, claim: Claim, image: str, stack: contextlib.AsyncExitStack) -> Sandbox:
+        """A container of `image`, set up, with hidden paths removed and its head read."""
         task = claim.request.task
         sandbox = await stack.enter_async_context(self._start(claim, "agent", image))
         if image == task.image:
@@ -131,14 +137,14 @@ class AgentImages:
         return sandbox
 
     async def _cleaned(self, claim: Claim) -> str:
-        """The tag of the cleaned image, made now unless somebody has made it."""
+        """The tag of the cleaned image, which is made now unless it exists."""
         task = claim.request.task
-        source = await self._engine.inspect_image(task.image)
+        source = await self._store.inspect_image(task.image)
         image = f"{REPOSITORY}:{_hash(source['Id'], _key(task), cleaning(task))[:24]}"
         try:
-            await self._engine.inspect_image(image)
+            await self._store.inspect_image(image)
         except ImageMissing:
-            logger.info("making %s of %s, which would give away answers", image, task.image)
+            logger.info("making %s, because %s gives answers away", image, task.image)
             await self._make(claim, image, source["Config"])
         return image
 
@@ -154,11 +160,11 @@ class AgentImages:
             if leaks:
                 raise StillLeaks(task, leaks)
             labels = {AGENT_IMAGE: "1", SOURCE: task.image}
-            await self._engine.commit(sandbox.id, image, config, labels)
+            await self._store.commit(sandbox.id, image, config, labels)
 
 
 def _key(task: Task) -> str:
-    """Tells tasks apart that need an agent's image of their own."""
+    """Equal for tasks that can share an agents' image."""
     return _hash(
         task.image,
         task.workdir,

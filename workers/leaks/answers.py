@@ -9,16 +9,13 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SandboxError
 from pipeline.task import ExitCode, File, R2eExpected, Task, TestsJson
 from pipeline.taskfile import Gold
 from workers.leaks.find import Leak
 from workers.sandbox.git import GIT
-
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandbox
+from workers.sandbox.protocol import Sandbox
 
 SEARCH_S = 1800.0
 KEEP_BYTES = 4 * 1024 * 1024  # of each end of what is found
@@ -73,7 +70,7 @@ true
 """
 
 
-async def answers_within(sandbox: "DockerSandbox", task: Task, gold: Gold | None) -> list[Leak]:
+async def answers_within(sandbox: Sandbox, task: Task, gold: Gold | None) -> list[Leak]:
     """The answer's text in the container's files. Raises SandboxError if that cannot be told."""
     parts = _telling(gold)
     hashes = _hashes(task)
@@ -142,7 +139,7 @@ def _hashes(task: Task) -> list[str]:
     return [hashlib.sha256(content).hexdigest() for content in contents if content.strip()]
 
 
-async def _own_lines(sandbox: "DockerSandbox", task: Task, rows: list[list[str]]) -> dict[str, set[str]]:
+async def _own_lines(sandbox: Sandbox, task: Task, rows: list[list[str]]) -> dict[str, set[str]]:
     """The lines found, by path, without those that the base commit has too."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for _, path, *line in rows:

@@ -9,14 +9,11 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.task import Task
 from workers.sandbox.git import GIT
-
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandbox
+from workers.sandbox.protocol import Sandbox
 
 CHECK_S = 900.0  # walks every object of the repository
 UNCOMMITTED = "uncommitted"  # no leak, but it would pass for the agent's work
@@ -210,7 +207,7 @@ exit 0
 """
 
 
-async def find_leaks(sandbox: "DockerSandbox", task: Task, *, first_only: bool = False) -> list[Leak]:
+async def find_leaks(sandbox: Sandbox, task: Task, *, first_only: bool = False) -> list[Leak]:
     """What of the answer an agent would find in this container; what is UNCOMMITTED, too. `first_only` stops early.
 
     Raises SandboxError if that cannot be told.

@@ -1,102 +1,102 @@
-"""The calls that we make to a Docker engine, and what its containers are made as.
+"""The calls to a Docker host that concern containers, and the configuration that containers are created with.
 
-Everything the engine, its client or the socket can raise leaves here as a SandboxError.
+Every failed call raises SandboxError, or ImageMissing.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import requests
-import urllib3
 from docker import errors as docker_errors
 from docker.types import Ulimit
 
-from pipeline.errors import ImageMissing, SandboxError
+from pipeline.errors import SandboxError
 from pipeline.task import Resources
+from workers.docker.attach import Streams, attach
 from workers.docker.client import ANSWER_S, Client, docker_client
+from workers.docker.errors import sandbox_error, translated
 from workers.docker.host import DockerHost
-from workers.sandbox.attach import attach
+from workers.docker.labels import FLEET
 from workers.sandbox.holder import HOLDER
 from workers.sandbox.shell import READ_BYTES
 
 T = TypeVar("T")
 
-FLEET = "swerve.fleet"
-REQUEST = "swerve.request"
-ATTEMPT = "swerve.attempt"
-LEASE = "swerve.lease"  # the key that holds it in Redis
-DEADLINE = "swerve.deadline"
-
-ENGINE_CALL_S = 120
-REMOVED_S = 10  # that a removal under way may take
-ENGINE_THREADS = 8
+CALL_S = 120
+REMOVED_S = 10  # to wait for a removal that is under way already
+NUM_THREADS = 8
 CONFLICT = 409  # HTTP status
 SHM_BYTES = 64 * 1024 * 1024  # Docker's own default
 
-# What root needs to work with files of any owner, to become another user as some test suites do, and to kill
-# what that user runs.
+# Root needs these to work with files of any owner, to become another user as some test suites do, and to kill that user's processes.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container is made as."""
+    """What a container is created with."""
 
     image: str
     workdir: str
     resources: Resources
     env: Mapping[str, str]
-    deadline_s: int  # after which its first process ends it
-    init_bytes: int  # length of the program that it receives and becomes; 0: none
-    max_file_bytes: int  # no file grows longer; 0: no bound
+    deadline_s: int  # the container's first process ends it after this time
+    init_bytes: int  # length of the program that the first process receives and then executes; 0: none
+    max_file_bytes: int  # no file can grow longer; 0: no limit
+    runtime: str  # container runtime by its name on the Docker host; "": the host's default
     labels: Mapping[str, str]
 
 
-class Engine:
-    """The engine calls that we make, each in a thread of our own; the one place where Docker's errors become
-    ours.
-    """
+class ContainerApi:
+    """The calls, each in one of NUM_THREADS threads of our own."""
 
     def __init__(self, host: DockerHost) -> None:
         self._host = host
-        self._threads = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="docker")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="docker")
         self._connecting = threading.Lock()
         self._client: Client | None = None
         self._data_root: Path | None = None
 
     async def ping(self) -> None:
-        """Raises SandboxError unless the engine answers and, where it is Docker's, has its containerd."""
-        # Not behind calls that an engine which hangs has not answered, and not for as long as they may take.
-        with _translated("asking the engine"):
-            version = await asyncio.to_thread(self._asked, _version)
+        """Raises SandboxError unless the Docker host answers and, if it is Docker's own daemon, reaches its containerd."""
+        # In another thread, because all of ours may be waiting for a host that hangs, and with a shorter timeout than theirs.
+        with translated("connecting to the Docker host", sandbox_error):
+            version = await asyncio.to_thread(self._ask, _version)
         components = {component["Name"] for component in version.get("Components", ())}
         if "Engine" in components and "containerd" not in components:
-            raise SandboxError("the engine answers, its containerd does not: no container can be started")
+            raise SandboxError(
+                "the Docker host answers but its containerd does not, so no container can start"
+            )
+
+    async def runtimes(self) -> list[str]:
+        """Names of the container runtimes that are registered with the Docker host."""
+        info = await self._call("asking the Docker host for its runtimes", lambda client: client.info())
+        return sorted(info["Runtimes"])
 
     async def create(self, name: str, spec: ContainerSpec) -> None:
-        """Creates it, to be started. Raises ImageMissing; never pulls."""
+        """Create a container without starting it. Raises ImageMissing; never pulls."""
         await self._call(
             f"creating a container of {spec.image}",
             lambda client: client.create_container_from_config(_config(client, spec), name),
         )
 
     async def inspect_image(self, image: str) -> dict[str, Any]:
-        """What the engine knows of `image`. Raises ImageMissing."""
-        return await self._call(f"looking at {image}", lambda client: client.inspect_image(image))
+        """The Docker host's description of `image`. Raises ImageMissing."""
+        return await self._call(f"inspecting {image}", lambda client: client.inspect_image(image))
 
     async def commit(
         self, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
     ) -> None:
-        """Tags the files of container `name` as `image`, to be run as `config`, another image's, says."""
-        await self._call(f"making {image}", lambda client: _committed(client, name, image, config, labels))
+        """Make `image` of the files of container `name`, with the run configuration `config` of another image."""
+        await self._call(f"making {image}", lambda client: _commit(client, name, image, config, labels))
 
-    async def attach(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The container's standard streams; what it prints is framed."""
+    async def attach(self, name: str) -> Streams:
+        """The container's standard streams; what it prints comes in Docker's frames."""
         return await attach(self._host, name, read_bytes=READ_BYTES)
 
     async def start(self, name: str) -> None:
@@ -106,12 +106,12 @@ class Engine:
         await self._call(f"signalling {name}", lambda client: client.kill(name, signal))
 
     async def watch(self, name: str) -> requests.Response:
-        """The answer, still to come, to how `name` will have ended. To be closed."""
-        return await self._call(f"watching {name}", lambda client: _awaited_exit(client, name))
+        """Start waiting for the end of container `name`; `exit_status` reads the response. The caller closes it."""
+        return await self._call(f"watching {name}", lambda client: _wait_for_exit(client, name))
 
     async def exit_status(self, name: str, watch: requests.Response) -> int:
-        """Of a container that has ended."""
-        answer = await self._call(f"asking how {name} ended", lambda _: watch.json())
+        """The exit status of container `name`, once it has ended."""
+        answer = await self._call(f"waiting for the end of {name}", lambda _: watch.json())
         return answer["StatusCode"]
 
     async def put_archive(self, name: str, tar: bytes) -> None:
@@ -124,8 +124,9 @@ class Engine:
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
     async def labelled(self, fleet: str | None) -> list[tuple[str, dict[str, str]]]:
-        """Name and labels of each container of `fleet`, or of any fleet, running or not. One whose removal broke off,
-        as with an engine that was killed, has no name any more, and goes by its id.
+        """Name and labels of each container of `fleet`, or of any fleet if None, running or not.
+
+        A container whose removal was interrupted, for example because the Docker daemon was killed, has no name: it goes by its id.
         """
         label = FLEET if fleet is None else f"{FLEET}={fleet}"
         found = await self._call(
@@ -140,15 +141,15 @@ class Engine:
         ]
 
     async def data_root(self) -> Path | None:
-        """Where the engine keeps containers' files, if that can be seen from here."""
+        """Where the Docker host keeps the files of containers; None if this machine cannot see that directory."""
         if self._host.socket_path and self._data_root is None:
-            info = await self._call("asking the engine", lambda client: client.info())
+            info = await self._call("asking the Docker host for its data root", lambda client: client.info())
             self._data_root = Path(info["DockerRootDir"])
         root = self._data_root
         return root if root is not None and root.is_dir() else None
 
     async def written_bytes(self, names: Sequence[str]) -> dict[str, int]:
-        """What each of these running containers has added to its image. The engine walks their files."""
+        """Bytes that each of these running containers has written on top of its image. The Docker host walks their files."""
         found = await self._call(
             "measuring containers",
             lambda client: client.containers(size=True, filters={"name": list(names)}),
@@ -156,8 +157,8 @@ class Engine:
         return {name.removeprefix("/"): one.get("SizeRw", 0) for one in found for name in one["Names"] or ()}
 
     async def remove(self, name: str) -> None:
-        """Kills and removes it, its volumes too; gone already is as good."""
-        await self._call(f"removing {name}", lambda client: _removed(client, name))
+        """Kill and remove container `name` with its volumes. A container that is gone already is no error."""
+        await self._call(f"removing {name}", lambda client: _remove(client, name))
 
     async def close(self) -> None:
         if self._client is not None:
@@ -165,9 +166,9 @@ class Engine:
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _call(self, doing: str, ask: Callable[[Client], T]) -> T:
-        """Waits for the answer even when cancelled, so that a removal cannot overtake a creation."""
-        answer = asyncio.get_running_loop().run_in_executor(self._threads, self._asked, ask)
-        with _translated(doing):
+        """Wait for the answer even when cancelled, so that a removal cannot overtake a creation."""
+        answer = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, ask)
+        with translated(doing, sandbox_error):
             try:
                 return await asyncio.shield(answer)
             except asyncio.CancelledError:
@@ -175,28 +176,11 @@ class Engine:
                 answer.exception()
                 raise
 
-    def _asked(self, ask: Callable[[Client], T]) -> T:
+    def _ask(self, ask: Callable[[Client], T]) -> T:
         with self._connecting:
             if self._client is None:
-                self._client = docker_client(
-                    self._host, timeout_s=ENGINE_CALL_S, num_connections=ENGINE_THREADS
-                )
+                self._client = docker_client(self._host, timeout_s=CALL_S, num_connections=NUM_THREADS)
         return ask(self._client)
-
-
-@contextlib.contextmanager
-def _translated(doing: str) -> Generator[None]:
-    try:
-        yield
-    except docker_errors.ImageNotFound as error:
-        raise ImageMissing(f"{doing}: {error.explanation}") from error
-    except (
-        docker_errors.DockerException,
-        requests.RequestException,
-        urllib3.exceptions.HTTPError,
-        OSError,
-    ) as error:
-        raise SandboxError(f"{doing}: {error}") from error
 
 
 def _version(client: Client) -> dict[str, Any]:
@@ -212,17 +196,20 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
     resources = spec.resources
     host_config = client.create_host_config(
         auto_remove=True,
+        runtime=spec.runtime or None,
         network_mode="bridge" if resources.network else "none",
         mem_limit=resources.memory_bytes,
         memswap_limit=resources.memory_bytes,
         cpu_period=100_000,
-        cpu_quota=int(resources.cpus * 100_000),  # nano_cpus would be refused above the host's count
+        cpu_quota=int(
+            resources.cpus * 100_000
+        ),  # the Docker host refuses nano_cpus above its number of cores
         pids_limit=resources.pids,
         cap_drop=["ALL"],
         cap_add=list(CAPABILITIES),
         security_opt=["no-new-privileges"],
         ulimits=ulimits,
-        shm_size=min(SHM_BYTES, resources.memory_bytes // 4),  # what lies there counts as memory used
+        shm_size=min(SHM_BYTES, resources.memory_bytes // 4),  # files there count as used memory
         log_config={"Type": "none"},
     )
     return client.create_container_config(
@@ -234,20 +221,19 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         environment=dict(spec.env),
         labels=dict(spec.labels),
         healthcheck={"test": ["NONE"]},
-        # The kernel's own loopback and nothing else. Under "none" alone the engine starts itself again for each
-        # container, to have its network library look at a namespace that is to stay empty: half of a container's cost.
+        # The kernel's own loopback and nothing else. With the network mode "none" alone, dockerd executes itself again for each
+        # container to inspect a namespace that stays empty, which is half of a container's cost.
         network_disabled=not resources.network,
-        stop_signal="SIGKILL",  # process 1 heeds no other, and an engine that was killed ends it before it answers
+        stop_signal="SIGKILL",  # process 1 ignores others; a dockerd that was killed stops it when it starts again
         stdin_open=True,
         host_config=host_config,
     )
 
 
-def _committed(
+def _commit(
     client: Client, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
 ) -> None:
-    """The engine fills what `config` leaves open from the container's own, which is not to be kept: nothing
-    may be left open."""
+    """Give every field of `config` a value: the Docker host fills missing ones from the container's own configuration."""
     kept = {
         **config,
         "User": config.get("User") or "0:0",
@@ -264,15 +250,15 @@ def _committed(
     client.commit(name, repository, tag, pause=False, conf=kept)
 
 
-def _awaited_exit(client: Client, name: str) -> requests.Response:
-    """The engine sends the headers as soon as it watches, the body at the end."""
+def _wait_for_exit(client: Client, name: str) -> requests.Response:
+    """The Docker host sends the headers as soon as it watches the container, and the body when that has ended."""
     url = f"{client.base_url}/v{client.api_version}/containers/{name}/wait"
-    answer = client.post(url, params={"condition": "next-exit"}, stream=True, timeout=ENGINE_CALL_S)
+    answer = client.post(url, params={"condition": "next-exit"}, stream=True, timeout=CALL_S)
     answer.raise_for_status()
     return answer
 
 
-def _removed(client: Client, name: str) -> None:
+def _remove(client: Client, name: str) -> None:
     try:
         client.remove_container(name, v=True, force=True)
     except docker_errors.NotFound:
@@ -280,6 +266,6 @@ def _removed(client: Client, name: str) -> None:
     except docker_errors.APIError as error:
         if error.status_code != CONFLICT:
             raise
-        # It ended by itself, and the engine is at it already.
+        # It ended by itself, and the Docker host is removing it already.
         with contextlib.suppress(docker_errors.NotFound):
             client.wait(name, timeout=REMOVED_S, condition="removed")

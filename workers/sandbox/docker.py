@@ -1,8 +1,8 @@
-"""Docker containers for the two roles of an episode: the agent's, and the grader's fresh one.
+"""Docker containers as sandboxes: one for the agent of an episode, and a new one for its grader.
 
-Four engine calls a container (create, attach, start, remove); a command costs none, it travels over the
-attached stream (shell.py). Whatever happens to the caller, its container is removed; should the caller's process die, the
-container ends with its stream, at its deadline, or by the reaper, whichever is first.
+A container costs four calls to the Docker host (create, attach, start, remove). A command costs none, because it travels over the
+attached stream (shell.py). A container is removed whatever happens to its caller. If the caller's process dies, the container ends with
+its stream, at its deadline, or when an orphan is removed (orphans.py), whichever comes first.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import shlex
 import tarfile
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -26,86 +26,76 @@ from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import Claim
 from pipeline.task import File, Task
 from workers.docker.host import DockerHost
+from workers.docker.labels import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, RUN, WORKER
 from workers.leaks.agent_images import CLEAN_S, AgentImages
-from workers.sandbox.command import CommandResult, LastResult
-from workers.sandbox.containers import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ContainerSpec, Engine
+from workers.sandbox.containers import ContainerApi, ContainerSpec
 from workers.sandbox.git import HEAD, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
+from workers.sandbox.protocol import (
+    OUTPUT_KEEP_BYTES,
+    CommandResult,
+    LastResult,
+    Misconfigured,
+    Role,
+    Sandbox,
+)
 from workers.sandbox.setup import SETUP_S, environment, set_up
-from workers.sandbox.shell import KILL, Shell
-from workers.settings import DiskSettings, disk_settings, docker_host
+from workers.sandbox.shell import KILL, ContainerShell
+from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
-Role = Literal["agent", "grade", "clean"]  # "clean": becomes an image that agents start from
-T = TypeVar("T")
+ContainerRole = Role | Literal["clean"]
+"""What a container is for. "clean": an image for agents is made of it."""
 
-OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output
 NOTES_KEEP_BYTES = 16 * 1024 * 1024  # of each end of what came over the side channel
-PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a diff longer than this is cut, and so applies nowhere
-ARCHIVE_FROM_BYTES = (
-    64 * 1024
-)  # through the shell a file costs 0.5 us a byte, an archive 35 ms of the engine's CPU
+PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a longer diff loses its middle, and so applies nowhere
+# Larger files are sent as an archive: through the shell a file costs 0.5 us a byte, an archive 35 ms of the Docker host's CPU.
+ARCHIVE_FROM_BYTES = 64 * 1024
 OPEN_S = 60.0
 DIFF_S = 300.0
-DEADLINE_GRACE_S = (
-    300.0  # after the role's wall limit: the worker ends its containers itself, unless it is gone
-)
-HANG_UP_S = 0.5
-REMOVAL_S = 8.0  # that an episode waits for the end of its container
+# After the role's wall limit. The worker ends its containers itself, so only those of a dead worker reach it.
+DEADLINE_GRACE_S = 300.0
+HANG_UP_S = 0.5  # for a removal, before we close the container's stream
+REMOVAL_S = 8.0  # longest that an episode waits for the removal of its container
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
 logger = logging.getLogger(__name__)
 
 
 class DockerSandbox:
-    """One running container. Made by DockerSandboxes.open."""
+    """One running container, a `protocol.Sandbox`. Made by DockerSandboxes.open."""
 
-    def __init__(self, engine: Engine, name: str, shell: Shell, workdir: str) -> None:
+    def __init__(
+        self, api: ContainerApi, name: str, shell: ContainerShell, *, image: str, workdir: str
+    ) -> None:
         self.id = name
-        self.head = ""  # commit that HEAD was at the start; "" outside a repository
-        self._engine = engine
+        self.image = image
+        self.head = ""
+        self._api = api
         self._shell = shell
         self.workdir = workdir  # absolute
 
     async def run(
         self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES, plain: bool = False
     ) -> CommandResult:
-        """A fresh `bash -c command` in the workdir, stdin closed. Keeps `keep_bytes` of each end of the
-        output.
-
-        At `timeout_s` every process of the container but its holder is killed. Raises SandboxError if the
-        container is gone or something survives. What a command leaves in the background lives on. A `plain`
-        command, of less than 128 KiB, runs nothing that somebody may have put into the workdir: no
-        environment file, no program on the PATH.
-        """
         return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes, plain=plain)
 
     async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
-        """Runs `bash script` in the workdir, stdin closed, and ends the container with its status.
-
-        The status is the engine's word. Nothing that the script started is left when this returns or, at
-        `timeout_s`, has to be killed. Raises SandboxError if the container was ended from outside.
-        """
-        watch = await self._engine.watch(self.id)
+        watch = await self._api.watch(self.id)
         try:
             result = await self._shell.last(
                 script, timeout_s=timeout_s, keep_bytes=keep_bytes, keep_notes_bytes=NOTES_KEEP_BYTES
             )
-            status = await self._engine.exit_status(self.id, watch)
+            status = await self._api.exit_status(self.id, watch)
         finally:
             watch.close()
         if result.exit_code not in (status, None):
             raise SandboxError(
-                f"the container ended with status {status}, its holder with {result.exit_code}"
+                f"the container ended with status {status}, but its first process reported {result.exit_code}"
             )
         return result
 
     async def diff(self) -> bytes:
-        """The workdir against the commit that it started from, untracked files included; ends what still runs
-        in the container.
-
-        Empty if the repository was broken so that git refuses: then there is no patch to speak of.
-        """
         await self._shell.clear()
         result = await self._shell.run(
             diff_since(self.head), timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES, plain=True
@@ -115,20 +105,17 @@ class DockerSandbox:
         return result.output if result.exit_code == 0 else b""
 
     async def put(self, files: Sequence[File]) -> None:
-        """Writes `files` as root, their directories with them. Raises SandboxError if one cannot be."""
         if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
-            await self._engine.put_archive(self.id, _tar(files, self.workdir))
+            await self._api.put_archive(self.id, _tar(files, self.workdir))
             return
-        result = await self.run(_writing(files, self.workdir), timeout_s=OPEN_S, plain=True)
+        result = await self.run(_write_commands(files, self.workdir), timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise SandboxError(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
     async def cpu_s(self) -> float:
-        """CPU time that the container has used, by its cgroup. While a command runs the engine is asked,
-        which takes about a second.
-        """
+        """Reads the cgroup by a command; while another command runs, asks the Docker host, which takes about a second."""
         if self._shell.busy:
-            return await self._engine.cpu_s(self.id)
+            return await self._api.cpu_s(self.id)
         result = await self.run(CPU_NANOSECONDS, timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise SandboxError(f"the container's cgroup cannot be read: {result.output[-300:]!r}")
@@ -136,11 +123,10 @@ class DockerSandbox:
 
 
 class DockerSandboxes:
-    """The containers of one process on one engine, `host` or else DOCKER_HOST.
+    """The containers of one process on one Docker host, by default that of DOCKER_HOST; a `protocol.Sandboxes`.
 
-    `max_starting` bounds how many start at once: an engine starts no more per second with more in flight,
-    each only takes longer. `fleet` sets these containers apart from those of other fleets on the same engine,
-    which the reaper must leave alone.
+    `fleet` tells them from other fleets' containers on the same host, which we must leave alone. `max_starting` limits how many
+    containers start at once: a Docker host starts no more of them per second with more in flight, each only takes longer.
     """
 
     def __init__(
@@ -151,36 +137,41 @@ class DockerSandboxes:
         host: DockerHost | None = None,
         init: bytes | None = None,
         disk: DiskSettings | None = None,
+        runtime: str | None = None,
     ) -> None:
-        """`init`: the program that becomes the containers' first process, by default the one built on this
-        host; none if empty.
+        """`init` is the program that becomes the containers' first process: by default the one built on this host, none if empty.
+
+        What is None is taken from the environment's settings.
         """
         self.fleet = fleet
         self.host = host or docker_host()
-        self._init = built_init() if init is None else init
         self.disk = disk or disk_settings()
-        self.engine = Engine(self.host)
-        self.agent_images = AgentImages(self.engine, self._start)
+        self.api = ContainerApi(self.host)
+        self._init = built_init() if init is None else init
+        self._runtime = container_runtime() if runtime is None else runtime
+        self._runtime_found = not self._runtime
+        self._agent_images = AgentImages(self.api, self._start)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
         self._removals: set[asyncio.Task[None]] = set()
-        self._ended: dict[str, str] = {}  # why we took a container away from its episode
+        self._ended: dict[str, str] = {}  # why we removed a container that was in use, by its name
 
     async def check(self) -> None:
-        """Raises SandboxError unless the engine answers."""
-        await self.engine.ping()
+        await self.api.ping()
+        if not self._runtime_found:
+            known = await self.api.runtimes()
+            if self._runtime not in known:
+                raise Misconfigured(
+                    f"{RUNTIME_VARIABLE}={self._runtime!r}: the Docker host at {self.host.url} does not know this runtime, "
+                    f"only {', '.join(known)}; choose one of these or register it there"
+                )
+            self._runtime_found = True
 
     @contextlib.asynccontextmanager
-    async def open(
-        self, claim: Claim, *, role: Literal["agent", "grade"]
-    ) -> AsyncGenerator[DockerSandbox, None]:
-        """A fresh container of the claim's task, set up, removed at the end; the agent's holds no answers.
-
-        Raises ImageMissing, SandboxError, TaskBroken.
-        """
+    async def open(self, claim: Claim, *, role: Role) -> AsyncGenerator[Sandbox, None]:
         claim = replace(claim, request=replace(claim.request, task=await self.placed(claim.request.task)))
         if role == "agent":
-            async with self.agent_images.open(claim) as sandbox:
+            async with self._agent_images.open(claim) as sandbox:
                 yield sandbox
             return
         task = claim.request.task
@@ -194,7 +185,7 @@ class DockerSandboxes:
         """`task` with its workdir: its own, else the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
         if task.workdir:
             return task
-        image = await self.engine.inspect_image(task.image)
+        image = await self.api.inspect_image(task.image)
         workdir = posixpath.normpath(image["Config"].get("WorkingDir") or "/")
         if workdir == "/":
             raise TaskBroken(
@@ -204,70 +195,72 @@ class DockerSandboxes:
         return replace(task, workdir=workdir)
 
     @contextlib.asynccontextmanager
-    async def _start(self, claim: Claim, role: Role, image: str) -> AsyncGenerator[DockerSandbox, None]:
+    async def _start(
+        self, claim: Claim, role: ContainerRole, image: str
+    ) -> AsyncGenerator[DockerSandbox, None]:
         name = f"swerve-{role}-{secrets.token_hex(8)}"
         self._open.add(name)
-        shell: Shell | None = None
+        shell: ContainerShell | None = None
         try:
             async with self._starting:
                 shell = await self._prepare(claim, role, image, name)
-                await self.engine.start(name)
+                await self.api.start(name)
                 await shell.meet(self._init)
-            yield DockerSandbox(self.engine, name, shell, claim.request.task.workdir)
+            workdir = claim.request.task.workdir
+            yield DockerSandbox(self.api, name, shell, image=image, workdir=workdir)
         except SandboxError as error:
             if name in self._ended:
-                raise SandboxError(f"the container was ended: {self._ended[name]}") from error
+                raise SandboxError(f"the container was removed: {self._ended[name]}") from error
             raise
         finally:
-            await _surely(self._end(name, shell))
+            await _uncancelled(self._end(name, shell))
 
     async def close(self) -> None:
-        """Lets go of the engine, once what it was told to remove is gone or left to the reaper. Containers still open are not
-        removed.
-        """
         await asyncio.gather(*self._removals)
-        await self.engine.close()
+        await self.api.close()
 
     def is_open(self, name: str) -> bool:
-        """Whether this process itself holds the container."""
+        """Whether this process uses the container."""
         return name in self._open
 
     def open_names(self) -> list[str]:
-        """Containers that this process holds."""
+        """Containers that this process uses."""
         return list(self._open)
 
     async def interrupt(self, name: str) -> None:
-        """Ends what runs in the container; whoever waits for it sees that it was killed. Raises SandboxError."""
-        await self.engine.kill(name, KILL)
+        """Kill what runs in the container; its user sees a command that was killed. Raises SandboxError."""
+        await self.api.kill(name, KILL)
 
     async def end(self, name: str, why: str) -> None:
-        """Takes a container away from whoever uses it, to whom it is a SandboxError that says `why`."""
+        """Force-remove a container in use; its user gets a SandboxError that says `why`."""
         self._ended[name] = why
-        logger.warning("container %s was ended: %s", name, why)
-        await self.engine.remove(name)
+        logger.warning("removing container %s: %s", name, why)
+        await self.api.remove(name)
 
-    async def _prepare(self, claim: Claim, role: Role, image: str, name: str) -> Shell:
-        """Creates the container and attaches to it, so that nothing it prints is missed."""
+    async def _prepare(self, claim: Claim, role: ContainerRole, image: str, name: str) -> ContainerShell:
+        """Create the container and attach to it before it starts, so that we miss nothing it prints."""
         task = claim.request.task
         deadline_s = _deadline_s(claim, role)
         spec = ContainerSpec(
             image=image,
             workdir=task.workdir,
             resources=task.resources,
-            env=environment(task) if role != "clean" else {},  # which an image made of it would keep
+            env=environment(task) if role != "clean" else {},  # the image made of it would keep them
             deadline_s=deadline_s,
             init_bytes=len(self._init),
             max_file_bytes=self.disk.max_written_bytes,
+            runtime=self._runtime,
             labels=self._labels(claim, role, deadline_s),
         )
-        await self.engine.create(name, spec)
-        reader, writer = await self.engine.attach(name)
-        return Shell(reader, writer, kill_all=functools.partial(self.engine.kill, name, KILL))
+        await self.api.create(name, spec)
+        reader, writer = await self.api.attach(name)
+        return ContainerShell(reader, writer, kill_all=functools.partial(self.api.kill, name, KILL))
 
-    async def _end(self, name: str, shell: Shell | None) -> None:
-        """An engine cannot remove a container whose output has nowhere to go: who is not rid of it soon hangs up first.
+    async def _end(self, name: str, shell: ContainerShell | None) -> None:
+        """Remove the container.
 
-        Nor does an episode wait for long: an engine that lost its containerd in the middle of a removal goes on about it for minutes.
+        Docker cannot remove a container whose attached stream is blocked, so we close the stream after HANG_UP_S. The episode waits
+        for REMOVAL_S at most: a Docker daemon that loses its containerd during a removal tries for minutes.
         """
         removal = asyncio.create_task(self._remove(name))
         self._removals.add(removal)
@@ -281,22 +274,22 @@ class DockerSandboxes:
         for pause_s in REMOVAL_PAUSES_S:
             await asyncio.sleep(pause_s)
             try:
-                await self.engine.remove(name)
+                await self.api.remove(name)
                 break
             except SandboxError as error:
-                logger.warning("container %s is left to the reaper: %s", name, error)
+                logger.warning("container %s was not removed, it ends at its deadline: %s", name, error)
         self._open.discard(name)
         self._ended.pop(name, None)
 
-    def _labels(self, claim: Claim, role: Role, deadline_s: int) -> dict[str, str]:
+    def _labels(self, claim: Claim, role: ContainerRole, deadline_s: int) -> dict[str, str]:
         return {
             FLEET: self.fleet,
-            "swerve.run": claim.request.run_id,
+            RUN: claim.request.run_id,
             REQUEST: claim.request.id,
             ATTEMPT: str(claim.attempt),
             LEASE: keys.lease(claim.request.id),
-            "swerve.worker": claim.worker,
-            "swerve.role": role,
+            WORKER: claim.worker,
+            ROLE: role,
             DEADLINE: str(int(time.time()) + deadline_s),
         }
 
@@ -311,7 +304,7 @@ def _tar(files: Sequence[File], workdir: str) -> bytes:
     return archive.getvalue()
 
 
-def _writing(files: Sequence[File], workdir: str) -> str:
+def _write_commands(files: Sequence[File], workdir: str) -> str:
     steps: list[str] = []
     for file in files:
         path = posixpath.join(workdir, file.path)
@@ -322,14 +315,14 @@ def _writing(files: Sequence[File], workdir: str) -> str:
     return " && ".join(steps)
 
 
-def _deadline_s(claim: Claim, role: Role) -> int:
+def _deadline_s(claim: Claim, role: ContainerRole) -> int:
     limits = claim.request.limits
     wall_s = {"agent": limits.wall_s, "grade": limits.grade_wall_s, "clean": SETUP_S + CLEAN_S}
     return int(wall_s[role] + DEADLINE_GRACE_S)
 
 
-async def _surely(work: Coroutine[Any, Any, None]) -> None:
-    """Ends `work` although the caller be cancelled meanwhile."""
+async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` to its end even if the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

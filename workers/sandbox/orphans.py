@@ -1,8 +1,7 @@
-"""Removes containers that nobody will come back for.
+"""Finds and removes orphans: containers whose try at a request is over although they are still there.
 
-A container whose worker died ends by itself within its deadline, but "within" may be hours; the reaper looks
-at the leases instead. Any worker may reap for any other: a lease says whether the try that a container was
-made for is still going on.
+A container whose worker died ends by itself at its deadline, but that may be hours away. So workers compare containers with leases: a lease
+says whether the try that a container was made for still goes on. Any worker may remove another worker's orphans.
 """
 
 import asyncio
@@ -10,39 +9,40 @@ import time
 from collections.abc import Awaitable, Callable
 
 from pipeline.queue import RENEW_S
-from workers.sandbox.containers import ATTEMPT, DEADLINE, REQUEST
+from workers.docker.labels import ATTEMPT, DEADLINE, REQUEST
 from workers.sandbox.docker import DockerSandboxes
 
 SETTLE_S = 2 * RENEW_S
 
-Alive = Callable[[str, int], Awaitable[bool]]
+HasLease = Callable[[str, int], Awaitable[bool]]
 """Whether that attempt at that request still holds its lease."""
 
 
-async def reap(sandboxes: DockerSandboxes, *, alive: Alive, settle_s: float = SETTLE_S) -> list[str]:
-    """Removes what is found to be an orphan twice, `settle_s` apart; returns the names. Raises as `orphans` does.
+async def remove_orphans(
+    sandboxes: DockerSandboxes, *, has_lease: HasLease, settle_s: float = SETTLE_S
+) -> list[str]:
+    """Remove the containers that are orphans twice, `settle_s` apart; returns their names. Raises as `orphans` does.
 
-    Once is not enough: when Redis comes back from an outage longer than a lease, who still lives breathes again
-    within RENEW_S.
+    Once is not enough: when Redis comes back from an outage longer than a lease, living workers renew within RENEW_S.
     """
-    found = await orphans(sandboxes, alive=alive)
+    found = await orphans(sandboxes, has_lease=has_lease)
     if found and settle_s:
         await asyncio.sleep(settle_s)
-        still = set(await orphans(sandboxes, alive=alive))
+        still = set(await orphans(sandboxes, has_lease=has_lease))
         found = [name for name in found if name in still]
     for name in found:
-        await sandboxes.engine.remove(name)
+        await sandboxes.api.remove(name)
     return found
 
 
-async def orphans(sandboxes: DockerSandboxes, *, alive: Alive) -> list[str]:
-    """Names of this fleet's containers that are past their deadline, whose try has ended, or whose labels do not tell.
+async def orphans(sandboxes: DockerSandboxes, *, has_lease: HasLease) -> list[str]:
+    """Names of this fleet's containers that are past their deadline, whose try is over, or whose labels are unreadable.
 
-    Containers that this process itself holds are left to it. Raises SandboxError if the engine does not
-    answer, and whatever `alive` raises.
+    Containers that this process uses are not among them. Raises SandboxError if the Docker host does not answer, and
+    whatever `has_lease` raises.
     """
     found: list[str] = []
-    for name, labels in await sandboxes.engine.labelled(sandboxes.fleet):
+    for name, labels in await sandboxes.api.labelled(sandboxes.fleet):
         if sandboxes.is_open(name):
             continue
         try:
@@ -50,6 +50,6 @@ async def orphans(sandboxes: DockerSandboxes, *, alive: Alive) -> list[str]:
         except (KeyError, ValueError):
             found.append(name)
             continue
-        if time.time() >= deadline or not await alive(request_id, attempt):
+        if time.time() >= deadline or not await has_lease(request_id, attempt):
             found.append(name)
     return found

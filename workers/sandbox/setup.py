@@ -5,14 +5,11 @@ script starts may not be running in the agent's container, which can come from a
 """
 
 import shlex
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.task import File, Task
 from workers.sandbox.git import COMMIT_TREE, GIT
-
-if TYPE_CHECKING:
-    from workers.sandbox.docker import DockerSandbox
+from workers.sandbox.protocol import Sandbox
 
 SETUP_S = 1800.0  # for the setup script, which may install things
 COMMIT_S = 300.0
@@ -60,7 +57,7 @@ def environment(task: Task) -> dict[str, str]:
     return ENVIRONMENT | ({} if task.resources.network else OFFLINE) | task.env
 
 
-async def set_up(sandbox: "DockerSandbox", task: Task) -> None:
+async def set_up(sandbox: Sandbox, task: Task) -> None:
     """Runs the task's setup and makes it part of HEAD; without a setup, nothing.
 
     Raises SandboxError if the script fails, TaskBroken if the patch does not apply.
@@ -73,7 +70,7 @@ async def set_up(sandbox: "DockerSandbox", task: Task) -> None:
         await _settle(sandbox, task)
 
 
-async def _run_script(sandbox: "DockerSandbox", task: Task) -> None:
+async def _run_script(sandbox: Sandbox, task: Task) -> None:
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in environment(task).items())
     result = await sandbox.run(exports + task.setup_script, timeout_s=SETUP_S)
     if result.exit_code is None:
@@ -86,7 +83,7 @@ async def _run_script(sandbox: "DockerSandbox", task: Task) -> None:
         )
 
 
-async def _settle(sandbox: "DockerSandbox", task: Task) -> None:
+async def _settle(sandbox: Sandbox, task: Task) -> None:
     result = await sandbox.run(SETTLE, timeout_s=COMMIT_S)
     has_patch = bool(task.setup_patch.strip())
     if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):

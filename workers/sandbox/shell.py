@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError
-from workers.sandbox.command import CommandResult, LastResult
 from workers.sandbox.exchange import Exchange
 from workers.sandbox.holder import HolderExchange
 from workers.sandbox.init import InitExchange
 from workers.sandbox.output import Capped, Frames
+from workers.sandbox.protocol import CommandResult, LastResult
 
 SIDE_CHANNEL = "/proc/1/fd/9"
 KILL = "SIGUSR1"  # tells the first process to kill every other
@@ -30,7 +30,7 @@ STDERR = 2  # number of the stream that the engine says is the container's stder
 NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"
 
 
-class Shell:
+class ContainerShell:
     """The stream to one container's first process. Commands run one at a time.
 
     A command whose caller went away (cancelled) is killed, with all it started, before the next one runs.

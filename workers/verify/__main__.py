@@ -21,8 +21,8 @@ from pathlib import Path
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
-from workers.docker.host import DockerHost
-from workers.settings import docker_host
+from workers.sandbox.backend import command_sandboxes
+from workers.sandbox.protocol import Misconfigured, Sandboxes
 from workers.verify.book import Book
 from workers.verify.outputs import Outputs, Unwritable
 
@@ -40,16 +40,20 @@ class Work:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        work, host = _read(options), docker_host()
+        work = _read(options)
+        sandboxes = command_sandboxes(fleet=f"verify-{os.getpid()}")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        return _verify(work, options, host)
+        return _verify(work, options, sandboxes)
     except KeyboardInterrupt:
         return _stopped(work, signal.SIGINT)
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
+    except Misconfigured as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except Unwritable as error:
         print(f"error: {error}; {work.book.path} has what was verified", file=sys.stderr)
         return 2
@@ -115,7 +119,7 @@ def _read(options: argparse.Namespace) -> Work:
     return Work(chosen, read_gold(golds) if golds.exists() else {}, book, outputs)
 
 
-def _verify(work: Work, options: argparse.Namespace, host: DockerHost) -> int:
+def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
     """Verifies what has to be, writes the results and returns the exit status. Raises Unwritable."""
     todo = [task for task in work.tasks if not (options.new and work.book.stands(task))]
     found: dict[str, Verification] = {
@@ -133,7 +137,7 @@ def _verify(work: Work, options: argparse.Namespace, host: DockerHost) -> int:
                 work.golds,
                 work.book,
                 work.outputs,
-                host=host,
+                sandboxes=sandboxes,
                 limits=Limits(grade_cpu_s=options.cpu_s, grade_wall_s=options.wall_s),
                 num_repeats=options.repeat,
                 num_jobs=options.jobs,

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from pipeline.errors import GraderError
 from pipeline.task import Task
-from workers.sandbox.command import CommandResult
 from workers.sandbox.git import GIT
+from workers.sandbox.protocol import CommandResult
 
 LOOK_S = 60.0
 _FIX = "check out base_commit in the image, or set base_commit to what the image has"

@@ -1,9 +1,7 @@
 """Verifies tasks side by side, records each as soon as it is done, and shows progress."""
 
 import asyncio
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +10,10 @@ from pipeline.errors import SandboxError
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification
-from workers.docker.host import DockerHost
 from workers.grading.grade import Grader
-from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Misconfigured, Sandboxes
 from workers.verify.book import Book
-from workers.verify.display import Display, open_display
+from workers.verify.display import VerificationTable, open_table
 from workers.verify.judging import evidence, verification
 from workers.verify.outputs import Outputs, Unwritable
 from workers.verify.states import Prober, Tries
@@ -35,25 +32,25 @@ class Verifier:
     async def run(self, tasks: Sequence[Task], *, num_jobs: int) -> None:
         """Verifies `tasks`, `num_jobs` at a time. Raises Unwritable."""
         waiting = iter(tasks)
-        with open_display(sys.stdout, [task.id for task in tasks]) as display:
+        with open_table([task.id for task in tasks]) as table:
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(num_jobs, len(tasks))):
-                        group.create_task(self._work_off(waiting, display))
+                        group.create_task(self._work_off(waiting, table))
             except* Unwritable as unwritable:
                 raise unwritable.exceptions[0] from None
 
-    async def _work_off(self, waiting: Iterator[Task], display: Display) -> None:
+    async def _work_off(self, waiting: Iterator[Task], table: VerificationTable) -> None:
         for task in waiting:
             began_at = time.monotonic()
             probed = await self.prober.probe(
-                task, self.golds.get(task.id), on_state=lambda state, task=task: display.begin(task.id, state)
+                task, self.golds.get(task.id), on_state=lambda state, task=task: table.begin(task.id, state)
             )
             done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
             self.tries[task.id] = probed.tries
             self.found[task.id] = done
             self.book.enter(done)
-            display.finish(done, evidence(probed.tries))
+            table.finish(done, evidence(probed.tries))
 
 
 async def verify(
@@ -62,18 +59,17 @@ async def verify(
     book: Book,
     outputs: Outputs,
     *,
-    host: DockerHost,
+    sandboxes: Sandboxes,
     limits: Limits,
     num_repeats: int,
     num_jobs: int,
     image_fix: str,
 ) -> Verifier:
-    """All of `tasks` verified on `host`. Raises Unwritable. SIGTERM and SIGHUP cancel it."""
+    """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it."""
     running = asyncio.current_task()
     assert running is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    sandboxes = DockerSandboxes(fleet=f"verify-{os.getpid()}", host=host)
     try:
         prober = Prober(
             grader=Grader(sandboxes),
@@ -91,10 +87,12 @@ async def verify(
     return verifier
 
 
-async def _outage(sandboxes: DockerSandboxes) -> str:
-    """Why nothing can be graded on this machine; "" if something can."""
+async def _outage(sandboxes: Sandboxes) -> str:
+    """Why nothing can be graded on this machine; "" if something can. Raises Misconfigured."""
     try:
         await sandboxes.check()
+    except Misconfigured:
+        raise
     except SandboxError as error:
         return f"no Docker host answers ({error}): start Docker, or set DOCKER_HOST"
     return ""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
-from workers.sandbox.command import CommandResult
+from workers.sandbox.protocol import CommandResult
 
 AGENT = """
 agent:

@@ -15,8 +15,8 @@ from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, claim
 from workers.agent.loop import Shell, play
 from workers.policy.render import Renderer
 from workers.policy.scripted import ScriptedPolicies
-from workers.sandbox.command import CommandResult
 from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import CommandResult
 
 
 @pytest.fixture(scope="module")

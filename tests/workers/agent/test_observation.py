@@ -1,7 +1,7 @@
 import pytest
 
 from workers.agent.observation import cut_middle, observe, submission
-from workers.sandbox.command import CommandResult
+from workers.sandbox.protocol import CommandResult
 
 
 def ended(output: bytes, exit_code: int | None = 0, dropped_bytes: int = 0) -> CommandResult:

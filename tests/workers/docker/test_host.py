@@ -1,10 +1,10 @@
-"""Which Docker engines a worker is told to drive: an address it would take wrongly is refused, with the fix."""
+"""Which Docker hosts a worker uses: an address that is wrong is refused, with the fix."""
 
 from pathlib import Path
 
 import pytest
 
-from workers.docker.host import HERE, DockerHost
+from workers.docker.host import LOCAL, DockerHost
 from workers.settings import docker_host, docker_hosts
 
 VARIABLES = (
@@ -26,8 +26,8 @@ def folder(path: Path, *files: str) -> Path:
     return path
 
 
-def test_one_engine_is_dockers_own_default() -> None:
-    assert docker_hosts() == (DockerHost(HERE),)
+def test_the_default_is_that_of_docker() -> None:
+    assert docker_hosts() == (DockerHost(LOCAL),)
 
 
 def test_the_one_of_docker_host_unless_a_list_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_one_of_docker_host_unless_a_list_is_given(monkeypatch: pytest.Monke
         ("ssh://a", "give unix:///PATH or tcp://HOST:PORT"),
         ("tcp://a:2376=0", "a whole number from 1"),
         ("tcp://a:2376=many", "a whole number from 1"),
-        ("unix:///a unix:///b unix:///a", "unix:///a is there twice: name each engine once"),
+        ("unix:///a unix:///b unix:///a", "unix:///a is given twice: name each Docker host once"),
     ],
 )
 def test_what_makes_no_sense_is_named_with_the_fix(
@@ -85,11 +85,13 @@ def test_tls_is_asked_for_as_dockers_own_clients_are(monkeypatch: pytest.MonkeyP
         docker_host()
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "")
     assert docker_host() == DockerHost("tcp://a:2376", other, verify=False)
-    monkeypatch.setenv("DOCKER_HOST", HERE)
-    assert docker_host() == DockerHost(HERE)
+    monkeypatch.setenv("DOCKER_HOST", LOCAL)
+    assert docker_host() == DockerHost(LOCAL)
 
 
-def test_an_engine_may_have_certificates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_docker_host_may_have_certificates_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     own = folder(tmp_path / "certs/a")
     monkeypatch.setenv("SWERVE_DOCKER_CERTS", str(own.parent))
     monkeypatch.setenv("SWERVE_DOCKER_HOSTS", "tcp://a:2376=2 tcp://b:2376")

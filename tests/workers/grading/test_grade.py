@@ -15,8 +15,8 @@ from pipeline.taskfile import gold_path, read_gold, read_tasks
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
 from trainer.tasksets.__main__ import main as import_tasks
+from workers.docker.labels import FLEET
 from workers.grading.grade import Grader
-from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker

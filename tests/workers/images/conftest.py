@@ -14,7 +14,7 @@ import pytest
 from tests.workers.images.registry import Registry, layer
 from workers.images import eviction
 from workers.images.__main__ import main
-from workers.images.docker_images import ImageEngine
+from workers.images.api import ImageApi
 from workers.images.pulling import Puller, PullPlan
 from workers.images.shelf import Shelf
 from workers.settings import docker_host
@@ -34,7 +34,7 @@ class Place:
     """`hub` is what names on docker.io begin with here: nothing outside has it, so only a proxy can help."""
 
     registry: Registry
-    engine: ImageEngine
+    api: ImageApi
     shelf: Shelf
     hub: str
     capture: pytest.CaptureFixture[str]
@@ -46,8 +46,8 @@ class Place:
         return f"{self.registry.host}/{self.hub}/{name}" + ("" if ":" in name else ":latest")
 
     def puller(self, **changes: object) -> Puller:
-        plan: dict[str, object] = {"platform": self.engine.platform, "retries": 0}
-        return Puller(self.engine, self.shelf, PullPlan(**(plan | changes)))
+        plan: dict[str, object] = {"platform": self.api.platform, "retries": 0}
+        return Puller(self.api, self.shelf, PullPlan(**(plan | changes)))
 
     def run(self, *arguments: str) -> Ran:
         """The command line, in this process."""
@@ -82,13 +82,13 @@ def place(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
     """What agents' images of others there are on this engine is none of this test's business."""
-    engine, hub = ImageEngine(docker_host()), f"swerve-test-{secrets.token_hex(5)}"
+    api, hub = ImageApi(docker_host()), f"swerve-test-{secrets.token_hex(5)}"
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(eviction, "AGENT_IMAGE", f"{hub}.agent-image")
-    yield Place(registry, engine, Shelf(tmp_path / "state", engine.id), hub, capsys)
-    for image in engine.images():
+    yield Place(registry, api, Shelf(tmp_path / "state", api.id), hub, capsys)
+    for image in api.images():
         for name in (*image.tags, *image.digests):
             if f"{hub}/" in name:
                 with contextlib.suppress(docker.errors.ImageNotFound):
                     docker_client.api.remove_image(name, force=True)
-    engine.close()
+    api.close()

@@ -36,11 +36,11 @@ SCRATCH = "FROM scratch\nCOPY file.txt /\n"
 def test_what_is_there_and_unchanged_is_not_built_again(place: Place, family: Path) -> None:
     image = write_task(place, family, 1, SCRATCH)
     assert place.run("build", str(family)).stdout.strip() == "1 built, 0 failed"
-    first = place.engine.find(image)
+    first = place.api.find(image)
     assert place.run("build", str(family)).stdout.strip() == "1 present, 0 failed"
     (family / "task_001/file.txt").write_text("two")
     assert place.run("build", str(family)).stdout.strip() == "1 built, 0 failed"
-    second = place.engine.find(image)
+    second = place.api.find(image)
     assert first is not None
     assert second is not None
     assert first.id != second.id
@@ -51,9 +51,9 @@ def test_an_image_that_somebody_else_made_is_kept_unless_forced(place: Place, fa
     image = write_task(place, family, 1, SCRATCH)
     published = place.publish("task-1")
     assert place.puller().pull(published).state == "pulled"
-    found = place.engine.find(published)
+    found = place.api.find(published)
     assert found is not None
-    place.engine.tag(found.id, parse_name(image))
+    place.api.tag(found.id, parse_name(image))
     kept = place.run("build", str(family))
     assert (kept.stdout.strip(), "--force" in kept.stderr) == ("1 present, 0 failed", True)
     assert place.run("build", str(family), "--force").stdout.strip() == "1 built, 0 failed"
@@ -73,13 +73,13 @@ def test_a_build_that_fails_keeps_its_log_and_its_name_can_be_fed_back(
     (family / "task_001/Dockerfile").write_text(SCRATCH)
     again = place.run("build", str(family), *options, "--only", f"@{failures}")
     assert (again.status, again.stdout.strip(), list(logs.iterdir())) == (0, "1 built, 0 failed", [])
-    assert place.engine.find(broken) is not None
+    assert place.api.find(broken) is not None
 
 
 def test_build_arguments_reach_the_build(place: Place, family: Path) -> None:
     image = write_task(place, family, 1, "FROM scratch\nARG WORD=none\nCOPY file.txt /\nLABEL word=$WORD\n")
     assert place.run("build", str(family), "--build-arg", "WORD=given").status == 0
-    found = place.engine.find(image)
+    found = place.api.find(image)
     assert found is not None
     assert found.labels["word"] == "given"
 
@@ -91,7 +91,7 @@ def test_only_the_images_of_a_task_file_are_built_when_told_so(
     file = tmp_path / "tasks.jsonl"
     write_tasks(file, [make_task(second)])
     assert place.run("build", str(family), "--only", str(file)).stdout.strip() == "1 built, 0 failed"
-    assert place.engine.find(first) is None
+    assert place.api.find(first) is None
 
 
 def test_task_directories_that_cannot_be_built_are_refused_by_name(

@@ -47,7 +47,10 @@ def test_an_interrupted_pull_ends_at_once_and_says_how_to_go_on(place: Place) ->
         pull.send_signal(signal.SIGINT)
         said = pull.communicate(timeout=30)[1].decode()
     gate.close()
-    assert (pull.returncode, said) == (130, "interrupted; the same command goes on where this one stopped\n")
+    assert (pull.returncode, said) == (
+        130,
+        "interrupted; the same command continues where this one stopped\n",
+    )
 
 
 @pytest.mark.docker
@@ -65,7 +68,7 @@ def test_an_engine_that_does_not_answer_is_said_in_a_line(
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     done = place.run("ls")
     assert (done.status, done.stderr.count("\n")) == (1, 1)
-    assert "asking the engine" in done.stderr
+    assert "connecting to the Docker host" in done.stderr
 
 
 def test_help_needs_no_engine_and_nothing_that_speaks_to_one() -> None:

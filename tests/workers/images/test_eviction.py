@@ -15,8 +15,9 @@ from pipeline.taskfile import write_tasks
 from tests.workers.claims import make_task
 from tests.workers.images.conftest import Place
 from tests.workers.images.registry import layer
+from workers.docker.labels import SOURCE
 from workers.images import eviction
-from workers.images.eviction import SOURCE, evict, our_images, taken_bytes
+from workers.images.eviction import evict, our_images, taken_bytes
 
 pytestmark = pytest.mark.docker
 
@@ -38,7 +39,7 @@ def _set_used(place: Place, image: str, at: float) -> None:
 
 
 def present(place: Place, *images: str) -> list[bool]:
-    return [place.engine.find(image) is not None for image in images]
+    return [place.api.find(image) is not None for image in images]
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_least_recently_used_go_first_and_no_more_than_must(place: Place) ->
     new = pulled(place, "new", used_at=-10)
     oldest = pulled(place, "oldest", used_at=-30)
     old = pulled(place, "old", used_at=-20)
-    found = evict(place.engine, place.shelf, 2 * MB + MB // 2)
+    found = evict(place.api, place.shelf, 2 * MB + MB // 2)
     assert [image.names for image in found.evicted] == [(oldest,)]
     assert found.within
     assert present(place, oldest, old, new) == [False, True, True]
@@ -63,7 +64,7 @@ def test_the_least_recently_used_go_first_and_no_more_than_must(place: Place) ->
 def test_a_use_makes_an_image_the_last_to_go(place: Place) -> None:
     first, second = pulled(place, "first", used_at=-30), pulled(place, "second", used_at=-20)
     place.shelf.note_used(first)
-    evict(place.engine, place.shelf, MB + MB // 2)
+    evict(place.api, place.shelf, MB + MB // 2)
     assert present(place, first, second) == [True, False]
 
 
@@ -72,7 +73,7 @@ def test_an_image_of_a_container_stays_though_it_does_not_run(
 ) -> None:
     used, unused = pulled(place, "used", used_at=-30), pulled(place, "unused", used_at=-20)
     container.append(docker_client.api.create_container(used, command="none")["Id"])
-    found = evict(place.engine, place.shelf, 0)
+    found = evict(place.api, place.shelf, 0)
     assert present(place, used, unused) == [True, False]
     assert not found.within
 
@@ -81,9 +82,9 @@ def test_an_image_that_an_episode_holds_stays_until_it_is_released(place: Place)
     image = pulled(place, "held", used_at=-30)
     place.shelf.hold(image, "request/1", until=time.time() + 60)
     place.shelf.hold(image, "request/2", until=time.time() - 1)
-    assert evict(place.engine, place.shelf, 0).evicted == ()
+    assert evict(place.api, place.shelf, 0).evicted == ()
     place.shelf.release(image, "request/1")
-    assert len(evict(place.engine, place.shelf, 0).evicted) == 1
+    assert len(evict(place.api, place.shelf, 0).evicted) == 1
     assert present(place, image) == [False]
 
 
@@ -94,8 +95,8 @@ def test_what_others_put_on_the_engine_is_never_touched(
     docker_client.api.import_image_from_data(layer("file", b"theirs"), repository=f"{place.hub}/theirs")
     shared = pulled(place, "shared", used_at=-30)
     docker_client.api.tag(shared, f"{place.hub}/also-theirs")
-    assert our_images(place.engine, place.shelf) == []
-    assert evict(place.engine, place.shelf, 0).evicted == ()
+    assert our_images(place.api, place.shelf) == []
+    assert evict(place.api, place.shelf, 0).evicted == ()
     assert present(place, theirs, shared, f"{place.hub}/also-theirs") == [True, True, True]
 
 
@@ -103,7 +104,7 @@ def test_layers_that_images_share_count_once_and_are_free_with_the_last(place: P
     base = layer("base", secrets.token_bytes(3 * MB))
     one = pulled(place, "one", base, layer("one", secrets.token_bytes(MB)), used_at=-30)
     two = pulled(place, "two", base, layer("two", secrets.token_bytes(MB)), used_at=-20)
-    ours = our_images(place.engine, place.shelf)
+    ours = our_images(place.api, place.shelf)
     assert taken_bytes(ours) == 5 * MB
     assert taken_bytes(ours[:1]) == 4 * MB
     assert [image.names for image in ours] == [(one,), (two,)]
@@ -125,8 +126,8 @@ def test_an_agents_image_goes_with_the_uses_of_the_task_and_before_its_source(
     docker_client.api.commit(made, repository=f"{place.hub}/agent", tag="1", conf=labels)
     docker_client.api.remove_container(container.pop())
     agent = f"{place.hub}/agent:1"
-    assert [image.names for image in our_images(place.engine, place.shelf)] == [(other,), (agent,), (source,)]
-    assert [image.names for image in evict(place.engine, place.shelf, MB + MB // 2).evicted] == [
+    assert [image.names for image in our_images(place.api, place.shelf)] == [(other,), (agent,), (source,)]
+    assert [image.names for image in evict(place.api, place.shelf, MB + MB // 2).evicted] == [
         (other,),
         (agent,),
     ]

@@ -15,12 +15,12 @@ from pipeline.errors import ImageMissing
 from tests.workers.claims import make_claim, make_task
 from tests.workers.images.conftest import Place
 from tests.workers.images.registry import Gate, layer
-from workers.claim import Progress
 from workers.images.eviction import evict
 from workers.images.names import parse_proxy
 from workers.images.prefetch import HostImages
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import ImageSettings, docker_host, image_settings
+from workers.status import EpisodeStatus
 
 pytestmark = pytest.mark.docker
 
@@ -67,7 +67,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def arrival(place: Place, image: str) -> None:
-    await until(lambda: place.engine.find(image) is not None)
+    await until(lambda: place.api.find(image) is not None)
 
 
 async def test_what_the_queue_will_ask_for_is_pulled_in_its_order(place: Place, pool: Redis) -> None:
@@ -108,7 +108,7 @@ async def test_what_waits_is_not_evicted_for_what_waits_longer(place: Place, poo
     async with fetching(images, pool), asyncio.timeout(30):
         await arrival(place, names[1])
         await until(lambda: names[2] in images._not_before)
-    assert [place.engine.find(name) is not None for name in names] == [False, True, False]
+    assert [place.api.find(name) is not None for name in names] == [False, True, False]
 
 
 async def test_a_claim_waits_for_the_pull_that_is_under_way(place: Place, pool: Redis) -> None:
@@ -117,20 +117,20 @@ async def test_a_claim_waits_for_the_pull_that_is_under_way(place: Place, pool: 
     image = f"{place.hub}/slow:latest"
     await ask_for(pool, image)
     images = await HostImages.open(settings(place, gate.host), docker_host())
-    progress, entered = Progress(), asyncio.Event()
+    status, entered = EpisodeStatus(), asyncio.Event()
 
     async def play() -> None:
-        async with images.using(make_claim(make_task(image)), progress):
+        async with images.using(make_claim(make_task(image)), status):
             entered.set()
 
     async with fetching(images, pool), asyncio.timeout(60):
         assert await asyncio.to_thread(gate.reached.wait, 30)
         playing = asyncio.create_task(play())
-        await until(lambda: progress.phase == "pulling")
+        await until(lambda: status.phase == "pulling")
         assert not entered.is_set()
         gate.opened.set()
         await playing
-    assert (progress.phase, place.engine.find(image) is not None) == ("opening", True)
+    assert (status.phase, place.api.find(image) is not None) == ("opening", True)
     gate.close()
 
 
@@ -138,9 +138,9 @@ async def test_an_image_is_held_while_an_episode_uses_it(place: Place) -> None:
     image = place.publish("held")
     assert place.puller().pull(image).state == "pulled"
     images = await HostImages.open(settings(place, prefetch=False), docker_host())
-    async with images.using(make_claim(make_task(image)), Progress()):
-        assert evict(place.engine, place.shelf, 0).evicted == ()
-    assert len(evict(place.engine, place.shelf, 0).evicted) == 1
+    async with images.using(make_claim(make_task(image)), EpisodeStatus()):
+        assert evict(place.api, place.shelf, 0).evicted == ()
+    assert len(evict(place.api, place.shelf, 0).evicted) == 1
     await images.close()
 
 
@@ -151,7 +151,7 @@ async def test_an_image_that_cannot_be_had_is_missing_to_the_sandbox(
     claim = make_claim(make_task(f"{place.registry.host}/{place.hub}/absent"))
     images = await HostImages.open(settings(place, prefetch=prefetch), docker_host())
     with pytest.raises(ImageMissing):
-        async with images.using(claim, Progress()), sandboxes.open(claim, role="agent"):
+        async with images.using(claim, EpisodeStatus()), sandboxes.open(claim, role="agent"):
             pass
     await images.close()
 

@@ -32,7 +32,7 @@ def test_an_image_is_pulled_once_and_then_left_alone(place: Place) -> None:
     image = place.publish("one")
     first, second = place.puller().pull(image), place.puller().pull(image)
     assert (first.state, first.reason, second.state) == ("pulled", "", "present")
-    assert place.engine.find(image) is not None
+    assert place.api.find(image) is not None
     assert place.shelf.entries()[image].digest.startswith("sha256:")
 
 
@@ -40,7 +40,7 @@ def test_a_proxy_stands_in_for_a_registry_and_the_image_gets_the_tasks_name(plac
     by_proxy = place.publish("two:v1")
     outcome = place.puller(proxies=proxies(place.registry.host)).pull(f"docker.io/{place.hub}/two:v1")
     assert (outcome.state, outcome.via) == ("pulled", by_proxy)
-    found = place.engine.find(f"{place.hub}/two:v1")
+    found = place.api.find(f"{place.hub}/two:v1")
     assert found is not None
     assert found.tags == (f"{place.hub}/two:v1",)
 
@@ -68,7 +68,7 @@ def test_what_no_registry_has_fails_at_once_whatever_the_retries(
 ) -> None:
     puller = place.puller(retries=1000)
     waits: list[str] = []
-    monkeypatch.setattr(puller.watch, "says", lambda image, text: waits.append(text))
+    monkeypatch.setattr(puller.observer, "remark", lambda image, text: waits.append(text))
     outcome = puller.pull(f"{place.registry.host}/{place.hub}/nowhere")
     assert (outcome.state, waits) == ("failed", [])
     assert "not found" in outcome.reason
@@ -80,7 +80,7 @@ def test_what_may_mend_itself_is_asked_again(place: Place, monkeypatch: pytest.M
     with broken_proxy() as broken:
         puller = place.puller(retries=2)
         waits: list[str] = []
-        monkeypatch.setattr(puller.watch, "says", lambda image, text: waits.append(text))
+        monkeypatch.setattr(puller.observer, "remark", lambda image, text: waits.append(text))
         outcome = puller.pull(f"{broken}/{place.hub}/five")
     assert (outcome.state, len(waits)) == ("failed", 2)
 
@@ -90,9 +90,9 @@ def test_an_image_for_another_platform_is_refused_and_taken_away(place: Place) -
     outcome = place.puller().pull(image)
     assert (outcome.state, outcome.reason) == (
         "failed",
-        "what arrived is for linux/s390x, not for linux/amd64",
+        "the image that arrived is for linux/s390x, not for linux/amd64",
     )
-    assert place.engine.find(image) is None
+    assert place.api.find(image) is None
 
 
 def test_an_image_that_is_there_for_another_platform_is_told_and_left_alone(place: Place) -> None:
@@ -101,9 +101,9 @@ def test_an_image_that_is_there_for_another_platform_is_told_and_left_alone(plac
     outcome = place.puller().pull(image)
     assert (outcome.state, outcome.reason) == (
         "failed",
-        "what is there is for linux/s390x, not for linux/amd64",
+        "the image that is there is for linux/s390x, not for linux/amd64",
     )
-    assert place.engine.find(image) is not None
+    assert place.api.find(image) is not None
 
 
 def test_a_name_with_a_digest_stands_for_that_very_manifest(place: Place) -> None:
@@ -123,7 +123,7 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(place: Place) ->
     outcome = place.puller(retries=3).pull(name)
     assert outcome.state == "failed"
     assert "digest" in outcome.reason
-    assert place.engine.find(name) is None
+    assert place.api.find(name) is None
 
 
 def test_a_pull_that_is_killed_leaves_nothing_broken_and_the_next_one_completes_it(
@@ -134,11 +134,11 @@ def test_a_pull_that_is_killed_leaves_nothing_broken_and_the_next_one_completes_
     with place.start(*command) as killed:
         assert gate.reached.wait(30)
         killed.kill()
-    assert place.engine.find(f"{place.hub}/big") is None
+    assert place.api.find(f"{place.hub}/big") is None
     gate.opened.set()
     again = place.run(*command)
     assert (again.status, again.stdout.strip()) == (0, "1 pulled, 0 failed")
-    assert place.engine.find(f"{place.hub}/big") is not None
+    assert place.api.find(f"{place.hub}/big") is not None
 
 
 def test_a_registry_that_is_killed_in_the_middle_is_asked_again_when_it_is_back(
@@ -155,7 +155,7 @@ def test_a_registry_that_is_killed_in_the_middle_is_asked_again_when_it_is_back(
         registry.start()
         gate.opened.set()
         assert pull.wait(60) == 0
-    assert place.engine.find(f"{place.hub}/long") is not None
+    assert place.api.find(f"{place.hub}/long") is not None
     gate.close()
     registry.kill()
 
@@ -180,7 +180,7 @@ def test_the_images_of_a_task_file_are_pulled_and_failures_can_be_fed_back(
 def test_only_the_first_images_are_pulled_when_told_so(place: Place) -> None:
     images = [place.publish("first"), place.publish("second")]
     assert place.run("pull", "--first", "1", "--image", *images).stdout.strip() == "1 pulled, 0 failed"
-    assert place.engine.find(images[1]) is None
+    assert place.api.find(images[1]) is None
 
 
 def test_misuse_is_refused_before_anything_is_asked(place: Place, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import docker
 
-from workers.leaks.agent_images import SOURCE
+from workers.docker.labels import SOURCE
 
 
 @dataclass(frozen=True, slots=True)

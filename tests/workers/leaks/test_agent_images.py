@@ -12,12 +12,12 @@ from pipeline.errors import SandboxError, TaskBroken
 from pipeline.task import File, Task
 from tests.workers.claims import make_claim, make_task
 from tests.workers.leaks.giveaways import GIVEAWAYS, Giveaway, built, making
-from workers.leaks.agent_images import SOURCE, StillLeaks
+from workers.docker.labels import FLEET, SOURCE
+from workers.leaks.agent_images import StillLeaks
 from workers.leaks.cleaning import cleaning
 from workers.leaks.find import find_leaks
-from workers.sandbox.command import CommandResult
-from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
+from workers.sandbox.protocol import CommandResult
 
 pytestmark = pytest.mark.docker
 
@@ -169,9 +169,9 @@ async def test_all_workers_share_one_cleaned_image(
     before = {image.id for image in agent_images(docker_client, task.image)}
     other = DockerSandboxes(fleet=sandboxes.fleet)
 
-    async def open_one(tools: DockerSandboxes) -> str | None:
-        async with tools.open(make_claim(task), role="agent"):
-            return tools.agent_images.image(task)
+    async def open_one(tools: DockerSandboxes) -> str:
+        async with tools.open(make_claim(task), role="agent") as agent:
+            return agent.image
 
     one, same = await asyncio.gather(open_one(sandboxes), open_one(sandboxes))
     assert one == same == await open_one(other)
@@ -333,4 +333,4 @@ async def test_a_workdir_below_the_repositorys_root_is_cleaned_to_the_root(
         task = make_task(tag, workdir="/kinds/below/src")
         async with sandboxes.open(make_claim(task), role="agent") as agent:
             assert await said(agent, f"cd ..\n{PROBE}\ngit log --format=%s") == "more\nbase\n"
-            assert sandboxes.agent_images.image(task) != tag
+            assert agent.image != tag

@@ -11,8 +11,8 @@ from pipeline.errors import SandboxError
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.sandbox.relay import make_certificates, relay, server_context
+from workers.docker.attach import attach
 from workers.docker.host import DockerHost
-from workers.sandbox.attach import attach
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import docker_host
 

@@ -11,9 +11,10 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.sandbox.relay import relay
 from workers.sandbox import disk
-from workers.sandbox.disk import DiskWatch, Room, check_temporary
+from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.pool import EnginePool
+from workers.sandbox.free_space import FreeSpace, check_temporary
+from workers.sandbox.pool import HostPool
 from workers.settings import DiskSettings, disk_settings
 
 pytestmark = pytest.mark.docker
@@ -53,18 +54,18 @@ def test_what_a_host_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_little_of_bytes_or_of_files_is_told() -> None:
-    room = Room(Path("/d"), num_bytes=100 * MB, free_bytes=5 * MB, num_files=1000, free_files=10)
+    room = FreeSpace(Path("/d"), num_bytes=100 * MB, free_bytes=5 * MB, num_files=1000, free_files=10)
     assert room.short_of(5 * MB, 10) == ""
     assert room.short_of(6 * MB, 10) == "/d has 5 MB free, less than 6 MB"
     assert room.short_of(5 * MB, 11) == "/d has room for 10 more files, less than 11"
-    without_number = Room(Path("/d"), num_bytes=1, free_bytes=1, num_files=0, free_files=0)
+    without_number = FreeSpace(Path("/d"), num_bytes=1, free_bytes=1, num_files=0, free_files=0)
     assert without_number.short_of(1, 10) == ""
 
 
 async def test_the_workers_own_temporary_directory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     await check_temporary(0)
-    full = Room(Path("/tmp"), num_bytes=100 * MB, free_bytes=4 * MB, num_files=0, free_files=0)
-    monkeypatch.setattr(Room, "at", lambda place: full)
+    full = FreeSpace(Path("/tmp"), num_bytes=100 * MB, free_bytes=4 * MB, num_files=0, free_files=0)
+    monkeypatch.setattr(FreeSpace, "at", lambda place: full)
     await check_temporary(4 * MB)
     with pytest.raises(SandboxError, match=r"/tmp has 4 MB free, less than 5 MB \(SWERVE_MIN_FREE_BYTES\)"):
         await check_temporary(50 * MB)
@@ -72,8 +73,8 @@ async def test_the_workers_own_temporary_directory_counts_too(monkeypatch: pytes
 
 async def test_claims_are_held_back_while_there_is_too_little_room(sandboxes: DockerSandboxes) -> None:
     sandboxes.disk = MORE_THAN_ANYBODY_HAS
-    pool = EnginePool([sandboxes], slots=4)
-    (engine,) = await pool.check()  # it answers
+    pool = HostPool([sandboxes], slots=4)
+    (engine,) = await pool.start()  # it answers
     assert "free, less than " in pool.paused
     assert "(SWERVE_MIN_FREE_BYTES)" in pool.paused
     assert pool.room(4) == 0
@@ -85,7 +86,7 @@ async def test_claims_are_held_back_while_there_is_too_little_room(sandboxes: Do
 async def test_of_an_engine_elsewhere_nothing_is_known_and_nothing_held_back() -> None:
     async with relay() as one:
         there = DockerSandboxes(host=one.host, disk=MORE_THAN_ANYBODY_HAS)
-        assert await there.engine.data_root() is None
+        assert await there.api.data_root() is None
         await DiskWatch(there).check()
         await there.close()
 
@@ -129,7 +130,7 @@ async def test_whose_container_was_ended_is_told_why(
             await DiskWatch(small).look()
             await sandbox.run("true", timeout_s=60)
 
-    with pytest.raises(SandboxError, match=r"ended: it wrote 21 MB, more than twice 8 MB \(SWERVE_MAX_W"):
+    with pytest.raises(SandboxError, match=r"removed: it wrote 21 MB, more than twice 8 MB \(SWERVE_MAX_W"):
         await episode()
 
 
@@ -159,7 +160,7 @@ async def test_every_episode_is_ended_before_the_host_is_full(
             await watch.look()
             await sandbox.run("true", timeout_s=60)
 
-    with pytest.raises(SandboxError, match=r"has .* free, less than .*: every episode here was ended"):
+    with pytest.raises(SandboxError, match=r"has .* free, less than .*: every container here was removed"):
         await episode()
 
 

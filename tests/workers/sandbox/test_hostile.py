@@ -19,7 +19,6 @@ from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.claim import Progress
 from workers.grading import grade
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
@@ -28,6 +27,7 @@ from workers.sandbox import disk
 from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import DiskSettings
+from workers.status import EpisodeStatus
 
 pytestmark = pytest.mark.docker
 
@@ -128,7 +128,9 @@ async def played(
     claim = make_claim(task, turns=len(commands), command_s=ENOUGH_S, grade_cpu_s=grade_cpu_s)
     claim = replace(claim, request=replace(claim.request, agent_config=AGENT))
     policies = ScriptedPolicies(bundle, [bash(command) for command in commands])
-    return await run_rollout(claim, Progress(), policies=policies, sandboxes=engine, grader=Grader(engine))
+    return await run_rollout(
+        claim, EpisodeStatus(), policies=policies, sandboxes=engine, grader=Grader(engine)
+    )
 
 
 async def is_honest(engine: DockerSandboxes, bundle: TokenizerBundle, task: Task) -> bool:
@@ -205,7 +207,7 @@ async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_containe
 
     class Late(DiskWatch):
         async def look(self) -> None:
-            written = await sandboxes.engine.written_bytes(sandboxes.open_names() or ["none"])
+            written = await sandboxes.api.written_bytes(sandboxes.open_names() or ["none"])
             if max(written.values(), default=0) > 2 * MAX_WRITTEN_BYTES:
                 await super().look()
 

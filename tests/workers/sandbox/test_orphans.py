@@ -7,9 +7,9 @@ import pytest
 
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.sandbox.containers import ATTEMPT, DEADLINE, FLEET, REQUEST
+from workers.docker.labels import ATTEMPT, DEADLINE, FLEET, REQUEST
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.orphans import reap
+from workers.sandbox.orphans import remove_orphans
 
 pytestmark = pytest.mark.docker
 
@@ -27,7 +27,7 @@ async def test_only_what_lost_its_lease_is_removed(
 ) -> None:
     asked: list[tuple[str, int]] = []
 
-    async def alive(request_id: str, attempt: int) -> bool:
+    async def has_lease(request_id: str, attempt: int) -> bool:
         asked.append((request_id, attempt))
         return request_id == "leased"
 
@@ -38,11 +38,11 @@ async def test_only_what_lost_its_lease_is_removed(
         others.open(orphan, role="grade") as lost,
         sandboxes.open(orphan, role="agent") as own,
     ):
-        assert await reap(sandboxes, alive=alive, settle_s=0) == [lost.id]
+        assert await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0) == [lost.id]
         assert sorted(asked) == [("leased", 1), ("orphan", 3)]
         assert (await kept.run("echo kept", timeout_s=30)).output == b"kept\n"
         assert (await own.run("echo own", timeout_s=30)).output == b"own\n"
-        assert await reap(sandboxes, alive=alive, settle_s=0) == []
+        assert await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0) == []
 
 
 async def test_one_that_breathes_again_is_spared(
@@ -50,13 +50,13 @@ async def test_one_that_breathes_again_is_spared(
 ) -> None:
     looks: list[str] = []
 
-    async def alive(request_id: str, attempt: int) -> bool:
+    async def has_lease(request_id: str, attempt: int) -> bool:
         looks.append(request_id)
         return len(looks) > 1
 
     claim = make_claim(make_task(repo_image.tag), request_id="breathless")
     async with others.open(claim, role="agent") as kept:
-        assert await reap(sandboxes, alive=alive, settle_s=0.1) == []
+        assert await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0.1) == []
         assert (await kept.run("echo kept", timeout_s=30)).output == b"kept\n"
     assert looks == ["breathless", "breathless"]
 
@@ -64,7 +64,7 @@ async def test_one_that_breathes_again_is_spared(
 async def test_labels_that_do_not_tell_whose_it_is_are_nobodys(
     sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
 ) -> None:
-    async def alive(request_id: str, attempt: int) -> bool:
+    async def has_lease(request_id: str, attempt: int) -> bool:
         return True
 
     odd = [
@@ -78,13 +78,15 @@ async def test_labels_that_do_not_tell_whose_it_is_are_nobodys(
         )
         for labels in odd
     ]
-    assert sorted(await reap(sandboxes, alive=alive, settle_s=0)) == sorted(str(one.name) for one in made)
+    assert sorted(await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0)) == sorted(
+        str(one.name) for one in made
+    )
 
 
 async def test_past_its_deadline_a_container_goes_although_its_try_lives(
     sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
 ) -> None:
-    async def alive(request_id: str, attempt: int) -> bool:
+    async def has_lease(request_id: str, attempt: int) -> bool:
         return True
 
     labels = {FLEET: sandboxes.fleet, REQUEST: "r", ATTEMPT: "1"}
@@ -98,17 +100,19 @@ async def test_past_its_deadline_a_container_goes_although_its_try_lives(
         for _ in range(2)
     )
     stopped.start()
-    assert sorted(await reap(sandboxes, alive=alive, settle_s=0)) == sorted([late.name, stopped.name])
+    assert sorted(await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0)) == sorted(
+        [late.name, stopped.name]
+    )
 
 
 async def test_another_fleets_containers_are_left_alone(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
-    async def alive(request_id: str, attempt: int) -> bool:
+    async def has_lease(request_id: str, attempt: int) -> bool:
         return False
 
     foreign = DockerSandboxes(fleet=secrets.token_hex(6))
     async with foreign.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
-        assert await reap(sandboxes, alive=alive, settle_s=0) == []
+        assert await remove_orphans(sandboxes, has_lease=has_lease, settle_s=0) == []
         assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
     await foreign.close()

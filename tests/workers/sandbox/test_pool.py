@@ -1,4 +1,4 @@
-"""One worker, several engines: episodes go where there is room, an outage costs no request anything, and who is back is used again."""
+"""One worker, several Docker hosts: episodes go where there is room, an outage costs no request a try, and a host that is back is used."""
 
 import asyncio
 import contextlib
@@ -27,15 +27,16 @@ from tests.workers.sandbox.relay import Relay, relay
 from workers import breaker, taker
 from workers import claim as claiming
 from workers.breaker import Breakers
-from workers.claim import Claimer, Progress
+from workers.claim import Claimer
 from workers.docker.host import DockerHost
+from workers.docker.labels import FLEET
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox import docker as docker_sandbox
-from workers.sandbox.containers import FLEET
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.pool import EnginePool
+from workers.sandbox.pool import HostPool
+from workers.status import EpisodeStatus
 from workers.taker import Taker
 
 pytestmark = pytest.mark.docker
@@ -46,7 +47,7 @@ REPLIES = [bash("sleep 0.5; echo new >new"), bash(SUBMIT)]
 
 
 class Watched(DockerSandboxes):
-    """Keeps a list of what was opened on this engine."""
+    """Keeps a list of what was opened on this Docker host."""
 
     def __init__(self, host: DockerHost, fleet: str) -> None:
         super().__init__(host=host, fleet=fleet)
@@ -67,8 +68,8 @@ class Worker:
 
     redis: ArqRedis
     task: Task
-    engines: list[Watched]
-    pool: EnginePool
+    hosts: list[Watched]
+    pool: HostPool
     breakers: Breakers
     ids: list[str] = field(default_factory=list[str])
 
@@ -87,8 +88,8 @@ class Worker:
         assert await deadletters.listed(self.redis, samples.RUN) == {}
 
     def opened(self, number: int, role: str) -> list[str]:
-        """Ids of requests that had a container in that role on engine `number`."""
-        return [request_id for request_id, its_role in self.engines[number].opened if its_role == role]
+        """Ids of requests that had a container in that role on host `number`."""
+        return [request_id for request_id, its_role in self.hosts[number].opened if its_role == role]
 
 
 async def until(holds: Callable[[], Awaitable[object] | object]) -> None:
@@ -124,20 +125,20 @@ async def worker(
     tiny_model: Path,
     docker_client: docker.DockerClient,
 ) -> AsyncIterator[Worker]:
-    """Of three slots, two on the first engine and two on the second."""
+    """A worker of three slots, with at most two on each Docker host."""
     redis, fleet = await connection.connect(redis_url), secrets.token_hex(6)
-    engines = [Watched(replace(one.host, slots=2), fleet) for one in relays]
-    pool = EnginePool(engines, slots=3)
+    hosts = [Watched(replace(one.host, slots=2), fleet) for one in relays]
+    pool = HostPool(hosts, slots=3)
     policies = ScriptedPolicies(read_bundle(tiny_model), REPLIES)
 
-    async def stage(claim: Claim, progress: Progress) -> Trajectory:
+    async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         there = pool.of(claim.request.id).sandboxes
-        return await run_rollout(claim, progress, policies=policies, sandboxes=there, grader=Grader(there))
+        return await run_rollout(claim, status, policies=policies, sandboxes=there, grader=Grader(there))
 
     breakers = Breakers({}, gates={"docker": pool})
     one = Taker(Claimer(redis=redis, worker="host/1", stage=stage, breakers=breakers), slots=3)
     loops = [asyncio.create_task(loop) for loop in (one.async_run(), breakers.watch())]
-    yield Worker(redis, make_task(repo_image.tag), engines, pool, breakers)
+    yield Worker(redis, make_task(repo_image.tag), hosts, pool, breakers)
     one.stop()
     await loops[0]
     await one.drain(0)
@@ -149,7 +150,7 @@ async def worker(
     await until(lambda: not docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}))
 
 
-async def test_episodes_are_spread_and_each_stays_on_its_engine(worker: Worker) -> None:
+async def test_episodes_are_spread_and_each_stays_on_its_docker_host(worker: Worker) -> None:
     await worker.enqueue(4)
     await worker.answer_all()
     assert sorted(worker.opened(0, "agent") + worker.opened(1, "agent")) == sorted(worker.ids)
@@ -158,7 +159,7 @@ async def test_episodes_are_spread_and_each_stays_on_its_engine(worker: Worker) 
         assert sorted(worker.opened(number, "agent")) == sorted(worker.opened(number, "grade"))
 
 
-async def test_an_engine_that_goes_is_set_aside_and_used_again_when_it_is_back(
+async def test_a_docker_host_that_goes_away_is_set_aside_and_used_again_when_it_is_back(
     worker: Worker, relays: list[Relay]
 ) -> None:
     await worker.enqueue(3)
@@ -166,7 +167,7 @@ async def test_an_engine_that_goes_is_set_aside_and_used_again_when_it_is_back(
     await relays[0].go()
     await until(lambda: worker.breakers.set_aside)
     assert f"docker at {relays[0].host.url} is out: " in worker.breakers.set_aside
-    assert (worker.breakers.paused, worker.breakers.room(3)) == ("", 2 - len(worker.pool.engines[1].running))
+    assert (worker.breakers.paused, worker.breakers.room(3)) == ("", 2 - len(worker.pool.hosts[1].running))
     await worker.answer_all()
     assert set(worker.opened(1, "grade")) == set(worker.ids)
 
@@ -179,14 +180,16 @@ async def test_an_engine_that_goes_is_set_aside_and_used_again_when_it_is_back(
     await until(lambda: not worker.breakers.set_aside)
 
 
-async def test_claims_are_held_back_only_while_no_engine_is_left(worker: Worker, relays: list[Relay]) -> None:
+async def test_claims_are_held_back_only_while_no_docker_host_is_left(
+    worker: Worker, relays: list[Relay]
+) -> None:
     for one in relays:
         await one.go()
     await until(lambda: worker.breakers.paused)
     assert worker.breakers.paused.count(" is out: ") == 2
     assert worker.breakers.set_aside == ""
     with pytest.raises(SandboxError, match=f"docker at {relays[1].host.url} is out"):
-        await worker.pool.check()
+        await worker.pool.start()
     await worker.enqueue(2)
     await relays[1].come()
     await worker.answer_all()
@@ -194,9 +197,9 @@ async def test_claims_are_held_back_only_while_no_engine_is_left(worker: Worker,
     await relays[0].come()  # whoever made it stops it
 
 
-async def test_an_engine_on_which_something_failed_is_the_second_choice(relays: list[Relay]) -> None:
-    pool = EnginePool([DockerSandboxes(host=one.host) for one in relays], slots=4)
-    first, second = pool.engines
+async def test_a_docker_host_on_which_something_failed_is_the_second_choice(relays: list[Relay]) -> None:
+    pool = HostPool([DockerSandboxes(host=one.host) for one in relays], slots=4)
+    first, second = pool.hosts
     pool.claimed("bad")
     assert pool.of("bad") is first
     assert not await pool.blamed("bad", "odd")
@@ -214,12 +217,13 @@ async def test_an_engine_on_which_something_failed_is_the_second_choice(relays: 
     await pool.close()
 
 
-async def test_one_engine_needs_no_address_to_be_told_apart(relays: list[Relay]) -> None:
-    pool = EnginePool([DockerSandboxes(host=relays[0].host)], slots=4)
-    assert len(await pool.check()) == 1
+async def test_a_single_docker_host_is_named_without_its_address(relays: list[Relay]) -> None:
+    pool = HostPool([DockerSandboxes(host=relays[0].host)], slots=4)
+    assert len(await pool.start()) == 1
     await relays[0].go()
     with pytest.raises(SandboxError, match=r"^docker is out: "):
-        await pool.check()
+        await pool.start()
+    await pool.hosts[0].breaker.check()
     assert (pool.paused.startswith("docker is out: "), pool.set_aside, pool.room(4)) == (True, "", 0)
     await pool.close()
     await relays[0].come()

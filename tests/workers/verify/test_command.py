@@ -20,7 +20,7 @@ from pipeline.taskfile import (
     write_verified,
 )
 from tests.workers.verify.spans import FIXED, TaskFile, verify
-from workers.sandbox.containers import FLEET
+from workers.docker.labels import FLEET
 from workers.verify.__main__ import main
 
 pytestmark = pytest.mark.docker

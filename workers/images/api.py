@@ -1,35 +1,35 @@
-"""The Docker engine, as far as images go; the one place where its errors become ImageError.
+"""The calls to a Docker host that concern images. Every failed call raises ImageError.
 
-Calls block: they are made from threads. Nothing here pulls, tags or removes unless told so by name.
+The calls block, so callers make them from threads. Nothing here pulls, tags or removes an image that the caller does not name.
 """
 
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import requests
-import urllib3
 from docker import auth
 from docker import errors as docker_errors
 
 from workers.docker.client import docker_client
+from workers.docker.errors import DockerFailure, translated
 from workers.docker.host import DockerHost
-from workers.images.errors import ImageError, ImageInUse, Stopped
+from workers.images.errors import ImageError, ImageInUse, NoSuchImage, PullStopped
 from workers.images.names import Name
 
 CALL_S = 120
 CONNECT_S = 10
-STALL_S = 180  # a pull without a word from the engine for so long is given up; it speaks twice a second
-POOL = 64
+STALL_S = 180  # a pull is given up after so long without an event; Docker sends two a second
+NUM_CONNECTIONS = 64
 CONFLICT = 409  # HTTP statuses
 NOT_FOUND = 404
-HOPELESS = (400, 401, 403, 404, 405)
-# What registries and engines say, in a stream that has no status any more, when asking again would not help.
-HOPELESS_WORDS = re.compile(
+PERMANENT = (400, 401, 403, 404, 405)
+# Messages of registries and Docker hosts, in a stream that has no status any more, after which another try would not help.
+PERMANENT_WORDS = re.compile(
     r"manifest unknown|name unknown|pull access denied|repository does not exist|unauthorized|denied:|forbidden"
     r"|no matching manifest|manifest verification failed|invalid reference|unsupported media|x509:"
     r"|no space left on device|gave http response to https",
@@ -41,26 +41,26 @@ OnProgress = Callable[[int, int], None]  # bytes downloaded, bytes known to be n
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """One image on the engine, under whatever names."""
+    """One image on the Docker host, with all its names."""
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]  # "repository@sha256:..."
-    size_bytes: int  # with all its layers, shared or not
+    size_bytes: int  # of all its layers, shared or not
     created_at: float  # Unix seconds
     labels: Mapping[str, str]
-    platform: str = ""  # "linux/amd64"; not told in listings
+    platform: str = ""  # "linux/amd64"; "" in listings
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """Bytes of a pull, layer by layer, and the manifest's digest once the engine has said it."""
+    """Bytes of a pull, layer by layer, and the manifest's digest once Docker has said it."""
 
     digest: str = ""
     layers: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
-    def hear(self, event: Mapping[str, Any]) -> bool:
-        """Whether the event changed how many bytes there are."""
+    def note(self, event: Mapping[str, Any]) -> bool:
+        """Take the event in; returns whether it changed a number of bytes."""
         status, layer = str(event.get("status", "")), str(event.get("id", ""))
         if status.startswith("Digest: "):
             self.digest = status.removeprefix("Digest: ")
@@ -77,12 +77,12 @@ class _Transfer:
         return sum(done for done, _ in self.layers.values()), sum(total for _, total in self.layers.values())
 
 
-class ImageEngine:
-    """Safe to use from several threads. Raises ImageError from the start if no engine answers."""
+class ImageApi:
+    """Safe to use from several threads. The constructor raises ImageError if no Docker host answers."""
 
     def __init__(self, host: DockerHost) -> None:
-        with _translated("asking the engine"):
-            self._client = docker_client(host, timeout_s=CALL_S, num_connections=POOL)
+        with _translated("connecting to the Docker host"):
+            self._client = docker_client(host, timeout_s=CALL_S, num_connections=NUM_CONNECTIONS)
             self.id: str = self._client.info()["ID"]
             about = self._client.version()
             self.platform = f"{about['Os']}/{about['Arch']}"
@@ -91,14 +91,12 @@ class ImageEngine:
         self._client.close()
 
     def find(self, name: str) -> Present | None:
-        """What has this name or id; None if nothing has."""
+        """The image with this name or id, or None."""
         try:
             with _translated(f"looking for {name}"):
                 found = self._client.inspect_image(name)
-        except ImageError as error:
-            if _status(error) == NOT_FOUND:
-                return None
-            raise
+        except NoSuchImage:
+            return None
         variant = found.get("Variant")
         return Present(
             id=found["Id"],
@@ -111,7 +109,7 @@ class ImageEngine:
         )
 
     def images(self, *, label: str = "") -> list[Present]:
-        """Everything there is, or what carries `label` ("key=value")."""
+        """All images, or those with `label` ("key=value")."""
         with _translated("listing images"):
             listed = self._client.images(filters={"label": label} if label else None)
         return [
@@ -127,12 +125,12 @@ class ImageEngine:
         ]
 
     def used_ids(self) -> set[str]:
-        """Images that a container stands on, running or not."""
+        """Ids of images that some container was made of, running or not."""
         with _translated("listing containers"):
             return {container["ImageID"] for container in self._client.containers(all=True)}
 
     def layers(self, image_id: str) -> list[tuple[str, int]]:
-        """(what made the layer, its bytes) from the bottom up, as the image's history tells it; may be empty."""
+        """(command that made the layer, its bytes) from the bottom up, according to the image's history; may be empty."""
         with _translated(f"reading the history of {image_id}"):
             history = self._client.history(image_id)
         return [
@@ -140,23 +138,23 @@ class ImageEngine:
         ]
 
     def pull(self, name: Name, *, platform: str, on_progress: OnProgress, stopping: threading.Event) -> str:
-        """Pulls and returns the manifest's digest, as far as the engine tells it. Layers that are there are not fetched.
+        """Pull the layers that are missing; returns the manifest's digest, "" if Docker does not say it.
 
-        Raises Stopped soon after `stopping` is set; closing the connection is what makes the engine stop, too.
+        Raises PullStopped soon after `stopping` is set. Docker stops too, because we close the connection.
         """
         transfer = _Transfer()
         with _translated(f"pulling {name}"), contextlib.closing(self._create(name, platform)) as response:
             for event in self._client._stream_helper(response, decode=True):
                 if stopping.is_set():
-                    raise Stopped(f"pulling {name}: stopped")
+                    raise PullStopped(f"pulling {name}: stopped")
                 if "error" in event:
                     raise docker_errors.APIError(event["error"], explanation=event["error"])
-                if transfer.hear(event):
+                if transfer.note(event):
                     on_progress(*transfer.bytes())
         return transfer.digest
 
     def _create(self, name: Name, platform: str) -> requests.Response:
-        """The SDK's own `pull` waits for ever when a registry falls silent."""
+        """The request for a pull. docker-py's own `pull` waits for ever if a registry stops sending."""
         client = self._client
         registry = auth.resolve_repository_name(name.repository)[0]
         header = cast(Any, auth).get_config_header(client, registry)
@@ -176,16 +174,12 @@ class ImageEngine:
             self._client.tag(image_id, name.repository, name.tag)
 
     def remove(self, name: str) -> bool:
-        """Takes the name away, and the image with its last name; False if it was gone. Raises ImageInUse."""
+        """Remove the name, and the image with its last name; False if it was gone. Raises ImageInUse."""
         try:
             with _translated(f"removing {name}"):
                 self._client.remove_image(name)
-        except ImageError as error:
-            if _status(error) == NOT_FOUND:
-                return False
-            if _status(error) == CONFLICT:
-                raise ImageInUse(str(error)) from error
-            raise
+        except NoSuchImage:
+            return False
         return True
 
     def build(
@@ -198,7 +192,7 @@ class ImageEngine:
         network: str | None,
         on_line: Callable[[str], None],
     ) -> None:
-        """Builds `context`/Dockerfile under `name`; what the engine says goes to `on_line`. Raises ImageError."""
+        """Build `context`/Dockerfile as `name`; the build's output goes to `on_line`."""
         with _translated(f"building {name}"):
             events = self._client.build(
                 path=str(context),
@@ -218,20 +212,14 @@ class ImageEngine:
                     on_line(event["stream"])
 
 
-@contextlib.contextmanager
-def _translated(doing: str) -> Generator[None]:
-    try:
-        yield
-    except docker_errors.APIError as error:
-        reason = str(error.explanation or error)
-        hopeless = error.status_code in HOPELESS or HOPELESS_WORDS.search(reason) is not None
-        raise ImageError(f"{doing}: {reason}", transient=not hopeless) from error
-    except (docker_errors.DockerException, docker_errors.StreamParseError) as error:
-        raise ImageError(f"{doing}: {error}", transient=True) from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise ImageError(f"{doing}: {error}", transient=True) from error
+def _translated(doing: str) -> contextlib.AbstractContextManager[None]:
+    return translated(doing, _image_error)
 
 
-def _status(error: ImageError) -> int | None:
-    cause = error.__cause__
-    return cause.status_code if isinstance(cause, docker_errors.APIError) else None
+def _image_error(failure: DockerFailure) -> ImageError:
+    if failure.status == NOT_FOUND:
+        return NoSuchImage(str(failure))
+    if failure.status == CONFLICT:
+        return ImageInUse(str(failure))
+    permanent = failure.status in PERMANENT or PERMANENT_WORDS.search(failure.reason) is not None
+    return ImageError(str(failure), transient=not permanent)

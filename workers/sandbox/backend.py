@@ -1,0 +1,69 @@
+"""The one place that chooses what sandboxes run on, which is Docker.
+
+Another backend is a module beside docker.py that implements `protocol.Sandboxes`, something that implements `WorkerHosts` as hosts.py does
+for Docker, and a choice here. Importing this module loads no Docker client.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from redis.asyncio import Redis
+
+from pipeline.request import Claim
+from workers.breaker import Gate
+from workers.sandbox.protocol import Sandboxes
+from workers.settings import SandboxSettings, WorkerSettings
+from workers.status import EpisodeStatus
+
+
+class WorkerHosts(Protocol):
+    """The machines on which one worker opens sandboxes."""
+
+    @property
+    def gate(self) -> Gate:
+        """Holds claims back while no machine can take one, and chooses a machine for each."""
+        ...
+
+    async def start(self, *, patience_s: float) -> None:
+        """Raises SandboxError if no machine can be used within `patience_s`, Misconfigured if a setting prevents it."""
+        ...
+
+    def using(self, claim: Claim, status: EpisodeStatus) -> AbstractAsyncContextManager[Sandboxes]:
+        """What opens the claim's sandboxes, from the claim's start to its end."""
+        ...
+
+    async def maintain(self) -> None:
+        """Remove what dead workers left, and prepare for coming requests, for ever."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def command_sandboxes(*, fleet: str) -> Sandboxes:
+    """For a command that works without a queue, on one machine. Raises ValueError naming a setting that is wrong."""
+    from workers.sandbox.docker import DockerSandboxes
+
+    return DockerSandboxes(fleet=fleet)
+
+
+def worker_hosts(
+    redis: Redis, *, fleet: str, worker: WorkerSettings, settings: SandboxSettings
+) -> WorkerHosts:
+    """For a worker of `fleet`."""
+    from workers.images.hosts import ImagesOfHosts
+    from workers.sandbox.docker import DockerSandboxes
+    from workers.sandbox.hosts import DockerHosts
+    from workers.sandbox.pool import HostPool
+
+    sandboxes = [
+        DockerSandboxes(
+            fleet=fleet,
+            max_starting=worker.max_starting,
+            host=host,
+            disk=settings.disk,
+            runtime=settings.runtime,
+        )
+        for host in settings.hosts
+    ]
+    pool = HostPool(sandboxes, slots=worker.slots)
+    return DockerHosts(pool, ImagesOfHosts(settings.images), redis, reap_every_s=worker.reap_every_s)
