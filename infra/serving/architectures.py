@@ -72,12 +72,10 @@ def architectures(model: Path) -> list[str]:
 
 
 def model_files() -> dict[str, str]:
-    """The file of SGLang, without its suffix, that each architecture is in. Raises ValueError if SGLang is not installed."""
+    """The file of SGLang, without its suffix, that each architecture is in. Raises ModuleNotFoundError if SGLang is not installed."""
     package = importlib.util.find_spec("sglang")
     if package is None or not package.submodule_search_locations:
-        raise ValueError(
-            "SGLang is not installed in this Python; run `make setup`, and start with .venv/bin/python"
-        )
+        raise ModuleNotFoundError("No module named 'sglang'", name="sglang")
     directory = Path(package.submodule_search_locations[0], "srt/models")
     return {name: file.stem for file in sorted(directory.glob("*.py")) for name in _entry_classes(file)}
 

@@ -19,6 +19,7 @@ A port that is in use is one line, with exit status 2.
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 from typing import NoReturn
@@ -64,6 +65,8 @@ def router_command(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     arguments = parse_arguments(argv)
+    if importlib.util.find_spec("smg") is None:  # it is started, not imported
+        raise ModuleNotFoundError("No module named 'smg'", name="smg")
     try:
         for port, flag in ((arguments.port, "--port"), (arguments.metrics_port, "--metrics-port")):
             fix = f"stop it or give another {flag}"

@@ -26,6 +26,8 @@ COMMANDS = [
     ("trainer.warmstart", ["--out", "policy"]),
     ("infra.local", RUN),
     ("infra.services", ["up"]),
+    ("infra.serving.engine", ["--model", "trainer/demo/policy"]),
+    ("infra.serving.router", []),
     ("infra.chaos", []),
     ("benchmarks.steps", []),
 ]
