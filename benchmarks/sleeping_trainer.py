@@ -14,7 +14,6 @@ from trainer.batching.batch import Batch
 from trainer.inputs import Inputs
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.loop.assembly import assembled
-from trainer.loop.loop import Ending
 from trainer.recipe import (
     AdmissionRecipe,
     BatchRecipe,
@@ -26,6 +25,7 @@ from trainer.recipe import (
     WeightsRecipe,
 )
 from trainer.records.console import open_console
+from trainer.records.journal import EndReason
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -58,7 +58,7 @@ def recipe(
 
 async def train(
     recipe: Recipe, root: Path, tasks: Sequence[Task], *, vocab_size: int, train_s: float
-) -> Ending:
+) -> EndReason:
     """Run in `root` on the Redis of SWERVE_REDIS_URL; each step takes `train_s`."""
     inputs = Inputs(
         train=list(tasks),
@@ -74,7 +74,7 @@ async def train(
             root=root,
             run_id=RUN_ID,
             router_url="",
-            progress=progress,
+            console=progress,
             make_feed=lambda: cast("Feed", SleepingLearner(train_s)),
         )
         async with run as loop:

@@ -190,13 +190,13 @@ async def _conduct(
     settings: TrainerSettings,
     console: "Console",
 ) -> "Ending":
-    from trainer.loop.standalone_evaluation import Exam
+    from trainer.loop.standalone_evaluation import StandaloneEvaluation
 
     stop = asyncio.Event()
     process.stop_on_signal(stop.set)
     async with _export(recipe, weights, settings) as export:
-        exam = Exam(recipe, inputs, root, console, stop, router_url=settings.router_url)
-        return await exam.run(rounds, export)
+        evaluation = StandaloneEvaluation(recipe, inputs, root, console, stop, router_url=settings.router_url)
+        return await evaluation.run(rounds, export)
 
 
 @contextlib.asynccontextmanager
@@ -207,15 +207,14 @@ async def _export(
     if not weights.is_checkpoint:
         yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
         return
-    from trainer.loop.parts import LearnerThread
+    from trainer.loop.learner_thread import LearnerThread
 
-    learner = LearnerThread()
-    feed = await learner(process.make_feed, recipe, settings)
+    learner = await LearnerThread.start(lambda: process.make_feed(recipe, settings))
     try:
-        await learner(feed.restore, weights.directory)
-        yield lambda place: learner.blocking(feed.export, place)
+        await learner.restore(weights.directory)
+        yield learner.export
     finally:
-        await learner(feed.stop)
+        await learner.stop()
 
 
 def _link(source: str, target: str) -> None:

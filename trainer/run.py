@@ -23,8 +23,8 @@ from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory
 from trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from trainer.loop.loop import Ending
     from trainer.records.console import Console
+    from trainer.records.journal import EndReason
 
 FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "rollout.group_size")
 """What a resumed run may not change: its data order, or the policy it began with."""
@@ -125,7 +125,7 @@ async def _refuse_known(run_id: str) -> None:
             raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
-def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "Ending":
+def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "EndReason":
     """The whole run, on rank 0."""
     from pipeline.settings import telemetry_settings
     from pipeline.telemetry import start_telemetry
@@ -141,7 +141,7 @@ def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: Tra
 
 async def _train(
     recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings, console: "Console"
-) -> "Ending":
+) -> "EndReason":
     from trainer.loop.assembly import assembled
 
     async with assembled(
@@ -150,7 +150,7 @@ async def _train(
         root=directory.root,
         run_id=directory.run_id,
         router_url=settings.router_url,
-        progress=console,
+        console=console,
         make_feed=lambda: process.make_feed(recipe, settings),
     ) as loop:
         process.stop_on_signal(loop.stop)

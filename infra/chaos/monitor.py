@@ -22,7 +22,7 @@ from pipeline.trajectory import TrajectoryHead
 from pipeline.weights import WeightVersion
 
 CALL_S = 2.0
-NOT_YET_TRAINING = ("starting", "taking up what is owed", "publishing weights", "waiting for an engine")
+NOT_YET_TRAINING = ("starting", "recovering", "publishing weights", "waiting for an engine")
 """How the phases begin in which a trainer does not train yet."""
 
 NO_ANSWER = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)

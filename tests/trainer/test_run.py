@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet, task
 from infra.redis_server import DURABLE, start_in, url_in
-from pipeline import keys, queue, stream
+from pipeline import census, keys, queue, stream
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
 from trainer.records.journal import (
@@ -234,7 +234,12 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
         trainer.process.send_signal(signal.SIGTERM)
         assert await trainer.ended() == 0, trainer.output
     assert "calm: stopped" in trainer.output
-    assert list(read(run / "journal", EndRow)) == []
+    (end,) = read(run / "journal", EndRow)
+    assert (end.reason, end.step) == ("stopped", 1)
+    status = await census.run_status(redis, "calm")
+    assert status is not None
+    assert status.ended.startswith("stopped by a signal at step 1 of 4; resume with `python -m trainer.run ")
+    assert (run / "checkpoints/latest").read_text() == "step-00000001"
     async with fleet(redis_url):
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
         assert await resumed.ended() == 0, resumed.output
@@ -244,7 +249,10 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
     again = await start(redis_url, recipe, "--run-dir", run, "--resume")
     assert await again.ended() == 0, again.output
     assert "calm: finished" in again.output
-    assert len(list(read(run / "journal", EndRow))) == 1
+    assert [row.reason for row in read(run / "journal", EndRow)] == ["finished"]
+    status = await census.run_status(redis, "calm")
+    assert status is not None
+    assert status.ended == "finished all 4 steps"
 
 
 @pytest.mark.slow

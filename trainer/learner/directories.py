@@ -31,14 +31,25 @@ def partial_of(directory: Path) -> Path:
 
 
 def commit(directory: Path) -> None:
-    """Rename the written content to `directory`, in place of what had that name."""
-    replaced = directory.with_name(f".{directory.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
+    """Rename the written content to `directory`, in place of what had that name.
+
+    At no moment is there neither: a process killed between the two renames leaves a directory for `finish_replacement`.
+    """
+    replaced = _replaced_of(directory)
+    finish_replacement(directory)
     if directory.exists():
         directory.rename(replaced)
     partial_of(directory).rename(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
     sync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def finish_replacement(directory: Path) -> None:
+    """Give `directory` its content back if a killed process left it between two names: the one that was to be replaced."""
+    replaced = _replaced_of(directory)
+    if replaced.is_dir() and not directory.exists():
+        replaced.rename(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -48,3 +59,8 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _replaced_of(directory: Path) -> Path:
+    """Where `commit` puts the old content while the new one gets the name."""
+    return directory.with_name(f".{directory.name}.replaced")

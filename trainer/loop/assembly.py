@@ -1,6 +1,4 @@
-"""Puts a run together on rank 0 from its recipe, its directory and, where there is one, its newest
-checkpoint.
-"""
+"""Builds a run on rank 0 from its recipe, its directory and, if there is one, its newest checkpoint."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -10,20 +8,35 @@ from typing import TYPE_CHECKING
 
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from pipeline import connection, retry
 from pipeline.request import Limits, Sampling
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import put_tokenizer
 from trainer.inputs import Inputs
-from trainer.loop.checkpoints import Checkpoints
+from trainer.loop.budget import AdmissionBudget
+from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
+from trainer.loop.ending import EndRecorder
+from trainer.loop.evaluations import Evaluations
+from trainer.loop.heartbeat import Heartbeat
+from trainer.loop.learner_thread import LearnerThread
 from trainer.loop.loop import Loop
-from trainer.loop.parts import LearnerThread, Parts
-from trainer.recipe import Recipe, WeightsRecipe
+from trainer.loop.next_groups import NextGroups
+from trainer.loop.notices import Notices
+from trainer.loop.open_requests import OpenRequests
+from trainer.loop.publications import Publications
+from trainer.loop.pump import Pump
+from trainer.loop.recovery import Recovery
+from trainer.loop.run_status import StatusWriter
+from trainer.loop.state import RunState
+from trainer.loop.step import Stepper
+from trainer.recipe import Recipe
 from trainer.records.console import Console
-from trainer.records.journal import Journal, StepRow, read
+from trainer.records.journal import EndRow, Journal, PublicationRow, StepRow, read
 from trainer.records.sinks import Records, RunFacts, open_sinks
 from trainer.rollouts.admission import Admission
+from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import HeldOut
@@ -38,17 +51,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """What has to be opened, and closed again."""
+class RunContext:
+    """Which run is assembled, and where it writes."""
 
     redis: ArqRedis
-    learner: LearnerThread
-    feed: "Feed"
-    journal: Journal
+    recipe: Recipe
+    run_id: str
+    root: Path  # the run's directory
     records: Records
-    engines: Engines | None
-    checkpoints: Checkpoints
-    progress: Console
+    console: Console
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The bookkeeping of what is enqueued and what came back."""
+
+    admission: Admission
+    book: GroupBook
+    ledger: Ledger
+    quarantine: Quarantine
+    dispatcher: Dispatcher
+    heldout: HeldOut
+    intake: Intake
 
 
 @contextlib.asynccontextmanager
@@ -59,73 +87,91 @@ async def assembled(
     root: Path,
     run_id: str,
     router_url: str,
-    progress: Console,
+    console: Console,
     make_feed: "Callable[[], Feed]",
 ) -> AsyncIterator[Loop]:
-    """The loop, ready to run; connections and files are closed afterwards. Raises ValueError where Redis
-    cannot be reached.
+    """The loop, ready to run; connections and files are closed afterwards. Raises ValueError if Redis cannot be
+    reached.
     """
     async with contextlib.AsyncExitStack() as stack:
         redis = await connect()
         stack.push_async_callback(redis.aclose)
-        progress.say(f"run {run_id} in {root}")
-        progress.beat("building the learner")
-        learner = LearnerThread()
-        feed = await learner(make_feed)
+        console.say(f"run {run_id} in {root}")
+        console.beat("building the learner")
+        learner = await LearnerThread.start(make_feed)
         checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
-        state = await _restored(checkpoints, learner, feed, progress)
-        journal = stack.enter_context(_journal(root / "journal", state, progress))
-        resumed_at = state.step + 1 if state.step else None
-        sinks = stack.enter_context(open_sinks(RunFacts(run_id, root, recipe, resumed_at), progress))
-        services = Services(
-            redis=redis,
-            learner=learner,
-            feed=feed,
-            journal=journal,
-            records=Records(journal, sinks),
-            engines=await stack.enter_async_context(Engines(router_url))
-            if recipe.weights.engines == "router"
-            else None,
-            checkpoints=checkpoints,
-            progress=progress,
+        restored = await _restore(checkpoints, learner, console)
+        journal = stack.enter_context(_journal(root / "journal", restored, console))
+        resumed_at = restored.step + 1 if restored.step else None
+        sinks = stack.enter_context(open_sinks(RunFacts(run_id, root, recipe, resumed_at), console))
+        engines = None
+        if recipe.weights.engines == "router":
+            engines = await stack.enter_async_context(Engines(router_url))
+        run = RunContext(redis, recipe, run_id, root, Records(journal, sinks), console)
+        publisher = Publisher(
+            redis,
+            run_id,
+            directory=root / "weights",
+            export=learner.export,
+            engines=engines,
+            mode=recipe.weights.pause,
+            keep=recipe.weights.keep,
         )
-        form = RequestForm(
-            run_id=run_id,
-            limits=Limits(**asdict(recipe.rollout.limits)),
-            agent_config=inputs.agent_config,
-            tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
-            ids=new_ids(),
-        )
-        yield Loop(recipe, run_id, _parts(recipe, inputs, form, services, state, root / "weights"), state)
-        await learner(feed.stop)
+        form = await request_form(redis, run_id, recipe, inputs)
+        rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), Quarantine(journal))
+        yield _loop(run, restored, rollouts, learner, checkpoints, publisher)
+        await learner.stop()
 
 
-def _parts(
-    recipe: Recipe, inputs: Inputs, form: RequestForm, services: Services, state: LedgerState, weights: Path
-) -> Parts:
-    admission = _admission(recipe)
-    ledger = Ledger(services.journal, state)
-    quarantine = Quarantine(services.journal)
+async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inputs) -> RequestForm:
+    """What all requests of a run have in common. Announces the tokenizer."""
+    return RequestForm(
+        run_id=run_id,
+        limits=Limits(**asdict(recipe.rollout.limits)),
+        agent_config=inputs.agent_config,
+        tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
+        ids=new_ids(),
+    )
+
+
+def _rollouts(
+    run: RunContext, inputs: Inputs, form: RequestForm, ledger: Ledger, quarantine: Quarantine
+) -> Rollouts:
+    recipe = run.recipe
+    admission = Admission(
+        max_lag_versions=recipe.admission.max_lag_versions,
+        groups_per_step=recipe.batch.groups_per_step,
+        num_steps=recipe.num_steps,
+    )
     book = GroupBook(
         admission,
         min_valid_members=recipe.min_valid_members,
         stragglers=recipe.admission.stragglers,
         train_without_signal=recipe.batch.train_without_signal,
     )
-    heldout = _heldout(recipe, inputs, form, services, ledger)
+    heldout = HeldOut(
+        run.redis,
+        form,
+        inputs.heldout,
+        recipe.evaluation,
+        sampling=sampling_of(recipe),
+        seed=recipe.seed,
+        ledger=ledger,
+        report=run.records.append,
+    )
     dispatcher = Dispatcher(
-        services.redis,
+        run.redis,
         form,
         TaskOrder(inputs.train, seed=recipe.seed),
         book,
         ledger=ledger,
         quarantine=quarantine,
         group_size=recipe.rollout.group_size,
-        sampling=_sampling(recipe),
+        sampling=sampling_of(recipe),
     )
     intake = Intake(
-        services.redis,
-        form.run_id,
+        run.redis,
+        run.run_id,
         book=book,
         ledger=ledger,
         quarantine=quarantine,
@@ -135,85 +181,204 @@ def _parts(
         refill=dispatcher.refill,
         evaluate=heldout.accept,
     )
-    return Parts(
-        redis=services.redis,
-        feed=services.feed,
-        learner=services.learner,
-        admission=admission,
-        book=book,
-        ledger=ledger,
-        quarantine=quarantine,
-        journal=services.journal,
-        intake=intake,
-        dispatcher=dispatcher,
-        heldout=heldout,
-        publisher=_publisher(recipe.weights, form.run_id, services, weights),
-        checkpoints=services.checkpoints,
-        records=services.records,
-        progress=services.progress,
-    )
+    return Rollouts(admission, book, ledger, quarantine, dispatcher, heldout, intake)
 
 
-def _heldout(
-    recipe: Recipe, inputs: Inputs, form: RequestForm, services: Services, ledger: Ledger
-) -> HeldOut:
-    return HeldOut(
-        services.redis,
-        form,
-        inputs.heldout,
-        recipe.evaluation,
-        sampling=_sampling(recipe),
-        seed=recipe.seed,
-        ledger=ledger,
-        report=services.records.append,
-    )
-
-
-def _admission(recipe: Recipe) -> Admission:
-    return Admission(
-        max_lag_versions=recipe.admission.max_lag_versions,
-        groups_per_step=recipe.batch.groups_per_step,
-        num_steps=recipe.num_steps,
-    )
-
-
-def _sampling(recipe: Recipe) -> Sampling:
+def sampling_of(recipe: Recipe) -> Sampling:
     return Sampling(**asdict(recipe.rollout.sampling))
 
 
-def _publisher(recipe: WeightsRecipe, run_id: str, services: Services, directory: Path) -> Publisher:
-    return Publisher(
-        services.redis,
-        run_id,
-        directory=directory,
-        export=lambda place: services.learner.blocking(services.feed.export, place),
-        engines=services.engines,
-        mode=recipe.pause,
-        keep=recipe.keep,
+def _loop(
+    run: RunContext,
+    restored: LedgerState,
+    rollouts: Rollouts,
+    learner: LearnerThread,
+    checkpoints: Checkpoints,
+    publisher: Publisher,
+) -> Loop:
+    recipe, record, say = run.recipe, run.records.append, run.console.say
+    state = RunState.resumed(restored, read(run.journal, PublicationRow))
+    budget = _budget(run, rollouts, state)
+    requests = OpenRequests(
+        run.redis,
+        run.run_id,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        dispatcher=rollouts.dispatcher,
+        heldout=rollouts.heldout,
+    )
+    recovery = Recovery(
+        run.redis,
+        run.run_id,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        dispatcher=rollouts.dispatcher,
+        intake=rollouts.intake,
+        requests=requests,
+    )
+    writer = _checkpoint_writer(run, rollouts, state, learner, checkpoints)
+    status = _status_writer(run, rollouts, state, budget).status
+    return Loop(
+        recipe,
+        restored,
+        state,
+        is_complete=any(
+            row.is_complete and row.step >= recipe.num_steps for row in read(run.journal, EndRow)
+        ),
+        recovery=recovery,
+        publications=Publications(run.redis, run.run_id, publisher, learner, state, record=record, say=say),
+        pump=_pump(run, rollouts, state, budget, requests, recovery),
+        next_groups=_next_groups(run, rollouts, state, budget, writer),
+        stepper=Stepper(recipe, state, rollouts.ledger, learner, record=record, say=say),
+        evaluations=_evaluations(run, rollouts, state, budget, requests, writer),
+        checkpoint=writer.write,
+        needs_checkpoint=lambda: budget.needs_checkpoint,
+        heartbeat=Heartbeat(run.redis, status, show=run.console.beat),
+        ending=EndRecorder(run.redis, state, recipe.num_steps, run.root, status=status, record=record),
+        say=say,
     )
 
 
-def _journal(directory: Path, state: LedgerState, progress: Console) -> Journal:
-    """The journal as the checkpoint knew it, its steps shown again."""
+def _budget(run: RunContext, rollouts: Rollouts, state: RunState) -> AdmissionBudget:
+    return AdmissionBudget(
+        run.redis,
+        run.run_id,
+        rollouts.admission,
+        rollouts.book,
+        rollouts.ledger,
+        state,
+        bounds=run.recipe.admission,
+        group_size=run.recipe.rollout.group_size,
+    )
+
+
+def _checkpoint_writer(
+    run: RunContext, rollouts: Rollouts, state: RunState, learner: LearnerThread, checkpoints: Checkpoints
+) -> CheckpointWriter:
+    return CheckpointWriter(
+        run.redis,
+        run.run_id,
+        checkpoints,
+        learner,
+        state=state,
+        ledger=rollouts.ledger,
+        cursor=lambda: rollouts.dispatcher.cursor,
+        forget=rollouts.intake.forget,
+    )
+
+
+def _status_writer(
+    run: RunContext, rollouts: Rollouts, state: RunState, budget: AdmissionBudget
+) -> StatusWriter:
+    return StatusWriter(
+        run.recipe,
+        run.run_id,
+        state,
+        budget,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        heldout=rollouts.heldout,
+        quarantined=rollouts.quarantine,
+        journal=run.journal,
+    )
+
+
+def _pump(
+    run: RunContext,
+    rollouts: Rollouts,
+    state: RunState,
+    budget: AdmissionBudget,
+    requests: OpenRequests,
+    recovery: Recovery,
+) -> Pump:
+    recipe, intake = run.recipe, rollouts.intake
+    return Pump(
+        state,
+        budget,
+        intake=intake,
+        deadlines=Deadlines(
+            run.redis,
+            rollouts.book,
+            intake,
+            deadline_s=recipe.group_deadline_s,
+            queue_s=recipe.rollout.queue_s,
+        ),
+        requests=requests,
+        recovery=recovery,
+        notices=Notices(
+            run.redis,
+            run.run_id,
+            rollouts.ledger,
+            rollouts.quarantine,
+            last_failed=lambda: intake.last_failed,
+            say=run.console.say,
+        ),
+        sweep_every_s=recipe.admission.sweep_every_s,
+        say=run.console.say,
+    )
+
+
+def _next_groups(
+    run: RunContext,
+    rollouts: Rollouts,
+    state: RunState,
+    budget: AdmissionBudget,
+    writer: CheckpointWriter,
+) -> NextGroups:
+    return NextGroups(
+        state,
+        budget,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        dispatcher=rollouts.dispatcher,
+        limits=run.recipe.batch,
+        checkpoint=writer.write,
+        say=run.console.say,
+    )
+
+
+def _evaluations(
+    run: RunContext,
+    rollouts: Rollouts,
+    state: RunState,
+    budget: AdmissionBudget,
+    requests: OpenRequests,
+    writer: CheckpointWriter,
+) -> Evaluations:
+    return Evaluations(
+        run.recipe.evaluation,
+        state,
+        budget,
+        heldout=rollouts.heldout,
+        ledger=rollouts.ledger,
+        requests=requests,
+        checkpoint=writer.write,
+    )
+
+
+def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:
+    """The journal as the checkpoint knew it; its steps are shown again."""
     journal = Journal(directory)
     journal.truncate_to(state.journal)
     for row in read(directory, StepRow):
-        progress.recall(row)
+        console.recall(row)
     return journal
 
 
 async def connect() -> ArqRedis:
-    """The Redis of this machine's settings. Raises ValueError if there is no connection to it."""
-    return await connection.connect(redis_settings().url)
+    """A connection to the Redis of this machine's settings. Raises ValueError if it does not answer."""
+    url = redis_settings().url
+    try:
+        return await connection.connect(url)
+    except (RedisConnectionError, OSError) as error:
+        raise ValueError(f"no Redis answers at {url}: start it, or set SWERVE_REDIS_URL") from error
 
 
-async def _restored(
-    checkpoints: Checkpoints, learner: LearnerThread, feed: "Feed", progress: Console
-) -> LedgerState:
-    """The state of the newest checkpoint, with the learner gone back to it; a blank one if there is none."""
+async def _restore(checkpoints: Checkpoints, learner: LearnerThread, console: Console) -> LedgerState:
+    """Bring the learner back to the newest checkpoint; returns the ledger's state in it, a blank one if there is none."""
     latest = checkpoints.latest()
     if latest is None:
         return LedgerState()
-    state = decode_state(await learner(feed.restore, latest))
-    progress.say(f"resumed from {latest.name}")
+    state = decode_state(await learner.restore(latest))
+    console.say(f"resumed from {latest.name}")
     return state

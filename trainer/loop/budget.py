@@ -1,79 +1,109 @@
-"""How many groups may be asked for at the moment: staleness, bytes in Redis, bytes in memory and a streak of failures,
-whichever allows the fewest.
+"""How many more groups may be enqueued at the moment. Four bounds, of which the tightest counts: staleness, bytes in Redis,
+bytes in memory, and a pause after groups that failed.
 """
 
 import time
 
-from trainer.loop.parts import Parts
-from trainer.loop.state import Standing
-from trainer.recipe import Recipe
-from trainer.rollouts.admission import Backlog
+from arq.connections import ArqRedis
 
-REDIS_SHARE = 0.5  # of what a bounded Redis may hold, for answers; the rest is requests, and other runs
+from pipeline import connection, stream
+from trainer.loop.state import RunState
+from trainer.recipe import AdmissionRecipe
+from trainer.rollouts.admission import Admission, Backlog
+from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.ledger import Ledger
+
+REDIS_SHARE = (
+    0.5  # of a Redis with a memory limit, for trajectories; the rest is for requests, and other runs
+)
 
 
-class Room:
-    """Of one run. `queue_bytes` is what Redis held of its answers when last asked, `redis_bytes` what it may hold of
-    everything, 0 without a bound; `is_refused`: it took nothing in when last asked.
-    """
+class AdmissionBudget:
+    """Of one run. What Redis holds is as of the last measurement."""
 
-    def __init__(self, recipe: Recipe, parts: Parts, standing: Standing) -> None:
-        self._group_size = recipe.rollout.group_size
-        self._bounds = recipe.admission
-        self._parts = parts
-        self._standing = standing
-        self.queue_bytes = 0
-        self.redis_bytes = 0
+    def __init__(
+        self,
+        redis: ArqRedis,
+        run_id: str,
+        admission: Admission,
+        book: GroupBook,
+        ledger: Ledger,
+        state: RunState,
+        *,
+        bounds: AdmissionRecipe,
+        group_size: int,
+    ) -> None:
+        self._redis = redis
+        self._run_id = run_id
+        self._admission = admission
+        self._book = book
+        self._ledger = ledger
+        self._state = state
+        self._bounds = bounds
+        self._group_size = group_size
+        self.queue_bytes = 0  # of this run's trajectories, in Redis
+        self.redis_bytes = 0  # that Redis may hold of everything; 0 without a limit
+        self.is_refused = False  # whether Redis refused the last write for want of memory
+
+    async def measure_limit(self) -> None:
+        self.redis_bytes = await stream.max_bytes(self._redis)
+
+    async def measure_backlog(self) -> None:
+        self.queue_bytes = await stream.unacknowledged_bytes(self._redis, self._run_id)
+
+    async def has_room_again(self) -> bool:
+        """Whether Redis accepts writes that it refused before. Raises OutOfMemoryError while it still refuses."""
+        if not self.is_refused:
+            return False
+        await connection.check(self._redis)
         self.is_refused = False
+        return True
 
     def groups(self) -> int:
-        book = self._parts.book
-        room = self._parts.admission.room(
-            begun_steps=self._standing.begun_steps,
-            published_steps=self._standing.published_steps,
+        """How many more groups may be enqueued."""
+        book = self._book
+        num_groups = self._admission.room(
+            begun_steps=self._state.begun_steps,
+            published_steps=self._state.published_steps,
             live_groups=book.num_live,
         )
         for backlog in (self._in_redis, self._in_memory):
-            room = backlog.room(room, group_size=self._group_size, open_groups=book.num_open)
-        return self._parts.ledger.brake.room(room, open_groups=book.num_open, now=time.monotonic())
+            num_groups = backlog.room(num_groups, group_size=self._group_size, open_groups=book.num_open)
+        return self._ledger.brake.room(num_groups, open_groups=book.num_open, now=time.monotonic())
 
     def sentence(self) -> str:
-        """Why nothing is asked for at the moment, or how much more may be."""
+        """Why nothing is enqueued at the moment, or how many more groups may be."""
         for backlog in (self._in_redis, self._in_memory):
             if closed := backlog.sentence(self._group_size):
                 return closed
-        return self._parts.admission.sentence(
-            begun_steps=self._standing.begun_steps,
-            published_steps=self._standing.published_steps,
-            live_groups=self._parts.book.num_live,
+        return self._admission.sentence(
+            begun_steps=self._state.begun_steps,
+            published_steps=self._state.published_steps,
+            live_groups=self._book.num_live,
         )
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether Redis is full of answers, which only a checkpoint lets it forget."""
+        """Whether Redis is full of trajectories, which it may only forget after a checkpoint."""
         return self.is_refused or self._in_redis.is_full(self._group_size)
 
     @property
     def _in_redis(self) -> Backlog:
-        book = self._parts.book
+        limit_bytes = self._bounds.max_queue_bytes
         return Backlog(
-            "of answers wait in Redis for a checkpoint",
-            min(
-                self._bounds.max_queue_bytes,
-                int(self.redis_bytes * REDIS_SHARE) or self._bounds.max_queue_bytes,
-            ),
+            "of trajectories wait in Redis for a checkpoint",
+            min(limit_bytes, int(self.redis_bytes * REDIS_SHARE) or limit_bytes),
             held_bytes=self.queue_bytes,
-            num_awaited=book.num_awaited,
-            largest_bytes=book.largest_body_bytes,
+            num_awaited=self._book.num_awaited,
+            largest_bytes=self._book.largest_body_bytes,
         )
 
     @property
     def _in_memory(self) -> Backlog:
-        book = self._parts.book
         return Backlog(
-            "of answers wait in the trainer's memory for their step",
+            "of trajectories wait in the trainer's memory for their step",
             self._bounds.max_held_bytes,
-            held_bytes=book.held_bytes,
-            num_awaited=book.num_awaited,
-            largest_bytes=book.largest_bytes,
+            held_bytes=self._book.held_bytes,
+            num_awaited=self._book.num_awaited,
+            largest_bytes=self._book.largest_bytes,
         )

@@ -1,83 +1,91 @@
-"""Taking a run up where its checkpoint left it, or where it never got to one: the same for a new run, which
-owes nothing.
+"""Bringing the books of a run in line with Redis: at its start, whether new or resumed, and after Redis lost something.
 
-In order: what the checkpoint holds is acknowledged, what is owed is expected, what was delivered and not settled is
-taken in again, and what a crash kept from being asked for, or Redis has lost, is asked for.
+At a start, in order: acknowledge what the checkpoint holds, expect what is open, take in what was delivered and not settled,
+enqueue what is missing. A new run goes through the same steps, with nothing to do in them.
 """
-
-from collections.abc import Iterable
 
 from arq.connections import ArqRedis
 
-from pipeline import deadletters, queue, stream
-from trainer.loop.parts import Parts
-from trainer.loop.withdrawal import owed_requests, withdraw_evaluations
-from trainer.records.journal import Asked, failed_head
-from trainer.rollouts.ledger import LedgerState
+from pipeline import queue, stream
+from trainer.loop.open_requests import OpenRequests
+from trainer.records.journal import Asked
+from trainer.rollouts.dispatch import Dispatcher
+from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.intake import Intake
+from trainer.rollouts.ledger import Ledger, LedgerState
 
 
-async def recover(parts: Parts, run_id: str, state: LedgerState) -> None:
-    """Bring the books to where `state` left them, and take in what was delivered since. Before anything is
-    published.
-    """
-    await stream.open_reader(parts.redis, run_id)
-    await stream.acknowledge(parts.redis, run_id, list(state.pending))
-    await withdraw_evaluations(parts, run_id)
-    parts.dispatcher.cursor = state.cursor
-    await _expect(parts, run_id)
-    await parts.intake.recover()
+class Recovery:
+    """Of one run. Every method may be called again after Redis was away."""
 
+    def __init__(
+        self,
+        redis: ArqRedis,
+        run_id: str,
+        *,
+        book: GroupBook,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        intake: Intake,
+        requests: OpenRequests,
+    ) -> None:
+        self._redis = redis
+        self._run_id = run_id
+        self._book = book
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._intake = intake
+        self._requests = requests
 
-async def adopt(parts: Parts, group_size: int, *, version: int) -> None:
-    """Ask for the members of unsettled groups that nobody owes us."""
-    dispatcher = parts.dispatcher
-    parts.intake.drop_quarantined()
-    dispatcher.cursor = max(dispatcher.cursor, parts.book.end, parts.ledger.end)
-    for cursor in parts.ledger.open_cursors(dispatcher.cursor):
-        for member in parts.book.missing(cursor, size=group_size):
-            dispatcher.refill(cursor, member)
-    await dispatcher.open_groups(0, version=version)
+    async def restore(self, state: LedgerState) -> None:
+        """Bring the books to where `state` left them, then take in what was delivered since. Call before publishing."""
+        await stream.open_reader(self._redis, self._run_id)
+        await stream.acknowledge(self._redis, self._run_id, list(state.pending))
+        await self._requests.withdraw_evaluations()
+        self._dispatcher.cursor = state.cursor
+        await self._expect_open_groups()
+        await self._intake.recover()
 
+    async def enqueue_missing(self, group_size: int, *, version: int) -> None:
+        """Re-enqueue missing members of open groups that have no outstanding request."""
+        dispatcher = self._dispatcher
+        self._intake.drop_quarantined()
+        dispatcher.cursor = max(dispatcher.cursor, self._book.end, self._ledger.end)
+        for cursor in self._ledger.open_cursors(dispatcher.cursor):
+            for member in self._book.missing(cursor, size=group_size):
+                dispatcher.refill(cursor, member)
+        await self._requests.enqueue_groups(0, version=version)
 
-async def ask_again(parts: Parts, run_id: str) -> int:
-    """Have requests asked for anew that a Redis which was killed has forgotten: its last second or two may not have
-    reached its disk. Returns how many. With nothing being asked for meanwhile.
-    """
-    owed = set(await queue.open_ids(parts.redis, run_id))
-    forgotten = [
-        asked
-        for asked in parts.book.outstanding
-        if asked.request_id not in owed and not parts.dispatcher.has_yet_to_send(asked.request_id)
-    ]
-    for asked in forgotten:
-        parts.ledger.withdraw(asked)
-        parts.book.forget(asked.cursor, asked.member)
-        parts.dispatcher.refill(asked.cursor, asked.member)
-    return len(forgotten)
+    async def replace_forgotten(self) -> int:
+        """Have requests enqueued anew that Redis has forgotten; returns how many. A Redis that was killed may lose its
+        last second or two, which had not reached its disk.
+        """
+        known = set(await queue.open_ids(self._redis, self._run_id))
+        forgotten = [
+            asked
+            for asked in self._book.outstanding
+            if asked.request_id not in known and not self._dispatcher.has_yet_to_send(asked.request_id)
+        ]
+        for asked in forgotten:
+            self._ledger.withdraw(asked)
+            self._book.forget(asked.cursor, asked.member)
+            self._dispatcher.refill(asked.cursor, asked.member)
+        return len(forgotten)
 
-
-async def answer_unreadable(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> None:
-    """Have those that died because no worker can read them answered as failed, so that nobody waits for them."""
-    dead = set(await deadletters.unanswered(redis, run_id))
-    for asked in outstanding:
-        if asked.request_id in dead:
-            await stream.publish_unreadable(redis, failed_head(run_id, asked))
-
-
-async def _expect(parts: Parts, run_id: str) -> None:
-    """Every group of which something is owed. Of two requests for one member, the later is the one that counts."""
-    for request in await owed_requests(parts, run_id):
-        if request.purpose != "train":
-            continue
-        asked = Asked.of(request)
-        if parts.ledger.is_closed(request.cursor):
-            parts.book.surplus[request.id] = asked
-            continue
-        group = parts.book.expect(
-            request.cursor,
-            size=request.group_size,
-            version=request.version_at_enqueue,
-            task_id=request.task.id,
-        )
-        group.asked_at = request.group_asked_at or request.enqueued_at
-        parts.book.ask(asked)
+    async def _expect_open_groups(self) -> None:
+        """Expect every group that has an open request. Of two requests for one member, the later counts."""
+        for request in await self._requests.unsettled():
+            if request.purpose != "train":
+                continue
+            asked = Asked.of(request)
+            if self._ledger.is_closed(request.cursor):
+                self._book.surplus[request.id] = asked
+                continue
+            group = self._book.expect(
+                request.cursor,
+                size=request.group_size,
+                version=request.version_at_enqueue,
+                task_id=request.task.id,
+            )
+            group.asked_at = request.group_asked_at or request.enqueued_at
+            self._book.ask(asked)

@@ -1,7 +1,7 @@
-"""An evaluation without a run around it: weights to the engines, episodes out, answers in, and the account settled.
+"""A held-out evaluation without a run around it: publish the weights, enqueue the episodes, read the trajectories, settle.
 
-It has a run id of its own, so nothing of it meets what a training run owes. Whatever ends it early, what it had asked
-for is withdrawn.
+It has a run id of its own, so its requests never mix with those of a training run. If it ends early, its open requests are
+withdrawn.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import put_tokenizer
 from trainer.inputs import Inputs
 from trainer.loop.assembly import connect
-from trainer.loop.heartbeat import BEAT_S
+from trainer.loop.heartbeat import HEARTBEAT_S
 from trainer.loop.pump import READ_BLOCK_MS
-from trainer.loop.recovery import answer_unreadable
 from trainer.recipe import Recipe
 from trainer.records.console import Console
 from trainer.records.journal import Journal, PublicationRow
 from trainer.rollouts.dispatch import RequestForm, new_ids
 from trainer.rollouts.heldout import HeldOut, Round
 from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.sweep import sweep
 from trainer.weights.engines import EngineFailure, Engines
 from trainer.weights.publish import Publisher
 
 Ending = Literal["finished", "interrupted", "no engine took the weights", "the engines' weights were changed"]
 
 
-class Exam:
+class StandaloneEvaluation:
     """One evaluation. `stop` ends it in good order."""
 
     def __init__(
@@ -156,12 +156,11 @@ class Exam:
                 await census.beat_run(redis, self._status(heldout.progress))
                 if time.monotonic() >= swept_at + self._recipe.admission.sweep_every_s:
                     swept_at = time.monotonic()
-                    await queue.sweep(redis, self._run_id)
-                    await answer_unreadable(redis, self._run_id, heldout.outstanding)
+                    await sweep(redis, self._run_id, heldout.outstanding)
                     with contextlib.suppress(EngineFailure):
                         await publisher.catch_up()
             self._progress.beat(heldout.progress)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _status(self, detail: str) -> census.RunStatus:
         return census.RunStatus(
@@ -184,7 +183,7 @@ async def _refuse_live_runs(redis: ArqRedis) -> None:
     before = await _last_said(redis)
     if not before:
         return
-    await asyncio.sleep(3 * BEAT_S)
+    await asyncio.sleep(3 * HEARTBEAT_S)
     for run_id, said_at in (await _last_said(redis)).items():
         if said_at != before.get(run_id):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Where a run stands at the moment, for those who work on it side by side on rank 0. Touched from the event loop only."""
+"""Where a run stands: shared by the asyncio tasks of rank 0, touched from the event loop only."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,21 +11,21 @@ from trainer.rollouts.ledger import LedgerState
 
 
 @dataclass(slots=True)
-class Standing:
-    """Steps count optimizer steps since the run began: taken, begun, and contained in the newest served weights."""
+class RunState:
+    """Three counts of optimizer steps since the run began: taken, begun, and contained in the newest served weights."""
 
     step: int
     begun_steps: int
     published_steps: int
-    version: int  # of the newest weights that the engines took; -1 before the first
+    version: int  # the newest weights that engines serve; -1 before the first
     timeline: Timeline
     phase: str = "starting"  # for people
-    stop: asyncio.Event = field(default_factory=asyncio.Event)  # end in good order
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # something came in, or it is time to stop
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: end in good order
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set: something arrived, or `stop` was set
 
     @classmethod
-    def at(cls, state: LedgerState, publications: Iterable[PublicationRow]) -> Self:
-        """Where a checkpoint left the run; `publications` are those that it kept."""
+    def resumed(cls, state: LedgerState, publications: Iterable[PublicationRow]) -> Self:
+        """As a checkpoint left the run; `publications` are those in its journal."""
         timeline = Timeline()
         for row in publications:
             timeline.add(row.version, row.step)
@@ -40,3 +40,8 @@ class Standing:
     @property
     def is_stopping(self) -> bool:
         return self.stop.is_set()
+
+    def request_stop(self) -> None:
+        """End the run in good order, after what is under way."""
+        self.stop.set()
+        self.changed.set()

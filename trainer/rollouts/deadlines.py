@@ -26,7 +26,7 @@ class Deadlines:
         self._deadline_s = deadline_s
         self._queue_s = queue_s
 
-    async def see_to(self) -> list[Group]:
+    async def close_overdue(self) -> list[Group]:
         """Close every group whose time is up and that has members enough, or that nobody claimed; returns those. Looks
         at every open group.
         """

@@ -23,7 +23,7 @@ from trainer.rollouts.admission import Brake
 from trainer.rollouts.groups import Group
 
 
-class SinceStep(Message, kw_only=True):
+class SinceStep(Message, frozen=True, kw_only=True):
     """What was settled since the last optimizer step; goes into the next step's row."""
 
     zero_variance: int = 0  # groups dropped
@@ -34,7 +34,7 @@ class SinceStep(Message, kw_only=True):
     withdrawn: int = 0  # members whose groups closed without them
 
 
-class LedgerState(Message, kw_only=True):
+class LedgerState(Message, frozen=True, kw_only=True):
     """What a checkpoint carries beside weights and optimizer."""
 
     step: int = 0
@@ -42,9 +42,8 @@ class LedgerState(Message, kw_only=True):
     cursor: int = 0  # of the next group to ask for
     closed_below: int = 0
     closed_above: tuple[int, ...] = ()
-    pending: tuple[
-        tuple[str, str], ...
-    ] = ()  # (stream entry, request id): settled in this checkpoint, not yet acknowledged
+    # (stream entry, request id) pairs that are settled in this checkpoint and not yet acknowledged:
+    pending: tuple[tuple[str, str], ...] = ()
     journal: dict[str, int] = field(default_factory=dict)  # bytes per file
     evaluations: tuple[str, ...] = ()  # finished, by name
     groups_without_signal: int = 0  # in a row

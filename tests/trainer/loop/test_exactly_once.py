@@ -11,38 +11,31 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from arq.connections import ArqRedis
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import ConnectionPool, UnixDomainSocketConnection
 from redis.exceptions import ResponseError
 
-from benchmarks.scripted_fleet import VOCAB_SIZE, finish, task
+from benchmarks.scripted_fleet import finish
 from pipeline import deadletters, keys, queue, stream
 from pipeline.message import encode
-from pipeline.request import Claim, Limits, Sampling
+from pipeline.request import Claim
 from pipeline.trajectory import Failed
+from tests.trainer.trainer_side import GROUP_SIZE, RUN, TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.batching.collate import make_batch
-from trainer.loop.checkpoints import Checkpoints
-from trainer.loop.parts import Parts
-from trainer.loop.recovery import adopt, recover
-from trainer.loop.withdrawal import withdraw_surplus
+from trainer.learner import directories
+from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
+from trainer.loop.state import RunState
 from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.rollouts.admission import Admission
 from trainer.rollouts.deadlines import Deadlines
-from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.intake import Intake
-from trainer.rollouts.ledger import Ledger, LedgerState, decode_state, encode_state
-from trainer.rollouts.quarantine import Quarantine
+from trainer.rollouts.ledger import LedgerState, decode_state
 
 MAX_EXAMPLES = 25
-RUN = "run"
-GROUP_SIZE = 3
 LOST = Failed(boundary="sandbox", message="the host went down", transient=True)
 IMAGE_GONE = Failed(boundary="sandbox", message="no such image", transient=False)
 VERDICTS: tuple[float | Failed, ...] = (0.0, 1.0, 0.0, 1.0, LOST, IMAGE_GONE)
@@ -96,75 +89,85 @@ class MortalConnection(UnixDomainSocketConnection):
         raise Died
 
 
+class ListLearner:
+    """Its weights are the request ids of each step, which a checkpoint keeps beside the ledger."""
+
+    def __init__(self) -> None:
+        self.history: History = []
+        self.dies_halfway = False
+
+    async def save(self, directory: Path, extra: bytes) -> None:
+        with directories.atomic_directory(directory) as partial:
+            (partial / "history").write_text(json.dumps(self.history))
+            if self.dies_halfway:
+                raise Died
+            (partial / "state").write_bytes(extra)
+
+    def restore(self, directory: Path) -> bytes:
+        self.history = json.loads((directory / "history").read_text())
+        return (directory / "state").read_bytes()
+
+
 class Trainer:
     """One life: from the newest checkpoint until it dies, or the test ends."""
 
     def __init__(self, redis: ArqRedis, root: Path, *, has_deadlines: bool) -> None:
-        self.checkpoints = Checkpoints(root / "checkpoints", keep=2)
-        latest = self.checkpoints.latest()
-        self.state = decode_state((latest / "state").read_bytes()) if latest else LedgerState()
-        self.history: History = json.loads((latest / "history").read_text()) if latest else []
+        checkpoints = Checkpoints(root / "checkpoints", keep=2)
+        latest = checkpoints.latest()
+        self.learner = ListLearner()
+        self.restored = decode_state(self.learner.restore(latest)) if latest else LedgerState()
+        self.state = RunState.resumed(self.restored, [])
         self.journal = Journal(root / "journal")
-        self.journal.truncate_to(self.state.journal)
-        self.redis = redis
-        self.admission = Admission(max_lag_versions=2, groups_per_step=1, num_steps=1000)
-        self.book = GroupBook(self.admission, min_valid_members=2, stragglers="train")
-        self.ledger = Ledger(self.journal, self.state)
-        quarantine = Quarantine(self.journal)
-        form = RequestForm(run_id=RUN, limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
-        self.dispatcher = Dispatcher(
+        self.journal.truncate_to(self.restored.journal)
+        self.side = TrainerSide(
             redis,
-            form,
-            TaskOrder([task(f"t{i}") for i in range(5)], seed=0),
-            self.book,
-            ledger=self.ledger,
-            quarantine=quarantine,
-            group_size=GROUP_SIZE,
-            sampling=Sampling(),
-        )
-        self.intake = Intake(
-            redis,
-            RUN,
-            book=self.book,
-            ledger=self.ledger,
-            quarantine=quarantine,
-            vocab_size=VOCAB_SIZE,
-            max_tokens=128,
+            self.journal,
+            restored=self.restored,
+            tasks=[f"t{i}" for i in range(5)],
+            max_lag_versions=2,
+            stragglers="train",
             max_refills=1,
-            refill=self.dispatcher.refill,
-            evaluate=lambda delivery: False,
         )
         deadline_s = 0.0 if has_deadlines else 1e9
-        self.deadlines = Deadlines(redis, self.book, self.intake, deadline_s=deadline_s, queue_s=None)
-        found = dict(
-            redis=redis,
-            book=self.book,
-            ledger=self.ledger,
-            journal=self.journal,
-            intake=self.intake,
-            dispatcher=self.dispatcher,
+        self.deadlines = Deadlines(
+            redis, self.side.book, self.side.intake, deadline_s=deadline_s, queue_s=None
         )
-        self.parts = cast(Parts, SimpleNamespace(**found))
+        self.checkpoint = CheckpointWriter(
+            redis,
+            RUN,
+            checkpoints,
+            self.learner,
+            state=self.state,
+            ledger=self.side.ledger,
+            cursor=lambda: self.side.dispatcher.cursor,
+            forget=self.side.intake.forget,
+        )
+
+    @property
+    def history(self) -> History:
+        return self.learner.history
 
     async def begin(self) -> None:
-        await recover(self.parts, RUN, self.state)
-        await adopt(self.parts, GROUP_SIZE, version=len(self.history))
-        await queue.sweep(self.redis, RUN)
+        await self.side.recovery.restore(self.restored)
+        await self.side.recovery.enqueue_missing(GROUP_SIZE, version=len(self.history))
+        await self.side.requests.sweep()
 
     async def ask(self, _: int) -> None:
         steps = len(self.history)
-        room = self.admission.room(begun_steps=steps, published_steps=steps, live_groups=self.book.num_live)
-        await self.dispatcher.open_groups(min(room, 2), version=steps)
+        room = self.side.admission.room(
+            begun_steps=steps, published_steps=steps, live_groups=self.side.book.num_live
+        )
+        await self.side.requests.enqueue_groups(min(room, 2), version=steps)
 
     async def take_in(self, _: int) -> None:
-        await self.intake.read(block_ms=1)
+        await self.side.intake.read(block_ms=1)
 
     async def close_overdue(self, _: int) -> None:
-        await self.deadlines.see_to()
-        await withdraw_surplus(self.parts, RUN)
+        await self.deadlines.close_overdue()
+        await self.side.requests.withdraw_surplus()
 
     async def step(self, _: int) -> None:
-        groups = self.book.take(behind(len(self.history)))
+        groups = self.side.book.take(behind(len(self.history)))
         if groups is None:
             return
         batch, fates = make_batch(
@@ -178,21 +181,15 @@ class Trainer:
         self.history.append(list(batch.request_ids))
         for group in groups:
             members = group.members.items()
-            self.ledger.close_group(group, {number: fates[one.head.request_id] for number, one in members})
+            self.side.ledger.close_group(
+                group, {number: fates[one.head.request_id] for number, one in members}
+            )
 
-    async def keep(self, dies_halfway: int) -> None:
-        """As the loop does: everything to disk, then the pointer, then the acknowledgements."""
-        state = self.ledger.state(step=len(self.history), version=0, cursor=self.dispatcher.cursor)
-        place = self.checkpoints.place(len(self.history))
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "state").write_bytes(encode_state(state))
-        (place / "history").write_text(json.dumps(self.history))
-        if dies_halfway == 0:
-            raise Died
-        self.checkpoints.complete(place)
-        await stream.acknowledge(self.redis, RUN, list(state.pending))
-        self.ledger.acknowledged(state)
-        self.intake.forget(state.pending)
+    async def keep(self, number: int) -> None:
+        """The loop's own order, which the test is about; it may die while the learner writes."""
+        self.state.step = len(self.history)
+        self.learner.dies_halfway = number % 4 == 0
+        await self.checkpoint.write()
 
 
 class World:
@@ -276,7 +273,7 @@ class Story:
     async def acts(self, name: str, number: int) -> None:
         try:
             await getattr(self.trainer, name)(number)
-            self.the_book_counts_what_is_in_it(self.trainer.book)
+            self.the_book_counts_what_is_in_it(self.trainer.side.book)
         except Died:
             await self.dies(self.trainer)
             self.trainer = await self.born()
@@ -289,7 +286,7 @@ class Story:
 
     async def dies(self, trainer: Trainer) -> None:
         trainer.journal.close()
-        await trainer.redis.connection_pool.disconnect()
+        await trainer.side.pool.connection_pool.disconnect()
 
     async def born(self) -> Trainer:
         """It may die while it begins, too."""
@@ -327,11 +324,11 @@ class Story:
         for number in range(200):
             await trainer.close_overdue(0)
             await self.world.work(number % 2)
-            while await trainer.intake.read(block_ms=1):
+            while await trainer.side.intake.read(block_ms=1):
                 pass
-            await trainer.dispatcher.open_groups(0, version=0)
+            await trainer.side.dispatcher.open_groups(0, version=0)
             await trainer.step(0)
-            if not trainer.book.num_live and not await queue.open_ids(self.world.redis, RUN):
+            if not trainer.side.book.num_live and not await queue.open_ids(self.world.redis, RUN):
                 break
             if number % 10 == 9:
                 await trainer.keep(1)
@@ -340,7 +337,7 @@ class Story:
 
     async def the_books_balance(self, trainer: Trainer) -> None:
         redis = self.world.redis
-        assert trainer.book.num_live == 0
+        assert trainer.side.book.num_live == 0
         assert await queue.open_ids(redis, RUN) == []
         assert (await redis.xpending(keys.stream(RUN), stream.GROUP))["pending"] == 0
         assert await stream.unacknowledged_bytes(redis, RUN) == 0
@@ -363,6 +360,16 @@ def _order(entry_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
+ONE_GROUP = [("ask", 0), ("work", 0), ("work", 1), ("work", 0), ("take_in", 0), ("step", 0)]
+"""A group with signal comes back and is trained."""
+
+
+@example(script=[*ONE_GROUP, ("keep", 0)], has_deadlines=False)  # dies while the learner writes
+@example(script=[*ONE_GROUP, ("keep", 1), *ONE_GROUP, ("keep", 0)], has_deadlines=False)
+@example(
+    script=[*ONE_GROUP, ("die", 2), ("keep", 1)], has_deadlines=False
+)  # before its first acknowledgement
+@example(script=[*ONE_GROUP, ("die", 5), ("keep", 1)], has_deadlines=False)  # after Redis heard of it
 @settings(
     max_examples=MAX_EXAMPLES,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -2,8 +2,6 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from arq.connections import ArqRedis
@@ -15,53 +13,39 @@ from pipeline.errors import Boundary
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
 from pipeline.trajectory import Failed
-from tests.trainer.rollouts.test_intake import Side
+from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
-from trainer.loop.parts import Parts
-from trainer.loop.recovery import adopt, answer_unreadable, recover
-from trainer.loop.withdrawal import withdraw_rest, withdraw_surplus
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.sweep import fail_unreadable
 
 
 @pytest.fixture
-async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
+async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[TrainerSide]:
     pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
-        made = Side(pool, journal, max_refills=2)
+        made = TrainerSide(pool, journal, max_refills=2)
         await made.intake.recover()
         yield made
     await pool.aclose()
-
-
-def parts(side: Side) -> Parts:
-    found = SimpleNamespace(
-        redis=side.pool,
-        book=side.book,
-        ledger=side.ledger,
-        journal=side.journal,
-        intake=side.intake,
-        dispatcher=side.dispatcher,
-    )
-    return cast(Parts, found)
 
 
 def broken(boundary: Boundary, *, transient: bool) -> Failed:
     return Failed(boundary=boundary, message="broke", transient=transient)
 
 
-async def asked(side: Side) -> list[RolloutRequest]:
+async def asked(side: TrainerSide) -> list[RolloutRequest]:
     """Requests that are owed, in the order they were asked for."""
     waiting = [await request_store.read(side.pool, one) for one in await queue.open_ids(side.pool, "run")]
     return [request for request in waiting if request is not None]
 
 
-def rows(side: Side) -> list[tuple[int, str]]:
+def rows(side: TrainerSide) -> list[tuple[int, str]]:
     return [(row.member, row.fate) for row in read(side.journal.directory, EpisodeRow)]
 
 
-async def fail_member(side: Side, member: int, failed: Failed) -> str:
+async def fail_member(side: TrainerSide, member: int, failed: Failed) -> str:
     """Answer the newest request for a member with a failure; returns its id."""
     newest = [request.id for request in await asked(side) if request.member == member][-1]
     await answer(side.pool, newest, lambda request: failed)
@@ -83,7 +67,7 @@ async def fail_member(side: Side, member: int, failed: Failed) -> str:
     ],
 )
 async def test_a_member_is_asked_for_again_if_it_was_no_fault_of_policy_or_task(
-    side: Side, failed: Failed, is_refilled: bool
+    side: TrainerSide, failed: Failed, is_refilled: bool
 ) -> None:
     await side.dispatcher.open_groups(1, version=0)
     first = await fail_member(side, 1, failed)
@@ -96,7 +80,7 @@ async def test_a_member_is_asked_for_again_if_it_was_no_fault_of_policy_or_task(
     assert side.ledger.since_step.refilled == is_refilled
 
 
-async def test_a_refilled_group_is_trained_whole_and_never_asked_for_anew(side: Side) -> None:
+async def test_a_refilled_group_is_trained_whole_and_never_asked_for_anew(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     await side.dispatcher.open_groups(0, version=0)
@@ -107,7 +91,7 @@ async def test_a_refilled_group_is_trained_whole_and_never_asked_for_anew(side: 
     assert side.dispatcher.num_enqueued == 4
 
 
-async def test_a_group_is_refilled_within_its_budget_then_the_failure_counts(side: Side) -> None:
+async def test_a_group_is_refilled_within_its_budget_then_the_failure_counts(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     for _ in range(3):
         await fail_member(side, 1, broken("sandbox", transient=True))
@@ -119,7 +103,7 @@ async def test_a_group_is_refilled_within_its_budget_then_the_failure_counts(sid
     assert group.fates("trained") == {0: "trained", 1: "failed", 2: "trained"}
 
 
-async def test_the_budget_of_an_open_group_survives_a_checkpoint(side: Side) -> None:
+async def test_the_budget_of_an_open_group_survives_a_checkpoint(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     resumed = Ledger(side.journal, side.ledger.state(step=0, version=0, cursor=1))
@@ -128,7 +112,7 @@ async def test_the_budget_of_an_open_group_survives_a_checkpoint(side: Side) -> 
     assert resumed.state(step=0, version=0, cursor=1).refills == {}
 
 
-async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: Side) -> None:
+async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     head = (await stream.newest_heads(side.pool, "run", 1))[0].head
@@ -139,13 +123,13 @@ async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: Side)
     assert (rows(side), len(side.pending())) == ([(1, "failed")], 2)
 
 
-async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Side) -> None:
+async def test_after_a_restart_the_refill_is_the_request_that_counts(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     await side.dispatcher.open_groups(0, version=0)
-    other = Side(side.pool, side.journal, max_refills=2)
-    await recover(parts(other), "run", other.ledger.state(step=0, version=0, cursor=0))
-    await adopt(parts(other), 3, version=0)
+    other = TrainerSide(side.pool, side.journal, max_refills=2)
+    await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=0))
+    await other.recovery.enqueue_missing(3, version=0)
     assert len([request for request in await asked(other) if request.member == 1]) == 2, "not a third time"
     await work_off(side.pool)
     await other.intake.read(block_ms=10)
@@ -153,21 +137,21 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Side)
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
 
 
-async def test_a_refill_that_was_never_sent_is_asked_for_after_a_restart(side: Side) -> None:
+async def test_a_refill_that_was_never_sent_is_asked_for_after_a_restart(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     state = side.ledger.state(step=0, version=0, cursor=1)
     await stream.acknowledge(side.pool, "run", list(state.pending))
-    other = Side(side.pool, side.journal, max_refills=2)
-    await recover(parts(other), "run", state)
-    await adopt(parts(other), 3, version=0)
+    other = TrainerSide(side.pool, side.journal, max_refills=2)
+    await other.recovery.restore(state)
+    await other.recovery.enqueue_missing(3, version=0)
     assert sorted(request.member for request in await asked(other)) == [0, 1, 2]
 
 
 # Deadlines
 
 
-async def claimed(side: Side, *members: int) -> list[Claim]:
+async def claimed(side: TrainerSide, *members: int) -> list[Claim]:
     """Claims of these members, by a worker that takes its time."""
     found = [
         await queue.claim(side.pool, one.id, "slow") for one in await asked(side) if one.member in members
@@ -175,40 +159,40 @@ async def claimed(side: Side, *members: int) -> list[Claim]:
     return [claim for claim in found if isinstance(claim, Claim)]
 
 
-async def close_overdue(side: Side) -> int:
+async def close_overdue(side: TrainerSide) -> int:
     """As if its deadline were the time that has passed since the first claim."""
-    closed = await Deadlines(side.pool, side.book, side.intake, deadline_s=0.0, queue_s=None).see_to()
-    await withdraw_surplus(parts(side), "run")
+    closed = await Deadlines(side.pool, side.book, side.intake, deadline_s=0.0, queue_s=None).close_overdue()
+    await side.requests.withdraw_surplus()
     return len(closed)
 
 
-async def test_nothing_is_closed_before_a_first_claim_however_long_it_waited(side: Side) -> None:
+async def test_nothing_is_closed_before_a_first_claim_however_long_it_waited(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     assert await close_overdue(side) == 0
     assert await queue.first_claims(side.pool, await queue.open_ids(side.pool, "run")) == {}
 
 
-async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(side: Side) -> None:
+async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(2, version=0)
     await claimed(side, 0)  # of both groups
     (first, second) = sorted(side.book._open.values(), key=lambda group: group.cursor)
     await side.pool.delete(*(keys.claims(one.request_id) for one in second.outstanding))
     deadlines = Deadlines(side.pool, side.book, side.intake, deadline_s=1e9, queue_s=0.0)
-    assert await deadlines.see_to() == [second]
-    await withdraw_surplus(parts(side), "run")
+    assert await deadlines.close_overdue() == [second]
+    await side.requests.withdraw_surplus()
     assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
     assert side.ledger.brake.failed_groups == 1
     assert first.started_at is not None
 
 
-async def test_a_request_that_nobody_can_read_counts_as_failed(side: Side) -> None:
+async def test_a_request_that_nobody_can_read_counts_as_failed(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     spoilt = (await asked(side))[0]
     await side.pool.set(keys.request(spoilt.id), b"\xc1")
     await census.beat_run(side.pool, census.RunStatus(run_id="run", phase="waiting"))
     await queue.take(side.pool, "w", 1)
     for _ in range(2):
-        await answer_unreadable(side.pool, "run", side.book.outstanding)
+        await fail_unreadable(side.pool, "run", side.book.outstanding)
     await side.intake.read(block_ms=10)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
@@ -216,7 +200,7 @@ async def test_a_request_that_nobody_can_read_counts_as_failed(side: Side) -> No
     assert group.fates("trained") == {0: "failed", 1: "trained", 2: "trained"}
 
 
-async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_back(side: Side) -> None:
+async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_back(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     (claim,) = await claimed(side, 0)
     await queue.return_to_queue(side.pool, claim)
@@ -227,7 +211,7 @@ async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_ba
     assert 60 <= ages[claim.request.id] < 120
 
 
-async def test_who_is_running_or_queued_at_the_deadline_is_withdrawn_and_counted(side: Side) -> None:
+async def test_who_is_running_or_queued_at_the_deadline_is_withdrawn_and_counted(side: TrainerSide) -> None:
     side.dispatcher._group_size = 4
     await side.dispatcher.open_groups(1, version=0)
     slow = await claimed(side, 2)
@@ -244,7 +228,7 @@ async def test_who_is_running_or_queued_at_the_deadline_is_withdrawn_and_counted
     assert group.rewards == {0: 0.0, 1: 1.0}
 
 
-async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: Side) -> None:
+async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
@@ -258,25 +242,24 @@ async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: Side) -> Non
     assert rows(side) == [(2, "late")]
 
 
-async def test_what_a_closed_group_left_behind_is_withdrawn_after_a_restart(side: Side) -> None:
+async def test_what_a_closed_group_left_behind_is_withdrawn_after_a_restart(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     side.ledger.close(0)
     state = side.ledger.state(step=1, version=0, cursor=1)
-    other = Side(side.pool, side.journal)
-    other.ledger = Ledger(side.journal, state)
-    await recover(parts(other), "run", state)
-    await withdraw_surplus(parts(other), "run")
+    other = TrainerSide(side.pool, side.journal, restored=state)
+    await other.recovery.restore(state)
+    await other.requests.withdraw_surplus()
     assert await asked(other) == []
     assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
 
 
-async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_ending(side: Side) -> None:
+async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_ending(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     spoilt = (await asked(side))[0]
     await side.pool.set(keys.request(spoilt.id), b"\xc1")
-    other = Side(side.pool, side.journal)
-    await recover(parts(other), "run", other.ledger.state(step=0, version=0, cursor=1))
-    await adopt(parts(other), 3, version=0)
-    assert not isinstance((await queue.take(side.pool, "w", 1))[0], Claim), "it is buried"
+    other = TrainerSide(side.pool, side.journal)
+    await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=1))
+    await other.recovery.enqueue_missing(3, version=0)
+    assert not isinstance((await queue.take(side.pool, "w", 1))[0], Claim), "it is dead-lettered"
     assert len(await work_off(side.pool)) == 3, "its member was asked for again"
-    await withdraw_rest(parts(other), "run")
+    await other.requests.withdraw_all()

@@ -4,84 +4,30 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from benchmarks.scripted_fleet import VOCAB_SIZE, answer, played, task, work_off
+from benchmarks.scripted_fleet import answer, played, work_off
 from pipeline import connection, deadletters, keys, queue, stream
 from pipeline.message import encode, pack_float32s
-from pipeline.request import Claim, Limits, Sampling
+from pipeline.request import Claim
 from pipeline.trajectory import head_of
+from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
-from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.rollouts.admission import Admission
-from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
-from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.intake import Intake
-from trainer.rollouts.ledger import Ledger
-from trainer.rollouts.quarantine import Quarantine
-
-
-class Side:
-    """The trainer's side of the queue and the stream, without a learner."""
-
-    def __init__(self, pool: ArqRedis, journal: Journal, *, max_refills: int = 0) -> None:
-        admission = Admission(max_lag_versions=4, groups_per_step=1, num_steps=9)
-        self.pool = pool
-        self.journal = journal
-        self.book = GroupBook(admission, min_valid_members=2, stragglers="wait")
-        self.ledger = Ledger(journal)
-        self.quarantine = Quarantine(journal)
-        form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
-        order = TaskOrder([task("t")], seed=0)
-        self.dispatcher = Dispatcher(
-            pool,
-            form,
-            order,
-            self.book,
-            ledger=self.ledger,
-            quarantine=self.quarantine,
-            group_size=3,
-            sampling=Sampling(),
-        )
-        self.intake = Intake(
-            pool,
-            "run",
-            book=self.book,
-            ledger=self.ledger,
-            quarantine=self.quarantine,
-            vocab_size=VOCAB_SIZE,
-            max_tokens=128,
-            max_refills=max_refills,
-            refill=self.dispatcher.refill,
-            evaluate=lambda delivery: False,
-        )
-
-    async def restarted(self) -> "Side":
-        """What a trainer that died would see."""
-        other = Side(self.pool, self.journal)
-        await other.intake.recover()
-        return other
-
-    def fates(self) -> list[str]:
-        return [row.fate for row in read(self.journal.directory, EpisodeRow)]
-
-    def pending(self) -> list[tuple[str, str]]:
-        return list(self.ledger.state(step=0, version=0, cursor=0).pending)
+from trainer.records.journal import Journal
 
 
 @pytest.fixture
-async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
+async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[TrainerSide]:
     pool = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
-        made = Side(pool, journal)
+        made = TrainerSide(pool, journal)
         await made.intake.recover()
         yield made
     await pool.aclose()
 
 
-async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side: Side) -> None:
+async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool)
     assert await side.intake.read(block_ms=10) == 3
@@ -91,7 +37,7 @@ async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side:
     assert side.pending() == [], "a group in hand is not settled"
 
 
-async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side: Side) -> None:
+async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     (first, *_) = await work_off(side.pool, limit=1)
     original = (await stream.newest_heads(side.pool, "run", 1))[0]
@@ -104,7 +50,7 @@ async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side
     assert group.members[0].head.request_id == first
 
 
-async def test_a_copy_that_comes_after_its_group_was_settled_leaves_no_second_row(side: Side) -> None:
+async def test_a_copy_that_comes_after_its_group_was_settled_leaves_no_second_row(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool, lambda request: 1.0)
     await side.intake.read(block_ms=10)
@@ -115,7 +61,7 @@ async def test_a_copy_that_comes_after_its_group_was_settled_leaves_no_second_ro
     assert side.pending()[-1] == (copy, original.head.request_id)
 
 
-async def test_a_group_of_equal_rewards_is_dropped_and_settled_at_once(side: Side) -> None:
+async def test_a_group_of_equal_rewards_is_dropped_and_settled_at_once(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool, lambda request: 1.0)
     await side.intake.read(block_ms=10)
@@ -124,7 +70,7 @@ async def test_a_group_of_equal_rewards_is_dropped_and_settled_at_once(side: Sid
     assert len(side.pending()) == 3
 
 
-async def test_a_dead_member_closes_its_group_without_a_reward(side: Side) -> None:
+async def test_a_dead_member_closes_its_group_without_a_reward(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool, lambda request: None if request.member == 0 else float(request.member == 1))
     await side.intake.read(block_ms=10)
@@ -132,7 +78,7 @@ async def test_a_dead_member_closes_its_group_without_a_reward(side: Side) -> No
     assert group.rewards == {1: 1.0, 2: 0.0}
 
 
-async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: Side) -> None:
+async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     dead = (await queue.open_ids(side.pool, "run"))[0]
     await answer(side.pool, dead, lambda request: None)
@@ -145,7 +91,7 @@ async def test_a_dead_member_that_was_requeued_in_time_joins_its_group(side: Sid
     assert len(group.members[0].entries) == 2
 
 
-async def test_a_dead_member_requeued_after_its_group_closed_is_late(side: Side) -> None:
+async def test_a_dead_member_requeued_after_its_group_closed_is_late(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     dead = (await queue.open_ids(side.pool, "run"))[0]
     await work_off(side.pool, lambda request: None if request.id == dead else 1.0)
@@ -156,7 +102,7 @@ async def test_a_dead_member_requeued_after_its_group_closed_is_late(side: Side)
     assert side.fates() == ["failed", "zero_variance", "zero_variance", "late"]
 
 
-async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: Side) -> None:
+async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     broken = (await queue.open_ids(side.pool, "run"))[0]
     claim = await queue.claim(side.pool, broken, "w")
@@ -173,7 +119,7 @@ async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: Sid
     assert group.fates("trained")[0] == "refused"
 
 
-async def test_an_unreadable_entry_does_not_stop_the_stream(side: Side) -> None:
+async def test_an_unreadable_entry_does_not_stop_the_stream(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await side.pool.xadd(keys.stream("run"), {"head": b"\xc1 not msgpack"})
     await work_off(side.pool)
@@ -181,7 +127,7 @@ async def test_an_unreadable_entry_does_not_stop_the_stream(side: Side) -> None:
     assert side.book.num_ready == 1
 
 
-async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: Side) -> None:
+async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(2, version=0)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
@@ -191,7 +137,7 @@ async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: Side
     assert other.book.num_ready == 1
 
 
-async def test_taking_stock_again_after_a_lost_connection_holds_nothing_twice(side: Side) -> None:
+async def test_taking_stock_again_after_a_lost_connection_holds_nothing_twice(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool)
     await side.intake.read(block_ms=10)
@@ -199,7 +145,7 @@ async def test_taking_stock_again_after_a_lost_connection_holds_nothing_twice(si
     assert side.intake.num_arrived == 3
 
 
-async def test_a_head_of_a_strange_group_is_refused_and_settled(side: Side) -> None:
+async def test_a_head_of_a_strange_group_is_refused_and_settled(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     claim = await queue.claim(side.pool, (await queue.open_ids(side.pool, "run"))[0], "w")
     assert isinstance(claim, Claim)

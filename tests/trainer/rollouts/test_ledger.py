@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.trajectories import head, member
-from trainer.loop.checkpoints import Checkpoints
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.groups import Group
 from trainer.rollouts.ledger import Ledger, LedgerState, SinceStep, decode_state, encode_state
@@ -73,34 +72,3 @@ def test_dropped_groups_are_counted_until_a_step_reports_them(journal: Journal) 
 def test_a_blank_state_is_a_run_that_has_not_begun() -> None:
     state = LedgerState()
     assert (state.step, state.version, state.cursor) == (0, -1, 0)
-
-
-def written(checkpoints: Checkpoints, step: int) -> Path:
-    place = checkpoints.place(step)
-    place.mkdir(parents=True)
-    return place
-
-
-def test_only_a_completed_checkpoint_counts(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    assert checkpoints.latest() is None
-    first = written(checkpoints, 2)
-    assert checkpoints.latest() is None, "a directory alone is not a checkpoint"
-    checkpoints.complete(first)
-    written(checkpoints, 4)
-    assert checkpoints.latest() == first
-
-
-def test_older_checkpoints_go_and_the_one_that_counts_is_never_written_over(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (2, 4, 6):
-        checkpoints.complete(written(checkpoints, step))
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000004", "step-00000006"]
-    again = checkpoints.place(6)
-    assert again != checkpoints.latest()
-
-
-def test_a_pointer_to_a_vanished_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text("step-00000009")
-    with pytest.raises(ValueError, match="step-00000009, which is not there"):
-        Checkpoints(tmp_path, keep=1).latest()

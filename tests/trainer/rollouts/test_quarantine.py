@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import work_off
 from pipeline import connection
 from pipeline.trajectory import Failed
-from tests.trainer.rollouts.test_intake import Side
+from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import head
 from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, episode_row, read
 from trainer.rollouts.quarantine import MAX_GRADER_FAILURES, Quarantine
@@ -82,16 +82,16 @@ def test_what_the_journal_holds_is_known_after_a_restart(journal: Journal) -> No
 
 
 @pytest.fixture
-async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Side]:
+async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[TrainerSide]:
     pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
-        made = Side(pool, journal)
+        made = TrainerSide(pool, journal)
         await made.intake.recover()
         yield made
     await pool.aclose()
 
 
-async def test_the_groups_of_such_a_task_are_dropped_untrained_ready_ones_too(side: Side) -> None:
+async def test_the_groups_of_such_a_task_are_dropped_untrained_ready_ones_too(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(2, version=0)
     await work_off(side.pool, limit=3)
     await side.intake.read(block_ms=10)
@@ -103,7 +103,7 @@ async def test_the_groups_of_such_a_task_are_dropped_untrained_ready_ones_too(si
     assert [row.task_id for row in read(side.journal.directory, QuarantineRow)] == ["t"]
 
 
-async def test_the_graders_last_words_are_kept(side: Side) -> None:
+async def test_the_graders_last_words_are_kept(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
 
     await work_off(side.pool, lambda request: BROKEN, limit=2)
