@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from pipeline import connection, retry
 from pipeline.request import Limits, Sampling
@@ -366,12 +365,8 @@ def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:
 
 
 async def connect() -> ArqRedis:
-    """A connection to the Redis of this machine's settings. Raises ValueError if it does not answer."""
-    url = redis_settings().url
-    try:
-        return await connection.connect(url)
-    except (RedisConnectionError, OSError) as error:
-        raise ValueError(f"no Redis answers at {url}: start it, or set SWERVE_REDIS_URL") from error
+    """The Redis of this machine's settings. Raises ValueError if there is no connection to it."""
+    return await connection.connect(redis_settings().url)
 
 
 async def _restore(checkpoints: Checkpoints, learner: LearnerThread, console: Console) -> LedgerState:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pipeline import census, retry
 from trainer.loop.state import RunState
-from trainer.records.journal import EndReason, EndRow
+from trainer.records.journal import COMPLETE, EndReason, EndRow
 
 
 class EndRecorder:
@@ -38,33 +38,31 @@ class EndRecorder:
         cuts the row off.
         """
         state = self._state
-        detail = self._sentence(reason, error)
+        detail = self._how(reason, error)
         self._record(EndRow(step=state.step, version=state.version, reason=reason, detail=detail))
 
     async def write_status(self, reason: EndReason, error: BaseException | None = None) -> None:
         """The last status of this process; no heartbeat may follow."""
-        ended = replace(
-            self._status(), phase=reason, detail="", admission="", ended=self._sentence(reason, error)
-        )
+        how = self._how(reason, error)
+        if reason not in COMPLETE:
+            how += f"; resume with `python -m trainer.run {self._root}/recipe.toml --run-dir {self._root} --resume`"
+        ended = replace(self._status(), phase=reason, detail="", admission="", ended=how)
         with retry.tolerating_outage():
             await census.beat_run(self._redis, ended)
 
-    def _sentence(self, reason: EndReason, error: BaseException | None) -> str:
+    def _how(self, reason: EndReason, error: BaseException | None) -> str:
         place = f"step {self._state.step} of {self._num_steps}"
-        resume = (
-            f"resume with `python -m trainer.run {self._root}/recipe.toml --run-dir {self._root} --resume`"
-        )
         match reason:
             case "finished":
                 return f"finished all {self._num_steps} steps"
             case "nothing to learn":
                 return f"ended at {place}: there was nothing more to learn"
             case "failing":
-                return f"gave up at {place} after too many groups in a row failed; {resume}"
+                return f"gave up at {place} after too many groups in a row failed"
             case "stopped":
-                return f"stopped by a signal at {place}; {resume}"
+                return f"stopped by a signal at {place}"
             case "error":
-                return f"ended by an error at {place}: {_innermost(error)}; {resume}"
+                return f"ended by an error at {place}: {_innermost(error)}"
 
 
 def _innermost(error: BaseException | None) -> str:

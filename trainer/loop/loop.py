@@ -21,7 +21,7 @@ from trainer.loop.recovery import Recovery
 from trainer.loop.state import RunState
 from trainer.loop.step import Stepper
 from trainer.recipe import Recipe
-from trainer.records.journal import EndReason
+from trainer.records.journal import COMPLETE, EndReason
 from trainer.rollouts.ledger import LedgerState
 from trainer.weights.publish import NoEngineServes
 
@@ -144,7 +144,7 @@ class Loop:
 
         A run that was stopped, or to which nothing but failures came back, is left as it is for a resume.
         """
-        if reason in ("finished", "nothing to learn"):
+        if reason in COMPLETE:
             await self._pump.finish()
             await self._evaluations.begin_after()
             if await self._evaluations.finished():
@@ -153,7 +153,7 @@ class Loop:
                 reason = "stopped"
         if not self._evaluations.is_under_way:
             await self._checkpoint()
-        if reason in ("stopped", "failing"):
+        if reason not in COMPLETE:
             self._ending.write_row(reason)
         self._state.phase = reason
         return reason

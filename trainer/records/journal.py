@@ -163,6 +163,9 @@ EndReason = Literal[
     "error",  # an exception ended the trainer; a resume goes on from the newest checkpoint
 ]
 
+COMPLETE: tuple[EndReason, ...] = ("finished", "nothing to learn")
+"""Endings at which every request of the run has an episode row."""
+
 
 class SkippedBatchRow(Row, frozen=True, kw_only=True):
     """A batch whose loss or gradient was not finite: weights and optimizer stayed as they were, its trajectories are settled."""
@@ -189,7 +192,7 @@ class EndRow(Row, frozen=True, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Whether every request of the run has an episode row; otherwise what is missing is still open."""
-        return self.reason in ("finished", "nothing to learn")
+        return self.reason in COMPLETE
 
 
 R = TypeVar("R", bound=Row)
