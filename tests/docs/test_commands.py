@@ -38,7 +38,7 @@ RUN_BY = {
     "python -m infra.chaos*": "tests/infra/test_chaos.py",
     "swerve --help": "tests/test_swerve.py",
     "infra/cluster/make_certificates.sh *": "tests/infra/test_tls.py",
-    "infra/cluster/node_setup.sh *": "tests/infra/test_cluster.py",
+    "infra/cluster/node_setup.sh *": "tests/infra/cluster/test_node_setup.py",
 }
 # Words of the pages that stand for a value, where the parser wants one of a kind.
 PLACEHOLDERS = {"AGE": "90s", "KIND": "instances-jsonl", "N": "2", "S": "1", "SOURCE": "fleet"}
