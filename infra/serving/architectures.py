@@ -40,9 +40,13 @@ NOT_ON_CPU = frozenset(
 
 
 def check(model: Path, *, device: str) -> None:
-    """Raises ValueError if SGLang cannot serve the checkpoint in `model` on this device."""
+    """Raises ValueError if SGLang cannot serve the checkpoint in `model` on this device. A release that keeps its models in
+    another way is not checked.
+    """
     named = architectures(model)
     files = model_files()
+    if not files:
+        return
     if not any(name in files for name in named):
         near = difflib.get_close_matches(named[0], files, n=1)
         hint = f"the nearest is {near[0]}; " if near else ""

@@ -111,7 +111,7 @@ def check_start(arguments: argparse.Namespace) -> None:
     """Raises ValueError for what SGLang would find out late, or end with a traceback for."""
     try:
         checkpoint.check(Path(arguments.model))
-        if "--model-impl" not in arguments.passed_on:
+        if "--model-impl" not in arguments.passed_on and "SGLANG_EXTERNAL_MODEL_PACKAGE" not in os.environ:
             architectures.check(Path(arguments.model), device=arguments.device)
     except ValueError as error:
         raise ValueError(f"--model: {error}") from error
