@@ -22,9 +22,9 @@ class Sampling(Message, frozen=True, kw_only=True):
     """
 
     temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int | None = None  # None: all
-    max_new_tokens: int = 4096  # per turn
+    top_p: float = 1.0  # sample only from the likeliest tokens that make up this share; 1: from all
+    top_k: int | None = None  # sample only from so many of the likeliest tokens; by default from all
+    max_new_tokens: int = 4096  # that one turn may sample
 
 
 class Budget(Message, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Budget(Message, frozen=True, kw_only=True):
 
     tries: Count  # with this many failures of the class the request is dead-lettered
     first_s: Seconds = 1.0  # wait after the first failure; doubles with each
-    longest_s: Seconds = 60.0
+    longest_s: Seconds = 60.0  # no wait is longer
 
     def wait_s(self, num_failures: int) -> float:
         """The wait after `num_failures` of the class, before jitter."""
@@ -90,10 +90,10 @@ class Limits(Message, frozen=True, kw_only=True):
     An absent limit is None, never 0.
     """
 
-    turns: int = 50
-    context_tokens: int = 32768
-    wall_s: float = 1800.0  # agent loop
-    command_s: float = 180.0  # one command
+    turns: int = 50  # replies of the policy
+    context_tokens: int = 32768  # prompt, replies and observations of the whole episode
+    wall_s: float = 1800.0  # wall time of the agent loop
+    command_s: float = 180.0  # wall time of one command
     grade_cpu_s: float = 1800.0  # CPU time after which a test run counts as unresolved
     # Wall time after which grading that has CPU time left counts as an infrastructure failure.
     grade_wall_s: float = 7200.0

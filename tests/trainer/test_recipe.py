@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.agent_config import load_agent
 from trainer.recipe import differences, load_recipe, to_toml
+from trainer.recipe.reference import meanings, reference
+from trainer.recipe.schema import Recipe, Rollout
 
 RECIPES = Path("trainer/recipes")
 
@@ -37,6 +40,54 @@ def minimal(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_that_is_shipped_loads(path: Path) -> None:
     assert load_recipe(path).name
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_that_is_shipped_names_an_agent_that_is_shipped(path: Path) -> None:
+    assert load_agent(Path(load_recipe(path).rollout.agent).read_text())
+
+
+def test_the_template_for_own_tasks_marks_exactly_what_is_not_shipped() -> None:
+    text = (RECIPES / "own_tasks.toml").read_text()
+    recipe = load_recipe(RECIPES / "own_tasks.toml")
+    for path in (recipe.model, recipe.tasks.train, recipe.tasks.heldout):
+        assert not Path(path).exists()
+    paths = [line for line in text.splitlines() if " = " in line and '"../' in line.partition("#")[0]]
+    to_fill_in = [line.split()[0] for line in paths if "# FILL IN: " in line]
+    assert to_fill_in == ["model", "train", "heldout"]
+    assert [line.split()[0] for line in paths if line.split()[0] not in to_fill_in] == ["agent"]
+
+
+def test_the_reference_of_keys_is_up_to_date() -> None:
+    made = "made by `python -m trainer.recipe --reference > docs/recipe.md`"
+    assert Path("docs/recipe.md").read_text() == reference(), f"docs/recipe.md is {made}: do so"
+
+
+def test_every_key_has_a_meaning_in_the_reference() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 80
+    assert [row for row in rows if not row.rstrip("| ").rpartition("|")[2].strip()] == []
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_the_reference_gives_a_keys_type_default_unit_and_comment() -> None:
+    rows = reference().splitlines()
+    assert any(row.startswith("| `group_size` | integer |  |  | Rollouts of one task") for row in rows)
+    assert any(
+        row.startswith("| `queue_s` | number | *none* | s | How long a group may wait") for row in rows
+    )
+    assert any(row.startswith('| `dtype` | `"fp32"`, `"bf16"` | `"bf16"` |') for row in rows)
+    assert "## `[rollout.limits.retries.grader]`" in rows
+    assert (
+        "| `tries` | integer | `3` |  | With this many failures" in reference().partition("retries.grader")[2]
+    )
+
+
+def test_a_meaning_may_stand_above_its_field_in_several_lines() -> None:
+    meaning = meanings(Rollout)["group_deadline_s"]
+    assert meaning.startswith("Time from a group's first claim")
+    assert meaning.endswith("limits.wall_s + limits.grade_wall_s.")
+    assert meanings(Recipe)["name"] == "The first part of the run's id"
 
 
 def test_an_unknown_key_is_refused_with_its_path(minimal: Path) -> None:

@@ -14,19 +14,17 @@ LossKind = Literal["stream_grpo", "ppo_clip", "grpo", "sft"]
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which objective, and its bounds. Ratios are policy over behaviour probability of one token."""
 
-    kind: LossKind = "stream_grpo"
+    kind: LossKind = "stream_grpo"  # the objective
     ratio_cap: float = 5.0  # stream_grpo: the weight of a token never exceeds it
     delta: float = 0.2  # stream_grpo: how far a probability may have moved the way its advantage pushes
     anchor: float = 1e-3  # stream_grpo: weight of the squared log-ratio
-    veto_low: float = (
-        1e-4  # stream_grpo: a trajectory with one ratio outside [veto_low, veto_high] is not trained at all
-    )
-    veto_high: float = 100.0
+    # stream_grpo: a trajectory with one ratio outside [veto_low, veto_high] is not trained at all
+    veto_low: float = 1e-4
+    veto_high: float = 100.0  # stream_grpo: the upper bound of the same
     clip_low: float = 0.2  # ppo_clip: ratios are clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.28
-    reference_kl: float = (
-        0.0  # weight of the divergence from the weights the run started with; 0 keeps no copy of them
-    )
+    clip_high: float = 0.28  # ppo_clip: the upper bound of the same
+    # weight of the divergence from the weights the run started with; 0 keeps no copy of them
+    reference_kl: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.veto_low < 1 < self.veto_high:
@@ -42,27 +40,26 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Optimizer, schedule, memory and layout. A step consumes one batch, in one or more updates."""
 
-    lr: float
-    lr_min: float = 0.0
-    warmup_steps: int = 0
-    decay_steps: int = 0  # lr reaches lr_min at this step; 0 keeps lr constant
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
+    lr: float  # peak learning rate of Adam
+    lr_min: float = 0.0  # learning rate from decay_steps on
+    warmup_steps: int = 0  # the learning rate rises linearly over so many steps
+    decay_steps: int = 0  # the learning rate falls linearly to lr_min at this step; 0 keeps it constant
+    betas: tuple[float, float] = (0.9, 0.95)  # of Adam
+    eps: float = 1e-8  # of Adam
+    weight_decay: float = 0.0  # of Adam, decoupled
+    clip_grad: float = 1.0  # largest norm of the gradient; larger ones are scaled down to it
     micro_batch_tokens: int = 8192  # positions of one forward pass, and so the longest sample
     num_minibatches: int = 1  # optimizer updates per pass over a batch
     num_epochs: int = 1  # passes over a batch
-    train_only: tuple[
-        str, ...
-    ] = ()  # substrings of Megatron parameter names, such as ".mlp."; empty trains all
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    distributed_optimizer: bool = False
-    dtype: Literal["fp32", "bf16"] = "bf16"
+    # substrings of Megatron parameter names, such as ".mlp."; empty trains all
+    train_only: tuple[str, ...] = ()
+    tensor_parallel: int = 1  # processes that share each layer
+    pipeline_parallel: int = 1  # processes that share the layers
+    distributed_optimizer: bool = False  # divide the optimizer's state among the data-parallel processes
+    dtype: Literal["fp32", "bf16"] = "bf16"  # of weights and activations; the optimizer works in fp32
     loss: LossConfig = msgspec.field(default_factory=LossConfig)
     snapshots_kept: int = 0  # host copies of past weights, for log-probs under the weights that drew a token
-    seed: int = 0
+    seed: int = 0  # of the order of samples within a step
 
     def __post_init__(self) -> None:
         positive = (

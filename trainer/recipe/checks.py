@@ -1,0 +1,117 @@
+"""What is wrong with a recipe that no single field can know, each fault with its fix."""
+
+from collections.abc import Iterator
+
+from pipeline.errors import FAILURE_CLASSES
+from pipeline.request import Retries
+from trainer.recipe.schema import EvaluationRecipe, Recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raises ValueError for the first fault."""
+    for fault in _faults(recipe):
+        raise ValueError(fault)
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    yield from _rollout_faults(recipe)
+    yield from _learning_faults(recipe)
+    yield from _evaluation_faults(recipe.evaluation, has_heldout=bool(recipe.tasks.heldout))
+    floors = {
+        "num_steps": (recipe.num_steps, 1),
+        "batch.groups_per_step": (recipe.batch.groups_per_step, 1),
+        "batch.max_failed_groups": (recipe.batch.max_failed_groups, 1),
+        "batch.max_groups_without_signal": (recipe.batch.max_groups_without_signal, 1),
+        "admission.max_lag_versions": (recipe.admission.max_lag_versions, 0),
+        "admission.max_queue_bytes": (recipe.admission.max_queue_bytes, 1),
+        "admission.max_held_bytes": (recipe.admission.max_held_bytes, 1),
+        "rollout.group_refills": (recipe.group_refills, 0),
+        "checkpoint.every_steps": (recipe.checkpoint.every_steps, 1),
+        "checkpoint.keep": (recipe.checkpoint.keep, 1),
+        "weights.keep": (recipe.weights.keep, 2),
+    }
+    for name, (value, least) in floors.items():
+        if value < least:
+            yield f"{name} is {value}; it must be {least} or more"
+    if recipe.admission.sweep_every_s <= 0:
+        yield f"admission.sweep_every_s is {recipe.admission.sweep_every_s}; it must be above 0"
+
+
+def _rollout_faults(recipe: Recipe) -> Iterator[str]:
+    rollout, valid = recipe.rollout, recipe.min_valid_members
+    sampling, limits = rollout.sampling, rollout.limits
+    if rollout.group_size < 2:
+        yield f"rollout.group_size is {rollout.group_size}; a baseline needs 2 members or more"
+    if not 2 <= valid <= rollout.group_size:
+        yield (
+            f"batch.min_valid_members is {valid}; "
+            f"it must lie between 2 and rollout.group_size = {rollout.group_size}"
+        )
+    if sampling.temperature <= 0:
+        yield "rollout.sampling.temperature must be above 0; greedy belongs to evaluation.greedy_episodes"
+    if sampling.top_p != 1 or sampling.top_k is not None:
+        yield (
+            "rollout.sampling: training needs top_p = 1 and no top_k, "
+            "for log-probs are of the distribution drawn from; remove them"
+        )
+    if not 0 < sampling.max_new_tokens < limits.context_tokens:
+        yield (
+            f"rollout.sampling.max_new_tokens is {sampling.max_new_tokens}; it must be above 0 and below "
+            f"rollout.limits.context_tokens = {limits.context_tokens}"
+        )
+    for name in (
+        "turns",
+        "context_tokens",
+        "wall_s",
+        "command_s",
+        "grade_cpu_s",
+        "grade_wall_s",
+        "format_errors",
+    ):
+        if getattr(limits, name) <= 0:
+            yield f"rollout.limits.{name} is {getattr(limits, name)}; it must be above 0"
+    if recipe.group_deadline_s <= 0:
+        yield f"rollout.group_deadline_s is {recipe.group_deadline_s}; it must be above 0"
+    yield from _retry_faults(limits.retries)
+
+
+def _retry_faults(retries: Retries) -> Iterator[str]:
+    where = "rollout.limits.retries"
+    for kind in FAILURE_CLASSES:
+        budget = retries.of(kind)
+        if budget.tries < 1:
+            yield f"{where}.{kind}.tries is {budget.tries}; it must be 1 or more: the first try counts"
+        if not 0 <= budget.first_s <= budget.longest_s:
+            yield f"{where}.{kind}: it must hold that 0 <= first_s <= longest_s"
+    if retries.unended_claims < 1:
+        yield f"{where}.unended_claims is {retries.unended_claims}; it must be 1 or more"
+
+
+def _learning_faults(recipe: Recipe) -> Iterator[str]:
+    learner, context = recipe.learner, recipe.rollout.limits.context_tokens
+    needed = recipe.admission.max_lag_versions + 2
+    if learner.micro_batch_tokens < context:
+        yield (
+            f"learner.micro_batch_tokens is {learner.micro_batch_tokens}; a sample is never split, "
+            f"so set it to rollout.limits.context_tokens = {context} or more"
+        )
+    if 0 < learner.snapshots_kept < needed:
+        yield (
+            f"learner.snapshots_kept is {learner.snapshots_kept}; with admission.max_lag_versions = "
+            f"{needed - 2} set it to {needed}, or to 0 to leave the log-prob gap unmeasured"
+        )
+
+
+def _evaluation_faults(evaluation: EvaluationRecipe, *, has_heldout: bool) -> Iterator[str]:
+    if (
+        min(evaluation.episodes, evaluation.greedy_episodes, evaluation.every_steps) < 0
+        or evaluation.samples_per_task < 1
+    ):
+        yield "evaluation: its numbers must be 0 or more, samples_per_task 1 or more"
+    elif evaluation.episodes % evaluation.samples_per_task:
+        yield (
+            f"evaluation.episodes is {evaluation.episodes}; make it a multiple of "
+            f"evaluation.samples_per_task = {evaluation.samples_per_task}"
+        )
+    if evaluation.episodes + evaluation.greedy_episodes > 0 and not has_heldout:
+        yield "tasks.heldout is missing; give it, or set evaluation.episodes and greedy_episodes to 0"

@@ -1,0 +1,165 @@
+"""Every key of a recipe: its type, its default, and, as the comment behind or above it, its meaning.
+
+`python -m trainer.recipe --reference` makes docs/recipe.md of these comments, so they are written for users. Tables that also
+travel in requests (`pipeline.request`) and the learner's (`trainer.learner.config`) are defined there.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from pipeline.request import Budget, Limits, Retries, Sampling
+from trainer.learner.config import LearnerConfig
+
+AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
+Stragglers = Literal["wait", "train", "withhold"]
+Unverified = Literal["refuse", "heldout", "allow"]
+PauseMode = Literal["retract", "in_place", "abort"]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the recipe. msgspec does not inherit `kw_only`, type checkers do not see an inherited `frozen`: say both."""
+
+
+class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the policy samples. Training needs top_p = 1 and no top_k, because log-probs are of the full distribution."""
+
+
+class BudgetRecipe(Budget, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many failures of one class a request may have, and how long it waits after each."""
+
+
+class RetriesRecipe(Retries, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a failed request is tried again, by class of failure. A class that is given is given in full."""
+
+    # The engine refuses what the policy made of its conversation.
+    policy: BudgetRecipe = BudgetRecipe(tries=1)
+    # The task's image or setup is broken; set 2 or more tries where hosts hold different images.
+    environment: BudgetRecipe = BudgetRecipe(tries=1)
+    # Docker, the engine or the network failed.
+    infrastructure: BudgetRecipe = BudgetRecipe(tries=5)
+    # Grading broke off without a verdict.
+    grader: BudgetRecipe = BudgetRecipe(tries=3, first_s=2.0)
+    # No worker can carry the request out, or every worker that tries dies.
+    poison: BudgetRecipe = BudgetRecipe(tries=1)
+
+
+class LimitsRecipe(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an episode ends. Deadlines start when a worker claims the request, never in the queue."""
+
+    retries: RetriesRecipe = RetriesRecipe()
+
+
+class TaskFiles(Table, frozen=True, kw_only=True):
+    """Task files, made by `python -m trainer.tasksets` and verified by `python -m workers.verify`."""
+
+    train: str  # the tasks to train on, a tasks.jsonl
+    heldout: str = ""  # the held-out tasks, another tasks.jsonl; needed for evaluations only
+    # What to do with tasks that are not verified: refuse them, allow them among the held-out tasks only, or allow them.
+    unverified: Unverified = "refuse"
+
+
+class Rollout(Table, frozen=True, kw_only=True):
+    """What one group of rollouts is: several episodes of one task, whose rewards are compared with each other."""
+
+    group_size: int  # rollouts of one task that share a baseline; 2 or more
+    agent: str  # the agent's YAML file, in either dialect of mini-swe-agent
+    sampling: SamplingRecipe = SamplingRecipe()
+    limits: LimitsRecipe = LimitsRecipe()
+    # Time from a group's first claim until it closes with the members that have arrived, if they are enough; by default
+    # limits.wall_s + limits.grade_wall_s.
+    group_deadline_s: float | None = None
+    # How long a group may wait for its first claim before it is given up as failed; by default for ever.
+    queue_s: float | None = None
+    # How many members of a group may be enqueued again after an infrastructure failure; by default half of the group.
+    group_refills: int | None = None
+
+
+class AdmissionRecipe(Table, frozen=True, kw_only=True):
+    """How many groups may be open at once, so that no trajectory is trained too late and no memory runs over."""
+
+    max_lag_versions: int = 4  # how many versions behind the weights of a trained trajectory may be
+    # What a step does about a group that would exceed the lag: wait for it, train it late, or leave it out.
+    stragglers: Stragglers = "wait"
+    sweep_every_s: float = (
+        10.0  # how often open requests are compared with the queue, to find what Redis lost
+    )
+    # Trajectories that Redis may hold until a checkpoint contains them; beyond it, groups are admitted one at a time.
+    max_queue_bytes: int = 4 * 1024**3
+    # Trajectories that the trainer's memory may hold until their step; beyond it, groups are admitted one at a time.
+    max_held_bytes: int = 4 * 1024**3
+
+
+class BatchRecipe(Table, frozen=True, kw_only=True):
+    """Which groups an optimizer step takes, and how their rewards become advantages."""
+
+    groups_per_step: int  # groups that one optimizer step trains
+    # A group with fewer graded members is dropped; by default half of the group, and 2 at least.
+    min_valid_members: int | None = None
+    # The baseline of a reward: the mean of the other members, the mean of the group, or that divided by the standard deviation.
+    advantage: AdvantageKind = "leave_one_out"
+    train_without_signal: bool = False  # train groups whose rewards are all equal, too; their advantage is 0
+    # After so many groups in a row whose rewards were all equal, the run ends: there is nothing left to learn.
+    max_groups_without_signal: int = 200
+    # After so many groups in a row with too few graded members, the run ends as failing, and can be resumed.
+    max_failed_groups: int = 50
+
+
+class WeightsRecipe(Table, frozen=True, kw_only=True):
+    """How weight versions reach the engines."""
+
+    keep: int = 3  # published versions kept on disk
+    # What engines do with running requests while weights change: preempt and recompute them, pause them in place, or end them.
+    pause: PauseMode = "retract"
+    # Who gets the weights: every engine that the router knows, or none (they are written to disk only).
+    engines: Literal["router", "none"] = "router"
+
+
+class EvaluationRecipe(Table, frozen=True, kw_only=True):
+    """Held-out evaluations during the run. The weights stay the same until one has ended."""
+
+    episodes: int = 0  # episodes sampled as in training; a multiple of samples_per_task
+    samples_per_task: int = 1  # how many of those episodes each task gets
+    greedy_episodes: int = 0  # episodes at temperature 0, one per task
+    before: bool = True  # evaluate the starting weights
+    after: bool = True  # evaluate the last weights
+    every_steps: int = 0  # evaluate after every so many steps as well; 0: never
+
+
+class CheckpointRecipe(Table, frozen=True, kw_only=True):
+    """Checkpoints of the learner and of the run's accounts. Trajectories are acknowledged when one contains them."""
+
+    every_steps: int = 10  # steps from one checkpoint to the next
+    keep: int = 2  # checkpoints kept on disk
+
+
+class Recipe(Table, frozen=True, kw_only=True):
+    """The run as a whole. Relative paths are relative to the recipe's own directory."""
+
+    name: str  # the first part of the run's id
+    model: str  # the Hugging Face directory of the starting policy
+    num_steps: int  # optimizer steps of the run
+    tasks: TaskFiles
+    rollout: Rollout
+    batch: BatchRecipe
+    learner: LearnerConfig
+    seed: int = 0  # of the order of the tasks
+    admission: AdmissionRecipe = AdmissionRecipe()
+    weights: WeightsRecipe = WeightsRecipe()
+    evaluation: EvaluationRecipe = EvaluationRecipe()
+    checkpoint: CheckpointRecipe = CheckpointRecipe()
+
+    @property
+    def min_valid_members(self) -> int:
+        return self.batch.min_valid_members or max(2, math.ceil(self.rollout.group_size / 2))
+
+    @property
+    def group_deadline_s(self) -> float:
+        limits, deadline_s = self.rollout.limits, self.rollout.group_deadline_s
+        return limits.wall_s + limits.grade_wall_s if deadline_s is None else deadline_s
+
+    @property
+    def group_refills(self) -> int:
+        refills = self.rollout.group_refills
+        return self.rollout.group_size // 2 if refills is None else refills
