@@ -1,7 +1,8 @@
-"""The queue's command line: `python -m pipeline status | ls | show | tail | explain | top | dead | requeue | drop`.
+"""`python -m pipeline VERB`: look at runs, workers and requests; repair or forget what is no longer wanted.
 
-Only `requeue` and `drop` change anything, and they say what they did. Exit status: 0 well, 1 unwell (`status`
-names the reasons; any verb, if Redis does not answer), 2 misuse.
+Only `requeue`, `drop` and `forget` change anything, and they say what they did. Exit status: 0; 1 if `status` finds
+something unwell (it names the reasons), if a request could not be changed, or if Redis does not answer; 2 for misuse,
+which includes a Redis that refuses the password.
 """
 
 import argparse
@@ -17,7 +18,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv, argparse.Namespace(redis=None, json=False))
-    # After parsing: `--help` and a mistyped verb need neither Redis nor what speaks to it.
+    # Imported after parsing: `--help` and a mistyped verb need no Redis client.
     from pipeline.cli import verbs
 
     return verbs.run(arguments)
@@ -33,62 +34,85 @@ def _parser() -> argparse.ArgumentParser:
     one_run.add_argument("--run", default=None, help="this run only")
     parser = argparse.ArgumentParser(
         prog="python -m pipeline",
-        description="Look into the queue, and mend what died in it.",
+        description="Shows runs, workers and requests; repairs or forgets what is no longer wanted.",
+        epilog="Exit status: 0; 1 if status finds something unwell or Redis does not answer; 2 for misuse or a "
+        "refused password. VERB --help explains one verb.",
         parents=[everywhere],
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser(
-        "status", parents=[one_run], help="who is alive, how much of everything; exit status 1 if unwell"
+        "status", parents=[one_run], help="runs and workers in short; exit status 1 if something is unwell"
     )
     _add_listing(verbs.add_parser("ls", parents=[one_run], help="list requests"))
 
-    show = verbs.add_parser("show", parents=[everywhere], help="one request: its turns, or why it failed")
-    show.add_argument("id")
-    show.add_argument("--full", action="store_true", help="long outputs in full")
+    show = verbs.add_parser(
+        "show", parents=[everywhere], help="one request: issue, turns, patch and verdict, or why it failed"
+    )
+    show.add_argument("id", metavar="ID", help="of the request")
+    show.add_argument("--full", action="store_true", help="issue, outputs and log in full")
 
     tail = verbs.add_parser("tail", parents=[one_run], help="the last finished trajectories")
-    tail.add_argument("-n", type=int, default=10, dest="past", metavar="N", help="so many; default 10")
-    tail.add_argument("-f", "--follow", action="store_true", help="and each as it arrives, until interrupted")
+    tail.add_argument("-n", type=int, default=10, dest="past", metavar="N", help="how many; default 10")
+    tail.add_argument("-f", "--follow", action="store_true", help="then each new one, until interrupted")
 
     explain = verbs.add_parser(
-        "explain", parents=[everywhere], help="one request's life, and why it was trained or not"
+        "explain", parents=[everywhere], help="one request's events, and why it was trained or not"
     )
-    explain.add_argument("id")
-    explain.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's directory, for its journal")
+    explain.add_argument("id", metavar="ID", help="of the request")
+    explain.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="the run's directory, to read its journal"
+    )
 
-    live = verbs.add_parser("top", parents=[one_run], help="the fleet, live; q quits; into a pipe, once")
-    live.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    live = verbs.add_parser("top", parents=[one_run], help="status, redrawn until q; into a pipe, once")
+    live.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two redraws")
     _add_mending(verbs.add_parser, one_run)
+    _add_forget(verbs.add_parser("forget", parents=[everywhere], help="delete all that Redis holds of a run"))
     return parser
 
 
 def _add_listing(ls: argparse.ArgumentParser) -> None:
     ls.add_argument("--state", choices=STATES, help="default: all four")
     for name, what in (
-        ("task", "task ids"),
-        ("worker", "workers"),
-        ("group", "groups"),
-        ("outcome", "outcomes"),
+        ("task", "task id"),
+        ("worker", "worker"),
+        ("group", "group"),
+        ("outcome", "outcome"),
     ):
         ls.add_argument(
-            f"--{name}", default="", metavar="PATTERN", help=f"{what} such as this; * stands for anything"
+            f"--{name}", default="", metavar="PATTERN", help=f"only where the {what} matches; * is any text"
         )
+    ls.add_argument(
+        "--reward", type=_reward, metavar="0|1|none", help="only answered ones with this reward"
+    )
     ls.add_argument("--older-than", type=_duration_s, metavar="AGE", help="as in 90s, 10m, 2h or 1d")
-    ls.add_argument("--limit", type=_at_least_one, default=20, metavar="N", help="of each state; default 20")
+    ls.add_argument("--limit", type=_at_least_one, default=20, metavar="N", help="lines in all; default 20")
 
 
 def _add_mending(
     add_parser: Callable[..., argparse.ArgumentParser], one_run: argparse.ArgumentParser
 ) -> None:
-    dead = add_parser("dead", parents=[one_run], help="dead requests and what they died of")
-    dead.add_argument("--class", dest="kind", choices=FAILURE_CLASSES, help="of this class only")
+    dead = add_parser("dead", parents=[one_run], help="dead requests and why they failed")
+    dead.add_argument("--class", dest="kind", choices=FAILURE_CLASSES, help="only those of this class")
     dead.add_argument("--full", action="store_true", help="with the evidence of every attempt")
-    for verb, text in (("requeue", "give dead requests a fresh budget"), ("drop", "forget dead requests")):
+    for verb, text in (("requeue", "give dead requests a fresh budget"), ("drop", "delete dead requests")):
         mend = add_parser(verb, parents=[one_run], help=text)
         which = mend.add_mutually_exclusive_group(required=True)
-        which.add_argument("ids", nargs="*", default=[], metavar="ID")
+        which.add_argument("ids", nargs="*", default=[], metavar="ID", help="of a dead request")
         which.add_argument("--class", dest="kind", choices=FAILURE_CLASSES, help="all of this class")
         which.add_argument("--all-dead", action="store_true", help="every dead request")
+
+
+def _add_forget(forget: argparse.ArgumentParser) -> None:
+    forget.description = "Deletes every key of the run and of its requests. Its directory is not touched."
+    forget.add_argument("runs", nargs="+", metavar="RUN", help="id of a run, as status shows it")
+    forget.add_argument("--force", action="store_true", help="even if its trainer is alive")
+
+
+def _reward(text: str) -> str:
+    try:
+        return text if text == "none" else f"{float(text):g}"
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number such as 0 or 1, or none") from error
 
 
 def _at_least_one(text: str) -> int:

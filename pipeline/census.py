@@ -1,4 +1,7 @@
-"""Who is alive, and how much there is of everything: counts for people, and for the trainer's own display."""
+"""The census: which trainers and workers are alive, and how many requests and results are in which state.
+
+Trainers and workers send heartbeats; `python -m pipeline status` reads them and counts the rest.
+"""
 
 import contextlib
 import secrets
@@ -15,19 +18,19 @@ from pipeline import keys, queue, request_store, stream, transitions, weights
 from pipeline.commands import chunks, command, script
 from pipeline.kinds import ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
-from pipeline.request import Request, RolloutRequest
+from pipeline.request import JobRequest, RolloutRequest
 from pipeline.trajectory import TrajectoryHead
 
-STATUS_EXPIRES_S = 15.0
-ENDED_STATUS_EXPIRES_S = 30 * 24 * 3600.0
-BEAT_S = 2.0  # between two beats of a worker
-BEATS_PER_S = 100.0  # of all workers together, beyond which each beats less often
-MISSED_BEATS = 4  # after which a worker of a large fleet is silent
-RATE_S = 300.0
+STATUS_EXPIRES_S = 15.0  # without a heartbeat for so long, a worker or trainer counts as gone
+KEEP_RUN_STATUS_S = 30 * 24 * 3600  # so long the last status of a trainer that is gone can be read
+BEAT_S = 2.0  # between two heartbeats of a worker
+BEATS_PER_S = 100.0  # heartbeats of all workers together; a larger fleet sends each less often
+MISSED_BEATS = 4  # after which a worker of a large fleet counts as gone
+RATE_S = 300.0  # the span over which arrivals a minute are counted
 _FORGET_WORKER_S = 3600.0
 
 _BEAT = """#!lua flags=allow-oom
--- KEYS: who is alive, my status; ARGV: name, when, status, how long it lasts. A full Redis has room for it.
+-- KEYS: names, status; ARGV: name, when or nothing, status, seconds until it expires. It also runs in a full Redis.
 redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4])
 if ARGV[2] == '' then return redis.call('SADD', KEYS[1], ARGV[1]) end
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
@@ -36,35 +39,35 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class RunStatus(Message, frozen=True, kw_only=True):
-    """What the trainer is doing, in its own words. It expires soon after the trainer is gone, unless it says how the
-    run `ended`.
-    """
+    """The heartbeat of a run's trainer: what it is doing, or how the run `ended`."""
 
     run_id: str
     phase: str  # e.g. "waiting for trajectories", "optimizer step", "publishing weights", "evaluating"
-    detail: str = ""  # e.g. "29 of 48 trajectories of step 7"
+    detail: str = ""  # e.g. "step 7 waits for 19 more trajectories"
     step: int = 0
     num_steps: int = 0
     version: int = 0
     admission: str = ""  # why no request is enqueued at the moment, or how many more may be
     updated_at: UnixSeconds = 0.0
     journal: str = ""  # directory of the run's journal, as the trainer's machine names it
-    quarantined: tuple[str, ...] = ()  # ids of tasks that are not played any more
+    quarantined: tuple[str, ...] = ()  # ids of tasks that are no longer enqueued
     ended: str = ""  # how the run ended, and how to go on, in one sentence; empty while it is under way
+    groups_without_signal: int = 0  # in a row, up to now: all members of each had the same reward
+    max_groups_without_signal: int = 0  # with so many in a row the trainer ends the run; 0: not known
 
 
 class WorkerStatus(Message, frozen=True, kw_only=True):
-    """What one worker process is doing."""
+    """The heartbeat of a worker process."""
 
     name: str
     slots: int
     running: tuple[str, ...]  # request ids
-    finished: int  # trajectories published since its start
+    finished: int  # results published since its start
     failed: int
     started_at: UnixSeconds
     updated_at: UnixSeconds
     paused: str = ""  # why it claims nothing
-    set_aside: str = ""  # what it does without although it claims, and why: one of its Docker engines
+    set_aside: str = ""  # a Docker host that it does not use for now, and why; it still claims for the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Queued:
     request_id: str
-    due_at: float  # Unix seconds; ahead while a failed try waits for the next; 0 if it was never claimed
+    due_at: float  # Unix seconds; in the future while it waits out a back-off; 0 if it was never claimed
     enqueued_at: float  # Unix seconds
 
 
@@ -87,11 +90,11 @@ class Queued:
 class RunCensus:
     """Counts of one run.
 
-    `unread` heads were not yet delivered to the learner; `unacknowledged` were, but are in no checkpoint yet.
+    `unread` heads were not yet delivered to the trainer; `unacknowledged` were, but are in no checkpoint yet.
     """
 
     run_id: str
-    status: RunStatus | None  # None: no trainer alive, and none has said how the run ended
+    status: RunStatus | None  # the trainer's last, however old; None if there is none
     queued: int
     claimed: tuple[Claimed, ...]
     unread: int
@@ -102,25 +105,30 @@ class RunCensus:
     served: weights.ServedWeights | None
     lags: tuple[int, ...]  # in versions, of training trajectories that arrived since the newest version
     outcomes: dict[str, int] = field(default_factory=dict[str, int])  # of recent heads
-    waiting_out: int = 0  # of `queued`: failed before, and not yet due again
+    waiting_out: int = 0  # of `queued`: waiting out a back-off
     oldest_claim_at: float | None = None  # Unix seconds
     unacknowledged_bytes: int = 0  # of unacknowledged bodies
     finished_per_min: float = 0.0  # over the last RATE_S, or as far back as recent heads go
-    unreadable: str = ""  # why the announced weights cannot be told
+    unreadable: str = ""  # why the published weights cannot be decoded
+    silent_s: float = 0.0  # seconds since `status` was sent
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether its trainer is alive."""
+        return self.status is not None and not self.status.ended and self.silent_s < STATUS_EXPIRES_S
 
 
 async def beat_run(redis: Redis, status: RunStatus) -> None:
-    """Say what the trainer is doing; expires unless repeated. The status of a run that has ended is kept for a month."""
+    """Send a trainer's heartbeat. The last one can be read for a month."""
     wanted = [keys.runs(), keys.run_status(status.run_id)]
-    expires_s = ENDED_STATUS_EXPIRES_S if status.ended else STATUS_EXPIRES_S
-    await script(redis, _BEAT, [status.run_id, "", encode(status), int(expires_s)], wanted=wanted)
+    await script(redis, _BEAT, [status.run_id, "", encode(status), KEEP_RUN_STATUS_S], wanted=wanted)
 
 
 async def beat_worker(redis: Redis, status: WorkerStatus, *, every_s: float = BEAT_S) -> float:
-    """Say what the worker is doing; expires after some beats missed. Returns seconds until the next beat is due.
+    """Send a worker's heartbeat, which expires after a few were missed. Returns the seconds until the next is due.
 
-    One short script, however large the fleet; a large fleet beats in a slower rhythm, or its beats would cost
-    more than its work.
+    It is one short script, however large the fleet. In a large fleet each worker sends fewer, because otherwise the
+    heartbeats would cost more than the work.
     """
     wanted = [keys.workers(), keys.worker(status.name)]
     lasts_s = int(max(STATUS_EXPIRES_S, MISSED_BEATS * every_s))
@@ -131,7 +139,7 @@ async def beat_worker(redis: Redis, status: WorkerStatus, *, every_s: float = BE
 
 
 async def forget_worker(redis: Redis, name: str) -> None:
-    """A worker that ends in good order leaves no trace."""
+    """Remove a worker that ends in good order."""
     await redis.delete(keys.worker(name))
     await redis.zrem(keys.workers(), name)
 
@@ -142,7 +150,7 @@ async def run_ids(redis: Redis) -> list[str]:
 
 
 async def workers(redis: Redis) -> tuple[list[WorkerStatus], dict[str, float]]:
-    """Live ones by name, and when the silent ones were last heard. A status that cannot be read is silence."""
+    """The live workers by name, and when each silent one was last heard. A status that cannot be decoded is silence."""
     heard = await _heard(redis)
     alive: list[WorkerStatus] = []
     for names in chunks(list(heard)):
@@ -163,17 +171,18 @@ async def _heard(redis: Redis) -> dict[str, float]:
 
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
     """Count everything of one run; the newest `recent` heads are looked at for lags, outcomes and rate."""
-    owed = await open_requests(redis, run_id)
-    queued = [found for found in owed if isinstance(found, Queued)]
-    claimed = tuple(found for found in owed if isinstance(found, Claimed))
+    outstanding = await open_requests(redis, run_id)
+    queued = [found for found in outstanding if isinstance(found, Queued)]
+    claimed = tuple(found for found in outstanding if isinstance(found, Claimed))
     unread, unacknowledged = await _stream_depths(redis, run_id)
     deliveries = await stream.newest_heads(redis, run_id, recent)
     heads = [delivery.head for delivery in deliveries]
     learned, served, unreadable = await _weights(redis, run_id)
+    status, silent_s = await last_status(redis, run_id)
     now = time.time()
     return RunCensus(
         run_id=run_id,
-        status=await run_status(redis, run_id),
+        status=status,
         queued=len(queued),
         claimed=claimed,
         unread=unread,
@@ -189,13 +198,14 @@ async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCens
         unacknowledged_bytes=await stream.unacknowledged_bytes(redis, run_id),
         finished_per_min=_per_min(deliveries, now, whole=len(deliveries) < recent),
         unreadable=unreadable,
+        silent_s=silent_s,
     )
 
 
 async def _weights(
     redis: Redis, run_id: str
 ) -> tuple[weights.WeightVersion | None, weights.ServedWeights | None, str]:
-    """What is learned and served, as far as it can be read, and why not."""
+    """The weights that were published and those that engines serve; or why they cannot be decoded."""
     try:
         return await weights.newest_version(redis, run_id), await weights.served_weights(redis, run_id), ""
     except MalformedMessage as error:
@@ -203,16 +213,26 @@ async def _weights(
 
 
 async def run_status(redis: Redis, run_id: str) -> RunStatus | None:
-    """What its trainer said last; None if there is none alive, or none that can be understood."""
-    raw = await redis.get(keys.run_status(run_id))
+    """The status of a run whose trainer is alive, or which has ended; None for any other."""
+    status, silent_s = await last_status(redis, run_id)
+    return status if status is not None and (status.ended or silent_s < STATUS_EXPIRES_S) else None
+
+
+async def last_status(redis: Redis, run_id: str) -> tuple[RunStatus | None, float]:
+    """The last status of the run's trainer, or None, and the seconds since it was sent, on Redis's clock."""
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.get(keys.run_status(run_id))
+        pipe.pttl(keys.run_status(run_id))
+        raw, left_ms = await pipe.execute()
     try:
-        return decode(raw, RunStatus) if raw else None
+        status = decode(raw, RunStatus) if raw else None
     except MalformedMessage:
-        return None
+        status = None
+    return status, max(0.0, KEEP_RUN_STATUS_S - left_ms / 1000) if status else 0.0
 
 
 def _per_min(newest: list[stream.Delivery], now: float, *, whole: bool) -> float:
-    """Arrivals a minute over the last RATE_S; `whole`: there are no others than these."""
+    """Arrivals a minute over the last RATE_S. `whole`: `newest` is all there is."""
     times = [arrived_at(delivery) for delivery in newest]
     late = [at for at in times if at > now - RATE_S]
     if not late:
@@ -222,12 +242,12 @@ def _per_min(newest: list[stream.Delivery], now: float, *, whole: bool) -> float
 
 
 def arrived_at(delivery: stream.Delivery) -> float:
-    """When Redis took the head in (Unix s)."""
+    """When Redis received the head (Unix s)."""
     return int(delivery.entry_id.partition("-")[0]) / 1000
 
 
 def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterator[int]:
-    """Of what arrived since the newest version: older arrivals were mostly trained by versions before it."""
+    """The lag of each head that arrived since the newest version; older ones were mostly trained under earlier versions."""
     for head in heads:
         if (
             head.purpose == "train"
@@ -268,7 +288,7 @@ async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) ->
         lease = decode(data, queue.Lease)
         if lease.task_id:  # from its first renewal
             return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
-        request: Request | None = await request_store.read(redis, request_id, kind)
+        request: JobRequest | None = await request_store.read(redis, request_id, kind)
     except MalformedMessage:
         return None
     if request is None:
@@ -294,9 +314,9 @@ async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:
 
 
 async def fleet_id(redis: Redis) -> str:
-    """The name that everything on this Redis shares; made by whoever asks first."""
+    """The name of the fleet on this Redis; the first caller makes it."""
     name = await redis.get(keys.fleet())
-    if name is None:  # read first: a Redis that is full answers, and refuses to set even what is set already
+    if name is None:  # read first: a full Redis answers GET, but refuses SET even for a key that exists
         await redis.set(keys.fleet(), secrets.token_hex(6), nx=True)
         name = await redis.get(keys.fleet())
     assert name is not None

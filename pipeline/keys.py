@@ -110,8 +110,7 @@ def runs() -> str:
 def run_status(run_id: str) -> str:
     """String: RunStatus.
 
-    Owner trainer, rewritten every second or so; expires soon after the trainer is gone, or a month after it said
-    how the run ended.
+    Owner trainer, rewritten every second or so; expires a month after the last time, so its TTL tells its age.
     """
     return f"swerve:run:{run_id}"
 
@@ -119,6 +118,14 @@ def run_status(run_id: str) -> str:
 def open_requests(run_id: str, kind: AnyKind = ROLLOUT) -> str:
     """Zset of outstanding requests, by enqueue time: enqueued, and neither answered nor withdrawn. Owner trainer."""
     return f"{kind.prefix}:open:{run_id}"
+
+
+def requests(run_id: str, kind: AnyKind = ROLLOUT) -> str:
+    """Zset of every request that may still have keys, by enqueue time: what `forget` deletes.
+
+    Owner trainer; entries older than any key of a request are removed with each enqueue.
+    """
+    return f"{kind.prefix}:requests:{run_id}"
 
 
 def stream(run_id: str, kind: AnyKind = ROLLOUT) -> str:

@@ -1,7 +1,7 @@
 """The kinds of jobs that the queue carries, and where the Redis keys of each lie.
 
 There is one kind today, ROLLOUT. A second stage, such as a judge of steps, is a second JobKind: its messages derive
-from `Request`, `Result` and `Head`, and every function of `queue`, `stream`, `deadletters` and `request_store` takes
+from `JobRequest`, `JobResult` and `JobHead`, and every function of `queue`, `stream`, `deadletters` and `request_store` takes
 it as `kind`. Kinds have different key prefixes, so their requests never meet; only arq's own keys are the same for
 all, which is why request ids are unique among all kinds.
 """
@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeAlias
 from typing_extensions import TypeVar
 
 from pipeline.request import R, RolloutRequest
-from pipeline.trajectory import Head, Result, Trajectory, TrajectoryHead, head_of
+from pipeline.trajectory import JobHead, JobResult, Trajectory, TrajectoryHead, head_of
 
-T = TypeVar("T", bound=Result[Any], default=Trajectory)
-H = TypeVar("H", bound=Head, default=TrajectoryHead)
+T = TypeVar("T", bound=JobResult[Any], default=Trajectory)
+H = TypeVar("H", bound=JobHead, default=TrajectoryHead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,3 +41,5 @@ ROLLOUT = JobKind(
     head=TrajectoryHead,
     head_of=head_of,
 )
+
+KINDS: tuple[AnyKind, ...] = (ROLLOUT,)

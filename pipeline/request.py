@@ -1,6 +1,6 @@
 """A request for one rollout, and a worker's claim on it.
 
-`Request` is what the queue reads of a request of any kind; `RolloutRequest` is the kind there is (`kinds.py`).
+`JobRequest` is what the queue reads of a request of any kind; `RolloutRequest` is the kind there is (`kinds.py`).
 """
 
 from typing import Annotated, Generic, Literal
@@ -55,7 +55,7 @@ class Retries(Message, frozen=True, kw_only=True):
         return found
 
 
-class Request(Message, frozen=True, kw_only=True):
+class JobRequest(Message, frozen=True, kw_only=True):
     """What the queue reads of a request, whatever its kind.
 
     `id` is also the arq job id, so it is unique among requests of all kinds.
@@ -102,7 +102,7 @@ class Limits(Message, frozen=True, kw_only=True):
     retries: Retries = Retries()
 
 
-class RolloutRequest(Request, frozen=True, kw_only=True):
+class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     """Everything that a worker needs to run one rollout: workers are interchangeable and need no recipe."""
 
     task: Task
@@ -129,7 +129,7 @@ class RolloutRequest(Request, frozen=True, kw_only=True):
         return self.limits.retries
 
 
-R = TypeVar("R", bound=Request, default=RolloutRequest)
+R = TypeVar("R", bound=JobRequest, default=RolloutRequest)
 
 
 class Claim(Message, Generic[R], frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from pipeline import keys, transitions
 from pipeline.commands import chunks
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, decode
-from pipeline.request import R, Request
+from pipeline.request import JobRequest, R
 
 HINT_S = 24 * 3600  # how long the image of a request can be read without reading the whole request
 
@@ -80,7 +80,7 @@ def decode_request(data: bytes, request_id: bytes, kind: JobKind[R, T, H] = ROLL
     return request
 
 
-def rank_of(request: Request) -> int:
+def rank_of(request: JobRequest) -> int:
     """Its score among the requests that were never claimed, in milliseconds; the lowest is claimed first."""
     times = 2 if request.purpose == "eval" else 1
     return milliseconds(request.group_asked_at or request.enqueued_at) - times * transitions.ROTATED_MS

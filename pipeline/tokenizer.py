@@ -58,7 +58,7 @@ class _AddedToken(msgspec.Struct):
     content: str
 
 
-class _Tokenizer(msgspec.Struct):
+class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
 
 
@@ -69,7 +69,7 @@ def read_bundle(model_directory: Path) -> TokenizerBundle:
     """
     config = _read(model_directory / "tokenizer_config.json", _TokenizerConfig)
     model = _read(model_directory / "config.json", _ModelConfig)
-    tokenizer = _read(model_directory / "tokenizer.json", _Tokenizer)
+    tokenizer = _read(model_directory / "tokenizer.json", _TokenizerFile)
     template_file = model_directory / "chat_template.jinja"
     template = template_file.read_text() if template_file.exists() else config.chat_template
     if template is None:

@@ -1,7 +1,7 @@
 """A finished episode as a message: its turns with their exact tokens, how it ended, and its reward.
 
 The invariant: for each turn, `kept + fed + sampled` is exactly the token sequence that the engine held, with ids and
-log-probs as the engine reported them. Nothing is ever tokenised again. `Result` and `Head` are what the stream reads
+log-probs as the engine reported them. Nothing is ever tokenised again. `JobResult` and `JobHead` are what the stream reads
 of a result of any kind; `Trajectory` and `TrajectoryHead` are the kind there is (`kinds.py`).
 """
 
@@ -103,13 +103,13 @@ class Reward(Message, frozen=True, kw_only=True):
     grade_cpu_s: float = 0.0
 
 
-class Result(Message, Generic[R], frozen=True, kw_only=True):
+class JobResult(Message, Generic[R], frozen=True, kw_only=True):
     """What a worker publishes for a claim, whatever its kind: at most one for each request."""
 
     claim: Claim[R]
 
 
-class Head(Message, frozen=True, kw_only=True):
+class JobHead(Message, frozen=True, kw_only=True):
     """What the stream holds of a result, whatever its kind; the whole result, its body, lies under its own key."""
 
     request_id: str
@@ -117,7 +117,7 @@ class Head(Message, frozen=True, kw_only=True):
     outcome: str  # for people, in a word or two
 
 
-class Trajectory(Result[RolloutRequest], frozen=True, kw_only=True):
+class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
     """A finished episode, the result of a rollout."""
 
     turns: tuple[Turn, ...]
@@ -129,7 +129,7 @@ class Trajectory(Result[RolloutRequest], frozen=True, kw_only=True):
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
 
 
-class TrajectoryHead(Head, frozen=True, kw_only=True):
+class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     """All that listing and admission need, without the body. About 400 bytes.
 
     `outcome` is as `outcome_tag` gives it: "submitted", "exhausted:turns", "failed:sandbox".

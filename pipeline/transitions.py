@@ -26,6 +26,9 @@ from pipeline.kinds import AnyKind
 ROTATED_MS = 10 * 365 * 24 * 3600 * 1000
 KEEP_EVENTS = 64  # of one request, the newest
 KEEP_WAKES = 1000
+KEEP_IDS_MS = (
+    60 * 24 * 3600 * 1000
+)  # longer than any key of a request that is not outstanding lives (stream.FENCE_S)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +64,13 @@ local CLAIMS, LEASE = '{keys.claims("", kind)}', '{keys.lease("", kind)}'
 local FAILURES, EVENTS = '{keys.failures("", kind)}', '{keys.events("", kind)}'
 local PUBLISHED, BODY = '{keys.published("", kind)}', '{keys.body("", kind)}'
 local STREAM, MALFORMED = '{keys.stream("", kind)}', '{keys.malformed("", kind)}'
-local OPEN, DEAD = '{keys.open_requests("", kind)}', '{keys.dead("", kind)}'
+local REQUESTS, OPEN, DEAD = '{keys.requests("", kind)}', '{keys.open_requests("", kind)}', '{keys.dead("", kind)}'
 local BYTES, KEPT = '{keys.unacknowledged_bytes("", kind)}', '{keys.kept("", kind)}'
 """
 
 
 _FUNCTIONS = f"""
-local KEEP_EVENTS = {KEEP_EVENTS}
+local KEEP_EVENTS, KEEP_IDS_MS = {KEEP_EVENTS}, {KEEP_IDS_MS}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function note(id, what, attempt, worker, detail)
@@ -109,6 +112,8 @@ redis.call('SET', REQUEST .. id, ARGV[3])
 if ARGV[4] ~= '' then redis.call('SET', IMAGE .. id, ARGV[4], 'EX', ARGV[5]) end
 redis.call('PERSIST', CLAIMS .. id)
 redis.call('ZADD', OPEN .. run, ARGV[6], id)
+redis.call('ZADD', REQUESTS .. run, now, id)
+redis.call('ZREMRANGEBYSCORE', REQUESTS .. run, '-inf', now - KEEP_IDS_MS)
 if redis.call('ZSCORE', QUEUE, id) or redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end
 redis.call('SET', JOB .. id, ARGV[8])
 redis.call('ZADD', QUEUE, ARGV[7], id)

@@ -1,4 +1,4 @@
-"""`top`: the fleet as it is now, drawn again and again until q or Ctrl-C; into a pipe, once."""
+"""`top`: the status of the fleet, redrawn until q or Ctrl-C; into a pipe, printed once."""
 
 import asyncio
 import contextlib
@@ -13,33 +13,31 @@ from collections.abc import Generator
 
 from redis.asyncio import Redis
 
-from pipeline.cli import finding, text
-from pipeline.cli.text import Ink
+from pipeline.cli import listing, runs, status, status_text
+from pipeline.cli.ink import Ink
 
 ARRIVALS = 8  # newest finished trajectories shown
 
-_BEGIN, _END = (
-    "\x1b[?1049h\x1b[?25l\x1b[?7l",
-    "\x1b[?7h\x1b[?25h\x1b[?1049l",
-)  # other screen, no cursor, no wrapping
+# The terminal's other screen, without cursor and wrapping; and back.
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 async def frame(redis: Redis, only: str | None, ink: Ink, *, lines: int | None = None) -> str:
-    """One picture of the fleet, at most so many lines high."""
-    run_ids = await finding.runs(redis, only)
-    fleet = await finding.fleet(redis, run_ids)
+    """One screen: the status and the newest results, cut to so many lines."""
+    run_ids = await runs.chosen(redis, only)
+    fleet = await status.fleet_census(redis, run_ids)
     arrived = [
-        line for run_id in run_ids for line in await finding.lines(redis, run_id, "answered", ARRIVALS)
+        line for run_id in run_ids for line in await listing.lines(redis, run_id, "answered", ARRIVALS)
     ]
     newest = sorted(arrived, key=lambda line: -line.at)[:ARRIVALS]
     rows = [
         f"{ink.bold('swerve')}  {time.strftime('%H:%M:%S')}  {ink.faint('q quits')}",
         "",
-        *text.status(fleet, finding.complaints(fleet), ink).split("\n"),
+        *status_text.status(fleet, status.complaints(fleet), ink).split("\n"),
         "",
-        ink.bold("newest answers") if newest else ink.faint("no answers yet"),
-        *(text.row(line, ink) for line in newest),
+        ink.bold("newest results") if newest else ink.faint("no results yet"),
+        *(listing.row(line, ink) for line in newest),
     ]
     return "\n".join(rows if lines is None else rows[:lines])
 
@@ -72,7 +70,7 @@ async def live(redis: Redis, only: str | None, *, every_s: float) -> None:
 
 @contextlib.contextmanager
 def _screen(keyboard: int) -> Generator[None]:
-    """The terminal's other screen, keys unbuffered; both as they were afterwards."""
+    """Switch to the terminal's other screen with unbuffered keys; switch back afterwards."""
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
     sys.stdout.write(_BEGIN)

@@ -1,9 +1,10 @@
-"""The verbs of `python -m pipeline`: find, print, and for `requeue` and `drop`, mend."""
+"""The verbs of `python -m pipeline`: each reads Redis and prints; `requeue`, `drop` and `forget` also change it."""
 
 import argparse
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -16,9 +17,12 @@ import msgspec
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import connection, request_store
-from pipeline.cli import finding, life, mending, text, top
-from pipeline.cli.finding import Found, State, Wanted
+from pipeline import census, connection, forgetting, request_store
+from pipeline.cli import dead, explain, finding, listing, runs, show, status_text, top
+from pipeline.cli.finding import Found
+from pipeline.cli.ink import Ink, count
+from pipeline.cli.listing import LineFilter, RequestLine, State
+from pipeline.cli.status import complaints, fleet_census
 from pipeline.connection import RedisUnavailable, RedisUnreachable
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.settings import redis_settings
@@ -34,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_run(arguments, url))
     except (
         BrokenPipeError
-    ):  # whoever read has had enough; Python would complain about it once more at its exit
+    ):  # the reader of our pipe has gone; without this, Python complains again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RedisUnavailable as error:
@@ -62,38 +66,40 @@ async def _run(arguments: argparse.Namespace, url: str) -> int:
 
 
 async def _status(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    fleet = await finding.fleet(redis, await finding.runs(redis, arguments.run))
-    complaints = finding.complaints(fleet)
+    fleet = await fleet_census(redis, await runs.chosen(redis, arguments.run))
+    found = complaints(fleet)
     if arguments.json:
-        _print_json({"well": not complaints, "complaints": complaints, "fleet": fleet})
+        _print_json({"well": not found, "complaints": found, "fleet": fleet})
     else:
-        print(text.status(fleet, complaints, _ink()))
-    return 1 if complaints else 0
+        print(status_text.status(fleet, found, _ink()))
+    return 1 if found else 0
 
 
 async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    states = (arguments.state,) if arguments.state else LISTED
-    wanted = Wanted(
+    """At most `limit` lines in all; a note on stderr says when there may be more."""
+    wanted = LineFilter(
         task=arguments.task,
         worker=arguments.worker,
         group=arguments.group,
         outcome=arguments.outcome,
         before=None if arguments.older_than is None else time.time() - arguments.older_than,
+        reward=arguments.reward or "",
     )
-    gc.disable()  # it would go over thousands of lines again and again
+    states = (arguments.state,) if arguments.state else ("answered",) if arguments.reward else LISTED
+    lines: list[RequestLine] = []
+    gc.disable()  # otherwise it would walk over thousands of lines again and again
     try:
-        lines = [
-            line
-            for run_id in await finding.runs(redis, arguments.run)
-            for state in states
-            for line in await finding.lines(redis, run_id, state, arguments.limit, wanted)
-        ]
+        for state, run_id in itertools.product(states, await runs.chosen(redis, arguments.run)):
+            lines += await listing.lines(redis, run_id, state, arguments.limit + 1 - len(lines), wanted)
     finally:
         gc.enable()
+    is_cut, lines = len(lines) > arguments.limit, lines[: arguments.limit]
     if arguments.json:
         sys.stdout.write(msgspec.json.Encoder().encode_lines(lines).decode())
     else:
-        print(text.listing(lines, _ink()))
+        print(listing.text(lines, _ink()))
+    if is_cut:
+        print(f"only the first {arguments.limit}: --limit, --state and patterns list others", file=sys.stderr)
     return 0
 
 
@@ -102,7 +108,7 @@ async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(_unpacked(found))
     else:
-        print(text.found(found, _ink(), full=arguments.full))
+        print(show.text(found, _ink(), full=arguments.full))
     return 0
 
 
@@ -122,28 +128,28 @@ async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 async def _follow(redis: ArqRedis, arguments: argparse.Namespace) -> None:
     ink = _ink()
-    async for line in finding.arrivals(redis, arguments.run, arguments.past, follow=arguments.follow):
+    async for line in listing.arrivals(redis, arguments.run, arguments.past, follow=arguments.follow):
         if arguments.json:
             _print_json(line)
         else:
-            print(text.row(line, ink), flush=True)
+            print(listing.row(line, ink), flush=True)
 
 
 async def _explain(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    found = await life.life(redis, arguments.id, arguments.run_dir)
+    found = await explain.life(redis, arguments.id, arguments.run_dir)
     if arguments.json:
         _print_json(found)
     else:
-        print(life.text(found, _ink()))
+        print(explain.text(found, _ink()))
     return 0
 
 
 async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    letters = await mending.letters(redis, arguments)
+    letters = await dead.letters(redis, arguments)
     if not arguments.json:
-        print(mending.listing(letters, time.time(), _ink(), full=arguments.full))
+        print(dead.text(letters, time.time(), _ink(), full=arguments.full))
     for run_id, letter in letters if arguments.json else ():
-        row = mending.as_json(run_id, letter)
+        row = dead.as_json(run_id, letter)
         try:
             request = await request_store.read(redis, letter.request_id)
             row["request"] = _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))
@@ -154,20 +160,37 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _mend(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """Change the dead that are meant, and say so. One that cannot be changed makes the exit status 1."""
-    dead = await mending.letters(redis, arguments)
-    change, done = mending.CHANGES[arguments.verb]
-    told = await mending.mend(redis, dead, change, done)
-    for row, (_, letter) in zip(told, dead, strict=True):
+    """Requeue or drop dead requests, and say so. One that cannot be changed makes the exit status 1."""
+    letters = await dead.letters(redis, arguments)
+    change, done = dead.CHANGES[arguments.verb]
+    told = await dead.change_each(redis, letters, change, done)
+    for row, (_, letter) in zip(told, letters, strict=True):
         if arguments.json:
             _print_json(row)
             continue
-        tries = finding.count(len(letter.failures), "failed try", "failed tries")
+        tries = count(len(letter.failures), "failed try", "failed tries")
         line = f"{row['outcome']}: {letter.request_id}  {letter.task_id}  run {row['run_id']}, {tries}"
         print(f"{line}; {row['reason']}" if row["reason"] else line)
-    if not (dead or arguments.json):
+    if not (letters or arguments.json):
         print("nothing is dead")
     return int(any(row["reason"] for row in told))
+
+
+async def _forget(redis: ArqRedis, arguments: argparse.Namespace) -> int:
+    """Raises ValueError, before anything is deleted, if the trainer of one of the runs is alive."""
+    run_ids = [run_id for only in arguments.runs for run_id in await runs.chosen(redis, only)]
+    for run_id in () if arguments.force else run_ids:
+        status = await census.run_status(redis, run_id)
+        if status is not None and not status.ended:
+            raise ValueError(f"the trainer of run {run_id} is alive: stop it first, or add --force")
+    for run_id in run_ids:
+        forgotten = await forgetting.forget(redis, run_id)
+        if arguments.json:
+            _print_json(forgotten)
+        else:
+            what = f"{count(forgotten.num_requests, 'request')}, {count(forgotten.num_keys, 'key')}"
+            print(f"forgotten: {run_id}  {what}")
+    return 0
 
 
 async def _top(redis: ArqRedis, arguments: argparse.Namespace) -> int:
@@ -205,8 +228,8 @@ def _print_json(value: Any) -> None:
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
-def _ink() -> text.Ink:
-    return text.Ink(coloured=sys.stdout.isatty())
+def _ink() -> Ink:
+    return Ink(coloured=sys.stdout.isatty())
 
 
 def _unavailable(error: RedisUnavailable) -> int:
@@ -224,4 +247,5 @@ VERBS = {
     "dead": _dead,
     "requeue": _mend,
     "drop": _mend,
+    "forget": _forget,
 }

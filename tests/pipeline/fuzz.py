@@ -35,7 +35,9 @@ from pipeline import (
     tokenizer,
     weights,
 )
-from pipeline.cli import finding, text
+from pipeline.cli import finding, listing, show, status_text
+from pipeline.cli.ink import Ink
+from pipeline.cli.status import complaints, fleet_census
 from pipeline.deadletters import DeadLetter
 from pipeline.message import MalformedMessage, Message, encode
 from pipeline.queue import Lease
@@ -46,7 +48,7 @@ from tests.pipeline import samples
 RUN = samples.RUN
 BATCH = 500
 SAMPLE_ID = "fuzz-xxxxx"
-INK = text.Ink(coloured=False)
+INK = Ink(coloured=False)
 ABSURD: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**63 - 1, -(2**63), 2**64 - 1, 1e308, -1e308, float("nan"), float("inf"), ""),
     *("x" * 3000, "\x00\x1b[2J", "*?[", b"\xff\x00", [], {}, [[[[]]]], {"a": {"b": None}}, [None] * 50),
@@ -183,12 +185,12 @@ async def leases(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
             pipe.zadd(keys.open_requests(RUN), {ids[-1]: 1.0})
             pipe.set(keys.lease(ids[-1]), payload or b"\xc1")
         await pipe.execute()
-    shown = await finding.lines(pool, RUN, "claimed", len(ids))
+    shown = await listing.lines(pool, RUN, "claimed", len(ids))
     for line in shown:
-        assert text.row(line, INK)
+        assert listing.row(line, INK)
     for one in ids[:50]:
         assert await queue.is_leased(pool, one, 1) in (True, False)
-    assert text.status(await finding.fleet(pool, [RUN]), [], INK)
+    assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
     tally.accepted += len(shown)
     tally.refused += len(ids) - len(shown)
 
@@ -204,10 +206,10 @@ async def heads(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     aside: list[bytes] = await cast(Any, pool).lrange(keys.malformed(RUN), 0, -1)
     assert len(read) + len(aside) == len(payloads)
     assert all(b": " in reason for reason in aside)
-    lines = await finding.lines(pool, RUN, "answered", len(payloads))
-    assert text.listing(lines, INK)
+    lines = await listing.lines(pool, RUN, "answered", len(payloads))
+    assert listing.text(lines, INK)
     assert msgspec.json.encode(lines)
-    assert text.status(await finding.fleet(pool, [RUN]), [], INK)
+    assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
     await stream.acknowledge(pool, RUN, [(one.entry_id, one.head.request_id) for one in read])
     assert await stream.read_unacknowledged(pool, RUN) == []
     tally.accepted += len(read)
@@ -222,7 +224,7 @@ async def bodies(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
         await pool.set(keys.body(f"r{number}"), data)
         try:
             assert await stream.read_body(pool, f"r{number}") is not None
-            assert text.found(await finding.find(pool, f"r{number}"), INK, full=False)
+            assert show.text(await finding.find(pool, f"r{number}"), INK, full=False)
             tally.accepted += 1
         except MalformedMessage as error:
             tally.refuse(error)
@@ -246,7 +248,7 @@ async def announcements(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> 
             with contextlib.suppress(MalformedMessage):
                 await cast(Awaitable[object], read)
         if number % 50 == 0:
-            assert text.status(await finding.fleet(pool, [run]), [], INK)
+            assert status_text.status(await fleet_census(pool, [run]), [], INK)
 
     await _side_by_side(one, payloads)
 
@@ -263,13 +265,13 @@ async def beats(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     now = time.time()
     await pool.mset({keys.worker(f"host/{number}"): data for number, data in enumerate(payloads)})
     await pool.zadd(keys.workers(), {f"host/{number}": now for number in range(len(payloads))})
-    fleet = await finding.fleet(pool, [RUN])
-    assert text.status(fleet, finding.complaints(fleet), INK)
+    fleet = await fleet_census(pool, [RUN])
+    assert status_text.status(fleet, complaints(fleet), INK)
     tally.accepted += len(fleet.workers)
     tally.refused += len(payloads) - len(fleet.workers)
     for payload in payloads[:50]:
         await pool.set(keys.run_status(RUN), payload)
-        assert text.status(await finding.fleet(pool, [RUN]), [], INK)
+        assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
 
 
 async def evidence(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
@@ -282,7 +284,7 @@ async def evidence(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
         await pipe.execute()
     letters = await deadletters.listed(pool, RUN)
     assert len(letters) == len(payloads)
-    assert text.listing(await finding.lines(pool, RUN, "dead", len(payloads)), INK)
+    assert listing.text(await listing.lines(pool, RUN, "dead", len(payloads)), INK)
     assert (
         len(await deadletters.failures(pool, "one")) == len(await events.events(pool, "one")) == len(payloads)
     )

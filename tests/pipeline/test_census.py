@@ -100,8 +100,22 @@ async def test_a_trainer_and_a_worker_are_alive_while_they_beat(pool: ArqRedis) 
     assert await census.run_ids(pool) == [samples.RUN]
     assert (await census.run_census(pool, samples.RUN)).status == status
     assert [found.name for found in (await census.workers(pool))[0]] == ["host/1", "host/2"]
-    for key in (keys.run_status(samples.RUN), keys.worker("host/1")):
-        assert 0 < await pool.ttl(key) <= census.STATUS_EXPIRES_S
+    assert (await census.run_census(pool, samples.RUN)).has_trainer
+    assert 0 < await pool.ttl(keys.worker("host/1")) <= census.STATUS_EXPIRES_S
+
+
+async def test_a_trainer_that_stops_beating_is_gone_and_what_it_said_last_is_kept(pool: ArqRedis) -> None:
+    status = RunStatus(run_id=samples.RUN, phase="optimizer step")
+    await census.beat_run(pool, status)
+    assert await census.run_status(pool, samples.RUN) == status
+    left_s = census.KEEP_RUN_STATUS_S - census.STATUS_EXPIRES_S - 1
+    await pool.pexpire(keys.run_status(samples.RUN), int(left_s * 1000))
+    assert await census.run_status(pool, samples.RUN) is None
+    last, silent_s = await census.last_status(pool, samples.RUN)
+    assert last == status
+    assert silent_s > census.STATUS_EXPIRES_S
+    assert not (await census.run_census(pool, samples.RUN)).has_trainer
+    assert await census.last_status(pool, "another") == (None, 0.0)
 
 
 async def test_how_a_run_ended_is_known_long_after_its_trainer_is_gone(pool: ArqRedis) -> None:

@@ -10,25 +10,25 @@ from pipeline import census, deadletters, events, keys, queue, request_store, st
 from pipeline.deadletters import AttemptFailure
 from pipeline.kinds import ROLLOUT, JobKind
 from pipeline.queue import Lease, Unclaimable
-from pipeline.request import Claim, Request
-from pipeline.trajectory import Failed, Head, Result
+from pipeline.request import Claim, JobRequest
+from pipeline.trajectory import Failed, JobHead, JobResult
 from tests.pipeline import samples
 
 RUN = samples.RUN
 BROKEN = Failed(boundary="engine", message="no reply", transient=True)
 
 
-class JudgeRequest(Request, frozen=True, kw_only=True):
+class JudgeRequest(JobRequest, frozen=True, kw_only=True):
     """Asks what each step of a trajectory was worth."""
 
     trajectory_id: str
 
 
-class Judgement(Result[JudgeRequest], frozen=True, kw_only=True):
+class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
     values: tuple[float, ...]
 
 
-class JudgementHead(Head, frozen=True, kw_only=True):
+class JudgementHead(JobHead, frozen=True, kw_only=True):
     num_steps: int
 
 

@@ -195,7 +195,9 @@ class Life(RuleBasedStateMachine):
     def bury(self, claim: Claim) -> None:
         model = self.models[claim.request.id]
         failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
-        verdict = self.do(deadletters.dead_letter(self.pool, failed, [deadletters.attempt_failure(claim, BROKEN)]))
+        verdict = self.do(
+            deadletters.dead_letter(self.pool, failed, [deadletters.attempt_failure(claim, BROKEN)])
+        )
         assert verdict == self._verdict(model, claim)
         if verdict == "published":
             self._published(model, "dead")

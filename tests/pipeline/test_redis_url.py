@@ -33,7 +33,10 @@ def test_every_part_of_a_url_counts() -> None:
         ),
         (f"rediss://localhost?ssl_certfile={__file__}", "ssl_certfile and ssl_keyfile go together"),
         ("rediss://localhost?ssl_check_hostname=maybe", "give true or false"),
-        ("redis://:secret@localhost/zero", "redis://:***@localhost/zero: the database must be a whole number"),
+        (
+            "redis://:secret@localhost/zero",
+            "redis://:***@localhost/zero: the database must be a whole number",
+        ),
         ("redis://:sec/secret@localhost", "percent-encode the characters / # ? of the password"),
     ],
 )

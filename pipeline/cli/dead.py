@@ -1,4 +1,4 @@
-"""The dead: listed with their evidence, given a fresh budget, or forgotten; alone, by class, or all of them."""
+"""`dead`, `requeue` and `drop`: dead-lettered requests, alone, by class, or all of them."""
 
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,8 +8,9 @@ from arq.connections import ArqRedis
 from msgspec import to_builtins
 
 from pipeline import deadletters
-from pipeline.cli import finding
-from pipeline.cli.text import Ink, age, failure_block, visible
+from pipeline.cli import listing, runs
+from pipeline.cli.ink import Ink, age, count, visible
+from pipeline.cli.show import failure_block
 from pipeline.deadletters import DeadLetter
 
 Change = Callable[[ArqRedis, str, str], Awaitable[None]]
@@ -18,12 +19,12 @@ Letters = Sequence[tuple[str, DeadLetter]]
 
 
 async def letters(redis: ArqRedis, arguments: argparse.Namespace) -> Letters:
-    """The dead that a command line means, newest first. Raises LookupError for an id that is not among them."""
+    """The dead letters that a command line means, newest first. Raises LookupError for an id that is not among them."""
     ids, kind = set[str](getattr(arguments, "ids", ())), arguments.kind
     found = [
         (run_id, letter)
-        for run_id in await finding.runs(redis, arguments.run)
-        for letter in await finding.dead_letters(redis, run_id)
+        for run_id in await runs.chosen(redis, arguments.run)
+        for letter in await listing.dead_letters(redis, run_id)
         if (not ids or letter.request_id in ids) and (kind is None or letter.kind == kind)
     ]
     missing = ids - {letter.request_id for _, letter in found}
@@ -39,8 +40,8 @@ def as_json(run_id: str, letter: DeadLetter) -> dict[str, Any]:
     return {"run_id": run_id, "class": letter.kind, **plain}
 
 
-def listing(letters: Letters, now: float, ink: Ink, *, full: bool) -> str:
-    """A dead request a line; `full`: each with the evidence of every attempt."""
+def text(letters: Letters, now: float, ink: Ink, *, full: bool) -> str:
+    """One dead request on each line; `full`: each with the evidence of every attempt."""
     if not letters:
         return "nothing is dead"
     rows: list[str] = []
@@ -48,7 +49,7 @@ def listing(letters: Letters, now: float, ink: Ink, *, full: bool) -> str:
         last = (
             letter.failures[-1].message.replace("\n", " ") if letter.failures else "no failure was recorded"
         )
-        tries = finding.count(len(letter.failures), "failed try", "failed tries")
+        tries = count(len(letter.failures), "failed try", "failed tries")
         rows.append(
             f"{ink.bold(letter.request_id)}  {ink.bad(f'{letter.kind:<14}')}  {letter.task_id}  run {run_id}, "
             f"{tries}, {age(now - letter.died_at)} ago: {visible(last)[:160]}"
@@ -58,8 +59,8 @@ def listing(letters: Letters, now: float, ink: Ink, *, full: bool) -> str:
     return "\n".join(rows)
 
 
-async def mend(redis: ArqRedis, dead: Letters, change: Change, done: str) -> list[dict[str, str]]:
-    """Change each of the dead; what became of it, and why one was left as it was."""
+async def change_each(redis: ArqRedis, dead: Letters, change: Change, done: str) -> list[dict[str, str]]:
+    """Change each of the dead requests. Returns a row for each: what was done, or why it was left as it was."""
     told: list[dict[str, str]] = []
     for run_id, letter in dead:
         outcome, reason = done, ""

@@ -1,7 +1,7 @@
-"""One request's life in order, and why it was or was not trained: what Redis wrote down as it happened, and what
-the trainer's journal says became of it.
+"""`explain`: the events of one request in order, and why it was or was not trained.
 
-The journal is read as the JSON lines that it is; the trainer need not be there.
+The events come from Redis, what became of the trajectory from the trainer's journal, which is read as JSON lines; the
+trainer need not be alive.
 """
 
 import contextlib
@@ -16,27 +16,27 @@ from redis.asyncio import Redis
 
 from pipeline import census, events, keys, stream
 from pipeline.cli import finding
-from pipeline.cli.finding import State
-from pipeline.cli.text import Ink, age, visible
+from pipeline.cli.ink import Ink, age, visible
+from pipeline.cli.listing import State
 from pipeline.message import UnixSeconds
 
 EPISODES, STEPS = "episodes.jsonl", "steps.jsonl"
 
 FATES = {
     "trained": "trained",
-    "zero_variance": "not trained: its whole group was worth the same, so there was nothing to learn",
-    "too_few_valid": "not trained: too many of its group failed to tell good from bad",
-    "late": "not trained: stale, for its group had closed without it or its weights were too old",
-    "refused": "not trained: its tokens do not add up",
-    "failed": "not trained: it never had a reward, because something of ours broke",
+    "zero_variance": "not trained: all members of its group had the same reward, so there was nothing to learn",
+    "too_few_valid": "not trained: too many members of its group failed",
+    "late": "not trained: it arrived after its group had closed, or its weights were too old",
+    "refused": "not trained: rejected, invalid samples",
+    "failed": "not trained: it has no reward, because the infrastructure failed",
     "not_finite": "not trained: the loss or gradient of its batch was not finite, so the batch was skipped",
     "quarantined": "not trained: its task is in quarantine",
-    "evaluated": "not to be trained: it counted in an evaluation",
-    "withdrawn": "not trained: it was asked for no longer",
+    "evaluated": "not for training: it counted in a held-out evaluation",
+    "withdrawn": "not trained: it was withdrawn",
 }
 
 
-class _Step(msgspec.Struct):
+class _StepRequests(msgspec.Struct):
     """What is read of a step's row."""
 
     step: int
@@ -45,7 +45,7 @@ class _Step(msgspec.Struct):
     at: UnixSeconds = 0.0
 
 
-class _Episode(msgspec.Struct):
+class _EpisodeFate(msgspec.Struct):
     """What is read of an episode's row."""
 
     request_id: str
@@ -54,12 +54,12 @@ class _Episode(msgspec.Struct):
     at: UnixSeconds = 0.0
 
 
-R = TypeVar("R", _Step, _Episode)
+R = TypeVar("R", _StepRequests, _EpisodeFate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened to the request."""
+    """An event of the request."""
 
     at: float  # Unix seconds
     what: str
@@ -70,7 +70,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """`verdict` says in a sentence whether it was trained and why; or what it waits for."""
+    """`verdict` says in a sentence whether the request was trained and why, or what it waits for."""
 
     request_id: str
     run_id: str
@@ -95,7 +95,7 @@ async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
     moments = sorted([*moments, *told], key=lambda moment: moment.at)
     if not moments and found is None:
         raise LookupError(
-            f"nothing is known of request {request_id}; with --run-dir its journal is asked too"
+            f"nothing is known of request {request_id}; with --run-dir the run's journal is searched too"
         )
     return Life(
         request_id=request_id,
@@ -107,7 +107,7 @@ async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
 
 
 async def _reading(redis: Redis, run_id: str, request_id: str) -> list[Moment]:
-    """When the learner was given it, as long as it has not acknowledged it: Redis keeps that for us."""
+    """When it was delivered to the trainer. Redis knows this until it is acknowledged."""
     entry = await redis.get(keys.published(request_id))
     if entry is None or not run_id or not await redis.exists(keys.stream(run_id)):
         return []
@@ -118,8 +118,8 @@ async def _reading(redis: Redis, run_id: str, request_id: str) -> list[Moment]:
 
 
 async def _known_journal(redis: Redis, run_id: str) -> Path | None:
-    """Where a live trainer keeps it, if that is on this machine."""
-    status = await census.run_status(redis, run_id) if run_id else None
+    """The journal that the trainer's last status names, if it is on this machine."""
+    status, _ = await census.last_status(redis, run_id) if run_id else (None, 0.0)
     directory = Path(status.journal) if status and status.journal else None
     return directory if directory and directory.is_dir() else None
 
@@ -133,19 +133,19 @@ def _journal(run_dir: Path) -> Path:
 
 
 def _told(journal: Path, request_id: str) -> Iterator[Moment]:
-    """What the journal says of the request: its step, and what became of it."""
-    for step in _rows(journal / STEPS, request_id, _Step):
+    """The step that trained the request, and its episode's row."""
+    for step in _rows(journal / STEPS, request_id, _StepRequests):
         if request_id in step.request_ids:
             detail = f"step {step.step}, from weights v{step.version}"
             yield Moment(at=step.at, what="trained", detail=detail)
-    for episode in _rows(journal / EPISODES, request_id, _Episode):
+    for episode in _rows(journal / EPISODES, request_id, _EpisodeFate):
         fate = episode.fate
         if episode.request_id == request_id and fate != "trained":
             yield Moment(at=episode.at, what=fate, detail=episode.evaluation or FATES.get(fate, fate))
 
 
 def _rows(path: Path, request_id: str, kind: type[R]) -> Iterator[R]:
-    """Whole lines of a journal that mention the id and are what they should be."""
+    """The rows of one file of a journal that mention the id. An incomplete last line is skipped."""
     if not path.is_file():
         return
     wanted, decoder = request_id.encode(), msgspec.json.Decoder(kind)
@@ -169,26 +169,26 @@ def _verdict(
                 f"not yet: it waits for try {len(waits) + 1}" if waits else "not yet: it waits for a worker"
             )
         case "claimed":
-            return "not yet: it is being played"
+            return "not yet: a worker has claimed it"
         case "lost":
-            return "not yet: Redis lost its place in the queue; the trainer finds it and queues it again"
+            return "not yet: Redis lost its place in the queue; the trainer will re-enqueue it"
         case "dead":
             last = found.failures[-1] if found and found.failures else None
-            return f"not trained: dead of {last.kind}, {last.message}" if last else "not trained: dead"
+            return f"not trained: dead-lettered, {last.kind}: {last.message}" if last else "not trained: dead-lettered"
         case "answered":
             if moments and moments[-1].what == "acknowledged":
-                return "settled by the learner; its journal, with --run-dir, says how"
+                return "settled by the trainer; its journal, with --run-dir, says how"
             read = any(moment.what == "read" for moment in moments)
             whose = (
                 "the journal does not have it yet" if journal else "with --run-dir the journal may say more"
             )
-            return f"answered, {'read' if read else 'not yet read'} by the learner; {whose}"
+            return f"answered, {'read' if read else 'not yet read'} by the trainer; {whose}"
         case _:
             return FATES["withdrawn"]
 
 
 def text(life: Life, ink: Ink) -> str:
-    """For a person: a moment a line, with the time since the one before."""
+    """For a person: one event on each line, with the time since the one before."""
     rows = [ink.bold(f"request {life.request_id}") + (f"  run {life.run_id}" if life.run_id else "")]
     before = life.moments[0].at if life.moments else 0.0
     for moment in life.moments:

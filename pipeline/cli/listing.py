@@ -1,0 +1,235 @@
+"""`ls` and `tail`: requests, one a line."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+from redis.asyncio import Redis
+
+from pipeline import census, deadletters, request_store, stream
+from pipeline.census import Claimed, Queued
+from pipeline.cli import runs
+from pipeline.cli.ink import Ink, count, visible
+from pipeline.deadletters import DeadLetter
+from pipeline.queue import Lease
+from pipeline.request_store import Label
+from pipeline.stream import Delivery
+from pipeline.trajectory import TrajectoryHead
+
+State = Literal["queued", "claimed", "answered", "dead", "lost", "withdrawn"]
+
+
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in a list. A msgspec struct, because `ls` makes ten thousand of them while somebody waits."""
+
+    run_id: str
+    request_id: str
+    state: State
+    task_id: str
+    purpose: str
+    at: float  # Unix seconds: enqueued, claimed, finished or died
+    detail: str  # of its state: when due, phase and turn, outcome, last failure
+    worker: str = ""
+    attempt: int = 0
+    reward: float | None = None
+    group_id: str = ""
+    outcome: str = ""
+    head: TrajectoryHead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFilter:
+    """Which lines to list. Patterns are those of the shell; an empty one matches everything."""
+
+    task: str = ""
+    worker: str = ""
+    group: str = ""
+    outcome: str = ""
+    before: float | None = None  # Unix seconds: only requests from before then
+    # Only answered requests with this reward: "0", "1" or "none"; empty: any request.
+    reward: str = ""
+
+    def matches(self, line: RequestLine) -> bool:
+        if self.reward and (line.state != "answered" or self.reward != reward_word(line.reward)):
+            return False
+        wanted = (
+            (self.task, line.task_id),
+            (self.worker, line.worker),
+            (self.group, line.group_id),
+            (self.outcome, line.outcome),
+        )
+        if self.before is not None and line.at >= self.before:
+            return False
+        return all(not pattern or fnmatchcase(value, pattern) for pattern, value in wanted)
+
+
+ANYTHING = LineFilter()
+
+
+def reward_word(reward: float | None) -> str:
+    """A reward as `ls --reward` names it."""
+    return "none" if reward is None else f"{reward:g}"
+
+
+async def lines(
+    redis: Redis, run_id: str, state: State, limit: int, wanted: LineFilter = ANYTHING
+) -> list[RequestLine]:
+    """At most `limit` requests of a run in one state: dead and answered newest first, others oldest first."""
+    found: list[RequestLine] = []
+    takes_all = wanted == ANYTHING
+    async for line in _all_lines(redis, run_id, state):
+        if takes_all or wanted.matches(line):
+            found.append(line)
+        if len(found) >= limit:
+            break
+    return found
+
+
+async def _all_lines(redis: Redis, run_id: str, state: State) -> AsyncIterator[RequestLine]:
+    match state:
+        case "dead":
+            letters = await dead_letters(redis, run_id)
+            for letter in sorted(letters, key=lambda letter: -letter.died_at):
+                yield _dead(run_id, letter)
+        case "answered":
+            async for delivery in stream.heads_backwards(redis, run_id):
+                yield head_line(delivery.head)
+        case "claimed":
+            for one in await census.open_requests(redis, run_id):
+                if isinstance(one, Claimed):
+                    yield _claimed(run_id, one)
+        case _:
+            waiting = [one for one in await census.open_requests(redis, run_id) if isinstance(one, Queued)]
+            labels = await request_store.labels(redis, [one.request_id for one in waiting])
+            for one, label in zip(waiting, labels, strict=True):
+                yield _queued(run_id, one, label)
+
+
+def where(lease: Lease, max_turns: int) -> str:
+    """Where in the episode a claim is."""
+    return f"turn {lease.turn} of {max_turns}" if lease.phase == "agent" else lease.phase
+
+
+async def dead_letters(redis: Redis, run_id: str) -> list[DeadLetter]:
+    return list((await deadletters.listed(redis, run_id)).values())
+
+
+def head_line(head: TrajectoryHead) -> RequestLine:
+    return RequestLine(
+        run_id=head.run_id,
+        request_id=head.request_id,
+        state="answered",
+        task_id=head.task_id,
+        purpose=head.purpose,
+        at=head.finished_at,
+        detail=f"{head.outcome}, {count(head.num_turns, 'turn')}",
+        worker=head.worker,
+        attempt=head.attempt,
+        reward=head.reward,
+        group_id=head.group_id,
+        outcome=head.outcome,
+        head=head,
+    )
+
+
+def _dead(run_id: str, letter: DeadLetter) -> RequestLine:
+    last = letter.failures[-1] if letter.failures else None
+    return RequestLine(
+        run_id=run_id,
+        request_id=letter.request_id,
+        state="dead",
+        task_id=letter.task_id,
+        purpose=letter.purpose,
+        group_id=letter.group_id,
+        at=letter.died_at,
+        detail=f"{letter.kind}, {last.boundary}: {last.message}" if last else "no failure was recorded",
+        worker=last.worker if last else "",
+        attempt=last.attempt if last else 0,
+        outcome=f"failed:{last.boundary}" if last else "",
+    )
+
+
+def _claimed(run_id: str, found: Claimed) -> RequestLine:
+    return RequestLine(
+        run_id=run_id,
+        request_id=found.request_id,
+        state="claimed",
+        task_id=found.task_id,
+        purpose=found.purpose,
+        at=found.lease.claimed_at,
+        detail=where(found.lease, found.max_turns),
+        worker=found.lease.worker,
+        attempt=found.lease.attempt,
+        group_id=found.lease.group_id,
+    )
+
+
+def _queued(run_id: str, found: Queued, label: Label) -> RequestLine:
+    wait_s = found.due_at - time.time()
+    return RequestLine(
+        run_id=run_id,
+        request_id=found.request_id,
+        state="queued",
+        task_id=label.task_id,
+        purpose=label.purpose,
+        at=found.enqueued_at,
+        detail=f"next try in {wait_s:.0f} s" if wait_s > 0 else "",
+        group_id=label.group_id,
+    )
+
+
+async def arrivals(redis: Redis, only: str | None, past: int, *, follow: bool) -> AsyncIterator[RequestLine]:
+    """The last `past` finished trajectories, oldest first; then, to `follow`, each as it arrives, for ever."""
+    positions: dict[str, str] = {}
+    heads: list[TrajectoryHead] = []
+    for run_id in await runs.chosen(redis, only):
+        newest = await stream.newest_heads(redis, run_id, max(past, 1))
+        positions[run_id] = newest[0].entry_id if newest else "0"
+        heads += [delivery.head for delivery in newest]
+    heads.sort(key=lambda head: head.finished_at)
+    for head in heads[max(0, len(heads) - past) :]:
+        yield head_line(head)
+    while follow:
+        for run_id in await runs.chosen(redis, only):
+            positions.setdefault(run_id, "0")
+        if not positions:
+            await asyncio.sleep(1)
+            continue
+        for run_id, arrived in await stream.heads_after(redis, positions):
+            positions[run_id] = arrived.entry_id
+            if isinstance(arrived, Delivery):
+                yield head_line(arrived.head)
+
+
+def text(lines: Sequence[RequestLine], ink: Ink) -> str:
+    """A table with one request on each line."""
+    if not lines:
+        return "nothing to list"
+    return "\n".join(row(line, ink) for line in lines)
+
+
+def row(line: RequestLine, ink: Ink) -> str:
+    """One request on one line, as `ls` and `tail` print it."""
+    reward = "" if line.reward is None else f"  reward {line.reward:g}"
+    shade = {"dead": ink.bad, "claimed": ink.bold}.get(line.state, str)
+    attempt = f"  attempt {line.attempt}" if line.attempt > 1 else ""
+    when = _time_of_day(int(line.at))
+    detail = visible(line.detail.replace("\n", " "))[:120]
+    return (
+        f"{when}  {shade(f'{line.state:<8}')}  {line.request_id}  {line.task_id}  "
+        f"{line.purpose:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
+    ).rstrip()
+
+
+@lru_cache
+def _time_of_day(at: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _reward(text: str, reward: float | None, ink: Ink) -> str:
+    return ink.good(text) if reward else ink.faint(text)
