@@ -27,3 +27,8 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tied_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("llama"), "llama", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def biased_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("qwen2"), "qwen2")

@@ -114,6 +114,20 @@ def test_ppo_stops_outside_its_clip_only_where_the_advantage_pushes_outwards() -
     torch.testing.assert_close(observed, torch.tensor([0.0, 1.4, -0.7, 0.0]))
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clipped"),
+    [(1.25, 1.0, False), (1.35, 1.0, True), (0.75, -1.0, True), (0.85, -1.0, False)],
+)
+def test_the_upper_and_the_lower_bound_of_ppo_are_its_own(
+    ratio: float, advantage: float, clipped: bool
+) -> None:
+    """Between 1 - clip_high and 1 - clip_low, and between 1 + clip_low and 1 + clip_high, swapped bounds would show."""
+    policy, behaviour = torch.tensor([ratio]).log(), torch.zeros(1)
+    config = LossConfig(kind="ppo_clip", clip_low=0.2, clip_high=0.3)
+    observed = gradient(policy, behaviour, torch.tensor([advantage]), config)
+    torch.testing.assert_close(observed, torch.tensor([0.0 if clipped else -advantage * ratio]))
+
+
 def test_the_pull_to_the_reference_is_its_drift() -> None:
     policy, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     config = LossConfig(reference_kl=0.1, anchor=0.0)

@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -145,6 +146,33 @@ def test_metrics_of_an_on_policy_step_say_so(qwen3: Path) -> None:
     assert metrics.behaviour_kl == pytest.approx(0, abs=1e-5)
     assert 0 < metrics.entropy < np.log(64)
     assert metrics.grad_norm > 0
+
+
+def test_metrics_of_an_off_policy_step_have_their_closed_forms(qwen3: Path) -> None:
+    samples, bounds = make_samples(), LossConfig(ratio_cap=1.5, delta=0.005, veto_low=1e-9, veto_high=1e9)
+    learner = Learner(
+        config(loss=bounds, num_minibatches=2, micro_batch_tokens=33, lr=1e-9), model_directory=qwen3
+    )
+    policy = learner.logprobs(samples, 1.0)
+
+    def trained(arrays: Iterable[np.ndarray]) -> np.ndarray:
+        pairs = zip(arrays, samples, strict=True)
+        return np.concatenate([array[sample.trained_T] for array, sample in pairs]).astype(np.float64)
+
+    after, before = trained(policy), trained(sample.behaviour_logprobs_T for sample in samples)
+    ratios = np.exp(after - before)
+    weights = np.minimum(ratios, 1.5)
+    assert weights.std() > 0.1
+    moved = np.sign(trained(sample.advantages_T for sample in samples)) * (np.exp(after) - np.exp(before))
+    metrics = take_step(learner, samples)
+    assert metrics.num_microbatches > metrics.num_updates == 2
+    assert metrics.ess_share == pytest.approx(
+        weights.sum() ** 2 / (len(weights) * (weights**2).sum()), rel=1e-4
+    )
+    assert metrics.ratio_mean == pytest.approx(ratios.mean(), rel=1e-4)
+    assert metrics.ratio_max == pytest.approx(ratios.max(), rel=1e-4)
+    assert metrics.behaviour_kl == pytest.approx((ratios - 1 - np.log(ratios)).mean(), rel=1e-4)
+    assert 0 < metrics.masked_share == pytest.approx((moved > 0.005).mean())
 
 
 def test_only_the_named_parameters_are_trained(qwen3: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.learner.tiny import config, make_batch, make_samples, train
 from trainer.batching.logprob_gap import measure_gap
 from trainer.feed import Feed
+from trainer.learner import backend
 from trainer.learner.megatron import Learner
 
 
@@ -54,7 +55,9 @@ def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Pa
         )
     batch = make_batch(tuple(answered))
     gap = measure_gap(batch, feed.learner.versions_held, feed.logprobs_under)
-    assert (gap.max, gap.num_unmeasured) == (0, 0)
+    assert gap.max is not None
+    assert gap.max <= (1e-3 if backend.has_cuda() else 0)
+    assert gap.num_unmeasured == 0
     present = measure_gap(batch, (0, 1, 2), lambda _, chosen, temperature: feed.logprobs(chosen, temperature))
     assert present.mean is not None
     assert present.mean > 0.01, "the weights moved too little for this test to notice"
