@@ -1,8 +1,7 @@
-"""The one bridge from rank 0, which decides, to the collectives that all ranks must enter together.
+"""Carries each call of the learner from rank 0, which decides, to all ranks, whose collectives must be entered together.
 
-Rank 0 calls the methods of a `Feed`; each is announced to the other ranks, which sit in `follow` and call the
-same method of their own learner with the same arguments. With one process nothing is sent. Calls from several
-threads take turns.
+Rank 0 calls the methods of a `Feed`. Each call is announced to the other ranks, which wait in `follow` and call the same
+method of their own learner with the same arguments. With one process nothing is sent. Calls from several threads take turns.
 """
 
 import threading
@@ -17,73 +16,82 @@ import torch
 from torch import distributed
 
 from trainer.batching.batch import Batch, Sample
-from trainer.learner.config import StepMetrics
-from trainer.learner.megatron import Learner, Logprobs
+from trainer.learner.config import NotFinite, StepMetrics
+from trainer.learner.forward import Logprobs
+from trainer.learner.megatron import Learner
 
 LONGEST_WAIT = timedelta(days=30)
-"""Between two batches the other ranks wait in a collective, for as long as rollouts may take."""
+"""How long the other ranks wait in a collective between two batches: as long as rollouts may take."""
 
 
-class Command(msgspec.Struct, frozen=True, tag=True):
-    """What all ranks are to do next."""
+class LearnerCommand(msgspec.Struct, frozen=True, tag=True):
+    """What all ranks do next."""
 
 
-class Step(Command, frozen=True):
+class StepCommand(LearnerCommand, frozen=True):
     batch: Batch
 
 
-class Recompute(Command, frozen=True):
+class LogprobsCommand(LearnerCommand, frozen=True):
     version: int | None  # None for the present weights
     samples: tuple[Sample, ...]
     temperature: float
 
 
-class Snapshot(Command, frozen=True):
+class SnapshotCommand(LearnerCommand, frozen=True):
     version: int
 
 
-class Export(Command, frozen=True):
+class ExportCommand(LearnerCommand, frozen=True):
     directory: str
 
 
-class Save(Command, frozen=True):
+class SaveCommand(LearnerCommand, frozen=True):
     directory: str
     extra: bytes
 
 
-class Restore(Command, frozen=True):
+class RestoreCommand(LearnerCommand, frozen=True):
     directory: str
 
 
-class Stop(Command, frozen=True):
+class StopCommand(LearnerCommand, frozen=True):
     """Leave `follow`."""
 
 
-def encode(command: Command) -> bytes:
+def encode(command: LearnerCommand) -> bytes:
     return msgspec.msgpack.encode(command, enc_hook=_array_to_wire)
 
 
-def decode(body: bytes) -> Command:
-    commands = Step | Recompute | Snapshot | Export | Save | Restore | Stop
+def decode(body: bytes) -> LearnerCommand:
+    commands = (
+        StepCommand
+        | LogprobsCommand
+        | SnapshotCommand
+        | ExportCommand
+        | SaveCommand
+        | RestoreCommand
+        | StopCommand
+    )
     return msgspec.msgpack.decode(body, type=commands, dec_hook=_array_from_wire)
 
 
-def perform(learner: Learner, command: Command) -> Any:
+def perform(learner: Learner, command: LearnerCommand) -> Any:
     """Call the learner's method that the command names."""
     match command:
-        case Step(batch):
+        case StepCommand(batch):
             return learner.step(batch)
-        case Recompute(None, samples, temperature):
+        case LogprobsCommand(None, samples, temperature):
             return learner.logprobs(samples, temperature)
-        case Recompute(int(version), samples, temperature):
+        case LogprobsCommand(int(version), samples, temperature):
             return learner.logprobs_under(version, samples, temperature)
-        case Snapshot(version):
+        case SnapshotCommand(version):
             return learner.snapshot(version)
-        case Export(directory):
+        case ExportCommand(directory):
             return learner.export(Path(directory))
-        case Save(directory, extra):
+        case SaveCommand(directory, extra):
             return learner.save(Path(directory), extra)
-        case Restore(directory):
+        case RestoreCommand(directory):
             return learner.restore(Path(directory))
     raise AssertionError(command)
 
@@ -95,57 +103,64 @@ class Feed:
         self.learner = learner
         self._turn = threading.Lock()
         self._alone = distributed.get_world_size() == 1
-        self._group = None if self._alone else distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        self._group = None if self._alone else _gloo_group()
 
-    def step(self, batch: Batch) -> StepMetrics:
-        return self._everywhere(Step(batch))
+    def step(self, batch: Batch) -> StepMetrics | NotFinite:
+        return self._everywhere(StepCommand(batch))
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
-        return self._everywhere(Recompute(None, tuple(samples), temperature))
+        return self._everywhere(LogprobsCommand(None, tuple(samples), temperature))
 
     def logprobs_under(self, version: int, samples: Sequence[Sample], temperature: float) -> Logprobs:
-        return self._everywhere(Recompute(version, tuple(samples), temperature))
+        return self._everywhere(LogprobsCommand(version, tuple(samples), temperature))
 
     def snapshot(self, version: int) -> None:
-        self._everywhere(Snapshot(version))
+        self._everywhere(SnapshotCommand(version))
 
     def export(self, directory: Path) -> None:
-        self._everywhere(Export(str(directory)))
+        self._everywhere(ExportCommand(str(directory)))
 
     def save(self, directory: Path, extra: bytes) -> None:
-        self._everywhere(Save(str(directory), extra))
+        self._everywhere(SaveCommand(str(directory), extra))
 
     def restore(self, directory: Path) -> bytes:
-        return self._everywhere(Restore(str(directory)))
+        return self._everywhere(RestoreCommand(str(directory)))
 
     def stop(self) -> None:
-        """Let the other ranks return from `follow`. Rank 0 calls it last."""
+        """Make the other ranks return from `follow`. Rank 0 calls it last."""
         with self._turn:
-            self._announce(Stop())
+            self._announce(StopCommand())
 
     def follow(self) -> None:
         """On every rank but 0: do what rank 0 announces until it stops."""
-        while not isinstance(command := self._hear(), Stop):
+        while not isinstance(command := self._hear(), StopCommand):
             perform(self.learner, command)
 
-    def _everywhere(self, command: Command) -> Any:
+    def _everywhere(self, command: LearnerCommand) -> Any:
         with self._turn:
             self._announce(command)
             return perform(self.learner, command)
 
-    def _announce(self, command: Command) -> None:
+    def _announce(self, command: LearnerCommand) -> None:
         if self._alone:
             return
         body = torch.frombuffer(bytearray(encode(command)), dtype=torch.uint8)
         distributed.broadcast(torch.tensor([len(body)]), src=0, group=self._group)
         distributed.broadcast(body, src=0, group=self._group)
 
-    def _hear(self) -> Command:
+    def _hear(self) -> LearnerCommand:
         length = torch.zeros(1, dtype=torch.int64)
         distributed.broadcast(length, src=0, group=self._group)
         body = torch.empty(int(length), dtype=torch.uint8)
         distributed.broadcast(body, src=0, group=self._group)
         return decode(body.numpy().tobytes())
+
+
+def _gloo_group() -> distributed.ProcessGroup:
+    """All ranks, over the CPU's network: commands are no tensors on a GPU."""
+    group = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
 
 
 def _array_to_wire(value: Any) -> tuple[str, bytes]:

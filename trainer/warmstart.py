@@ -1,8 +1,8 @@
-"""Owns the warm start: teaches a tiny Llama, from nothing, to imitate the demonstration's hasty teacher.
+"""The warm start: trains a tiny Llama from random weights to imitate the demonstration's hasty teacher.
 
 ``python -m trainer.warmstart --out DIR`` writes a Hugging Face directory (config, fp32 weights,
-tokenizer with its chat template). One seed, one thread, one run: the same command gives the same policy
-on the same machine.
+tokenizer with its chat template). It runs on one thread from one seed, so the same command gives the same policy on the same
+machine.
 
 The lessons use function names of the ``warmstart`` split only. Before them and between them the model
 repeats random token sequences, which is how it learns to copy.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainer.demo.conversation import END, PAD, Message, Templates
+from trainer.demo.conversation import END, PAD, EpisodeMessage, Templates
 from trainer.demo.family import make_task
 from trainer.demo.teacher import HASTY, PATIENT, teach
 from trainer.demo.tokenizer import CONTEXT_TOKENS, build_tokenizer, padded_vocabulary_size, save_tokenizer
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
-class Schooling(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings.
+DESCRIPTION = "Train the demonstration's policy from random weights to imitate its teacher."
 
-    `context_weight` is the loss weight of what the policy reads but does not write; `sharpness` multiplies the
-    finished policy's logits, because so short a schooling leaves even its sure tokens uncertain.
+
+class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the warm start.
+
+    `context_weight` is the loss weight of the tokens that the policy reads and does not write. `sharpness` multiplies the
+    finished policy's logits, because after so short a training even its most probable tokens are too improbable.
     """
 
     num_lessons: int = 28_672
@@ -51,7 +54,7 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     mlp_size: int = 352
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class LessonBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids [num_sequences][length], padded, and the loss weight of each."""
 
     ids: list[list[int]]
@@ -59,9 +62,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(
-    tokenizer: "Tokenizer", messages: list[Message], context_weight: float
+    tokenizer: "Tokenizer", messages: list[EpisodeMessage], context_weight: float
 ) -> tuple[list[int], list[float]]:
-    """An episode's ids and loss weights: 1 where the assistant writes (end too), else `context_weight`."""
+    """An episode's ids and loss weights: 1 for what the assistant writes, its end token included, else `context_weight`."""
     ids: list[int] = []
     weights: list[float] = []
     for message in messages:
@@ -72,33 +75,33 @@ def encode(
     return ids, weights
 
 
-def lesson_batches(tokenizer: "Tokenizer", rng: random.Random, schooling: Schooling) -> Iterator[Batch]:
+def lesson_batches(tokenizer: "Tokenizer", rng: random.Random, settings: WarmStart) -> Iterator[LessonBatch]:
     """The lessons in batches of about `batch_tokens`, similar lengths together."""
     templates = Templates()
     pad = tokenizer.token_to_id(PAD)
-    shelf_size = 512
-    for start in range(0, schooling.num_lessons, shelf_size):
-        habits = PATIENT if start < schooling.num_lessons * (1 - schooling.hasty_share) else HASTY
-        shelf = [
+    sorted_at_once = 512
+    for start in range(0, settings.num_lessons, sorted_at_once):
+        habits = PATIENT if start < settings.num_lessons * (1 - settings.hasty_share) else HASTY
+        encoded = [
             encode(tokenizer, teach(make_task(0, "warmstart", start + k), rng, templates, habits).messages,
-                   schooling.context_weight)
-            for k in range(shelf_size)
+                   settings.context_weight)
+            for k in range(sorted_at_once)
         ]  # fmt: skip
-        shelf.sort(key=lambda lesson: len(lesson[0]))
+        encoded.sort(key=lambda lesson: len(lesson[0]))
         batches: list[list[tuple[list[int], list[float]]]] = [[]]
-        for lesson in shelf:
-            if (len(batches[-1]) + 1) * len(lesson[0]) > schooling.batch_tokens:
+        for lesson in encoded:
+            if (len(batches[-1]) + 1) * len(lesson[0]) > settings.batch_tokens:
                 batches.append([])
             batches[-1].append(lesson)
         rng.shuffle(batches)
         yield from (_padded(batch, pad) for batch in batches if batch)
 
 
-def repeat_batch(rng: random.Random, schooling: Schooling, vocabulary: range) -> Batch:
-    """Random sequences that repeat themselves; only what can be copied counts."""
-    length = schooling.repeat_length
+def repeat_batch(rng: random.Random, settings: WarmStart, vocabulary: range) -> LessonBatch:
+    """Random sequences that repeat themselves. Only tokens that can be copied have weight in the loss."""
+    length = settings.repeat_length
     sequences: list[tuple[list[int], list[float]]] = []
-    for _ in range(schooling.batch_tokens // length):
+    for _ in range(settings.batch_tokens // length):
         segment = rng.choices(vocabulary, k=rng.randint(4, length // 2))
         times = -(-length // len(segment))
         weights = [0.0] * len(segment) + [1.0] * (len(segment) * (times - 1))
@@ -106,26 +109,26 @@ def repeat_batch(rng: random.Random, schooling: Schooling, vocabulary: range) ->
     return _padded(sequences, 0)
 
 
-def _padded(sequences: list[tuple[list[int], list[float]]], pad: int) -> Batch:
+def _padded(sequences: list[tuple[list[int], list[float]]], pad: int) -> LessonBatch:
     width = max(len(ids) for ids, _ in sequences)
-    return Batch(
+    return LessonBatch(
         ids=[ids + [pad] * (width - len(ids)) for ids, _ in sequences],
         weights=[weights + [0.0] * (width - len(weights)) for _, weights in sequences],
     )
 
 
-def build_policy(tokenizer: "Tokenizer", schooling: Schooling) -> "LlamaForCausalLM":
+def build_policy(tokenizer: "Tokenizer", settings: WarmStart) -> "LlamaForCausalLM":
     """An untrained policy with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=padded_vocabulary_size(tokenizer),
-            hidden_size=schooling.hidden_size,
-            intermediate_size=schooling.mlp_size,
-            num_hidden_layers=schooling.num_layers,
-            num_attention_heads=schooling.num_heads,
-            num_key_value_heads=schooling.num_heads,
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.mlp_size,
+            num_hidden_layers=settings.num_layers,
+            num_attention_heads=settings.num_heads,
+            num_key_value_heads=settings.num_heads,
             max_position_embeddings=CONTEXT_TOKENS,
             rms_norm_eps=1e-5,
             tie_word_embeddings=True,
@@ -136,7 +139,7 @@ def build_policy(tokenizer: "Tokenizer", schooling: Schooling) -> "LlamaForCausa
     )
 
 
-def weighted_loss(policy: "LlamaForCausalLM", batch: Batch) -> "Tensor":
+def weighted_loss(policy: "LlamaForCausalLM", batch: LessonBatch) -> "Tensor":
     """Mean next-token cross-entropy, weighted."""
     import torch
 
@@ -148,50 +151,50 @@ def weighted_loss(policy: "LlamaForCausalLM", batch: Batch) -> "Tensor":
     return (losses * weights[counted]).sum() / weights.sum()
 
 
-def school(policy: "LlamaForCausalLM", tokenizer: "Tokenizer", schooling: Schooling, seed: int) -> None:
-    """Trains `policy` in place; prints a line now and then."""
+def train_policy(policy: "LlamaForCausalLM", tokenizer: "Tokenizer", settings: WarmStart, seed: int) -> None:
+    """Train `policy` in place, and print a line every 50 steps."""
     rng = random.Random(seed)
     vocabulary = range(len(tokenizer.get_vocab()))
-    lessons = list(lesson_batches(tokenizer, rng, schooling))
-    num_steps = schooling.num_repeat_steps + len(lessons) * schooling.repeat_every // (
-        schooling.repeat_every - 1
+    lessons = list(lesson_batches(tokenizer, rng, settings))
+    num_steps = settings.num_repeat_steps + len(lessons) * settings.repeat_every // (
+        settings.repeat_every - 1
     )
-    optimizers = _optimizers(policy, schooling)
-    begun = time.monotonic()
-    taught = iter(lessons)
+    optimizers = _optimizers(policy, settings)
+    began = time.monotonic()
+    remaining = iter(lessons)
     for step in range(num_steps):
-        repeats = step < schooling.num_repeat_steps or step % schooling.repeat_every == 0
-        batch = None if repeats else next(taught, None)
+        repeats = step < settings.num_repeat_steps or step % settings.repeat_every == 0
+        batch = None if repeats else next(remaining, None)
         loss = _step(
             policy,
             optimizers,
-            batch or repeat_batch(rng, schooling, vocabulary),
-            _lr(step, num_steps, schooling),
+            batch or repeat_batch(rng, settings, vocabulary),
+            _lr(step, num_steps, settings),
         )
         if step % 50 == 1:
             print(
-                f"step {step}/{num_steps}: loss {loss:.4f} after {time.monotonic() - begun:.0f} s", flush=True
+                f"step {step}/{num_steps}: loss {loss:.4f} after {time.monotonic() - began:.0f} s", flush=True
             )
 
 
-def _optimizers(policy: "LlamaForCausalLM", schooling: Schooling) -> list["Optimizer"]:
-    """Muon for the matrices (it learns to copy in a third of the steps AdamW needs), AdamW for the rest."""
+def _optimizers(policy: "LlamaForCausalLM", settings: WarmStart) -> list["Optimizer"]:
+    """Muon for the matrices, which learns to copy in a third of the steps that AdamW needs; AdamW for the rest."""
     import torch
 
     matrices = [p for name, p in policy.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in policy.named_parameters() if p.dim() != 2 or "embed" in name]
     return [
-        torch.optim.Muon(matrices, lr=schooling.peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=schooling.peak_lr, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=settings.peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=settings.peak_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
-def _lr(step: int, num_steps: int, schooling: Schooling) -> float:
+def _lr(step: int, num_steps: int, settings: WarmStart) -> float:
     """Linear warm-up over 50 steps, then linear decay to zero over the last half."""
-    return schooling.peak_lr * min(1.0, (step + 1) / 50, 2 * (num_steps - step) / num_steps)
+    return settings.peak_lr * min(1.0, (step + 1) / 50, 2 * (num_steps - step) / num_steps)
 
 
-def _step(policy: "LlamaForCausalLM", optimizers: list["Optimizer"], batch: Batch, lr: float) -> float:
+def _step(policy: "LlamaForCausalLM", optimizers: list["Optimizer"], batch: LessonBatch, lr: float) -> float:
     import torch
 
     policy.zero_grad()
@@ -206,7 +209,7 @@ def _step(policy: "LlamaForCausalLM", optimizers: list["Optimizer"], batch: Batc
 
 
 def sharpen(policy: "LlamaForCausalLM", sharpness: float) -> None:
-    """Multiplies every logit, through the last norm's weight; greedy decoding does not change."""
+    """Multiply every logit, by way of the last norm's weight. Greedy decoding does not change."""
     import torch
 
     with torch.no_grad():
@@ -214,7 +217,7 @@ def sharpen(policy: "LlamaForCausalLM", sharpness: float) -> None:
 
 
 def save_policy(policy: "LlamaForCausalLM", tokenizer: "Tokenizer", directory: Path) -> None:
-    """Writes the Hugging Face directory."""
+    """Write the Hugging Face directory."""
     directory.mkdir(parents=True, exist_ok=True)
     policy.generation_config.do_sample = True
     policy.save_pretrained(directory)
@@ -222,8 +225,8 @@ def save_policy(policy: "LlamaForCausalLM", tokenizer: "Tokenizer", directory: P
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.warmstart", description=__doc__.split("\n\n")[0])
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.warmstart", description=DESCRIPTION)
     parser.add_argument("--out", type=Path, required=True, help="the Hugging Face directory to write")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -231,11 +234,11 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    tokenizer, schooling = build_tokenizer(), Schooling()
-    policy = build_policy(tokenizer, schooling)
+    tokenizer, settings = build_tokenizer(), WarmStart()
+    policy = build_policy(tokenizer, settings)
     print(f"{policy.num_parameters()} parameters", flush=True)
-    school(policy, tokenizer, schooling, options.seed)
-    sharpen(policy, schooling.sharpness)
+    train_policy(policy, tokenizer, settings, options.seed)
+    sharpen(policy, settings.sharpness)
     save_policy(policy, tokenizer, options.out)
 
 

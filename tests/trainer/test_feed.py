@@ -4,7 +4,17 @@ import pytest
 
 from tests.trainer.learner.tiny import make_batch, make_samples
 from trainer.batching.batch import Batch, Sample
-from trainer.feed import Export, Recompute, Restore, Save, Snapshot, Step, Stop, decode, encode
+from trainer.feed import (
+    ExportCommand,
+    LogprobsCommand,
+    RestoreCommand,
+    SaveCommand,
+    SnapshotCommand,
+    StepCommand,
+    StopCommand,
+    decode,
+    encode,
+)
 
 
 def assert_same(left: Sample, right: Sample) -> None:
@@ -17,8 +27,8 @@ def assert_same(left: Sample, right: Sample) -> None:
 
 def test_a_batch_reaches_the_other_ranks_as_it_was() -> None:
     batch = make_batch(make_samples(), step=9, temperature=0.7)
-    step = decode(encode(Step(batch)))
-    assert isinstance(step, Step)
+    step = decode(encode(StepCommand(batch)))
+    assert isinstance(step, StepCommand)
     assert isinstance(step.batch, Batch)
     assert (step.batch.step, step.batch.temperature, step.batch.request_ids) == (9, 0.7, batch.request_ids)
     for sent, heard in zip(batch.samples, step.batch.samples, strict=True):
@@ -27,7 +37,13 @@ def test_a_batch_reaches_the_other_ranks_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [Snapshot(3), Export("a/b"), Save("c", b"\x00\xff"), Restore("d"), Stop()],
+    [
+        SnapshotCommand(3),
+        ExportCommand("a/b"),
+        SaveCommand("c", b"\x00\xff"),
+        RestoreCommand("d"),
+        StopCommand(),
+    ],
     ids=lambda c: type(c).__name__,
 )
 def test_commands_are_heard_as_they_were_given(command: object) -> None:
@@ -36,8 +52,8 @@ def test_commands_are_heard_as_they_were_given(command: object) -> None:
 
 @pytest.mark.parametrize("version", [None, 0, 4])
 def test_a_question_about_past_weights_is_not_one_about_the_present(version: int | None) -> None:
-    heard = decode(encode(Recompute(version, make_samples((4,)), 1.0)))
-    assert isinstance(heard, Recompute)
+    heard = decode(encode(LogprobsCommand(version, make_samples((4,)), 1.0)))
+    assert isinstance(heard, LogprobsCommand)
     assert heard.version == version
     assert_same(heard.samples[0], make_samples((4,))[0])
 

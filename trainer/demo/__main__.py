@@ -1,6 +1,4 @@
-"""Owns the demonstration's command line: ``python -m trainer.demo tasks`` and ``python -m trainer.demo
-images``.
-"""
+"""The demonstration's command line: ``python -m trainer.demo tasks`` and ``python -m trainer.demo images``."""
 
 import argparse
 import sys
@@ -8,7 +6,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Runs one command; 2 on a user's mistake."""
+    """Run one command; returns 2 on a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demo")
     commands = parser.add_subparsers(dest="command", required=True)
     tasks = commands.add_parser("tasks", help="write a family of tasks in swe-task-generator's layout")

@@ -1,9 +1,8 @@
-"""Owns the kinds of bug: for each, a small function with one wrong line, the hint an issue would give, and
-a blind guess.
+"""The kinds of bug: for each, a small function with one wrong line, the hint that an issue gives, and a guess made without
+reading the code.
 
-Every kind but the one-line forms needs the file to be read: the wrong line's place, its variables or
-both are not in the issue nor in the ``def`` line. `Bug.guess` is what a reader of the issue and the
-``def`` line alone would write.
+For every kind but the one-line forms the file must be read: the wrong line's place, its variables or both appear neither in
+the issue nor in the ``def`` line. `Bug.guess` is what someone writes who has read only these two.
 """
 
 import random
@@ -18,9 +17,8 @@ ONE_LINE_SHARE = 0.3
 class Bug(msgspec.Struct, frozen=True, kw_only=True):
     """A function with one wrong line.
 
-    `lines` is the broken body; `index` the wrong line in it; `good` its repair; `mark` a text found in the
-    wrong line and nowhere else in its file; `guess` a pair (lines below the ``def``, text) written without
-    looking.
+    `lines` is the broken body, `index` the wrong line in it, `good` its repair. `mark` is a text that is found in the wrong
+    line and nowhere else in its file. `guess` is a pair (lines below the ``def``, text) written without reading the body.
     """
 
     kind: str
@@ -33,10 +31,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     guess: tuple[int, str]
     calls: tuple[tuple[object, ...], ...]
 
-    def body(self, *, mended: bool) -> tuple[str, ...]:
+    def body(self, *, fixed: bool) -> tuple[str, ...]:
         """The body's lines, with the wrong line or with its repair."""
-        fixed = (*self.lines[: self.index], self.good, *self.lines[self.index + 1 :])
-        return fixed if mended else self.lines
+        if not fixed:
+            return self.lines
+        return (*self.lines[: self.index], self.good, *self.lines[self.index + 1 :])
 
 
 def _numbers(rng: random.Random, count: int = 3) -> tuple[tuple[object, ...], ...]:
@@ -67,7 +66,7 @@ def _expression(
     bad: Callable[[str, str], str],
     good: Callable[[str, str], str],
 ) -> Bug:
-    """A bug in an expression of two variables: ``return <expr>`` at once, or buried in a longer body."""
+    """A bug in an expression of two variables: ``return <expr>`` at once, or inside a longer body."""
     a, b, v, w, _ = _names(rng, words)
     guess = (1, f"    return {good(a, b)}")
     if rng.random() < ONE_LINE_SHARE:

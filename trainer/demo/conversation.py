@@ -1,7 +1,7 @@
-"""Owns how an episode becomes text: the agent recipe's templates and the policy's chat template.
+"""How an episode becomes text: the agent recipe's templates and the policy's chat template.
 
-The lessons of the warm start pass through here, and an agent at run time renders the same recipe, so the
-policy meets the very text it was taught on. The chat template only ever appends.
+The warm start renders its lessons through these, and the agent renders the same recipe at run time, so the policy meets the
+text that it was taught on. The chat template only ever appends.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 )
 
 
-class Message(msgspec.Struct, frozen=True):
+class EpisodeMessage(msgspec.Struct, frozen=True):
     """One message of an episode."""
 
     role: Literal["system", "user", "assistant"]
@@ -42,21 +42,24 @@ class Templates:
             if key.endswith("_template")
         }
 
-    def opening(self, issue: str) -> list[Message]:
+    def opening(self, issue: str) -> list[EpisodeMessage]:
         """The system message and the task."""
         system, instance = self._templates["system_template"], self._templates["instance_template"]
-        return [Message("system", system.render()), Message("user", instance.render(task=issue))]
+        return [
+            EpisodeMessage("system", system.render()),
+            EpisodeMessage("user", instance.render(task=issue)),
+        ]
 
-    def observation(self, returncode: int, output: str) -> Message:
+    def observation(self, returncode: int, output: str) -> EpisodeMessage:
         """What the policy is shown after a command."""
         template = self._templates["action_observation_template"]
-        return Message("user", template.render(output={"returncode": returncode, "output": output}))
+        return EpisodeMessage("user", template.render(output={"returncode": returncode, "output": output}))
 
-    def format_error(self) -> Message:
+    def format_error(self) -> EpisodeMessage:
         """What the policy is shown after a turn without exactly one bash block."""
-        return Message("user", self._templates["format_error_template"].render())
+        return EpisodeMessage("user", self._templates["format_error_template"].render())
 
 
-def action(thought: str, command: str) -> Message:
+def action(thought: str, command: str) -> EpisodeMessage:
     """An assistant's turn: one thought, one command."""
-    return Message("assistant", f"THOUGHT: {thought}\n```bash\n{command}\n```")
+    return EpisodeMessage("assistant", f"THOUGHT: {thought}\n```bash\n{command}\n```")

@@ -1,9 +1,8 @@
-"""Owns the images of a written family: one per task, the shared base plus one layer with the repository.
+"""The images of a written family: one per task, the shared base image plus one layer with the repository.
 
-A family is a hundred images that differ by a few kilobytes. They are loaded as one archive whose
-manifests name the base's layers without carrying them, which takes milliseconds an image where a build
-takes half a second. An engine that wants every layer in the archive refuses it; then the Dockerfiles,
-which say the same, are built one by one.
+A family is a hundred images that differ by a few kilobytes. They are loaded as one archive whose manifests name the base's
+layers without containing them, which takes milliseconds per image where a build takes half a second. A Docker host that
+requires every layer in the archive refuses it; then the images are built one by one from the Dockerfiles, which say the same.
 """
 
 import hashlib
@@ -12,6 +11,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.errors import APIError, BuildError, DockerException, ImageLoadError, ImageNotFound
@@ -20,9 +20,9 @@ from trainer.demo.task_directories import BASE_IMAGE, CREATED_AT, ENVIRONMENT, W
 
 
 def build_images(directory: Path) -> tuple[int, int]:
-    """Makes every image of the family under `directory` that the daemon lacks; returns (made, already there).
+    """Make every image of the family under `directory` that the Docker host lacks; returns (made, already there).
 
-    Raises ValueError when there are no tasks, or the Docker daemon or the base image will not do.
+    Raises ValueError if there are no tasks, no Docker host answers, or the base image is missing.
     """
     tasks = sorted(directory.glob("**/task_*/task.json"))
     if not tasks:
@@ -54,7 +54,7 @@ def _make(client: docker.DockerClient, missing: dict[str, Path]) -> None:
             client.images.build(path=str(folder), tag=name, rm=True)
 
 
-def archive(base: dict[str, object], folders: dict[str, Path]) -> bytes:
+def archive(base: dict[str, Any], folders: dict[str, Path]) -> bytes:
     """A docker-archive with one image for each (name, task folder), on top of the inspected `base`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -64,8 +64,8 @@ def archive(base: dict[str, object], folders: dict[str, Path]) -> bytes:
 
 
 def _entries(
-    tar: tarfile.TarFile, base: dict[str, object], folders: dict[str, Path]
-) -> Iterator[dict[str, object]]:
+    tar: tarfile.TarFile, base: dict[str, Any], folders: dict[str, Path]
+) -> Iterator[dict[str, Any]]:
     beneath = base["RootFS"]["Layers"]
     for name, folder in folders.items():
         layer = _layer(folder / "repo")
@@ -78,7 +78,7 @@ def _entries(
         yield {"Config": config_name, "RepoTags": [name], "Layers": layers}
 
 
-def _config(base: dict[str, object], layers: list[str]) -> dict[str, object]:
+def _config(base: dict[str, Any], layers: list[str]) -> dict[str, Any]:
     inherited = base["Config"]
     variables = [*(inherited["Env"] or []), *(f"{key}={value}" for key, value in ENVIRONMENT.items())]
     return {

@@ -1,7 +1,6 @@
-"""Owns a stand-in for the sandbox that knows only the teacher's own commands, so that lessons are made in
-milliseconds.
+"""A stand-in for the sandbox that knows only the teacher's own commands, so that a lesson is made in milliseconds.
 
-It promises the very output bash gives for those commands; a test holds it to that.
+Its output for those commands is exactly what bash prints; a test compares the two.
 """
 
 import re
@@ -23,9 +22,9 @@ def find(function: str) -> str:
     return f"grep -rn 'def {function}(' ."
 
 
-def read(path: str, *, afresh: bool = False) -> str:
-    """The command that shows a file with line numbers; `afresh` undoes every edit first."""
-    return f"{'git checkout -q . && ' if afresh else ''}cat -n {path}"
+def read(path: str, *, reset: bool = False) -> str:
+    """The command that shows a file with line numbers; `reset` undoes every edit first."""
+    return f"{'git checkout -q . && ' if reset else ''}cat -n {path}"
 
 
 def edit(path: str, line: int, content: str) -> str:
@@ -74,7 +73,7 @@ class Rehearsal:
 
     @staticmethod
     def _test(source: str, expression: str) -> str:
-        """Runs the module's text; it is the family's own source, edited by the teacher only."""
+        """Run the module's text, which is the family's own source and edited by the teacher only."""
         namespace: dict[str, object] = {}
         try:
             exec(source, namespace)

@@ -1,8 +1,8 @@
-"""Owns the written form of the family: a folder per task in swe-task-generator's layout.
+"""The family on disk: a directory per task in swe-task-generator's layout.
 
-``DIR/{train,heldout}/task_NNN/`` holds task.json, Dockerfile, eval_script.sh and ``repo/``, a git
-repository with one commit. Author and date are fixed, so commit hashes are a function of the seed. The
-hidden tests are in task.json's ``test_patch`` alone: neither the image nor the repository has them.
+``DIR/{train,heldout}/task_NNN/`` holds task.json, Dockerfile, eval_script.sh and ``repo/``, a git repository with one commit.
+Author and date are fixed, so commit hashes are a function of the seed. The hidden tests are in task.json's ``test_patch``
+alone: neither the image nor the repository contains them.
 """
 
 import json
@@ -19,7 +19,7 @@ from trainer.demo.words import Split
 BASE_IMAGE = "swerve/task-base:1"
 CREATED_AT = "2025-01-01T00:00:00+00:00"
 WORKDIR = "/workspace"
-# Python trusts a bytecode file whose source has the same size and second, and edits here are that quick.
+# Python reuses a bytecode file if its source has the same size and was changed in the same second, as edits here may be.
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 # COPY comes last, so that all images share every step but one.
 DOCKERFILE = "\n".join([
@@ -34,9 +34,9 @@ _GIT = ("git", "-c", "user.name=demo", "-c", "user.email=demo@example.invalid", 
 
 
 def write_family(directory: Path, *, seed: int, num_train: int, num_heldout: int, image_prefix: str) -> int:
-    """Writes both splits and returns the number of tasks.
+    """Write both splits and return the number of tasks.
 
-    Raises ValueError when `directory` already holds something else.
+    Raises ValueError if `directory` already holds something else.
     """
     counts: dict[Split, int] = {"train": num_train, "heldout": num_heldout}
     for split, count in counts.items():
@@ -48,7 +48,7 @@ def write_family(directory: Path, *, seed: int, num_train: int, num_heldout: int
 
 
 def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
-    """Writes one task's folder."""
+    """Write one task's directory."""
     tests = hidden_tests(task)
     script = eval_script(tests, len(task.checks))
     repo = directory / "repo"
@@ -65,7 +65,7 @@ def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
         "test_patch": test_patch,
         "test_files": list(tests),
         "changed_files": [task.path, *tests],
-        # The tag names the content: an image left by another version of the family must never be taken for this one.
+        # The tag names the content, so that an image of another version of the family is never used in its place.
         "image_name": f"{image_prefix}:{task.name}-{base_commit[:12]}",
         "eval_script": script,
         "pr_number": 1,
@@ -99,7 +99,7 @@ def hidden_tests(task: DemoTask) -> dict[str, str]:
 def eval_script(tests: Iterable[str], num_checks: int) -> str:
     """The grading script: exit status 0 only when every test file reaches its last line.
 
-    The last line is looked for because a patched module could end the interpreter early with status 0.
+    The script looks for the last line because a patched module could end the interpreter early with status 0.
     """
     runs = (f'test "$(python3 {path} | tail -n 1)" = "passed {num_checks}"' for path in tests)
     return "\n".join(["#!/bin/bash", "set -e", f"cd {WORKDIR}", *runs, ""])
@@ -112,11 +112,11 @@ def _commit_base(task: DemoTask, repo: Path) -> str:
 
 
 def _derive_patches(task: DemoTask, repo: Path, tests: dict[str, str]) -> tuple[str, str, str]:
-    """(head commit, fix patch, test patch), made in a copy: the task's repository never sees the fix."""
+    """(head commit, fix patch, test patch), made in a copy, so that the task's repository never contains the fix."""
     with tempfile.TemporaryDirectory() as scratch:
         clone = Path(scratch) / "repo"
         shutil.copytree(repo, clone)
-        _write_files(clone, {task.path: task.mended_files()[task.path]})
+        _write_files(clone, {task.path: task.fixed_files()[task.path]})
         fix_patch = _git(clone, "diff")
         _git(clone, "add", "-A")
         _write_files(clone, tests)
@@ -138,7 +138,7 @@ def _write_files(root: Path, files: dict[str, str]) -> None:
 
 
 def _git(repo: Path, *arguments: str) -> str:
-    # Were the caller's git configuration to reach the commit, its hash would differ between machines.
+    # The caller's git configuration is shut out: with it, the commit's hash would differ between machines.
     quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "PATH": os.defpath}
     dated = {"GIT_AUTHOR_DATE": CREATED_AT, "GIT_COMMITTER_DATE": CREATED_AT}
     done = subprocess.run(

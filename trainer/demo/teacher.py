@@ -1,8 +1,8 @@
-"""Owns the teacher of the warm start: a hasty engineer who is right only part of the time.
+"""The teacher of the warm start: a hasty engineer who is right only part of the time.
 
-He finds the function, then often writes a fix from the issue and the ``def`` line alone. He tests only
-sometimes, and a failed test does not always stop him from submitting. Where he reads, tests and starts
-over he is mostly right. What is left to learn is when to do which.
+The teacher finds the function, then often writes a fix from the issue and the ``def`` line alone, tests only sometimes, and
+may submit after a failed test. After reading, testing and starting over, the fix is mostly right. What is left to learn is
+when to do which.
 """
 
 import random
@@ -12,15 +12,15 @@ from collections.abc import Callable
 import msgspec
 
 from trainer.demo import rehearsal
-from trainer.demo.conversation import Message, Templates, action
+from trainer.demo.conversation import EpisodeMessage, Templates, action
 from trainer.demo.family import DemoTask
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True):
     """How often the teacher does what, as probabilities.
 
-    He reads before the first edit, edits well once he has read, tests, and starts over after a failed test
-    instead of submitting what he has.
+    `reads`: before the first edit; `careful`: edits the right line after reading; `tests`: runs a check before submitting;
+    `starts_over`: does so after a failed check instead of submitting.
     """
 
     reads: float = 0.35
@@ -30,19 +30,19 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HASTY = Habits()
-# His better mood, for teaching the skills first: a model that rarely sees a file never learns to use one.
+# For the first lessons, which teach the skills: a model that rarely sees a file never learns to use one.
 PATIENT = Habits(reads=0.9, careful=1.0, tests=0.5, starts_over=0.8)
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode of the teacher's; `solved` says whether the hidden tests would have passed."""
+    """One episode of the teacher; `solved` says whether the hidden tests would have passed."""
 
-    messages: list[Message]
+    messages: list[EpisodeMessage]
     solved: bool
 
 
 def teach(task: DemoTask, rng: random.Random, templates: Templates, habits: Habits = HASTY) -> Lesson:
-    """The teacher at work on one task."""
+    """Let the teacher work on one task."""
     room = rehearsal.Rehearsal(task.files)
     messages = templates.opening(task.issue)
 
@@ -61,12 +61,12 @@ def teach(task: DemoTask, rng: random.Random, templates: Templates, habits: Habi
     if rng.random() < habits.tests:
         passed = do("test it.", rehearsal.check(task.module, task.function, task.example)) == "True\n"
         if not passed and rng.random() < habits.starts_over:
-            do("not right, start over.", rehearsal.read(task.path, afresh=True))
+            do("not right, start over.", rehearsal.read(task.path, reset=True))
             _edit_after_reading(task, rng, habits, do)
             if rng.random() < habits.tests:
                 do("test it.", rehearsal.check(task.module, task.function, task.example))
     messages.append(action("done.", rehearsal.SUBMIT))
-    return Lesson(messages=messages, solved=room.files[task.path] == task.mended_files()[task.path])
+    return Lesson(messages=messages, solved=room.files[task.path] == task.fixed_files()[task.path])
 
 
 def _edit_after_reading(

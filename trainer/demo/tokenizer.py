@@ -1,9 +1,7 @@
-"""Owns the policy's tokenizer: whole words, one- and two-digit numbers and set phrases as single tokens,
-bytes for the rest.
+"""The policy's tokenizer: whole words, one- and two-digit numbers and set phrases as single tokens, bytes for the rest.
 
-The vocabulary is written down, not learned: a byte-level model that takes a piece whole when it is in
-the vocabulary and falls back to its bytes otherwise, so any text can be encoded and decoding gives it
-back exactly.
+The vocabulary is listed here, not learned. The model is byte-level: it takes a piece whole if the vocabulary has it, and its
+bytes otherwise, so any text can be encoded, and decoding returns it exactly.
 """
 
 import json
@@ -27,7 +25,6 @@ _CODE_WORDS = (
     "first", "last",
 )  # fmt: skip
 PHRASES = (
-   
     "You mend small Python repositories.\n"
     "Every turn: one THOUGHT line, then one bash block.\nTo finish, run: ",
     "FORMAT ERROR. Every turn: one THOUGHT line, then one bash block.", "ISSUE: ", " is wrong: ",
@@ -78,7 +75,7 @@ def padded_vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json as the Hugging Face loaders expect them."""
+    """Write tokenizer.json and tokenizer_config.json as the Hugging Face loaders expect them."""
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,7 +1,7 @@
-"""Owns the vocabulary of the task family: which words name things, and which names belong to which split.
+"""The vocabulary of the task family: which words name things, and which names belong to which split.
 
-A function is called ``verb_noun``. Its split is decided by a hash of the whole name, so the names of the
-warm start, of training and of the held-out set never meet. The words themselves are shared.
+A function is called ``verb_noun``. A hash of the whole name decides its split, so the warm start, training and the held-out
+set never share a name. They share the words.
 """
 
 import hashlib

@@ -18,11 +18,11 @@ def outcome(task: DemoTask, source: str) -> bool:
 
 
 @pytest.mark.parametrize("split", ["warmstart", "train", "heldout"])
-def test_every_task_fails_its_checks_until_it_is_mended(split: str) -> None:
+def test_every_task_fails_its_checks_until_it_is_fixed(split: str) -> None:
     for number in range(100):
         task = make_task(0, split, number)
         assert not outcome(task, task.files[task.path])
-        assert outcome(task, task.mended_files()[task.path])
+        assert outcome(task, task.fixed_files()[task.path])
         assert f"{task.function}(" in task.issue
 
 
@@ -46,7 +46,7 @@ def test_a_family_names_each_function_once() -> None:
     assert len({task.function for task in tasks}) == 120
 
 
-def test_most_tasks_cannot_be_mended_without_reading_the_file() -> None:
+def test_most_tasks_cannot_be_fixed_without_reading_the_file() -> None:
     tasks = make_tasks(5, "train", 300)
     guessed = [outcome(task, replace_line(task.files[task.path], *task.guess)) for task in tasks]
     assert 0.05 < sum(guessed) / len(guessed) < 0.25

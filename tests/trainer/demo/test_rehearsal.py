@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.demo.conversation import Message, Templates
+from trainer.demo.conversation import EpisodeMessage, Templates
 from trainer.demo.family import make_task
 from trainer.demo.rehearsal import SUBMIT, Rehearsal
 from trainer.demo.teacher import HASTY, PATIENT, teach
@@ -39,7 +39,7 @@ def bash(command: str, root: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def commands_of(messages: list[Message]) -> list[str]:
+def commands_of(messages: list[EpisodeMessage]) -> list[str]:
     return [found[1] for message in messages if (found := BLOCK.search(message.content))]
 
 
@@ -58,7 +58,7 @@ def test_bash_shows_what_the_rehearsal_showed(number: int, tmp_path: Path) -> No
 def test_submitting_prints_the_sentinel_and_then_the_patch(tmp_path: Path) -> None:
     task = make_task(11, "warmstart", 0)
     root = checked_out(task.files, tmp_path)
-    (root / task.path).write_text(task.mended_files()[task.path])
+    (root / task.path).write_text(task.fixed_files()[task.path])
     status, output = bash(SUBMIT, root)
     first, patch = output.split("\n", 1)
     assert status == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from trainer.demo.conversation import Message, Templates
+from trainer.demo.conversation import EpisodeMessage, Templates
 from trainer.demo.family import make_task
 from trainer.demo.teacher import PATIENT, teach
 from trainer.demo.tokenizer import build_tokenizer, padded_vocabulary_size, save_tokenizer
@@ -14,7 +14,7 @@ from trainer.demo.words import LOCALS, NOUNS, VERBS
 
 
 @pytest.fixture(scope="module")
-def lesson() -> list[Message]:
+def lesson() -> list[EpisodeMessage]:
     return teach(make_task(0, "warmstart", 1), random.Random(0), Templates(), PATIENT).messages
 
 
@@ -33,7 +33,9 @@ def test_every_word_of_the_family_is_one_token() -> None:
     assert padded_vocabulary_size(tokenizer) % 64 == 0
 
 
-def test_transformers_reads_the_same_tokens_and_template(tmp_path: Path, lesson: list[Message]) -> None:
+def test_transformers_reads_the_same_tokens_and_template(
+    tmp_path: Path, lesson: list[EpisodeMessage]
+) -> None:
     tokenizer = build_tokenizer()
     save_tokenizer(tokenizer, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -46,7 +48,7 @@ def test_transformers_reads_the_same_tokens_and_template(tmp_path: Path, lesson:
 
 
 def test_a_longer_conversation_starts_with_the_shorter_ones_tokens(
-    tmp_path: Path, lesson: list[Message]
+    tmp_path: Path, lesson: list[EpisodeMessage]
 ) -> None:
     tokenizer = build_tokenizer()
     save_tokenizer(tokenizer, tmp_path)
