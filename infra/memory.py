@@ -1,4 +1,4 @@
-"""Memory of process trees, counted so that pages shared between processes are counted once (PSS)."""
+"""Memory of process trees, with pages that processes share counted once (PSS)."""
 
 import threading
 import time
@@ -13,20 +13,20 @@ DOCKER_PROCESSES = frozenset({"dockerd", "containerd", "containerd-shim"})
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The moment at which everything together was largest."""
+    """The moment at which the total was largest."""
 
     total_bytes: int
-    parts_bytes: dict[
-        str, int
-    ]  # by the name of the part; the largest of each may have been at another moment
+    parts_bytes: dict[str, int]
+    """By part, at that moment; one part alone may have been larger at another."""
+
     after_s: float  # since the watch began
 
 
 class MemoryWatch:
-    """Samples the parts' memory every few seconds in a thread, until it is left as a context."""
+    """A context in which a thread samples the memory of all parts every few seconds."""
 
     def __init__(self, roots: Callable[[], Mapping[str, int]], every_s: float = 3.0) -> None:
-        """``roots`` names each part and the process at the root of its tree; it is asked at every sample."""
+        """`roots` returns, at every sample, the process at the root of each part's tree."""
         self._roots = roots
         self._every_s = every_s
         self._began_at = time.monotonic()
@@ -54,22 +54,22 @@ class MemoryWatch:
 
 
 def parts_bytes(roots: Mapping[str, int]) -> dict[str, int]:
-    """Bytes held by each tree of ``roots``, and by the Docker engine's processes as part ``docker``."""
+    """Bytes of each tree in `roots`, and of Docker's processes as part `docker`."""
     children: dict[int, list[int]] = defaultdict(list)
-    engine: list[int] = []
+    docker: list[int] = []
     for directory in PROC.iterdir():
         if directory.name.isdigit() and (stat := read(directory / "stat")):
             command, _, rest = stat.partition("(")[2].rpartition(")")
             children[int(rest.split()[1])].append(int(directory.name))
             if command in DOCKER_PROCESSES:
-                engine.append(int(directory.name))
+                docker.append(int(directory.name))
     parts = {name: sum(map(pss_bytes, tree(root, children))) for name, root in roots.items()}
-    parts["docker"] = sum(map(pss_bytes, engine))
+    parts["docker"] = sum(map(pss_bytes, docker))
     return parts
 
 
 def tree(root: int, children: Mapping[int, list[int]]) -> list[int]:
-    """``root`` and everything below it."""
+    """`root` and all its descendants."""
     found = [root]
     for pid in found:
         found += children.get(pid, [])

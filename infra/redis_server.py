@@ -1,4 +1,4 @@
-"""A redis-server of one's own on a Unix socket, for tests and benchmarks: no port to race for, nobody else's data near."""
+"""A private redis-server on a Unix socket, for tests and benchmarks: no port to compete for, no data of others."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,15 +10,15 @@ from infra.processes import Child
 
 START_S = 20.0
 FORGETFUL = {"save": "", "appendonly": "no"}
-"""Nothing on disk."""
+"""Nothing is written to disk."""
 
 DURABLE = {"save": "", "appendonly": "yes", "appendfsync": "always"}
-"""Every write that it has confirmed survives its death."""
+"""Every confirmed write survives a kill."""
 
 
 @contextmanager
 def own_redis(settings: Mapping[str, str] = FORGETFUL) -> Iterator[str]:
-    """The URL of a server that lives as long as the body. Raises RuntimeError if it does not start."""
+    """Yields the URL of a server that runs as long as the body. Raises RuntimeError if it does not start."""
     with tempfile.TemporaryDirectory(prefix="swerve-redis-") as name:
         child = start_in(Path(name), settings)
         try:
@@ -28,8 +28,8 @@ def own_redis(settings: Mapping[str, str] = FORGETFUL) -> Iterator[str]:
 
 
 def start_in(directory: Path, settings: Mapping[str, str]) -> Child:
-    """A server that answers; data, socket and log are in ``directory``, where an earlier one may have left its own. Raises
-    RuntimeError if it does not start.
+    """Start a server with data, socket and log in `directory`, also on the data of an earlier one. Returns when it answers.
+    Raises RuntimeError if it does not start.
     """
     socket, log = _socket_in(directory), directory / "redis.log"
     socket.unlink(missing_ok=True)
@@ -41,12 +41,12 @@ def start_in(directory: Path, settings: Mapping[str, str]) -> Child:
 
 
 def url_in(directory: Path) -> str:
-    """Of the server in ``directory``."""
+    """The URL of the server in `directory`."""
     return f"unix://{_socket_in(directory)}?db=0"
 
 
 def socket_of(url: str) -> str:
-    """The path in a URL of ours, for clients that take no URL."""
+    """The path in a URL of `url_in`, for clients that take no URL."""
     return url.removeprefix("unix://").partition("?")[0]
 
 

@@ -1,7 +1,7 @@
-"""Processes that hold a container: they outlive the Docker engine that started them.
+"""Shims: the processes that hold containers. They outlive the dockerd that started them.
 
-An engine that is killed and started again takes its containers up and ends them, but not one that it was about to start or
-to remove: of that it knows nothing any more, and nobody else does.
+A dockerd that is killed and started again finds its containers and ends them, except one that it was just starting or
+removing: it has no record of that one any more, and nothing else has.
 """
 
 import os
@@ -11,17 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
-ADDRESS = "-address"  # of the containerd that a shim answers to
+ADDRESS = "-address"  # of the shim's containerd
 
 
 def shims(exec_root: Path) -> list[int]:
-    """Process ids of those that an engine with this ``--exec-root`` started, whether or not it lives."""
+    """Process ids of the shims that a dockerd with this `--exec-root` started, whether or not it runs."""
     return [pid for pid, words in _command_lines() if _is_shim_of(exec_root.resolve(), words)]
 
 
 def end_shims(exec_root: Path) -> list[int]:
-    """Kill them, and the first process of each one's container. To be called while no such engine lives: the next one's
-    containerd tidies up after them. Returns their process ids.
+    """Kill the shims and the first process of each one's container. Call it while no such dockerd runs; the containerd of
+    the next one cleans up after them. Returns the shims' process ids.
     """
     found = shims(exec_root)
     for pid in found:

