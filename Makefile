@@ -16,7 +16,7 @@ NUM_HELDOUT := 128
 setup:
 	@bash infra/setup/setup.sh
 
-# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1]: the whole system here; again to go on after Ctrl-C.
+# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1]: the whole system on this machine. After Ctrl-C the same command resumes.
 demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
@@ -26,7 +26,7 @@ demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
 	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl
 
-# make chaos [KILLS=200] [SEED=0]: a system of its own, killed at random instants; exit status 0 if nothing was lost.
+# make chaos [KILLS=200] [SEED=0]: kills processes of a separate system at random instants; exit status 0 if nothing was lost.
 KILLS ?= 200
 chaos: setup
 	@$(PYTHON) -m infra.chaos --kills $(KILLS) --seed $(SEED)
@@ -46,7 +46,7 @@ $(TASKS)/heldout.jsonl: | setup
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
 
-# The last line is pytest's.
+# pytest prints the last line.
 test: setup
 	@bash infra/setup/test.sh
 
@@ -54,7 +54,7 @@ lint: setup
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m basedpyright
 
-# Ratios to named rivals and floors: benchmarks/README.md. BENCH=--short takes minutes; on a busy machine neither says much.
+# Ratios to named rivals and floors, see benchmarks/README.md. BENCH=--short takes minutes. Use an idle machine.
 bench: setup
 	@$(PYTHON) -m infra.services up
 	@$(PYTHON) -m infra.images.build task-base
@@ -71,7 +71,7 @@ images: setup
 gpu-check:
 	@bash infra/setup/gpu_check.sh
 
-# Runs and models are kept.
+# Keeps runs and models.
 clean:
 	@$(PYTHON) -m infra.services down 2>/dev/null || true
 	rm -rf .venv .run .pytest_cache .ruff_cache .hypothesis swerve.egg-info

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A certificate authority of your own, and with it certificates for TLS to Redis and to Docker engines.
+# Makes a certificate authority, and certificates for TLS to Redis and to Docker hosts.
 #
 #   make_certificates.sh --out DIR [--days N] [--server NAME[,NAME...]]... [--client NAME]...
 #
-# Each --server is a machine: its first NAME names the folder, and all of them (host names or addresses) are what clients may call it.
-# Each --client is a user of servers: a worker host, the trainer. Every folder holds ca.pem, cert.pem and key.pem, which is what
-# DOCKER_CERT_PATH wants; for Redis see the README. The authority's own key is DIR/ca-key.pem: keep it off the cluster.
+# Each --server is a machine: its first NAME names the folder, and clients may use all of its NAMEs (host names or addresses).
+# Each --client uses servers: a worker host, or the trainer. Every folder holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH
+# needs them; for Redis see docs/deploy.md. The authority's own key is DIR/ca-key.pem: keep it off the cluster.
 #
-# Again: what is there for the same names and good for another 30 days is kept; the rest is made anew by the same authority.
+# Run again, it keeps certificates that have the same names and another 30 days, and makes the others anew with the same authority.
 set -euo pipefail
 
 readonly keep_s=$((30 * 24 * 3600))
@@ -52,7 +52,7 @@ make_key() { openssl genpkey -quiet -algorithm EC -pkeyopt ec_paramgen_curve:P-2
 
 make_authority() {
     if good "$out/ca.pem" && [ -f "$out/ca-key.pem" ]; then return; fi
-    [ ! -e "$out/ca.pem" ] || misuse "$out/ca.pem ends soon, or its key is gone: move $out away, make all anew and hand it out"
+    [ ! -e "$out/ca.pem" ] || misuse "$out/ca.pem expires soon, or its key is gone: move $out away, make all certificates anew and distribute them"
     make_key "$out/ca-key.pem"
     openssl req -x509 -new -key "$out/ca-key.pem" -out "$out/ca.pem" -sha256 -days 3650 -subj '/CN=swerve authority' \
         -addext 'basicConstraints=critical,CA:TRUE,pathlen:0' -addext 'keyUsage=critical,keyCertSign,cRLSign'

@@ -3,16 +3,16 @@
 #
 #   node_setup.sh --role ROLE [--role ROLE]... [OPTIONS]           ROLE: worker, engine, router, redis, collector
 #
-#   --dry-run              print what would be done, touch nothing
-#   --start                start the units too, and restart those that run an older program; without it they are enabled only
-#   --workers N            worker processes, swerve-worker@1 to @N (1); episodes in each: SWERVE_SLOTS
-#   --gpus 0,1,...         engines, one unit for each number (0)
+#   --dry-run              print what would be done, and change nothing
+#   --start                start the units too, and restart those that run an older program; otherwise they are only enabled
+#   --workers N            worker processes, swerve-worker@1 to @N (1); concurrent episodes of each: SWERVE_SLOTS
+#   --gpus 0,1,...         engines, one unit for each GPU number (0)
 #   --data-root DIR        where Docker keeps images and containers (/var/lib/docker): the largest, fastest disk
-#   --docker-tls DIR       let workers on other hosts use this Docker engine, at 2376, with the certificates in DIR (make_certificates.sh)
+#   --docker-tls DIR       let workers on other hosts use this Docker host, at port 2376, with the certificates in DIR (make_certificates.sh)
 #   --python PROGRAM       Python 3.11 or newer (python3)
 #
-# Again: only what differs is done. Settings in /etc/swerve are written once and then left alone; of Docker's daemon.json only our
-# keys are set. Redis is never restarted. infra/README.md says why each setting is as it is.
+# Run again, it changes only what differs. Settings in /etc/swerve are written once and then kept; in Docker's daemon.json it sets only
+# our keys. It never restarts Redis. infra/README.md gives the reason for each setting.
 set -euo pipefail
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 readonly source_dir home=/opt/swerve settings=/etc/swerve state=/var/lib/swerve units=/etc/systemd/system
@@ -69,7 +69,7 @@ check() {
     [ -n "$dry_run" ] || [ "$(id -u)" -eq 0 ] || fail 'run it as root, or with --dry-run'
 }
 
-# do_it SENTENCE COMMAND...: runs it, or says that it would.
+# do_it SENTENCE COMMAND...: runs the command, or with --dry-run says that it would.
 do_it() {
     local what=$1
     shift
@@ -77,7 +77,7 @@ do_it() {
     if [ -n "$dry_run" ]; then say "would $what"; else say "$what" && "$@"; fi
 }
 
-# put FILE MODE, content on standard input. Status 1 if it lies there already.
+# put FILE MODE, content on standard input. Status 1 if the file has that content already.
 put() {
     local file=$1 mode=$2 content
     content=$(cat && printf .)
@@ -154,13 +154,13 @@ make_venv() {
     "${pip[@]}" --constraint "$home/constraints.txt" --requirement "$home/.requirements"
     [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps "$2"
     if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/init"; fi
-    # With the CUDA packages that it asks for; our constraints are for a CPU.
+    # With the CUDA packages that it requires; our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi
 }
 
 configure_host() {
     put /etc/sysctl.d/90-swerve.conf 0644 <<'SYSCTL' && do_it 'apply the kernel settings' sysctl --quiet --system
-# Hundreds of containers, each with watchers, processes and connections of its own.
+# For hundreds of containers, each with watchers, processes and connections.
 fs.inotify.max_user_instances = 8192
 fs.inotify.max_user_watches = 1048576
 kernel.pid_max = 4194304
@@ -179,7 +179,7 @@ SYSCTL
     fi
 }
 
-# Ours on top of what is there.
+# Our settings, merged into those that are there.
 wanted_daemon_json() {
     python3 - "$daemon_json" "$source_dir/infra/cluster/daemon.json" "$data_root" <<'MERGE'
 import json
@@ -196,7 +196,7 @@ MERGE
 configure_docker() {
     has_role worker || return 0
     local wanted
-    wanted=$(wanted_daemon_json) || fail "$daemon_json cannot be read; mend it"
+    wanted=$(wanted_daemon_json) || fail "$daemon_json cannot be read; correct it"
     if put "$daemon_json" 0644 <<<"$wanted"; then docker_changed=yes; fi
     if [ -n "$docker_tls" ]; then
         local part
@@ -204,7 +204,7 @@ configure_docker() {
             if put "$settings/tls/docker/$part.pem" 0600 <"$docker_tls/$part.pem"; then docker_changed=yes; fi
         done
         if put "$docker_drop_in" 0644 <<TLS; then units_changed=yes docker_changed=yes; fi
-# Beside its socket, for workers on other hosts that show a certificate of our authority.
+# Listens on TCP too, for workers on other hosts with a certificate of our authority.
 [Service]
 ExecStart=
 ExecStart=$(command -v dockerd || echo /usr/sbin/dockerd) -H fd:// -H tcp://0.0.0.0:2376 --tlsverify --tlscacert=$settings/tls/docker/ca.pem --tlscert=$settings/tls/docker/cert.pem --tlskey=$settings/tls/docker/key.pem
@@ -229,22 +229,22 @@ install_units() {
         if put "$units/${file##*/}" 0644 <"$file"; then units_changed=yes; fi
     done
     [ -z "$units_changed" ] || do_it 'have systemd read its units' systemctl daemon-reload
-    if [ -n "$docker_changed" ]; then do_it 'restart Docker (its containers end; the workers hand their episodes back)' systemctl restart docker; fi
+    if [ -n "$docker_changed" ]; then do_it 'restart Docker (its containers end; the workers return their episodes to the queue)' systemctl restart docker; fi
     if has_role redis && systemctl --quiet is-enabled redis-server.service 2>/dev/null; then
-        do_it "put the distribution's Redis out of use" systemctl disable --quiet --now redis-server.service
+        do_it "disable the distribution's Redis" systemctl disable --quiet --now redis-server.service
     fi
     for name in $(unit_names); do
         systemctl --quiet is-enabled "$name" 2>/dev/null || do_it "enable $name" systemctl enable --quiet "$name"
-        bring_to_life "$name"
+        start_or_restart "$name"
     done
 }
 
-# A worker drains when it is restarted; an engine or the router is missing for a while.
-bring_to_life() {
+# A restarted worker drains first; an engine or the router is away for a while.
+start_or_restart() {
     if ! systemctl --quiet is-active "$1" 2>/dev/null; then
         [ -z "$start" ] || do_it "start $1" systemctl start "$1"
     elif [ -n "$program_changed$units_changed" ] && [[ $1 != swerve-redis.service ]]; then
-        if [ -n "$start" ]; then do_it "restart $1" systemctl restart "$1"; else say "$1 still runs as it was: systemctl restart $1"; fi
+        if [ -n "$start" ]; then do_it "restart $1" systemctl restart "$1"; else say "$1 still runs the old program: systemctl restart $1"; fi
     fi
 }
 

@@ -1,4 +1,4 @@
-# SGLang on the CPU. For GPUs, compose uses SGLang's published image instead.
+# An SGLang engine on the CPU. For GPUs, compose uses SGLang's published image instead.
 ARG BASE_IMAGE=swerve/python-base:1
 
 FROM ${BASE_IMAGE} AS packages

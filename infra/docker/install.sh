@@ -1,7 +1,7 @@
 #!/bin/sh
-# Inside an image build: makes the virtual environment /opt/swerve.
+# Makes the virtual environment /opt/swerve, inside an image build.
 #   install.sh LIST,... [REQUIREMENTS FILE] [PACKAGE WITHOUT ITS DEPENDENCIES]      lists as in extras.py
-# If wheels were fetched beforehand they are all it uses; without any, the package index is asked.
+# If wheels were fetched beforehand it uses only those; otherwise it uses the package index.
 set -eu
 cd /build
 

@@ -1,4 +1,4 @@
-# The trainer: dispatch, intake, learner, publication of weights.
+# The trainer.
 ARG BASE_IMAGE=swerve/python-base:1
 
 FROM ${BASE_IMAGE} AS packages

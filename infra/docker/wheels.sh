@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches every wheel our images need into infra/docker/wheels, and the sandboxes' first process, with this machine's own pip configuration (index,
-# certificates, wheels lying about). Image builds then need no network. Skip it where containers reach an index.
+# Fetches every wheel that our images need into infra/docker/wheels, with this machine's own pip configuration (index, certificates,
+# local wheels), and copies process 1 of the sandboxes there. Image builds then need no network. Skip it where builds reach an index.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

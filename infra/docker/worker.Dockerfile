@@ -1,4 +1,4 @@
-# A rollout worker. It speaks to the Docker engine whose socket is mounted, and needs neither torch nor a model.
+# A rollout worker. It uses the Docker host whose socket is mounted, and needs neither torch nor a model.
 ARG BASE_IMAGE=swerve/python-base:1
 
 FROM ${BASE_IMAGE} AS packages

@@ -1,4 +1,4 @@
-"""Prints the requirements in pyproject.toml, one a line, of the lists named: base, or an extra.
+"""Prints the requirements of the named lists in pyproject.toml (base, or an extra), one per line.
 
 python infra/setup/extras.py base workers | pip install --constraint constraints.txt --requirement /dev/stdin
 """

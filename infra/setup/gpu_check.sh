@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What can be checked on one CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
-# The machine brings its own torch; set-up would install another. Needs megatron-core, msgspec, safetensors, transformers and pytest
-# beside it; the short run needs sglang, smg, Redis and Docker too, and is left out, in so many words, where they are missing.
+# Checks what can be checked on one CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
+# It uses the machine's own torch, because set-up would install another one. It needs megatron-core, msgspec, safetensors, transformers
+# and pytest too. The short run also needs sglang, smg, Redis and Docker; where they are missing it is left out, and a line says so.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

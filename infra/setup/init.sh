@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the first process of every sandbox (workers/sandbox/init.c) for this machine's processor:
+# Compiles process 1 of the sandboxes (workers/sandbox/init.c) for this machine's processor:
 #   init.sh OUT
 # Static and against musl, so that it is small and runs in any image.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# set_aside.sh RUN_DIR SEED: a run of another seed in RUN_DIR is kept under another name, so that RUN_DIR is free for this one.
+# set_aside.sh RUN_DIR SEED: if RUN_DIR holds a run of another seed, renames it, so that RUN_DIR is free for this one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

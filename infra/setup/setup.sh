@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv at the repository's root from constraints.txt, and installs the Debian packages that are missing.
-# The second time it only compares a stamp, unless a file that decides the outcome has changed.
-#   setup.sh [tests]        tests: the programs too that only tests need
+# The second time it only compares a stamp, unless one of its input files has changed.
+#   setup.sh [tests]        tests: also the programs that only tests need
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,7 +27,7 @@ install_missing_programs() {
     command -v iptables >/dev/null || missing+=(iptables)
     command -v musl-gcc >/dev/null || missing+=(gcc musl-tools)
     if [ "${1:-}" = tests ]; then
-        # What the cluster's files are checked with; nothing of it is started as a service.
+        # Tests check the cluster's files with these; none of them is started as a service.
         command -v systemd-analyze >/dev/null || missing+=(systemd)
         command -v slurmctld >/dev/null || missing+=(slurmctld)
         command -v openssl >/dev/null || missing+=(openssl)
@@ -48,7 +48,7 @@ install_packages() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint constraints.txt)
     say "installing Python packages into $venv (some minutes the first time)"
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-    # First and by itself: asked for in this form, a CPU build lying on the machine is preferred to the CUDA one.
+    # First and by itself: requested like this, pip prefers a local CPU build to the CUDA one.
     "${pip[@]}" torch==2.13.0
     "$venv/bin/python" infra/setup/extras.py base workers trainer tasksets serving bench dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
@@ -56,7 +56,7 @@ install_packages() {
     "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt
     # The checkout itself: the command `swerve`, and our packages for whoever stands in another directory.
     "${pip[@]}" --no-deps --no-build-isolation --editable .
-    # Old rows get their eval scripts from a release that cannot lie beside the one that grades.
+    # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
     bash infra/setup/init.sh "$venv/share/swerve/init"
 }

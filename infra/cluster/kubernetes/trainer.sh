@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The learner's processes of one pod, under torchrun. A run that is there is gone on with. TERM goes to torchrun alone, which passes it
-# on once: the first process stops in good order with a checkpoint, and the others follow it.
+# The learner's processes of one pod, under torchrun. If there is a run, it is resumed. TERM goes to torchrun only, which passes it on
+# once: rank 0 stops with a checkpoint, and the other ranks follow it.
 set -euo pipefail
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540 # less than the pod's grace
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540 # less than the pod's grace period
 ending=''
 trap 'ending=yes; kill -TERM "$torchrun"' TERM
 
