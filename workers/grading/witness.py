@@ -1,12 +1,11 @@
-"""A witness in the process that runs the tests: what it is told there, nothing printed can gainsay.
+"""A witness in the process that runs the tests: nothing that code under test prints can contradict what it reports.
 
-witness_plugin.py goes into every Python installation of the container as a plugin that pytest finds by itself,
-and into the start of a Python that runs unittest; no variable is set, so that no script can undo or break it
-unawares. It reports over the sandbox's side channel. Where it never starts (another runner, another user,
-pytest without automatic plugins) there is no testimony, and the log and the exit status stand alone.
+witness_plugin/ is copied into every Python installation of the container as a plugin that pytest finds by itself, and into
+the start of a Python that runs unittest. No variable is set, so no script can undo or break it by accident. It reports over
+the sandbox's side channel. Where it never starts (another runner, another user, pytest without automatic plugins), the log
+and the exit status decide alone.
 
-It is no proof: code under test is in the same process, and code written against this very witness can take
-it over.
+It is no proof: code under test is in the same process, and code written against this very witness can take it over.
 """
 
 import base64
@@ -21,7 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-PLUGIN = Path(__file__).with_name("witness_plugin.py")
+PLUGIN = Path(__file__).with_name("witness_plugin")
+MODULES = (
+    "parts",
+    "run",
+    "unittest_runs",
+    "pytest_runs",
+)  # of the plugin, in the order in which they are joined
+_BETWEEN_MODULES = re.compile(r"^from workers\.grading\.witness_plugin\.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"(---|\+\+\+|Index:|rename to|copy to|diff --git) (.*)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _BOTH_SIDES = re.compile(r"(?:[^/\s]*/)?(.+) (?:[^/\s]*/)?\1")
@@ -94,7 +100,7 @@ class Run:
 def installer() -> bytes:
     """The bash that puts a witness into every Python that it finds. To be sourced in the workdir."""
     name = f"swerve_{secrets.token_hex(6)}"  # so that nothing in the repository can have the same
-    packed = base64.b64encode(zlib.compress(PLUGIN.read_bytes(), 9)).decode()
+    packed = base64.b64encode(zlib.compress(plugin_source().encode(), 9)).decode()
     files = {
         f"{name}.py": UNPACKS.replace("PACKED", packed),
         f"{name}.pth": START_LINE,
@@ -114,6 +120,11 @@ for folder in "${{folders[@]}}"; do
 done
 shopt -u nullglob
 """.encode()
+
+
+def plugin_source() -> str:
+    """The plugin as one file: its modules joined, without the lines that import one from another."""
+    return "".join(_BETWEEN_MODULES.sub("", (PLUGIN / f"{name}.py").read_text("utf-8")) for name in MODULES)
 
 
 def testimony(notes: bytes) -> tuple[Run, ...]:

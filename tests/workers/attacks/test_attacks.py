@@ -1,4 +1,4 @@
-"""Every cheat that we know of, through the production grader. What stops each: workers/README.md."""
+"""Every cheat that we know of, through the production grader. What stops each: docs/grading.md."""
 
 import asyncio
 
@@ -7,17 +7,9 @@ import pytest
 from pipeline.errors import GraderError
 from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
-from tests.workers.attacks.cheats import (
-    AROUND,
-    CONFIGURATION,
-    HONEST,
-    IN_THE_CODE,
-    THE_PATCH_ITSELF,
-    UNIT_TESTS,
-    UNITTEST,
-    Around,
-    at_import,
-)
+from tests.workers.attacks.around import AROUND, Around
+from tests.workers.attacks.cheats import CONFIGURATION, IN_THE_CODE, THE_PATCH_ITSELF, UNIT_TESTS, UNITTEST
+from tests.workers.attacks.patches import HONEST, at_import
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.grading.grade import Grader

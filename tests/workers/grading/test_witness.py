@@ -1,12 +1,16 @@
 """The witness in containers: that it speaks for every way to run tests, and is in nobody's way."""
 
+import ast
+import symtable
+
 import pytest
 
 from pipeline.task import ExitCode, File, Task
-from tests.workers.attacks.cheats import HONEST, new
+from tests.workers.attacks.patches import HONEST, new
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.grading.grade import Grader
+from workers.grading.witness import MODULES, PLUGIN, plugin_source
 from workers.grading.witness import testimony as read_testimony
 from workers.sandbox.docker import DockerSandboxes
 
@@ -178,3 +182,21 @@ def test_only_who_was_told_the_secret_can_end_a_run() -> None:
     notes = b"\nstart aa pytest\n\nend aa !\nend bb eJw=\nstart\nend aa\nstart cc pytest extra\n\xff\xfe\n"
     (run,) = read_testimony(notes)
     assert (run.runner, run.end) == ("pytest", None)
+
+
+def test_the_plugin_in_one_file_is_whole_and_needs_nothing_of_ours() -> None:
+    assert {f"{name}.py" for name in ("__init__", *MODULES)} == {file.name for file in PLUGIN.glob("*.py")}
+    source = plugin_source()
+    tree = ast.parse(source, feature_version=(3, 5))
+    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert imported == [], "modules of ours are joined, and Python's own imported whole"
+    table = symtable.symtable(source, "plugin", "exec")
+    inner = [table, *table.get_children()]
+    for one in inner:
+        inner += [child for child in one.get_children() if child not in inner]
+    used = {symbol.get_name() for one in inner for symbol in one.get_symbols() if symbol.is_global()}
+    own = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }
+    builtins = vars(__import__("builtins")).keys() | {"__name__", "__file__"}
+    assert used - own - builtins == set()

@@ -1,0 +1,165 @@
+"""Watches the one pytest session that counts. The last module: at its end the plugin starts."""
+# pyright: basic, reportOptionalMemberAccess=false
+
+import os
+import sys
+import types
+
+from workers.grading.witness_plugin.parts import files_of, note_parts, of_runner
+from workers.grading.witness_plugin.run import INSIDE, Canary, start
+from workers.grading.witness_plugin.unittest_runs import takes_over, unittest_canary_passes
+
+pytest = sys.modules.get("pytest") if "_pytest.config" in sys.modules else None
+
+# On the stack below whatever the tests' code does in a session.
+SESSION_FUNCTIONS = {"pytest_make_collect_report", "perform_collect", "pytest_runtestloop", "wrap_session"}
+
+
+def _hook(**options):
+    return pytest.hookimpl(**options) if pytest else lambda function: function
+
+
+class PytestSession:
+    """The hooks of the one pytest session that counts; those that tests run inside of it have none of this."""
+
+    def __init__(self, run, config):
+        self.run = run
+        self.config = config
+        self.conftests_loaded = False
+        self.session = None
+        self.trace = None
+        self.canary = None
+
+    def pytest_sessionstart(self, session):
+        self.session = session
+        self.trace = sys.gettrace()
+
+    def pytest_plugin_registered(self):
+        """Tests' code that makes plugins of its own could choose with them which tests are run."""
+        frame = sys._getframe(1) if self.session else None
+        while frame is not None and frame.f_code.co_name not in SESSION_FUNCTIONS:
+            if not of_runner(frame.f_code.co_filename):
+                self.run.replaced[frame.f_code.co_filename] = "the plugins"
+                return
+            frame = frame.f_back
+
+    @_hook(hookwrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector):
+        path = str(getattr(collector, "path", None) or getattr(collector, "fspath", ""))
+        is_file = isinstance(collector, pytest.Module) and not isinstance(
+            collector, getattr(pytest, "Package", ())
+        )
+        if is_file and self.run.wrote(path):
+            self.run.rewritten.append(path)
+        outcome = yield
+        module = getattr(collector, "_obj", None) if is_file else None
+        if isinstance(module, types.ModuleType):
+            origin = getattr(getattr(module, "__spec__", None), "origin", None) or "<string>"
+            if os.path.realpath(origin) != os.path.realpath(path):
+                self.run.replaced[origin] = collector.nodeid
+        report = outcome.get_result() if outcome.excinfo is None else None
+        excinfo = getattr(getattr(report, "call", None), "excinfo", None)
+        if excinfo is not None and report.outcome == "skipped":
+            self.run.stop(collector.nodeid, excinfo.value, excinfo.tb)
+
+    def pytest_collectreport(self, report):
+        if report.outcome != "passed":
+            self.run.outcomes[self._name(report)] = "ERROR" if report.outcome == "failed" else "SKIPPED"
+
+    @_hook(trylast=True)
+    def pytest_collection_finish(self, session):
+        self.run.collected = len(session.items)
+
+    @_hook(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item, call):
+        if sys.gettrace() is not self.trace:  # who follows the lines of a test may also pass over them
+            self.run.replaced.update(dict.fromkeys(files_of(sys.gettrace()), "sys.settrace"))
+        excinfo = call.excinfo  # before the runner puts a skip of its own in the place of unittest's
+        outcome = yield
+        if excinfo is None or outcome.excinfo is not None:
+            return
+        report = outcome.get_result()
+        marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
+        if report.outcome == "skipped" and not marked:  # by whatever name: the report says what it came to
+            self.run.stop(item.nodeid, excinfo.value, excinfo.tb)
+
+    def pytest_runtest_logreport(self, report):
+        if hasattr(report, "context") or report.outcome not in ("passed", "failed", "skipped"):
+            return  # part of a test, or a try that is followed by another
+        self.run.finished += report.when == "teardown"
+        name = self._name(report)
+        before = "" if report.when == "setup" else self.run.outcomes.get(name, "")
+        if report.outcome == "failed":
+            outcome = "FAILED" if report.when == "call" else "ERROR"
+        elif hasattr(report, "wasxfail"):
+            outcome = "XFAIL" if report.outcome == "skipped" else "XPASS"
+        elif report.outcome == "skipped":
+            outcome = "SKIPPED"
+        else:
+            outcome = before or ("PASSED" if report.when == "call" else "")
+        if before not in ("FAILED", "ERROR"):
+            self.run.outcomes[name] = outcome
+
+    def _name(self, report):
+        """As the runner prints it."""
+        rename = getattr(self.config, "cwd_relative_nodeid", None)
+        return rename(report.nodeid) if rename else report.nodeid
+
+    @_hook(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        items = [item for item in getattr(session, "items", None) or () if type(item) is pytest.Function]
+        try:
+            self.canary = bool(items) and _pytest_canary_passes(items[0])
+        except Exception:  # some plugin or some pytest will not have it
+            self.canary = None
+        self.canary = self.canary or unittest_canary_passes()
+
+    def end(self):
+        if not self.conftests_loaded:
+            status = -1
+        elif self.session is None or getattr(self.config.option, "collectonly", False):
+            status = None
+        else:
+            status = int(self.session.exitstatus)
+        self.run.end(status=status, canary=self.canary)
+
+
+def _pytest_canary_passes(item):
+    """Whether the runner, as it is by now, lets a test pass that fails."""
+
+    def fails():
+        raise Canary()
+
+    module = item.getparent(pytest.Module)
+    if hasattr(pytest.Function, "from_parent"):
+        canary = pytest.Function.from_parent(module, name="swerve_canary", callobj=fails)
+    else:
+        canary = pytest.Function("swerve_canary", module, callobj=fails)
+    try:
+        canary.runtest()
+    except Canary:
+        calls = sys.modules["_pytest.runner"].CallInfo
+        call = getattr(calls, "from_call", calls)(canary.runtest, "call")
+        return canary.ihook.pytest_runtest_makereport(item=canary, call=call).outcome == "passed"
+    return True
+
+
+@_hook(hookwrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    global RUN
+    run, RUN = RUN, None
+    if run is None:
+        yield
+        return
+    session = PytestSession(run, early_config)
+    early_config.pluginmanager.register(session, "swerve-witness-run")
+    early_config.add_cleanup(session.end)  # runs however early the run ends
+    outcome = yield
+    session.conftests_loaded = outcome.excinfo is None
+
+
+if pytest and takes_over():
+    del os.environ[INSIDE]
+RUN = start("pytest") if pytest else None
+if RUN:
+    note_parts()

@@ -1,0 +1,118 @@
+"""One test run as the witness sees it, and what it reports of it."""
+# pyright: basic, reportOptionalMemberAccess=false
+
+import base64
+import binascii
+import json
+import linecache
+import os
+import sys
+import zlib
+
+from workers.grading.witness_plugin.parts import ASSERTION_ERROR, REINTERPRETING, of_runner, replaced_parts
+
+CHANNEL = "/proc/1/fd/9"
+INSIDE = "SWERVE_WITNESS"  # variable by which processes that the tests start know that they are no test run
+MOST_LINES = 100  # of a test's, from the innermost out
+
+
+class Canary(Exception):
+    """What a test that must fail fails with."""
+
+
+class WatchedRun:
+    """One test run, from its start to its end."""
+
+    def __init__(self, runner):
+        self.pid = os.getpid()
+        self.secret = binascii.hexlify(os.urandom(16)).decode()
+        self.started_at = _file_clock()
+        self.collected = -1  # number of tests to be run; -1: not known
+        self.finished = 0  # of them
+        self.outcomes = {}
+        self.stopped = []  # (test, file, source line) of lines that led to a skip or an expected failure
+        self.replaced = {}  # by file of what stands in for a part of the runner: that part, or one of them
+        self.rewritten = []  # files of tests that were written when the run had started
+        self.said = say("start", self.secret, runner)
+
+    def stop(self, test, error, frames):
+        for path, text in _stopping_lines(error, frames):
+            self.stopped.append([test, path, text])
+
+    def wrote(self, path):
+        """Whether the file has changed since the start."""
+        try:
+            return os.stat(path).st_ctime > self.started_at
+        except OSError:
+            return False
+
+    def end(self, **said):
+        if os.getpid() != self.pid:  # a test forked, and its child came this far
+            return
+        if AssertionError is not ASSERTION_ERROR and AssertionError.__module__ != REINTERPRETING:
+            self.replaced["<string>"] = "AssertionError"
+        for part, path in replaced_parts():
+            self.replaced["<string>" if self.wrote(path) else path] = part
+        said.update(collected=self.collected, finished=self.finished, outcomes=self.outcomes)
+        said.update(stopped=self.stopped, rewritten=self.rewritten)
+        said.update(replaced=[[part, path] for path, part in self.replaced.items()])
+        say("end", self.secret, base64.b64encode(zlib.compress(json.dumps(said).encode("utf-8"))).decode())
+
+
+def _file_clock():
+    """Seconds since 1970 by the clock that files are dated by, whatever the process takes for the time."""
+    read, write = os.pipe()
+    try:
+        return os.fstat(read).st_ctime
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def say(*words):
+    try:
+        channel = os.open(CHANNEL, os.O_WRONLY)
+    except OSError:
+        return False
+    left = b"\n" + " ".join(words).encode("utf-8") + b"\n"
+    try:
+        while left:
+            left = left[os.write(channel, left) :]
+    finally:
+        os.close(channel)
+    return True
+
+
+def start(runner):
+    """None inside of another run, and where the channel cannot be had."""
+    if os.environ.get(INSIDE):
+        return None
+    run = WatchedRun(runner)
+    if not run.said:
+        return None
+    os.environ[INSIDE] = runner
+    return run
+
+
+def _stopping_lines(error, frames):
+    """File and text of each line, of a test and of what it tests, on the way to where `error` stopped the test.
+
+    Not of the last alone: code may be compiled under any file's name. If the last does not look like one that stops a
+    test, files that may have made it one follow, with "" for the text.
+    """
+    while error is not None:
+        lines = []
+        while frames is not None:
+            path = frames.tb_frame.f_code.co_filename
+            if not of_runner(path) and not path.startswith("<frozen "):
+                lines.append((path, linecache.getline(path, frames.tb_lineno).strip()))
+            frames = frames.tb_next
+        if lines:
+            path, text = lines[-1]
+            if "skip" not in text.lower() and "xfail" not in text.lower():
+                module = sys.modules.get(type(error).__module__)
+                lines += [(path, ""), (getattr(module, "__file__", None) or "", "")]
+            return lines[-MOST_LINES:]
+        error = getattr(error, "__context__", None)
+        frames = getattr(error, "__traceback__", None)
+    return []
