@@ -66,8 +66,8 @@ async def _play_and_grade(
 
     with span("agent"):
         policy = await policies.open(claim)
-        async with sandboxes.open(_with_agent_env(claim), role="agent") as shell:
-            outcome = await play(claim.request, policy=policy, shell=shell, turns=turns, on_turn=on_turn)
+        async with sandboxes.open(_with_agent_env(claim), role="agent") as sandbox:
+            outcome = await play(claim.request, policy=policy, sandbox=sandbox, turns=turns, on_turn=on_turn)
     status.phase = "grading"
     with span("grade"):
         reward = await grader.grade(claim, outcome.patch)

@@ -1,9 +1,8 @@
-"""The episode: the policy speaks, its command runs, it is shown what came of it; until it submits or reaches
-a limit.
+"""The episode: the policy replies, its command runs, and it is shown the output, until it submits or reaches a limit.
 
-A turn stands in `turns` as soon as it was sampled, so whatever breaks later, nothing drawn is lost. At a
-limit the answer is the repository's diff at that moment. What the policy does wrong is an observation; what
-breaks beneath it passes through as a rollout error.
+A turn is in `turns` as soon as it was sampled, so nothing sampled is lost if something breaks later. At a limit the
+submitted patch is the repository's diff at that moment. The policy's mistakes are observations; failures of sandbox or
+engine pass through as rollout errors.
 """
 
 import asyncio
@@ -21,13 +20,13 @@ from workers.agent.observation import observe, submission
 from workers.agent.reply import FormatError, parse_reply
 from workers.sandbox.protocol import CommandResult
 
-MIN_COMMAND_S = 0.1  # of a command that is asked for at the episode's very end
+MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end
 
 Limit = Literal["turns", "context", "wall_s", "format_errors"]
 
 
-class Shell(Protocol):
-    """Where commands run: the task's container. Raises SandboxError."""
+class AgentSandbox(Protocol):
+    """What an episode needs of the task's container. Raises SandboxError."""
 
     @property
     def workdir(self) -> str:
@@ -35,9 +34,7 @@ class Shell(Protocol):
         ...
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        """Run `command` in a fresh shell in the repository; after `timeout_s` it is killed, which is a result
-        too.
-        """
+        """Run `command` in a new shell in the repository. After `timeout_s` it is killed, which is a result too."""
         ...
 
     async def diff(self) -> bytes:
@@ -46,9 +43,7 @@ class Shell(Protocol):
 
 
 class Policy(Protocol):
-    """One episode's conversation; it only ever grows. A turn comes without command and observation. Raises
-    EngineError.
-    """
+    """One episode's conversation, which only ever grows. Its turns lack command and observation. Raises EngineError."""
 
     async def begin(self, system: str, task: str) -> Turn | None:
         """The first reply. None: the context has no room for one."""
@@ -63,50 +58,51 @@ async def play(
     request: RolloutRequest,
     *,
     policy: Policy,
-    shell: Shell,
+    sandbox: AgentSandbox,
     turns: list[Turn],
     on_turn: Callable[[int], None] | None = None,
 ) -> Submitted | Exhausted:
-    """Play `request` to its end; appends to `turns` and calls `on_turn` with the number of each finished one,
-    from 1.
+    """Play `request` to its end. Appends to `turns`; calls `on_turn` with the number of each finished turn, from 1.
 
-    Raises RequestError for an agent config that cannot be used, and what policy and shell raise.
+    Raises RequestError for an agent config that cannot be used, and what policy and sandbox raise.
     """
-    episode = _Episode(request, load_agent(request.agent_config), policy, shell, turns)
+    episode = _Play(request, load_agent(request.agent_config), policy, sandbox, turns)
     ending = await episode.run(on_turn)
     if isinstance(ending, Submitted):
         return ending
-    return Exhausted(limit=ending, patch=await shell.diff())
+    return Exhausted(limit=ending, patch=await sandbox.diff())
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Play:
+    """One episode under way."""
+
     request: RolloutRequest
     config: AgentConfig
     policy: Policy
-    shell: Shell
+    sandbox: AgentSandbox
     turns: list[Turn]
     format_errors: int = 0  # consecutive
     started_at: float = field(default_factory=time.monotonic)
 
     async def run(self, on_turn: Callable[[int], None] | None) -> Submitted | Limit:
-        told = ""
+        message = ""
         while len(self.turns) < self._max_turns:
-            turn = await self._speak(told)
+            turn = await self._sample(message)
             if not isinstance(turn, Turn):
                 return turn
             self.turns.append(turn)
-            answer = await self._act(turn)
+            result = await self._act(turn)
             if on_turn is not None:
                 on_turn(len(self.turns))
-            if isinstance(answer, Submitted):
-                return answer
+            if isinstance(result, Submitted):
+                return result
             if self.format_errors >= self.request.limits.format_errors:
                 return "format_errors"
-            told = answer
+            message = result
         return "turns"
 
-    async def _speak(self, told: str) -> Turn | Literal["context", "wall_s"]:
+    async def _sample(self, message: str) -> Turn | Literal["context", "wall_s"]:
         left_s = self._left_s
         if left_s <= 0:
             return "wall_s"
@@ -114,7 +110,7 @@ class _Episode:
         try:
             async with deadline:
                 if self.turns:
-                    turn = await self.policy.answer(told)
+                    turn = await self.policy.answer(message)
                 else:
                     turn = await self.policy.begin(*self.config.opening(self._live))
         except TimeoutError:
@@ -124,7 +120,7 @@ class _Episode:
         return turn or "context"
 
     async def _act(self, turn: Turn) -> Submitted | str:
-        """Carry out what `turn` asks for; returns what the policy is told of it."""
+        """Run the turn's command; returns the next message to the policy, or the submission."""
         reply = parse_reply(turn.text, self.config.action)
         if isinstance(reply, FormatError):
             self.format_errors += 1
@@ -134,13 +130,13 @@ class _Episode:
             )
         self.format_errors = 0
         self.turns[-1] = turn = replace(turn, command=reply.text)
-        # The episode's deadline ends a command but never cancels it: its shell must live on for the diff.
+        # At the episode's deadline a command is killed, not cancelled: the sandbox is still needed for the diff.
         timeout_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
-        result = await self.shell.run(reply.text, timeout_s=timeout_s)
+        result = await self.sandbox.run(reply.text, timeout_s=timeout_s)
         patch = submission(result)
         if patch is not None:
-            # A patch too long for the sandbox to keep has a hole; the repository itself has none.
-            return Submitted(patch=await self.shell.diff() if result.dropped_bytes else patch)
+            # The middle of a patch that is too long for the sandbox to keep is missing: take it from the repository.
+            return Submitted(patch=await self.sandbox.diff() if result.dropped_bytes else patch)
         seen = observe(result, limit_chars=self.request.limits.observation_chars)
         self.turns[-1] = replace(turn, observation=seen)
         output = seen.output if self._is_ours_to_cut else result.output.decode("utf-8", errors="replace")
@@ -150,9 +146,7 @@ class _Episode:
 
     @property
     def _is_ours_to_cut(self) -> bool:
-        """False for a template that keeps within the request's limit by itself: cutting twice would misstate
-        what is missing.
-        """
+        """False for a template that keeps to the request's limit by itself: cutting twice would misstate what is missing."""
         shows = self.config.shows_chars
         return shows is None or shows > self.request.limits.observation_chars
 
@@ -170,10 +164,10 @@ class _Episode:
 
     @property
     def _live(self) -> dict[str, object]:
-        """What the templates may know of this moment, under mini-swe-agent's names."""
+        """The variables of the templates at this moment, under mini-swe-agent's names."""
         return {
             "task": self.request.task.problem,
-            "cwd": self.shell.workdir,
+            "cwd": self.sandbox.workdir,
             "timeout": int(self._command_s) if self._command_s % 1 == 0 else self._command_s,
             "step_limit": self._max_turns,
             "n_model_calls": len(self.turns),

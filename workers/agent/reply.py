@@ -13,7 +13,7 @@ _REASONING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class BashCommand:
     text: str
 
 
@@ -25,7 +25,7 @@ class FormatError:
     actions: tuple[str, ...]
 
 
-def parse_reply(text: str, action: re.Pattern[str]) -> Command | FormatError:
+def parse_reply(text: str, action: re.Pattern[str]) -> BashCommand | FormatError:
     """The one command in `text`. `action` has one group, the command; what a reasoning model thought aloud is
     not searched.
     """
@@ -34,4 +34,4 @@ def parse_reply(text: str, action: re.Pattern[str]) -> Command | FormatError:
         return FormatError(f"expected exactly 1 command, found {len(actions)}", actions)
     if "\0" in actions[0]:
         return FormatError("the command contains a NUL character", actions)
-    return Command(actions[0])
+    return BashCommand(actions[0])

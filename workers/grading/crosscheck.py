@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from workers.grading import witness
-from workers.grading.witness import BAD, Run
+from workers.grading.witness import BAD, WitnessedRun
 
 _OF_UNITTEST = re.compile(r"([\w.]+) \(([\w.]+)\)")
 _WORD = re.compile(r"\w+")
@@ -34,7 +34,7 @@ class Seen:
         return self.broken_off or f"{_dotted(name)}.".startswith(self.unloaded)
 
 
-def seen(runs: tuple[Run, ...], read: Callable[[str], Mapping[str, str]] = lambda lines: {}) -> Seen:
+def seen(runs: tuple[WitnessedRun, ...], read: Callable[[str], Mapping[str, str]] = lambda lines: {}) -> Seen:
     """`read`: status by name, as the verdict's parser reads lines of pytest's short summary."""
     groups: dict[str, list[str]] = {"passing": [], "skipped": [], "bad": []}
     for name, outcome in witness.outcomes(runs).items():
@@ -67,7 +67,7 @@ def disagreement(claimed: Mapping[str, str], seen: Seen) -> str | None:
     return None
 
 
-def unborne(names: Iterable[str], runs: tuple[Run, ...]) -> str | None:
+def unborne(names: Iterable[str], runs: tuple[WitnessedRun, ...]) -> str | None:
     """Why it is not true that all tests of these `names` passed, whatever form a parser gave them.
 
     A name means each test whose dotted name ends like it. Where a parser changed the parameters beyond recognition, no

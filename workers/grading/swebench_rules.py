@@ -49,7 +49,7 @@ _MARKS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SwebenchReport:
     """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it would
     not read the log.
     """
@@ -111,7 +111,7 @@ class Marks:
         return f"<{self._nonce}>{mark[5:]}"
 
 
-def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
+def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
     """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large
     log.
     """
@@ -122,14 +122,14 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> Report:
         file.flush()
         statuses, accepted = _grading.get_logs_eval(spec, file.name)
     if not accepted:
-        return Report(
+        return SwebenchReport(
             "log rejected",
             Tally(passed=0, total=len(spec.FAIL_TO_PASS)),
             Tally(passed=0, total=len(spec.PASS_TO_PASS)),
             dict.fromkeys((*verdict.fail_to_pass, *verdict.pass_to_pass), ""),
         )
     tests = _grading.get_eval_tests_report(statuses, gold, eval_type=_constants.EvalType(verdict.eval_type))
-    return Report(
+    return SwebenchReport(
         status=_grading.get_resolution_status(tests),
         fail_to_pass=_tally(tests[_constants.FAIL_TO_PASS], spec.FAIL_TO_PASS),
         pass_to_pass=_tally(tests[_constants.PASS_TO_PASS], spec.PASS_TO_PASS),

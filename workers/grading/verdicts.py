@@ -16,7 +16,7 @@ from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, V
 from pipeline.trajectory import Reward
 from workers.grading import crosscheck, swebench_rules, witness
 from workers.grading.runner import contradiction, each_must_pass, num_pytest_sessions
-from workers.grading.witness import Run
+from workers.grading.witness import WitnessedRun
 
 MOST_OUTCOMES = 1000  # of a verdict that names no tests
 R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
@@ -32,7 +32,7 @@ class Evidence:
     patch: bytes
     exit_code: int
     log: str  # marks in place
-    runs: tuple[Run, ...]  # what the witness said
+    runs: tuple[WitnessedRun, ...]  # what the witness said
     parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
 
 

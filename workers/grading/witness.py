@@ -90,7 +90,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WitnessedRun:
     """One run of a test runner. `end` None: it was cut short."""
 
     runner: str  # "pytest", "unittest"
@@ -127,7 +127,7 @@ def plugin_source() -> str:
     return "".join(_BETWEEN_MODULES.sub("", (PLUGIN / f"{name}.py").read_text("utf-8")) for name in MODULES)
 
 
-def testimony(notes: bytes) -> tuple[Run, ...]:
+def testimony(notes: bytes) -> tuple[WitnessedRun, ...]:
     """What came over the side channel, runs in the order of their starts. Lines that anybody may write
     count for nothing, for no secret is in them.
     """
@@ -143,11 +143,11 @@ def testimony(notes: bytes) -> tuple[Run, ...]:
                     ends[secret] = end
             case _:
                 pass
-    return tuple(Run(runner, ends.get(secret)) for secret, runner in runners.items())
+    return tuple(WitnessedRun(runner, ends.get(secret)) for secret, runner in runners.items())
 
 
 def tampering(
-    runs: Iterable[Run],
+    runs: Iterable[WitnessedRun],
     patch: bytes,
     matters: Callable[[str], bool] = lambda test: True,
     hidden: Iterable[str] = (),
@@ -177,7 +177,7 @@ def tampering(
     return None
 
 
-def sessions(runs: Iterable[Run], runner: str | None = None) -> list[End]:
+def sessions(runs: Iterable[WitnessedRun], runner: str | None = None) -> list[End]:
     """Ends of those runs, of `runner` or of any, that were to run tests."""
     return [
         run.end
@@ -186,7 +186,7 @@ def sessions(runs: Iterable[Run], runner: str | None = None) -> list[End]:
     ]
 
 
-def failure(runs: Iterable[Run], *, every: bool = False) -> str | None:
+def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
     """Why the last run is no success, or, of `every` run, that it failed; None if there is nothing to say."""
     ended = [(run.runner, end) for run in runs for end in sessions([run])]
     if not ended:
@@ -203,7 +203,7 @@ def failure(runs: Iterable[Run], *, every: bool = False) -> str | None:
     return f"{runner} passed no test"
 
 
-def outcomes(runs: Iterable[Run]) -> dict[str, str]:
+def outcomes(runs: Iterable[WitnessedRun]) -> dict[str, str]:
     """Of each test by name, as the last run that had it saw it."""
     return {name: outcome for run in runs if run.end for name, outcome in run.end.outcomes.items()}
 

@@ -25,7 +25,7 @@ class _Encoding(Protocol):
     ids: list[int]
 
 
-class _Tokenizer(Protocol):
+class _FastTokenizer(Protocol):
     """What is used of `tokenizers.Tokenizer`, with the types that its own stubs leave out."""
 
     encode_special_tokens: bool
@@ -45,7 +45,7 @@ class Renderer:
     def __init__(self, bundle: TokenizerBundle) -> None:
         tokenizer_json, self._controls = _hardened(bundle)
         tokenizer = Tokenizer.from_str(tokenizer_json)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        self._tokenizer = cast(_Tokenizer, tokenizer)
+        self._tokenizer = cast(_FastTokenizer, tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bundle = bundle

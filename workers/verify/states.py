@@ -36,7 +36,7 @@ NO_SOLUTION = "its solution is not in the gold file; import the task again"
 T = TypeVar("T")
 
 
-class Grades(Protocol):
+class GradesWithLog(Protocol):
     """The production grader. Raises RolloutError; never returns a verdict for an infrastructure failure."""
 
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded: ...
@@ -85,7 +85,7 @@ class _Broken:
 class Prober:
     """Puts tasks before `grader`. `limits` are those of the run that the tasks are meant for."""
 
-    grader: Grades
+    grader: GradesWithLog
     sandboxes: OpensRepositories
     logs: KeepsLogs
     limits: Limits

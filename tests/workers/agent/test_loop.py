@@ -12,7 +12,7 @@ from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from pipeline.trajectory import Exhausted, Observation, Submitted, Turn
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, claim
-from workers.agent.loop import Shell, play
+from workers.agent.loop import AgentSandbox, play
 from workers.policy.render import Renderer
 from workers.policy.scripted import ScriptedPolicies
 from workers.sandbox.docker import DockerSandboxes
@@ -37,14 +37,14 @@ class Stage:
     """Plays scripts."""
 
     bundle: TokenizerBundle
-    shell: Shell
+    shell: AgentSandbox
     turns: list[Turn] = field(default_factory=list[Turn])
     numbers: list[int] = field(default_factory=list[int])
 
     async def play(self, *replies: str, claim: Claim) -> Submitted | Exhausted:
         policy = await ScriptedPolicies(self.bundle, replies, version=3).open(claim)
         return await play(
-            claim.request, policy=policy, shell=self.shell, turns=self.turns, on_turn=self.numbers.append
+            claim.request, policy=policy, sandbox=self.shell, turns=self.turns, on_turn=self.numbers.append
         )
 
     def told(self, number: int) -> str:

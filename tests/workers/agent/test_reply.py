@@ -3,7 +3,7 @@ import re
 import pytest
 
 from pipeline.agent_config import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
-from workers.agent.reply import Command, FormatError, parse_reply
+from workers.agent.reply import BashCommand, FormatError, parse_reply
 
 BASH = re.compile(BASH_BLOCK, re.DOTALL)
 SECOND = re.compile(MSWEA_BLOCK, re.DOTALL)
@@ -12,7 +12,7 @@ TAG = re.compile(MSWEA_TAG, re.DOTALL)
 
 def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
     reply = parse_reply(text, action)
-    return 1 if isinstance(reply, Command) else len(reply.actions)
+    return 1 if isinstance(reply, BashCommand) else len(reply.actions)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
     ],
 )
 def test_one_bash_block_is_the_command(text: str, command: str) -> None:
-    assert parse_reply(text, BASH) == Command(command)
+    assert parse_reply(text, BASH) == BashCommand(command)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_a_command_with_a_nul_character_is_a_format_error() -> None:
 
 
 def test_the_second_dialect_has_its_own_fence() -> None:
-    assert parse_reply("```mswea_bash_command\nls\n```", SECOND) == Command("ls")
+    assert parse_reply("```mswea_bash_command\nls\n```", SECOND) == BashCommand("ls")
     assert num_actions("```bash\nls\n```", SECOND) == 0
-    assert parse_reply("<mswea_bash_command>ls</mswea_bash_command>", TAG) == Command("ls")
+    assert parse_reply("<mswea_bash_command>ls</mswea_bash_command>", TAG) == BashCommand("ls")

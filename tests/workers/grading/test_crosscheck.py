@@ -3,7 +3,7 @@
 import pytest
 
 from workers.grading.crosscheck import disagreement, seen, unborne
-from workers.grading.witness import End, Run
+from workers.grading.witness import End, WitnessedRun
 
 OUTCOMES = {
     "tests/t.py::A::test_x": "FAILED",
@@ -20,7 +20,7 @@ OUTCOMES = {
 }
 
 
-def runs(status: int = 1, **outcomes: str) -> tuple[Run, ...]:
+def runs(status: int = 1, **outcomes: str) -> tuple[WitnessedRun, ...]:
     end = End(
         status=status,
         canary=False,
@@ -31,7 +31,7 @@ def runs(status: int = 1, **outcomes: str) -> tuple[Run, ...]:
         rewritten=(),
         stopped=(),
     )
-    return (Run("pytest", end),)
+    return (WitnessedRun("pytest", end),)
 
 
 @pytest.mark.parametrize(

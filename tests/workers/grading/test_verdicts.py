@@ -8,7 +8,7 @@ from pipeline.errors import TaskBroken
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
 from tests.workers.claims import make_task
 from workers.grading.verdicts import Evidence, check, judge, r2e_statuses
-from workers.grading.witness import End, Run
+from workers.grading.witness import End, WitnessedRun
 
 END = End(
     status=0,
@@ -44,7 +44,7 @@ BOTH_PASSED = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\n", 
 
 
 def decided(verdict: Verdict, log: str = PASSED, exit_code: int = 0, **evidence: object) -> tuple[float, str]:
-    fields = {"patch": PATCH, "runs": (Run("pytest", END),), **evidence}
+    fields = {"patch": PATCH, "runs": (WitnessedRun("pytest", END),), **evidence}
     reward = judge(
         make_task("image", verdict=verdict),
         Evidence(exit_code=exit_code, log=log, **fields),  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_an_exit_status_is_believed_as_far_as_the_witness_bears_it_out() -> None
     ],
 )
 def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -> None:
-    runs = (Run("pytest", END), Run("pytest", end))
+    runs = (WitnessedRun("pytest", END), WitnessedRun("pytest", end))
     short = "short test summary info\nPASSED tests/t.py::new\n"
     parsed = b'{"tests": [{"name": "new", "status": "PASSED"}]}'
     kinds = [
@@ -102,7 +102,7 @@ def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -
     ],
 )
 def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
-    runs = (Run("pytest", end), Run("pytest", END))
+    runs = (WitnessedRun("pytest", end), WitnessedRun("pytest", END))
     assert decided(EXIT_CODE, runs=runs) == (1.0, "exit status 0")
     assert decided(SWEBENCH, BOTH_PASSED, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
 
@@ -121,14 +121,17 @@ CODE = ("tests/t.py::new", "/repo/dir/caf\u00e9.py", "raise Wrong")
     ],
 )  # fmt: skip
 def test_a_patch_is_known_by_every_way_to_write_a_name(patch: bytes, end: End) -> None:
-    runs = (Run("pytest", end),)
+    runs = (WitnessedRun("pytest", end),)
     assert decided(EXIT_CODE, runs=runs, patch=patch)[0] == 0.0
     assert decided(EXIT_CODE, runs=runs, patch=b"--- a/other.py\n+++ b/other.py\n+x\n--- \n")[0] == 1.0
 
 
 def test_the_first_of_two_runs_counts_where_the_script_would_have_ended_with_it() -> None:
     failed = replace(END, status=1, outcomes={"tests/t.py::new": "FAILED"})
-    runs = (Run("pytest", failed), Run("pytest", replace(END, outcomes={"tests/u.py::old": "PASSED"})))
+    runs = (
+        WitnessedRun("pytest", failed),
+        WitnessedRun("pytest", replace(END, outcomes={"tests/u.py::old": "PASSED"})),
+    )
     for script, value in (
         ("set -e\npytest tests/t.py\npytest tests/u.py\n", 0.0),
         ("pytest tests/t.py\npytest tests/u.py\n", 1.0),
@@ -149,7 +152,7 @@ def test_the_first_of_two_runs_counts_where_the_script_would_have_ended_with_it(
     ],
 )
 def test_result_lines_that_no_test_stands_behind_are_not_believed(outcomes: dict[str, str], why: str) -> None:
-    runs = (Run("pytest", replace(END, outcomes=outcomes)),)
+    runs = (WitnessedRun("pytest", replace(END, outcomes=outcomes)),)
     log = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\nFAILED tests/t.py::decoy\n", 1)
     assert decided(SWEBENCH, log, runs=runs) == (0.0, f"swebench: RESOLVED_FULL, but {why}")
     parsed = b'{"tests": [{"name": "tests/t.py::new", "status": "PASSED"}]}'
@@ -158,7 +161,7 @@ def test_result_lines_that_no_test_stands_behind_are_not_believed(outcomes: dict
 
 
 def test_a_run_that_came_to_no_test_bears_nothing_out() -> None:
-    runs = (Run("pytest", replace(END, status=-1, collected=-1, finished=0, outcomes={})),)
+    runs = (WitnessedRun("pytest", replace(END, status=-1, collected=-1, finished=0, outcomes={})),)
     log = MARKED.format("PASSED tests/t.py::new\nPASSED tests/t.py::old\nFAILED tests/t.py::decoy\n", 1)
     short = "short test summary info\nPASSED r2e_tests/t.py::new\n"
     assert decided(SWEBENCH, log, runs=runs)[0] == 0.0
@@ -173,7 +176,7 @@ def test_names_that_only_the_log_knows_are_left_to_the_log() -> None:
         "tests/t.py::new[a c]": "FAILED",
         "tests/t.py::old": "PASSED",
     }
-    runs = (Run("pytest", replace(END, outcomes=outcomes)),)
+    runs = (WitnessedRun("pytest", replace(END, outcomes=outcomes)),)
     assert decided(verdict, log, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
 
 
@@ -194,7 +197,7 @@ def test_r2e_reads_the_first_word_of_a_line() -> None:
 
 
 def test_r2e_takes_no_line_for_which_no_test_ran() -> None:
-    runs = (Run("pytest", replace(END, outcomes={"r2e_tests/t.py::new": "FAILED"})),)
+    runs = (WitnessedRun("pytest", replace(END, outcomes={"r2e_tests/t.py::new": "FAILED"})),)
     verdict = replace(R2E, expected={"new": "PASSED"})
     log = "short test summary info\nPASSED r2e_tests/t.py::new\n"
     assert decided(verdict, log, runs=runs) == (0.0, "r2e: 1 tests as expected, but new failed")
@@ -219,7 +222,9 @@ def test_tests_json_asks_for_every_test(parsed: str, value: float, decided_by: s
 
 def test_every_verdict_keeps_the_outcome_of_the_tests_that_it_asks_for() -> None:
     def tests(verdict: Verdict, log: str, parsed: bytes | None = None) -> dict[str, str]:
-        evidence = Evidence(patch=PATCH, exit_code=0, log=log, runs=(Run("pytest", END),), parsed=parsed)
+        evidence = Evidence(
+            patch=PATCH, exit_code=0, log=log, runs=(WitnessedRun("pytest", END),), parsed=parsed
+        )
         return judge(make_task("image", verdict=verdict), evidence).tests
 
     assert tests(EXIT_CODE, "") == END.outcomes

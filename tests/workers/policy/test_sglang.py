@@ -212,7 +212,7 @@ async def test_a_whole_episode_is_played_with_sampled_replies(
     held_claim = await announced(redis, bundle, format_errors=2, sampling={"max_new_tokens": 8})
     turns: list[Turn] = []
     policy = await policies.open(held_claim)
-    outcome = await play(held_claim.request, policy=policy, shell=shell, turns=turns)
+    outcome = await play(held_claim.request, policy=policy, sandbox=shell, turns=turns)
     assert isinstance(outcome, Exhausted)
     assert outcome.limit == "format_errors"
     assert len(turns) == 2
