@@ -325,7 +325,7 @@ def test_the_report_says_how_a_run_ended_and_how_to_resume_it(
     run.step(7, run.group(0, [1.0, 0.0]))
     run.end(7, reason)
     assert reported(run, capsys)[1]["state"] == reason
-    resume = f"resume it with `python -m trainer.run RECIPE.toml --run-dir {run.directory} --resume`"
+    resume = f"resume with `python -m trainer.run RECIPE.toml --run-dir {run.directory} --resume`"
     line = told(run, capsys)
     assert f"{reason} at step 7" in line
     assert resume in line

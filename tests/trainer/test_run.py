@@ -234,6 +234,10 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
         trainer.process.send_signal(signal.SIGTERM)
         assert await trainer.ended() == 0, trainer.output
     assert "calm: stopped" in trainer.output
+    assert (
+        f"stopped by a signal at step 1 of 4; resume with `python -m trainer.run {run}/recipe.toml"
+        in trainer.output
+    )
     (end,) = read(run / "journal", EndRow)
     assert (end.reason, end.step) == ("stopped", 1)
     status = await census.run_status(redis, "calm")

@@ -13,7 +13,7 @@ from arq.connections import ArqRedis
 from pipeline import queue, request_store
 from pipeline.message import MalformedMessage
 from pipeline.request import RolloutRequest
-from trainer.records.journal import Asked
+from trainer.records.episodes import Asked
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import evaluation_of

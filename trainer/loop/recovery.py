@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 
 from pipeline import queue, stream
 from trainer.loop.open_requests import OpenRequests
-from trainer.records.journal import Asked
+from trainer.records.episodes import Asked
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.intake import Intake

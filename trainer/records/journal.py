@@ -1,35 +1,32 @@
-"""The run's diary, as JSON lines in its directory: what became of every episode, what every step did.
+"""The run's journal, JSON lines in its directory: what became of every episode, what every step did, how the run ended.
 
-One file per kind of row, only ever appended to. A row is on disk once `checkpoint` has returned its offset; a
-resumed run goes back to the offsets its checkpoint names, and what came after them is moved aside, never
-deleted. Whoever reads may do so while the run goes on. Step rows are mirrored to TensorBoard, which only
-shows what is here.
+There is one file per kind of row, and rows are only appended. A row is on disk once `checkpoint` has returned its offset. A
+resumed run cuts the files at the offsets in its checkpoint; the rows after them are moved aside, never deleted. The files may
+be read while the run goes on.
 """
 
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
 import msgspec
 
-from pipeline.request import Purpose, RolloutRequest
-from pipeline.trajectory import TrajectoryHead
+from pipeline.request import Purpose
 
 Fate = Literal[
     "trained",  # by the step whose row names its request id
-    "zero_variance",  # its whole group was worth the same: nothing to learn
-    "too_few_valid",  # too many of its group failed to tell good from bad
+    "zero_variance",  # all rewards of its group were equal, so there was nothing to learn
+    "too_few_valid",  # too few members of its group had a reward
     "quarantined",  # its task's grader cannot be trusted
     "late",  # its group had closed without it, or its weights were too old
-    "refused",  # its tokens do not add up; the trajectory is kept in Redis
-    "failed",  # never had a reward: something of ours broke
+    "refused",  # its samples were invalid; the trajectory is kept in Redis
+    "failed",  # it has no reward because of an infrastructure failure
     "evaluated",
     "not_finite",  # the loss or gradient of its batch was not finite, so the batch was skipped
-    "withdrawn",  # asked for no longer, because its group closed without it or the run ended
+    "withdrawn",  # its request was withdrawn, because its group closed without it or the run ended
 ]
 
 
@@ -41,9 +38,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class EpisodeRow(Row, frozen=True, kw_only=True):
-    """One request and what became of it; written when its fate is settled.
+    """One request and what became of it; written when its trajectory is settled.
 
-    Ids are unique, unless a person requeued a dead one.
+    Ids are unique, unless somebody requeued a dead letter.
     """
 
     request_id: str
@@ -53,7 +50,7 @@ class EpisodeRow(Row, frozen=True, kw_only=True):
     member: int
     group_size: int
     fate: Fate
-    cursor: int = -1  # place of the group in the run's task order; -1 for evaluations
+    cursor: int = -1  # position of the group in the run's task order; -1 for evaluations
     evaluation: str = ""  # name of the evaluation it belongs to
     attempt: int = 0
     worker: str = ""
@@ -79,11 +76,11 @@ class StepRow(Row, frozen=True, kw_only=True):
     loss: float
     grad_norm: float
     lr: float
-    reward_mean: float  # over everything graded since the step before, groups without signal included
+    reward_mean: float  # over all episodes graded since the step before, groups without signal included
     num_trajectories: int
     request_ids: tuple[str, ...]
     num_trained_tokens: int
-    num_unique_sampled_tokens: int  # that the policy drew in those trajectories, each counted once
+    num_unique_sampled_tokens: int  # that the policy sampled in those trajectories, each counted once
     groups_dropped_zero_variance: int = 0  # since the step before
     groups_dropped_invalid: int = 0
     lag_max: int = 0
@@ -101,8 +98,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     train_s: float = 0.0
     at: float = 0.0
     num_gap_tokens: int = 0  # on which the log-prob gap was measured
-    members_refilled: int = 0  # since the step before: failed for reasons of ours, and asked for again
-    members_withdrawn: int = 0  # since the step before: not in when their group had to close
+    members_refilled: int = 0  # since the step before: enqueued again after an infrastructure failure
+    members_withdrawn: int = 0  # since the step before: had not arrived when their group had to close
     num_groups: int | None = None  # that the step trained; None in journals older than this field
 
     @property
@@ -112,7 +109,7 @@ class StepRow(Row, frozen=True, kw_only=True):
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):
-    """The held-out tasks, played by one version."""
+    """One held-out evaluation of one weight version, sampled or greedy."""
 
     name: str  # "heldout_before", "heldout_after", "heldout_step_40"
     version: int
@@ -126,7 +123,7 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
 
 
 class PublicationRow(Row, frozen=True, kw_only=True):
-    """One version of the weights handed to the engines."""
+    """One weight version, published to the engines."""
 
     version: int
     step: int
@@ -139,16 +136,16 @@ class PublicationRow(Row, frozen=True, kw_only=True):
 
 
 class QuarantineRow(Row, frozen=True, kw_only=True):
-    """A training task that is not played any more."""
+    """A training task that no request is made of any more."""
 
     task_id: str
     reason: str
-    request_id: str  # of the answer that decided it
+    request_id: str  # of the trajectory that decided it
     at: float = 0.0
 
 
 class SkippedRow(Row, frozen=True, kw_only=True):
-    """A place in the task order that was passed over, for its task is in quarantine."""
+    """A position in the task order that was passed over, because its task is in quarantine."""
 
     cursor: int
     task_id: str
@@ -214,10 +211,7 @@ class MalformedJournal(ValueError):
 
 
 class Journal:
-    """The run's files, open for appending.
-
-    One writer at a time; every row goes to the operating system at once.
-    """
+    """The run's files, open for appending by one process. Every row is handed to the operating system at once."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -238,12 +232,9 @@ class Journal:
         return {FILES[kind]: file.tell() for kind, file in self._files.items()}
 
     def truncate_to(self, offsets: dict[str, int]) -> int:
-        """Go back to a checkpoint: what came after it moves to `<file>.discarded`.
+        """Go back to a checkpoint: move the rows after its offsets to `<file>.discarded`. Returns how many bytes moved.
 
-        Returns how many bytes moved.
-
-        Raises ValueError if a file is shorter than its checkpoint says: the journal is not the one the
-        checkpoint belongs to.
+        Raises ValueError if a file is shorter than its offset: then the checkpoint belongs to another journal.
         """
         moved = 0
         for kind, file in self._files.items():
@@ -251,7 +242,7 @@ class Journal:
             kept, length = offsets.get(path.name, 0), path.stat().st_size
             if length < kept:
                 raise ValueError(
-                    f"{path} has {length} bytes, its checkpoint speaks of {kept}: restore the run's directory"
+                    f"{path} has {length} bytes, fewer than the {kept} in its checkpoint: restore the run's directory"
                 )
             with path.open("rb") as source, path.with_name(f"{path.name}.discarded").open("ab") as aside:
                 source.seek(kept)
@@ -275,7 +266,7 @@ class Journal:
 
 
 def journal_of(run_dir: Path) -> Path:
-    """Where a run keeps its journal; a journal's own directory will do as well."""
+    """The journal's directory in a run's; `run_dir` may also be the journal's directory itself."""
     inside = run_dir / "journal"
     return inside if inside.is_dir() else run_dir
 
@@ -299,109 +290,8 @@ def read(directory: Path, kind: type[R]) -> Iterator[R]:
                 raise MalformedJournal(f"{path}, line {number}: {error}") from error
 
 
-def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluation: str = "") -> EpisodeRow:
-    """The row of a trajectory that arrived."""
-    return EpisodeRow(
-        request_id=head.request_id,
-        group_id=head.group_id,
-        task_id=head.task_id,
-        purpose=head.purpose,
-        member=head.member,
-        group_size=head.group_size,
-        fate=fate,
-        cursor=cursor,
-        evaluation=evaluation,
-        attempt=head.attempt,
-        worker=head.worker,
-        outcome=head.outcome,
-        reward=head.reward,
-        num_turns=head.num_turns,
-        sampled_tokens=head.sampled_tokens,
-        version_at_enqueue=head.version_at_enqueue,
-        version_first=head.version_first,
-        version_last=head.version_last,
-        enqueued_at=head.enqueued_at,
-        claimed_at=head.claimed_at,
-        finished_at=head.finished_at,
-        patch=head.patch,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is kept of a request until it is answered: enough for its row, without the task and the prompts."""
-
-    request_id: str
-    group_id: str
-    task_id: str
-    purpose: Purpose
-    member: int
-    group_size: int
-    cursor: int
-    version: int
-    enqueued_at: float  # Unix seconds
-
-    @classmethod
-    def of(cls, request: RolloutRequest) -> Self:
-        return cls(
-            request_id=request.id,
-            group_id=request.group_id,
-            task_id=request.task.id,
-            purpose=request.purpose,
-            member=request.member,
-            group_size=request.group_size,
-            cursor=request.cursor if request.purpose == "train" else -1,
-            version=request.version_at_enqueue,
-            enqueued_at=request.enqueued_at,
-        )
-
-
-def failed_head(run_id: str, asked: Asked) -> TrajectoryHead:
-    """What is published of a request that nobody could play, for it cannot be read."""
-    now = time.time()
-    return TrajectoryHead(
-        request_id=asked.request_id,
-        run_id=run_id,
-        purpose=asked.purpose,
-        group_id=asked.group_id,
-        member=asked.member,
-        group_size=asked.group_size,
-        task_id=asked.task_id,
-        outcome="failed:request",
-        reward=None,
-        num_turns=0,
-        sampled_tokens=0,
-        body_bytes=0,
-        version_at_enqueue=asked.version,
-        version_first=None,
-        version_last=None,
-        attempt=0,
-        worker="",
-        enqueued_at=asked.enqueued_at,
-        claimed_at=now,
-        finished_at=now,
-    )
-
-
-def withdrawn_row(asked: Asked, *, evaluation: str = "") -> EpisodeRow:
-    """The row of a request that nobody waits for any more."""
-    return EpisodeRow(
-        request_id=asked.request_id,
-        group_id=asked.group_id,
-        task_id=asked.task_id,
-        purpose=asked.purpose,
-        member=asked.member,
-        group_size=asked.group_size,
-        fate="withdrawn",
-        cursor=asked.cursor,
-        evaluation=evaluation,
-        version_at_enqueue=asked.version,
-        enqueued_at=asked.enqueued_at,
-    )
-
-
 def _open(path: Path) -> BinaryIO:
-    """For appending, after the last whole line: what a crash cut short was never in a checkpoint."""
+    """Open for appending after the last whole line: a line that a crash cut short was in no checkpoint."""
     path.touch()
     file = path.open("r+b", buffering=0)
     whole = file.read().rfind(b"\n") + 1

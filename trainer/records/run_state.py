@@ -31,7 +31,7 @@ def read_state(run_dir: Path, steps: Iterable[StepRow], endings: Sequence[EndRow
     if newest is not None:
         how = newest.detail or f"{newest.reason} at step {newest.step}"
         return RecordedState(state=_reason(newest), sentence=f"{how}; {_resume_hint(run_dir)}")
-    how = f"crashed after step {last_step}: its trainer is gone and left no word"
+    how = f"crashed after step {last_step}: its trainer is gone and recorded no ending"
     return RecordedState(state="crashed", sentence=f"{how}; {_resume_hint(run_dir)}")
 
 
@@ -42,4 +42,4 @@ def _reason(row: EndRow) -> EndReason:
 def _resume_hint(run_dir: Path) -> str:
     recipe = run_dir / RECIPE
     named = str(recipe) if recipe.exists() else "RECIPE.toml"
-    return f"resume it with `python -m trainer.run {named} --run-dir {run_dir} --resume`"
+    return f"resume with `python -m trainer.run {named} --run-dir {run_dir} --resume`"

@@ -20,7 +20,7 @@ from pipeline import queue
 from pipeline.request import Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import current_traceparent, span
-from trainer.records.journal import Asked
+from trainer.records.episodes import Asked
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.quarantine import Quarantine

@@ -15,7 +15,8 @@ from pipeline.trajectory import TrajectoryHead
 from trainer.batching.advantages import has_signal
 from trainer.batching.batch import Sample
 from trainer.recipe import Stragglers
-from trainer.records.journal import Asked, Fate
+from trainer.records.episodes import Asked
+from trainer.records.journal import Fate
 from trainer.rollouts.admission import Admission
 
 _PREFIX = "g"

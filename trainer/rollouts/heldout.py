@@ -21,7 +21,8 @@ from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
 from trainer.recipe import EvaluationRecipe
-from trainer.records.journal import Asked, EvaluationRow
+from trainer.records.episodes import Asked
+from trainer.records.journal import EvaluationRow
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
 

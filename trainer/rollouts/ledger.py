@@ -18,7 +18,8 @@ from msgspec import field, structs
 
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
-from trainer.records.journal import Asked, Fate, Journal, SkippedRow, episode_row, withdrawn_row
+from trainer.records.episodes import Asked, episode_row, withdrawn_row
+from trainer.records.journal import Fate, Journal, SkippedRow
 from trainer.rollouts.admission import Brake
 from trainer.rollouts.groups import Group
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, queue, stream
-from trainer.records.journal import Asked, failed_head
+from trainer.records.episodes import Asked, failed_head
 
 
 async def sweep(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> list[str]:

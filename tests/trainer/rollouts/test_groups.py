@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.trajectories import behind, member
 from trainer.batching.collate import make_batch
 from trainer.recipe import Stragglers
-from trainer.records.journal import Asked
+from trainer.records.episodes import Asked
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of
 

@@ -13,7 +13,8 @@ from pipeline import connection
 from pipeline.trajectory import Failed
 from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import head
-from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, episode_row, read
+from trainer.records.episodes import episode_row
+from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, read
 from trainer.rollouts.quarantine import MAX_GRADER_FAILURES, Quarantine
 
 BROKEN = Failed(boundary="grader", message="the tests took 7200 s", transient=False)
