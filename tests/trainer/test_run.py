@@ -306,6 +306,10 @@ async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     assert (run / "curve.png").is_file(), trainer.output
     assert await queue.open_ids(redis, "flat") == []
     assert summarize(run).lost == 0
+    said = await census.run_status(redis, "flat")
+    assert said is not None
+    assert said.groups_without_signal >= said.max_groups_without_signal == 6
+    assert "nothing more to learn" in said.ended
 
 
 @pytest.mark.slow

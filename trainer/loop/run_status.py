@@ -61,6 +61,8 @@ class StatusWriter:
             journal=str(self._journal.resolve()),
             quarantined=tuple(self._quarantined),
             updated_at=time.time(),
+            groups_without_signal=self._ledger.groups_without_signal,
+            max_groups_without_signal=self._recipe.batch.max_groups_without_signal,
         )
 
     def _detail(self) -> str:
