@@ -139,10 +139,10 @@ async def unswept_requests(pool: ArqRedis, payloads: list[bytes], tally: Tally) 
     queued = set(await queue.sweep(pool, RUN))
     runs = (RUN, *await census.run_ids(pool))
     letters = [letter for run in runs for letter in (await deadletters.listed(pool, run)).values()]
-    buried = {letter.request_id for letter in letters if letter.failures[0].message}
-    assert given == queued | (given & buried)
+    dead_lettered = {letter.request_id for letter in letters if letter.failures[0].message}
+    assert given == queued | (given & dead_lettered)
     tally.accepted += len(queued)
-    tally.refused += len(given & buried)
+    tally.refused += len(given & dead_lettered)
 
 
 async def _stored(pool: ArqRedis, payloads: list[bytes]) -> set[str]:

@@ -156,7 +156,7 @@ class Life(RuleBasedStateMachine):
         return multiple()
 
     @rule(claim=claims)
-    def breathe(self, claim: Claim) -> None:
+    def renew(self, claim: Claim) -> None:
         lease = Lease(worker=claim.worker, attempt=claim.attempt, claimed_at=claim.claimed_at, phase="agent")
         model = self.models[claim.request.id]
         may = model.in_force == claim.attempt and model.state in ("claimed", "queued", "lost")
@@ -192,7 +192,7 @@ class Life(RuleBasedStateMachine):
             self._published(model, "published")
 
     @rule(claim=claims)
-    def bury(self, claim: Claim) -> None:
+    def dead_letter(self, claim: Claim) -> None:
         model = self.models[claim.request.id]
         failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
         verdict = self.do(

@@ -48,7 +48,10 @@ async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: RunC
             "zero_variance",
             "not trained: all members of its group had the same reward, so there was nothing to learn",
         ),
-        ("not_finite", "not trained: the loss or gradient of its batch was not finite, so the batch was skipped"),
+        (
+            "not_finite",
+            "not trained: the loss or gradient of its batch was not finite, so the batch was skipped",
+        ),
     ],
 )
 async def test_explain_asks_the_journal_what_became_of_it(
