@@ -29,7 +29,8 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "top": ("pipeline", ("top",), "the fleet, live"),
     "dead": ("pipeline", ("dead",), "dead-lettered requests"),
     "requeue": ("pipeline", ("requeue",), "give dead-lettered requests new tries"),
-    "drop": ("pipeline", ("drop",), "forget dead-lettered requests"),
+    "drop": ("pipeline", ("drop",), "delete dead-lettered requests"),
+    "forget": ("pipeline", ("forget",), "delete all that Redis holds of a run"),
 }
 MISUSE = 2
 
