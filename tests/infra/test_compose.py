@@ -84,14 +84,14 @@ def services(profiles: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("profiles", "engine"), [("cpu", "engine"), ("gpu", "engine-gpu")])
-def test_workers_pull_up_all_they_need_and_no_more(profiles: str, engine: str) -> None:
+def test_workers_start_all_that_they_need_and_no_more(profiles: str, engine: str) -> None:
     found = services(profiles)
     assert set(found) == {"redis", "router", "workers", engine}
     assert set(found["workers"]["depends_on"]) == {"redis", "router"}
     assert found["router"]["depends_on"][engine]["condition"] == "service_healthy"
 
 
-def test_only_the_gpu_engine_asks_for_devices() -> None:
+def test_only_the_gpu_engine_reserves_devices() -> None:
     found = services("cpu,gpu,trainer,otel")
     assert [name for name, service in found.items() if "deploy" in service] == ["engine-gpu"]
 

@@ -101,7 +101,7 @@ def test_a_service_that_cannot_be_started_says_what_is_missing(service: Service)
         services.bring_up(missing, attached=True)
 
 
-def test_a_service_that_ends_at_once_is_an_error_with_its_last_words(service: Service) -> None:
+def test_a_service_that_ends_at_once_is_an_error_with_the_end_of_its_log(service: Service) -> None:
     failing = Service("failing", (sys.executable, "-c", "raise SystemExit('out of luck')"), lambda: False)
     with pytest.raises(RuntimeError, match="out of luck"):
         services.bring_up(failing, attached=True)
@@ -144,7 +144,7 @@ threading.Event().wait(0.5)
 """
 
 
-def test_one_that_is_being_stopped_is_not_relied_on(service: Service, port: int) -> None:
+def test_a_service_that_is_being_stopped_is_replaced(service: Service, port: int) -> None:
     leaving = replace(service, command=(sys.executable, "-c", SLOW_SERVER.format(port=port)))
     assert services.bring_up(leaving, attached=False) is not None
     old = services.started_pid(leaving)
@@ -153,7 +153,7 @@ def test_one_that_is_being_stopped_is_not_relied_on(service: Service, port: int)
         stopping = threads.submit(services.take_down, leaving)
         while not services.read_note(service).stop_has_begun:  # type: ignore[union-attr]
             pass
-        assert service.answers(), "it still answers, and is nothing to build on"
+        assert service.answers(), "it still answers, but will end"
         assert services.bring_up(service, attached=True) is not None
         assert stopping.result()
     child.process.wait()
@@ -161,7 +161,7 @@ def test_one_that_is_being_stopped_is_not_relied_on(service: Service, port: int)
     assert service.answers()
 
 
-def test_one_whose_starter_is_gone_is_waited_out(service: Service) -> None:
+def test_a_service_whose_owner_is_gone_is_waited_for_until_it_ends(service: Service) -> None:
     assert services.bring_up(service, attached=True) is not None
     note = services.read_note(service)
     assert note is not None
@@ -174,7 +174,7 @@ def test_one_whose_starter_is_gone_is_waited_out(service: Service) -> None:
     assert not service.answers()
 
 
-def test_one_that_was_killed_is_started_again_by_who_started_it(
+def test_a_killed_service_is_started_again_by_the_process_that_started_it(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "SERVICES", (service,))

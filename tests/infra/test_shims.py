@@ -1,4 +1,4 @@
-"""Processes that hold containers, told from those of other engines."""
+"""Shims of one dockerd, distinguished from those of others."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ import pytest
 
 from infra.shims import children, end_shims, shims
 
-HOLDING = "bash -c 'echo holds; exec sleep 600' & read"  # told by who is no copy of the shim any more
+HOLDING = "bash -c 'echo holds; exec sleep 600' & read"  # printed once it is no longer a copy of the shim
 Shim = subprocess.Popen[str]
 
 
 @pytest.fixture
 def shim_of() -> Iterator[Callable[[Path], Shim]]:
-    """A process that looks like a shim of the engine with this exec root, and its container's first process."""
+    """A process that looks like a shim of the dockerd with this exec root, and the first process of its container."""
     with ExitStack() as cleanup:
 
         def make(exec_root: Path) -> Shim:
@@ -31,7 +31,7 @@ def shim_of() -> Iterator[Callable[[Path], Shim]]:
         yield make
 
 
-def test_an_engines_shims_end_with_their_containers_and_nobody_elses(
+def test_the_shims_of_one_dockerd_end_with_their_containers_and_those_of_others_do_not(
     shim_of: Callable[[Path], Shim], tmp_path: Path
 ) -> None:
     for name in ("ours", "ours-not"):

@@ -148,7 +148,7 @@ print(child.pid, flush=True)
 """
 
 
-def test_orphans_of_a_process_are_asked_how_they_ended() -> None:
+def test_the_exit_status_of_orphans_is_collected() -> None:
     code = f"""
 import subprocess, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TLS to Redis and to Docker, with certificates that our own script makes and real servers that insist on them."""
+"""TLS to Redis and to Docker, with certificates of our own script and real servers that require them."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def make_certificates(out: Path, *flags: str) -> str:
 
 
 def serving_tls(port: int, certificates: Path, name: str, directory: Path) -> list[str]:
-    """redis-server with the settings of a fleet's Redis; only the places differ."""
+    """redis-server with the settings of a fleet's Redis; only the paths differ."""
     ours = {"ca-cert": "ca", "cert": "cert", "key": "key"}
     command = [
         "redis-server",
@@ -55,7 +55,7 @@ def serving_tls(port: int, certificates: Path, name: str, directory: Path) -> li
 
 @pytest.fixture(scope="module")
 def tls_redis(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
-    """Two servers: one whose certificate names this host, and one with somebody else's."""
+    """Two servers: one whose certificate names this host, and one with another host's."""
     with ExitStack() as cleanup:
         ports = dict(zip(("localhost", "elsewhere"), free_ports(2), strict=True))
         for name, port in ports.items():
@@ -163,15 +163,15 @@ def test_a_certificate_about_to_end_is_made_anew(tmp_path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def docker_behind_tls(folder: Path) -> AsyncIterator[int]:
-    """A port that leads to this machine's Docker engine, for those who show a certificate of our authority."""
+    """A port that leads to this machine's dockerd, for clients with a certificate of our authority."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     context.verify_mode = ssl.CERT_REQUIRED
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        engine_reader, engine_writer = await asyncio.open_unix_connection("/var/run/docker.sock")
+        docker_reader, docker_writer = await asyncio.open_unix_connection("/var/run/docker.sock")
         with contextlib.suppress(OSError):
-            await asyncio.gather(copy(reader, engine_writer), copy(engine_reader, writer))
+            await asyncio.gather(copy(reader, docker_writer), copy(docker_reader, writer))
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
     async with server:
@@ -186,7 +186,7 @@ async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None
 
 
 def docker_version(port: int, folder: Path) -> str:
-    """As a worker host with DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH asks for it."""
+    """Requested as on a worker host with DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
     environment = {
         "DOCKER_HOST": f"tcp://localhost:{port}",
         "DOCKER_TLS_VERIFY": "1",
@@ -195,7 +195,7 @@ def docker_version(port: int, folder: Path) -> str:
     with contextlib.closing(
         docker.APIClient(**kwargs_from_env(environment=environment), version="1.41")
     ) as client:
-        client.trust_env = False  # REQUESTS_CA_BUNDLE would win over Docker's own
+        client.trust_env = False  # otherwise REQUESTS_CA_BUNDLE overrides Docker's own
         return client.version()["Version"]
 
 

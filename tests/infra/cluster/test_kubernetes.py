@@ -148,11 +148,11 @@ def test_the_worker_understands_its_environment_and_drains_in_time(
     assert docker_hosts() == (DockerHost("unix:///run/docker/docker.sock"),)
     assert disk_settings().min_free_bytes == 10_000_000_000
     mounts = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
-    assert "/var/lib/docker" in mounts, "where the engine's data is, to see how much room there is"
-    assert image_settings().prefetch, "nobody else brings images to an engine that begins empty"
+    assert "/var/lib/docker" in mounts, "where Docker's data is, to see how much space is free"
+    assert image_settings().prefetch, "a Docker host that starts empty gets its images in no other way"
 
 
-def test_only_the_workers_docker_engine_is_privileged(base: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_only_the_workers_docker_host_is_privileged(base: list[dict[str, Any]], tmp_path: Path) -> None:
     def privileged(objects: list[dict[str, Any]]) -> list[str]:
         every = [container for pod in pods(objects).values() for container in containers(pod)]
         return [one["name"] for one in every if one.get("securityContext", {}).get("privileged")]
@@ -170,7 +170,7 @@ def test_workers_are_counted_by_the_queue(tmp_path: Path) -> None:
     assert "replicas" not in named(objects, "Deployment", "worker")["spec"]
 
 
-def test_the_routers_probes_ask_what_it_answers(base: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_router_has_the_paths_that_its_probes_request(base: list[dict[str, Any]], tmp_path: Path) -> None:
     port, metrics_port = free_ports(2)
     command = [
         tool("python"),

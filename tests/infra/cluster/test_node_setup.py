@@ -12,7 +12,7 @@ from tests.infra.cluster.programs import CLUSTER, ROOT, run
 
 SETUP = CLUSTER / "node_setup.sh"
 
-# Stand-ins for what a container has no use for: they write down what they were asked and keep as much state as the script looks at.
+# Stand-ins for programs that do nothing useful in a container: they record their calls, and keep the state that the script reads.
 STAND_INS = r"""
 set -e
 mkdir /stubs && cd /stubs
@@ -113,12 +113,12 @@ def test_a_nodes_misuse_is_named(flags: list[str], said: str) -> None:
 
 
 def parsed_by_dockerd(settings: str, directory: Path) -> str:
-    """What dockerd says when given these settings and a note that it runs already; it starts nothing then."""
+    """What dockerd prints for these settings when its pid file says that it runs already; then it starts nothing."""
     (directory / "daemon.json").write_text(settings)
     (directory / "pidfile").write_text(str(os.getpid()))
     flags = [f"--{name}={directory / name}" for name in ("data-root", "exec-root", "pidfile")]
     flags += [f"--config-file={directory / 'daemon.json'}", f"--host=unix://{directory / 'docker.sock'}"]
-    # It mounts its folder over itself before it looks whether it runs: in a name space that ends with it.
+    # It mounts its directory over itself before it checks whether it runs; the mount namespace ends with it.
     started = run("unshare", "--net", "--mount", "dockerd", *flags)
     assert started.returncode != 0
     return started.stderr

@@ -46,7 +46,7 @@ PartitionName=all Nodes=gpu[1-4] Default=YES MaxTime=INFINITE State=UP
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A Slurm controller of nodes that do not exist: it plans jobs and runs none. What sbatch needs in its environment."""
+    """A Slurm controller for nodes that do not exist: it plans jobs and runs none. Yields the environment for sbatch."""
     place, (port, node_port) = tmp_path_factory.mktemp("slurm"), free_ports(2)
     (place / "state").mkdir()
     places = {"host": socket.gethostname().split(".")[0], "user": getpass.getuser(), "place": place}
@@ -95,8 +95,6 @@ def test_every_job_comes_back_after_its_time_is_up(batch_file: Path) -> None:
     text = batch_file.read_text()
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(\S*)$", text, re.MULTILINE))
     assert {"requeue", "signal", "time", "output"} <= {*options}
-    assert options["open-mode"] == "append", "or the second try would write over the first one's words"
-    assert options["signal"].startswith("B:USR1@"), (
-        "to the batch shell, and not to be taken for scancel's TERM"
-    )
+    assert options["open-mode"] == "append", "otherwise the second run overwrites the output of the first"
+    assert options["signal"].startswith("B:USR1@"), "for the batch shell, and different from scancel's TERM"
     assert "USR1" in re.findall(r"^trap .* (\w+)$", text, re.MULTILINE)

@@ -33,7 +33,7 @@ def host(tmp_path: Path) -> Path:
 
 
 def verified(host: Path) -> str:
-    """What systemd has to say against our units."""
+    """What systemd finds wrong with our units."""
     names = [unit.name.replace("@.", "@1.") for unit in UNITS]
     checked = run("systemd-analyze", "verify", "--man=no", f"--root={host}", *names)
     return checked.stdout + checked.stderr
