@@ -13,9 +13,11 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 bash infra/setup/setup.sh tests
-services=$("$python" -m infra.services up)
+failed=
+services=$("$python" -m infra.services up) || failed=yes
 echo "$services"
 started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
+[ -z "$failed" ] || exit 1
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright
