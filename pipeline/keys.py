@@ -194,6 +194,14 @@ def workers() -> str:
     return "swerve:workers"
 
 
+def policy_lease() -> str:
+    """Hash: which process publishes weights to the engines of this Redis's fleet (`policy_lease.PolicyHolder`).
+
+    Owner that process, which renews it; expires by itself soon after the process is gone.
+    """
+    return "swerve:policy"
+
+
 def fleet() -> str:
     """String: a random name for all that shares this Redis; a reaper leaves the containers of other fleets alone. For ever."""
     return "swerve:fleet"

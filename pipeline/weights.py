@@ -30,6 +30,19 @@ class ServedWeights(Message, frozen=True, kw_only=True):
     confirmed_at: UnixSeconds = 0.0
 
 
+def version_name(run_id: str, version: int) -> str:
+    """What an engine is told, and reports with every token: no two runs share a name."""
+    return f"{run_id}@{version}"
+
+
+def parse_version_name(name: str) -> tuple[str, int]:
+    """Inverse of `version_name`. Raises ValueError for weights that no run has published."""
+    run_id, at, version = name.rpartition("@")
+    if not at or not version.isdecimal():
+        raise ValueError(f"{name!r} is not a published weight version, as in demo-20260101-120000@3")
+    return run_id, int(version)
+
+
 async def announce(redis: Redis, weights: WeightVersion) -> None:
     """Make a complete version the newest. Raises ValueError if it is not above the newest known."""
     newest = await newest_version(redis, weights.run_id)

@@ -11,7 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet, task
-from pipeline import census, keys, queue
+from pipeline import keys, policy_lease, queue
+from pipeline.policy_lease import PolicyHolder
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
 from tests.trainer.test_run import RECIPE, Trainer, start
@@ -117,18 +118,10 @@ async def test_without_an_engine_nothing_is_asked_for(recipe: Path, redis_url: s
 async def test_engines_in_the_service_of_a_run_are_left_alone(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
-    async def live() -> None:
-        number = 0
-        while True:
-            number += 1
-            await census.beat_run(redis, census.RunStatus(run_id="busy", phase="", updated_at=float(number)))
-            await asyncio.sleep(0.1)
-
-    beats = asyncio.create_task(live())
+    await policy_lease.acquire(redis, PolicyHolder("busy", host="elsewhere", pid=7))
     trainer = await evaluate(redis_url, recipe, "--set", "weights.engines=router")
     assert await trainer.ended() == 2, trainer.output
-    beats.cancel()
-    assert "the run busy is under way" in trainer.output
+    assert "the engines of this Redis serve run busy (process 7 on elsewhere)" in trainer.output
 
 
 @pytest.mark.parametrize(

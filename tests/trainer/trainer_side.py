@@ -6,16 +6,19 @@ from arq.connections import ArqRedis
 
 from benchmarks.scripted_fleet import VOCAB_SIZE, task
 from pipeline.request import Limits, Sampling
+from pipeline.stream import Delivery
 from trainer.loop.open_requests import OpenRequests
 from trainer.loop.recovery import Recovery
 from trainer.recipe import Stragglers
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.admission import Admission
+from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState
 from trainer.rollouts.quarantine import Quarantine
+from trainer.rollouts.stream_reader import StreamReader
 
 RUN = "run"
 GROUP_SIZE = 3
@@ -27,6 +30,12 @@ class NoEvaluation:
     outstanding = ()
 
     async def send(self) -> None: ...
+
+    def awaits(self, request_id: str) -> bool:
+        return False
+
+    def accept(self, delivery: Delivery) -> None:
+        raise AssertionError("it waits for nothing")
 
 
 class TrainerSide:
@@ -60,18 +69,20 @@ class TrainerSide:
             group_size=GROUP_SIZE,
             sampling=Sampling(),
         )
+        self.closer = GroupCloser(self.book, self.ledger, self.quarantine)
         self.intake = Intake(
             pool,
-            RUN,
             book=self.book,
             ledger=self.ledger,
             quarantine=self.quarantine,
+            closer=self.closer,
+            heldout=NoEvaluation(),
+            refill=self.dispatcher.refill,
             vocab_size=VOCAB_SIZE,
             max_tokens=128,
             max_refills=max_refills,
-            refill=self.dispatcher.refill,
-            evaluate=lambda delivery: False,
         )
+        self.reader = StreamReader(pool, RUN, self.intake.accept)
         self.requests = OpenRequests(
             pool,
             RUN,
@@ -86,14 +97,15 @@ class TrainerSide:
             book=self.book,
             ledger=self.ledger,
             dispatcher=self.dispatcher,
-            intake=self.intake,
+            reader=self.reader,
+            closer=self.closer,
             requests=self.requests,
         )
 
     async def restarted(self) -> "TrainerSide":
         """What a trainer that died would see."""
         other = TrainerSide(self.pool, self.journal)
-        await other.intake.recover()
+        await other.reader.recover()
         return other
 
     def fates(self) -> list[str]:

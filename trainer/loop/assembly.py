@@ -24,6 +24,7 @@ from trainer.loop.loop import Loop
 from trainer.loop.next_groups import NextGroups
 from trainer.loop.notices import Notices
 from trainer.loop.open_requests import OpenRequests
+from trainer.loop.policy import PolicyHold, sole_policy
 from trainer.loop.publications import Publications
 from trainer.loop.pump import Pump
 from trainer.loop.recovery import Recovery
@@ -35,6 +36,7 @@ from trainer.records.console import Console
 from trainer.records.journal import EndRow, Journal, PublicationRow, StepRow, read
 from trainer.records.sinks import Records, RunFacts, open_sinks
 from trainer.rollouts.admission import Admission
+from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
@@ -42,6 +44,7 @@ from trainer.rollouts.heldout import HeldOut
 from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState, decode_state
 from trainer.rollouts.quarantine import Quarantine
+from trainer.rollouts.stream_reader import StreamReader
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
 
@@ -73,9 +76,11 @@ class Rollouts:
     book: GroupBook
     ledger: Ledger
     quarantine: Quarantine
+    closer: GroupCloser
     dispatcher: Dispatcher
     heldout: HeldOut
-    intake: Intake
+    last_failed: Callable[[], str]  # id of the request that failed last
+    reader: StreamReader
 
 
 @contextlib.asynccontextmanager
@@ -95,6 +100,9 @@ async def assembled(
     async with contextlib.AsyncExitStack() as stack:
         redis = await connect()
         stack.push_async_callback(redis.aclose)
+        lease = None
+        if recipe.weights.engines == "router":
+            lease = await stack.enter_async_context(sole_policy(redis, run_id))
         console.say(f"run {run_id} in {root}")
         console.beat("building the learner")
         learner = await LearnerThread.start(make_feed)
@@ -118,7 +126,7 @@ async def assembled(
         )
         form = await request_form(redis, run_id, recipe, inputs)
         rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), Quarantine(journal))
-        yield _loop(run, restored, rollouts, learner, checkpoints, publisher)
+        yield _loop(run, restored, rollouts, learner, checkpoints, publisher, lease)
         await learner.stop()
 
 
@@ -168,19 +176,23 @@ def _rollouts(
         group_size=recipe.rollout.group_size,
         sampling=sampling_of(recipe),
     )
+    closer = GroupCloser(book, ledger, quarantine)
     intake = Intake(
         run.redis,
-        run.run_id,
         book=book,
         ledger=ledger,
         quarantine=quarantine,
+        closer=closer,
+        heldout=heldout,
+        refill=dispatcher.refill,
         vocab_size=inputs.tokenizer.vocab_size,
         max_tokens=recipe.learner.micro_batch_tokens,
         max_refills=recipe.group_refills,
-        refill=dispatcher.refill,
-        evaluate=heldout.accept,
     )
-    return Rollouts(admission, book, ledger, quarantine, dispatcher, heldout, intake)
+    reader = StreamReader(run.redis, run.run_id, intake.accept)
+    return Rollouts(
+        admission, book, ledger, quarantine, closer, dispatcher, heldout, lambda: intake.last_failed, reader
+    )
 
 
 def sampling_of(recipe: Recipe) -> Sampling:
@@ -194,9 +206,12 @@ def _loop(
     learner: LearnerThread,
     checkpoints: Checkpoints,
     publisher: Publisher,
+    lease: PolicyHold | None,
 ) -> Loop:
     recipe, record, say = run.recipe, run.records.append, run.console.say
     state = RunState.resumed(restored, read(run.journal, PublicationRow))
+    if lease is not None:
+        lease.when_taken(state.supersede)
     budget = _budget(run, rollouts, state)
     requests = OpenRequests(
         run.redis,
@@ -212,7 +227,8 @@ def _loop(
         book=rollouts.book,
         ledger=rollouts.ledger,
         dispatcher=rollouts.dispatcher,
-        intake=rollouts.intake,
+        reader=rollouts.reader,
+        closer=rollouts.closer,
         requests=requests,
     )
     writer = _checkpoint_writer(run, rollouts, state, learner, checkpoints)
@@ -262,7 +278,7 @@ def _checkpoint_writer(
         state=state,
         ledger=rollouts.ledger,
         cursor=lambda: rollouts.dispatcher.cursor,
-        forget=rollouts.intake.forget,
+        forget=rollouts.reader.forget,
     )
 
 
@@ -290,15 +306,15 @@ def _pump(
     requests: OpenRequests,
     recovery: Recovery,
 ) -> Pump:
-    recipe, intake = run.recipe, rollouts.intake
+    recipe = run.recipe
     return Pump(
         state,
         budget,
-        intake=intake,
+        reader=rollouts.reader,
         deadlines=Deadlines(
             run.redis,
             rollouts.book,
-            intake,
+            rollouts.closer,
             deadline_s=recipe.group_deadline_s,
             queue_s=recipe.rollout.queue_s,
         ),
@@ -309,7 +325,7 @@ def _pump(
             run.run_id,
             rollouts.ledger,
             rollouts.quarantine,
-            last_failed=lambda: intake.last_failed,
+            last_failed=rollouts.last_failed,
             say=run.console.say,
         ),
         sweep_every_s=recipe.admission.sweep_every_s,

@@ -60,6 +60,8 @@ class EndRecorder:
             case "failing":
                 return f"gave up at {place} after too many groups in a row failed"
             case "stopped":
+                if self._state.superseded_by:
+                    return f"stopped at {place}: {self._state.superseded_by} took the engines over"
                 return f"stopped by a signal at {place}"
             case "error":
                 return f"ended by an error at {place}: {_innermost(error)}"

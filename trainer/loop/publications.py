@@ -74,15 +74,19 @@ class Publications:
             await self._publish(newest.version)
 
     async def publish(self) -> None:
-        """The present weights as a new version. Raises NoEngineServes if told to stop while waiting for an engine."""
+        """The present weights as a new version. Raises NoEngineServes if told to stop while waiting for an engine, or if
+        another run has taken the engines over.
+        """
         next_version = await retry.until_answered(self._publisher.next_version)
         await self._publish(max(next_version, self._state.version + 1))
 
     async def watch_engines(self) -> None:
-        """For ever: every engine that answers must serve the newest weights, also one that has just started."""
+        """While the engines are this run's: each that answers must serve the newest weights, also one that has just started."""
         trouble = ""
         while True:
             await asyncio.sleep(ENGINES_S)
+            if self._state.superseded_by:
+                return
             try:
                 served = await self._publisher.mend()
             except (EngineFailure, RedisError) as error:
@@ -98,6 +102,8 @@ class Publications:
 
     async def _publish(self, version: int) -> None:
         state = self._state
+        if state.superseded_by:
+            raise NoEngineServes(f"the engines were taken over by {state.superseded_by}")
         state.phase = "publishing weights"
         row = await retry.until_answered(lambda: self._deliver(version))
         self._record(row)
@@ -133,13 +139,14 @@ class Publications:
         """Until one serves the announced version. Raises NoEngineServes if told to stop meanwhile."""
         self._say(f"{error}; waiting for one")
         self._state.phase = f"waiting for an engine to take weights v{version}"
-        while not self._state.is_stopping:
+        while True:
             await asyncio.sleep(RETRY_S)
+            if self._state.is_stopping:
+                raise error
             with contextlib.suppress(EngineFailure):
                 served = await self._publisher.catch_up()
                 assert served is not None, "a version has been announced"
                 return served
-        raise error
 
 
 def _is_there(version: WeightVersion) -> bool:

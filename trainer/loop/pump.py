@@ -18,7 +18,7 @@ from trainer.loop.open_requests import OpenRequests
 from trainer.loop.recovery import Recovery
 from trainer.loop.state import RunState
 from trainer.rollouts.deadlines import Deadlines
-from trainer.rollouts.intake import Intake
+from trainer.rollouts.stream_reader import StreamReader
 
 log = logging.getLogger("swerve.trainer")
 
@@ -35,7 +35,7 @@ class Pump:
         state: RunState,
         budget: AdmissionBudget,
         *,
-        intake: Intake,
+        reader: StreamReader,
         deadlines: Deadlines,
         requests: OpenRequests,
         recovery: Recovery,
@@ -45,7 +45,7 @@ class Pump:
     ) -> None:
         self._state = state
         self._budget = budget
-        self._intake = intake
+        self._reader = reader
         self._deadlines = deadlines
         self._requests = requests
         self._recovery = recovery
@@ -91,7 +91,7 @@ class Pump:
         await retry.until_answered(self._read_the_rest)
 
     async def _turn(self) -> None:
-        await self._intake.read(block_ms=READ_BLOCK_MS)
+        await self._reader.read(block_ms=READ_BLOCK_MS)
         await self._notices.give()
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at = time.monotonic()
@@ -124,13 +124,13 @@ class Pump:
         while True:
             await asyncio.sleep(RETRY_S)
             with retry.tolerating_outage():
-                await self._intake.recover()
+                await self._reader.recover()
                 num_forgotten = await self._recovery.replace_forgotten()
                 what = f"; {num_forgotten} requests that it forgot are enqueued anew" if num_forgotten else ""
                 self._say(f"Redis answers again{what}")
                 return
 
     async def _read_the_rest(self) -> None:
-        await self._intake.recover()
-        while await self._intake.read(block_ms=1):
+        await self._reader.recover()
+        while await self._reader.read(block_ms=1):
             pass

@@ -9,10 +9,11 @@ from arq.connections import ArqRedis
 from pipeline import queue, stream
 from trainer.loop.open_requests import OpenRequests
 from trainer.records.episodes import Asked
+from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState
+from trainer.rollouts.stream_reader import StreamReader
 
 
 class Recovery:
@@ -26,7 +27,8 @@ class Recovery:
         book: GroupBook,
         ledger: Ledger,
         dispatcher: Dispatcher,
-        intake: Intake,
+        reader: StreamReader,
+        closer: GroupCloser,
         requests: OpenRequests,
     ) -> None:
         self._redis = redis
@@ -34,7 +36,8 @@ class Recovery:
         self._book = book
         self._ledger = ledger
         self._dispatcher = dispatcher
-        self._intake = intake
+        self._reader = reader
+        self._closer = closer
         self._requests = requests
 
     async def restore(self, state: LedgerState) -> None:
@@ -44,12 +47,12 @@ class Recovery:
         await self._requests.withdraw_evaluations()
         self._dispatcher.cursor = state.cursor
         await self._expect_open_groups()
-        await self._intake.recover()
+        await self._reader.recover()
 
     async def enqueue_missing(self, group_size: int, *, version: int) -> None:
         """Re-enqueue missing members of open groups that have no outstanding request."""
         dispatcher = self._dispatcher
-        self._intake.drop_quarantined()
+        self._closer.drop_quarantined()
         dispatcher.cursor = max(dispatcher.cursor, self._book.end, self._ledger.end)
         for cursor in self._ledger.open_cursors(dispatcher.cursor):
             for member in self._book.missing(cursor, size=group_size):

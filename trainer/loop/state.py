@@ -20,6 +20,7 @@ class RunState:
     version: int  # the newest weights that engines serve; -1 before the first
     timeline: Timeline
     phase: str = "starting"  # for people
+    superseded_by: str = ""  # the run that took the engines over; from then on this one publishes nothing
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: end in good order
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # set: something arrived, or `stop` was set
 
@@ -40,6 +41,11 @@ class RunState:
     @property
     def is_stopping(self) -> bool:
         return self.stop.is_set()
+
+    def supersede(self, other: str) -> None:
+        """Another run has taken the engines over: publish no more, and end in good order."""
+        self.superseded_by = other
+        self.request_stop()
 
     def request_stop(self) -> None:
         """End the run in good order, after what is under way."""

@@ -1,8 +1,8 @@
-"""No group waits for ever for its last member: at its deadline it is judged by who is in.
+"""No group waits for ever for its last member: at its deadline it is judged by the members that have arrived.
 
-The wait in the queue has a bound of its own, if any: a group that nobody claims is given up. The deadline runs from the
-first claim of any member, as Redis's clock has it, so that neither that wait nor a restart of the trainer counts. What is
-still missing then is surplus, and withdrawn.
+The deadline runs from the first claim of any member, on Redis's clock, so neither the wait in the queue nor a restart of the
+trainer counts. That wait may have a bound of its own: a group that nobody claims in time is given up. Requests that are still
+outstanding when a group closes are surplus, and withdrawn.
 """
 
 import time
@@ -10,25 +10,26 @@ import time
 from redis.asyncio import Redis
 
 from pipeline import queue
+from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.groups import Group, GroupBook
-from trainer.rollouts.intake import Intake
 
 
 class Deadlines:
     """Closes the groups of one book in time."""
 
     def __init__(
-        self, redis: Redis, book: GroupBook, intake: Intake, *, deadline_s: float, queue_s: float | None
+        self, redis: Redis, book: GroupBook, closer: GroupCloser, *, deadline_s: float, queue_s: float | None
     ) -> None:
         self._redis = redis
         self._book = book
-        self._intake = intake
+        self._closer = closer
         self._deadline_s = deadline_s
         self._queue_s = queue_s
 
     async def close_overdue(self) -> list[Group]:
-        """Close every group whose time is up and that has members enough, or that nobody claimed; returns those. Looks
-        at every open group.
+        """Close every overdue group with enough valid members, and every group that waited too long for a claim; returns them.
+
+        Looks at every open group.
         """
         claims = await queue.first_claims(self._redis, self._book.unclaimed)
         self._book.note_claims(claims, time.monotonic())
@@ -36,5 +37,5 @@ class Deadlines:
         if self._queue_s is not None:
             late += self._book.left_lying(time.time(), self._queue_s)
         for group in late:
-            self._intake.close(group)
+            self._closer.close(group)
         return late

@@ -1,8 +1,8 @@
-"""Held-out episodes inside a run: asked for on the same queue, counted per version, never trained.
+"""Held-out evaluation: episodes on the same queue as training, counted per weight version, never trained.
 
-One evaluation at a time, by one version: whoever publishes weights waits for it. Episodes without a reward
-broke for reasons of ours; they are counted and left out of the mean. An evaluation is settled as a whole,
-so that a checkpoint holds all of it or nothing.
+One evaluation at a time, under one version: a publication waits until it is finished. Episodes without a reward are
+infrastructure failures; they are counted and left out of the mean. An evaluation is settled as a whole, so that a checkpoint
+holds all of it or nothing.
 """
 
 import asyncio
@@ -87,13 +87,11 @@ class HeldOut:
 
     @property
     def outstanding(self) -> list[Asked]:
-        """Requests of the evaluation under way that are not answered."""
+        """Outstanding requests of the evaluation under way."""
         return list(self._awaited.values())
 
     def start(self, name: str, *, version: int, step: int) -> None:
-        """Make the requests of an evaluation; `send` asks for them. The weights must stand still until
-        `finished`.
-        """
+        """Make the requests of an evaluation; `send` enqueues them. The weights must not change until it is finished."""
         assert self._idle.is_set(), "one evaluation at a time"
         self._name, self._version, self._step = name, version, step
         self._unsent = deque(self._requests())
@@ -102,23 +100,24 @@ class HeldOut:
         self._idle.clear()
 
     async def send(self) -> None:
-        """Ask for the episodes. After an error, the next call goes on with the request that failed."""
+        """Enqueue the episodes. After an error, the next call goes on with the request that failed."""
         while self._unsent:
             await enqueue(self._redis, self._unsent[0])
             self._unsent.popleft()
 
-    def accept(self, delivery: Delivery) -> bool:
-        """Take an answer; False if none under way was waiting for it."""
-        if delivery.head.request_id not in self._awaited:
-            return False
+    def awaits(self, request_id: str) -> bool:
+        """Whether the evaluation under way waits for this request's trajectory."""
+        return request_id in self._awaited
+
+    def accept(self, delivery: Delivery) -> None:
+        """Take a trajectory that it waits for; the last one settles the evaluation."""
         del self._awaited[delivery.head.request_id]
         self._arrived.append(delivery)
         if not self._awaited:
             self._settle()
-        return True
 
     async def finished(self) -> None:
-        """Return once nothing is under way."""
+        """Return when no evaluation is under way."""
         await self._idle.wait()
 
     def _requests(self) -> Iterator[RolloutRequest]:

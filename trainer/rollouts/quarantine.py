@@ -7,6 +7,7 @@ the journal's episode rows, so a resumed run, whose journal is that of its check
 
 from collections.abc import Iterator
 
+from pipeline.deadletters import DeadLetter
 from pipeline.trajectory import TrajectoryHead
 from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, read
 
@@ -44,6 +45,17 @@ class Quarantine:
         """Why the task of this answer belongs here from now on; "" if it does not, or is here already."""
         fault = self._notice(head)
         return "" if head.task_id in self else fault
+
+    def observe(self, head: TrajectoryHead, letter: DeadLetter | None) -> None:
+        """Take note of a trajectory, and put its task here if that shows that its grader cannot be trusted. `letter` is the dead
+        letter of a failed one.
+        """
+        reason = self.notice(head)
+        if not reason:
+            return
+        if head.outcome == GRADER_FAILED and letter is not None and letter.failures:
+            reason += f", the last time with: {letter.failures[-1].message}"
+        self.put(head.task_id, reason, request_id=head.request_id)
 
     def put(self, task_id: str, reason: str, *, request_id: str) -> None:
         """Take the task in; `request_id` is of the answer that decided it."""

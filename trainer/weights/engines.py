@@ -32,7 +32,7 @@ class EngineFailure(Exception):
 class Served(msgspec.Struct, frozen=True):
     """What an engine says it samples from."""
 
-    weight_version: str
+    weight_version: str  # as `pipeline.weights.version_name` makes it, once a run has published
     model_path: str
 
 
@@ -94,9 +94,13 @@ class Engines:
         """Sample no further token; requests that arrive meanwhile wait."""
         await self._call("POST", f"{engine_url}/pause_generation", {"mode": mode}, timeout_s=self._control_s)
 
-    async def update(self, engine_url: str, *, directory: str, version: int, mode: PauseMode) -> None:
+    async def update(self, engine_url: str, *, directory: str, weight_version: str, mode: PauseMode) -> None:
         """Load the weights in `directory`, which the engine must be able to read under that very path."""
-        body = {"model_path": directory, "weight_version": str(version), "flush_cache": mode != "in_place"}
+        body = {
+            "model_path": directory,
+            "weight_version": weight_version,
+            "flush_cache": mode != "in_place",
+        }
         answer = await self._call(
             "POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=self._update_s
         )

@@ -128,7 +128,7 @@ class Publisher:
         urls = sorted(await self._known(routed))
         answers = await asyncio.gather(*(engines.served(url) for url in urls), return_exceptions=True)
         served = {url: one for url, one in zip(urls, answers, strict=True) if isinstance(one, Served)}
-        behind = any(one.weight_version != str(newest.version) for one in served.values())
+        behind = any(one.weight_version != _name(newest) for one in served.values())
         return bool(served) and (behind or routed != served.keys())
 
     def _write(self, version: int, step: int) -> WeightVersion:
@@ -192,17 +192,17 @@ class Publisher:
     async def _update(self, engines: Engines, url: str, version: WeightVersion) -> None:
         served = await engines.served(url)
         try:
-            if (served.weight_version, served.model_path) != (str(version.version), version.directory):
+            if (served.weight_version, served.model_path) != (_name(version), version.directory):
                 await engines.pause(url, self._mode)
                 await engines.update(
-                    url, directory=version.directory, version=version.version, mode=self._mode
+                    url, directory=version.directory, weight_version=_name(version), mode=self._mode
                 )
         finally:
             await engines.resume(url)
         served = await engines.served(url)
-        if served.weight_version != str(version.version):
+        if served.weight_version != _name(version):
             raise EngineFailure(
-                f"{url} says it serves {served.weight_version!r} after the update to {version.version}"
+                f"{url} says it serves {served.weight_version!r} after the update to {_name(version)!r}"
             )
 
     async def _known(self, routed: AbstractSet[str]) -> set[str]:
@@ -239,6 +239,10 @@ async def _settle_routing(
             log.warning("the router keeps its list as it was: %s", refusal)
         elif refusal is not None:
             raise refusal
+
+
+def _name(version: WeightVersion) -> str:
+    return weights.version_name(version.run_id, version.version)
 
 
 def _settle(directory: Path) -> tuple[int, str]:

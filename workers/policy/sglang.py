@@ -26,6 +26,7 @@ from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
 from pipeline.trajectory import VersionSpan
+from pipeline.weights import parse_version_name
 from workers.policy.conversation import Conversation, Sampled
 from workers.policy.render import Renderer
 
@@ -235,6 +236,7 @@ class _Sampler:
             answer = _ANSWERS.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EngineError(f"engine response: {error}") from error
+        _check_run(answer, request.run_id)
         return answer, response.headers.get(_ENGINE_HEADER, "")
 
     def _body(self, prompt: Sequence[int], room_tokens: int, rid: str) -> dict[str, object]:
@@ -279,17 +281,26 @@ def _sampling_params(
     }
 
 
-def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
-    """The versions that drew the tokens, empty spans left out. Raises EngineError unless they are numbers and
-    leave no gap.
+def _check_run(answer: _Answer, run_id: str) -> None:
+    """Raises _Unavailable unless `run_id` published the weights of every token. An engine that has just started serves others
+    until the trainer has updated it, so what it drew is thrown away and asked for again.
     """
-    reported = meta.weight_versions
-    if reported is None:
-        if meta.weight_version is None:
-            raise EngineError("engine response: names no weight version")
-        reported = [_Weights(meta.weight_version, 0, num_tokens)]
+    for span in _reported(answer.meta_info, len(answer.output_ids)):
+        with suppress(ValueError):
+            if span.end <= span.start or parse_version_name(str(span.version))[0] == run_id:
+                continue
+        raise _Unavailable(
+            f"the engine serves weights {span.version!r}, which run {run_id} has not published"
+        )
+
+
+def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
+    """The versions that drew the tokens, empty spans left out. Raises EngineError if they leave a gap."""
+    reported = _reported(meta, num_tokens)
     spans = [
-        VersionSpan(_number(span.version), span.start, span.end) for span in reported if span.end > span.start
+        VersionSpan(parse_version_name(str(span.version))[1], span.start, span.end)
+        for span in reported
+        if span.end > span.start
     ]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != num_tokens:
@@ -297,7 +308,10 @@ def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
     return spans
 
 
-def _number(version: str | int) -> int:
-    with suppress(ValueError):
-        return int(version)
-    raise EngineError(f"engine serves unannounced weights: version {version!r} is not a number")
+def _reported(meta: _Meta, num_tokens: int) -> list[_Weights]:
+    """What the engine says of the weights of its `num_tokens` tokens; without spans, one for all of them."""
+    if meta.weight_versions is not None:
+        return meta.weight_versions
+    if meta.weight_version is None:
+        raise EngineError("engine response: names no weight version")
+    return [_Weights(meta.weight_version, 0, num_tokens)]

@@ -130,7 +130,7 @@ class Trainer:
         )
         deadline_s = 0.0 if has_deadlines else 1e9
         self.deadlines = Deadlines(
-            redis, self.side.book, self.side.intake, deadline_s=deadline_s, queue_s=None
+            redis, self.side.book, self.side.closer, deadline_s=deadline_s, queue_s=None
         )
         self.checkpoint = CheckpointWriter(
             redis,
@@ -140,7 +140,7 @@ class Trainer:
             state=self.state,
             ledger=self.side.ledger,
             cursor=lambda: self.side.dispatcher.cursor,
-            forget=self.side.intake.forget,
+            forget=self.side.reader.forget,
         )
 
     @property
@@ -160,7 +160,7 @@ class Trainer:
         await self.side.requests.enqueue_groups(min(room, 2), version=steps)
 
     async def take_in(self, _: int) -> None:
-        await self.side.intake.read(block_ms=1)
+        await self.side.reader.read(block_ms=1)
 
     async def close_overdue(self, _: int) -> None:
         await self.deadlines.close_overdue()
@@ -324,7 +324,7 @@ class Story:
         for number in range(200):
             await trainer.close_overdue(0)
             await self.world.work(number % 2)
-            while await trainer.side.intake.read(block_ms=1):
+            while await trainer.side.reader.read(block_ms=1):
                 pass
             await trainer.side.dispatcher.open_groups(0, version=0)
             await trainer.step(0)

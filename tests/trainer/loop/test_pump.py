@@ -37,8 +37,8 @@ class Pumping:
         self.pump = Pump(
             self.state,
             self.budget,
-            intake=side.intake,
-            deadlines=Deadlines(side.pool, side.book, side.intake, deadline_s=1e9, queue_s=None),
+            reader=side.reader,
+            deadlines=Deadlines(side.pool, side.book, side.closer, deadline_s=1e9, queue_s=None),
             requests=side.requests,
             recovery=side.recovery,
             notices=Notices(

@@ -26,7 +26,7 @@ async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Tr
     pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = TrainerSide(pool, journal, max_refills=2)
-        await made.intake.recover()
+        await made.reader.recover()
         yield made
     await pool.aclose()
 
@@ -49,7 +49,7 @@ async def fail_member(side: TrainerSide, member: int, failed: Failed) -> str:
     """Answer the newest request for a member with a failure; returns its id."""
     newest = [request.id for request in await asked(side) if request.member == member][-1]
     await answer(side.pool, newest, lambda request: failed)
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     return newest
 
 
@@ -85,7 +85,7 @@ async def test_a_refilled_group_is_trained_whole_and_never_asked_for_anew(side: 
     await fail_member(side, 1, broken("sandbox", transient=True))
     await side.dispatcher.open_groups(0, version=0)
     assert len(await work_off(side.pool)) == 3
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
     assert side.dispatcher.num_enqueued == 4
@@ -98,7 +98,7 @@ async def test_a_group_is_refilled_within_its_budget_then_the_failure_counts(sid
         await side.dispatcher.open_groups(0, version=0)
     assert rows(side) == [(1, "failed")] * 2
     await work_off(side.pool, lambda request: float(request.member == 2))
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.fates("trained") == {0: "trained", 1: "failed", 2: "trained"}
 
@@ -117,7 +117,7 @@ async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: Train
     await fail_member(side, 1, broken("sandbox", transient=True))
     head = (await stream.newest_heads(side.pool, "run", 1))[0].head
     await side.pool.xadd(keys.stream("run"), {"head": encode(head)})
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     await side.dispatcher.open_groups(0, version=0)
     assert len([request for request in await asked(side) if request.member == 1]) == 2
     assert (rows(side), len(side.pending())) == ([(1, "failed")], 2)
@@ -132,7 +132,7 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Train
     await other.recovery.enqueue_missing(3, version=0)
     assert len([request for request in await asked(other) if request.member == 1]) == 2, "not a third time"
     await work_off(side.pool)
-    await other.intake.read(block_ms=10)
+    await other.reader.read(block_ms=10)
     (group,) = other.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
 
@@ -161,7 +161,7 @@ async def claimed(side: TrainerSide, *members: int) -> list[Claim]:
 
 async def close_overdue(side: TrainerSide) -> int:
     """As if its deadline were the time that has passed since the first claim."""
-    closed = await Deadlines(side.pool, side.book, side.intake, deadline_s=0.0, queue_s=None).close_overdue()
+    closed = await Deadlines(side.pool, side.book, side.closer, deadline_s=0.0, queue_s=None).close_overdue()
     await side.requests.withdraw_surplus()
     return len(closed)
 
@@ -177,7 +177,7 @@ async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(
     await claimed(side, 0)  # of both groups
     (first, second) = sorted(side.book._open.values(), key=lambda group: group.cursor)
     await side.pool.delete(*(keys.claims(one.request_id) for one in second.outstanding))
-    deadlines = Deadlines(side.pool, side.book, side.intake, deadline_s=1e9, queue_s=0.0)
+    deadlines = Deadlines(side.pool, side.book, side.closer, deadline_s=1e9, queue_s=0.0)
     assert await deadlines.close_overdue() == [second]
     await side.requests.withdraw_surplus()
     assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
@@ -193,9 +193,9 @@ async def test_a_request_that_nobody_can_read_counts_as_failed(side: TrainerSide
     await queue.take(side.pool, "w", 1)
     for _ in range(2):
         await fail_unreadable(side.pool, "run", side.book.outstanding)
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     await work_off(side.pool)
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.fates("trained") == {0: "failed", 1: "trained", 2: "trained"}
 
@@ -217,13 +217,13 @@ async def test_who_is_running_or_queued_at_the_deadline_is_withdrawn_and_counted
     slow = await claimed(side, 2)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     assert await close_overdue(side) == 1
     assert rows(side) == [(2, "withdrawn"), (3, "withdrawn")]
     assert side.ledger.since_step.withdrawn == 2
     assert await side.pool.zcard(keys.QUEUE) == 0
     await finish(side.pool, slow[0], alternating)
-    assert await side.intake.read(block_ms=10) == 0, "its worker cannot publish any more"
+    assert await side.reader.read(block_ms=10) == 0, "its worker cannot publish any more"
     (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0}
 
@@ -232,13 +232,13 @@ async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: TrainerSide)
     await side.dispatcher.open_groups(1, version=0)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     (late,) = await claimed(side, 2)
     await finish(side.pool, late, alternating)
     assert await close_overdue(side) == 1
     assert rows(side) == []
     assert side.book.take(behind(0)) is not None
-    await side.intake.read(block_ms=10)
+    await side.reader.read(block_ms=10)
     assert rows(side) == [(2, "late")]
 
 

@@ -49,7 +49,8 @@ async def play(pool: ArqRedis, heldout: HeldOut, verdict: Verdict) -> None:
     await heldout.send()
     await work_off(pool, verdict)
     for delivery in await stream.read_new(pool, "run", block_ms=10):
-        assert heldout.accept(delivery)
+        assert heldout.awaits(delivery.head.request_id)
+        heldout.accept(delivery)
 
 
 async def test_an_evaluation_is_counted_by_mode_and_its_failures_left_out(

@@ -86,7 +86,7 @@ async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generati
     assert not request.done(), "the generation must be longer than the publication"
     reply = await request
     before, after = reply["meta_info"]["weight_versions"]
-    assert (before["version"], after["version"]) == ("0", "1")
+    assert (before["version"], after["version"]) == ("publishing@0", "publishing@1")
     assert 0 < before["end"] == after["start"] < after["end"] == 1500
     assert (row.engines, row.quarantined) == ((serving.engine_url,), ())
     served = await weights.served_weights(redis, RUN)
@@ -106,8 +106,8 @@ async def test_abort_hands_back_what_was_sampled_so_far(
     await publisher.publish(1, step=1)
     meta = (await request)["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
-    assert {span["version"] for span in meta["weight_versions"]} == {"0"}
-    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "1"
+    assert {span["version"] for span in meta["weight_versions"]} == {"publishing@0"}
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@1"
 
 
 async def test_what_is_announced_is_what_lies_in_the_directory(publisher: Publisher, redis: Redis) -> None:
@@ -142,7 +142,7 @@ async def test_an_engine_that_fails_is_quarantined_and_the_other_keeps_serving(
         row = await publisher.publish(0, step=0)
         assert (row.engines, row.quarantined) == ((serving.engine_url,), (wedged_url,))
         await eventually_routed(engines, {serving.engine_url})
-        assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+        assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@0"
     again = await publisher.publish(1, step=1)
     assert again.quarantined == (wedged_url,), "it is offered every later version, also while it is dead"
 
@@ -169,9 +169,9 @@ async def test_an_engine_that_cannot_read_the_weights_goes_on_with_the_old_ones(
     shutil.rmtree(tmp_path / "weights" / "v000001")
     with pytest.raises(NoEngineServes, match="version 1"):
         await publisher.catch_up()
-    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@0"
     await publisher.publish(2, step=1)
-    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "2"
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@2"
 
 
 async def test_an_engine_left_paused_or_behind_catches_up(
@@ -180,12 +180,14 @@ async def test_an_engine_left_paused_or_behind_catches_up(
     await publisher.publish(0, step=0)
     elsewhere = write_checkpoint(tmp_path / "elsewhere", seed=1)
     await engines.pause(serving.engine_url, "retract")
-    await engines.update(serving.engine_url, directory=str(elsewhere), version=0, mode="retract")
+    await engines.update(
+        serving.engine_url, directory=str(elsewhere), weight_version="publishing@0", mode="retract"
+    )
     served = await publisher.catch_up()
     assert served is not None
     assert served.engines == (serving.engine_url,)
     assert (await engines.served(serving.engine_url)).model_path == str(tmp_path / "weights" / "v000000")
-    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "0"
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@0"
 
 
 async def test_an_engine_that_restarted_is_brought_up_to_date(
@@ -194,11 +196,13 @@ async def test_an_engine_that_restarted_is_brought_up_to_date(
     await publisher.publish(3, step=0)
     assert await publisher.mend() is None, "nothing is amiss"
     first = write_checkpoint(tmp_path / "first", seed=1)
-    await engines.update(serving.engine_url, directory=str(first), version=0, mode="retract")
+    await engines.update(
+        serving.engine_url, directory=str(first), weight_version="publishing@0", mode="retract"
+    )
     served = await publisher.mend()
     assert served is not None
     assert served.engines == (serving.engine_url,)
-    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "3"
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@3"
     assert await publisher.mend() is None
 
 

@@ -104,8 +104,8 @@ def generated(ids: Sequence[int], *, finish: str = "length", **meta: Any) -> dic
             "finish_reason": {"type": finish},
             "prompt_tokens": 3,
             "completion_tokens": len(ids),
-            "weight_version": "5",
-            "weight_versions": [{"version": "5", "start": 0, "end": len(ids)}],
+            "weight_version": "run-1@5",
+            "weight_versions": [{"version": "run-1@5", "start": 0, "end": len(ids)}],
             "output_token_logprobs": [[-0.5, token, None] for token in ids],
         }
         | meta,

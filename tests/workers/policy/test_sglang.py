@@ -16,6 +16,7 @@ from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from pipeline.trajectory import Exhausted, Turn, VersionSpan
+from pipeline.weights import parse_version_name
 from tests.conftest import Serving
 from tests.workers.agent.episode import LocalShell, claim
 from tests.workers.policy.engines import Wire, tapped
@@ -30,6 +31,17 @@ LONG_TOKENS = 1200  # some seconds of sampling
 @pytest.fixture
 def bundle(serving: Serving) -> TokenizerBundle:
     return read_bundle(serving.model_dir)
+
+
+@pytest.fixture(autouse=True)
+async def published(serving: Serving) -> None:
+    """The engine serves a version of the run whose requests are played here."""
+    update = {"model_path": str(serving.model_dir), "weight_version": "run-1@7", "flush_cache": True}
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as session,
+        session.post(f"{serving.engine_url}/update_weights_from_disk", json=update) as response,
+    ):
+        await response.read()
 
 
 @pytest.fixture
@@ -73,7 +85,8 @@ async def test_the_engine_held_what_the_turns_say(
             "f", [entry[0] for entry in meta["output_token_logprobs"]]
         )
         assert turn.versions == tuple(
-            VersionSpan(int(span["version"]), span["start"], span["end"]) for span in meta["weight_versions"]
+            VersionSpan(parse_version_name(span["version"])[1], span["start"], span["end"])
+            for span in meta["weight_versions"]
         )
         assert turn.stop == meta["finish_reason"]["type"]
         assert turn.engine == serving.engine_url
@@ -138,7 +151,7 @@ async def test_new_weights_in_mid_turn_leave_spans_of_both_versions(
         turn_task = asyncio.create_task(conversation.begin("s", "u"))
         await running(serving, session)
         await control("pause_generation", mode="retract")
-        update = {"model_path": str(serving.model_dir), "weight_version": "41", "flush_cache": True}
+        update = {"model_path": str(serving.model_dir), "weight_version": "run-1@41", "flush_cache": True}
         await control("update_weights_from_disk", **update)
         await control("continue_generation")
         turn = await turn_task

@@ -79,16 +79,14 @@ async def test_the_trace_goes_on_in_the_engine(redis: Redis, tokenizer: str) -> 
         (generated([9], output_token_logprobs=[[None, 9, None]]), "Expected `float`"),
         (generated([9], weight_versions=[]), "do not cover 1 tokens"),
         (
-            generated([9, 9], weight_versions=[{"version": "5", "start": 1, "end": 2}]),
+            generated([9, 9], weight_versions=[{"version": "run-1@5", "start": 1, "end": 2}]),
             "do not cover 2 tokens",
         ),
-        (generated([9], weight_versions=[{"version": "5", "start": 0, "end": 2}]), "do not cover 1 tokens"),
-        (generated([9], weight_versions=None, weight_version=None), "names no weight version"),
         (
-            generated([9], weight_versions=[{"version": "default", "start": 0, "end": 1}]),
-            "unannounced weights",
+            generated([9], weight_versions=[{"version": "run-1@5", "start": 0, "end": 2}]),
+            "do not cover 1 tokens",
         ),
-        (generated([9], weight_versions=None, weight_version="default"), "unannounced weights"),
+        (generated([9], weight_versions=None, weight_version=None), "names no weight version"),
         (generated([9], finish_reason=None), "finish_reason"),
         (generated([9], finish="banana"), "finish_reason"),
         (generated([]), "without a single token"),
@@ -142,8 +140,44 @@ async def test_an_engine_that_never_answers_is_an_engine_error(redis: Redis, tok
         await turn_from([Canned(never=True)], redis, tokenizer, brief)
 
 
+FOREIGN = [
+    generated([9], weight_versions=[{"version": name, "start": 0, "end": 1}])
+    for name in ("default", "0", "other@5", "run-1@x")
+]
+FOREIGN += [generated([9], weight_versions=None, weight_version=0)]
+FOREIGN += [
+    generated(
+        [9, 9],
+        weight_versions=[
+            {"version": "run-1@5", "start": 0, "end": 1},
+            {"version": "other@6", "start": 1, "end": 2},
+        ],
+    )
+]
+
+
+@pytest.mark.parametrize("body", FOREIGN)
+async def test_tokens_of_weights_that_another_run_or_nobody_published_are_never_used(
+    redis: Redis, tokenizer: str, body: Any
+) -> None:
+    brief = EngineSettings(request_timeout_s=20.0, retry_budget_s=0.3)
+    with pytest.raises(
+        EngineError, match="which run run-1 has not published; gave up after 2 requests"
+    ) as caught:
+        await turn_from([Canned(body)], redis, tokenizer, brief)
+    assert caught.value.transient, "the request is at no fault"
+
+
+async def test_an_engine_that_has_just_started_is_asked_again_until_it_is_up_to_date(
+    redis: Redis, tokenizer: str
+) -> None:
+    turn, _ = await turn_from([Canned(FOREIGN[0]), Canned(generated([9, 8]))], redis, tokenizer)
+    assert list(unpack_int32s(turn.sampled)) == [9, 8]
+    assert turn.versions == (VersionSpan(5, 0, 2),)
+
+
 def spans(*edges: tuple[str, int, int]) -> list[dict[str, Any]]:
-    return [{"version": version, "start": start, "end": end} for version, start, end in edges]
+    return [{"version": f"run-1@{version}", "start": start, "end": end} for version, start, end in edges]
 
 
 async def test_a_reply_cut_again_and_again_is_put_together(redis: Redis, tokenizer: str) -> None:
@@ -186,7 +220,7 @@ async def test_an_engine_that_only_aborts_is_an_engine_error(redis: Redis, token
 
 
 async def test_an_engine_without_spans_is_believed_for_the_whole_reply(redis: Redis, tokenizer: str) -> None:
-    body = generated([9, 9], weight_versions=None, weight_version=6)
+    body = generated([9, 9], weight_versions=None, weight_version="run-1@6")
     turn, _ = await turn_from(
         [Canned(body, headers={"x-smg-routed-worker-id": "http://e:1"})], redis, tokenizer
     )
