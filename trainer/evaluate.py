@@ -1,9 +1,9 @@
 """`python -m trainer.evaluate RECIPE --run-dir DIR`: how well given weights solve held-out tasks, without training.
 
-The weights are published to the engines as a version of their own run, and confirmed; then the tasks go through the
-same queue, workers and grader as in training. Everything is kept in DIR/evaluations/RUN_ID: the journal, and
-`outcomes.jsonl` with a line per task and temperature. Exit status: 0 every episode was judged; 1 some were not, or the
-evaluation did not come to its end; 2 misuse, with what to change.
+The weights are published to the engines as a version of a run of their own, and each engine confirms them. Then the tasks go
+through the same queue, workers and grader as in training. DIR/evaluations/RUN_ID holds the journal, and `outcomes.jsonl` with a
+line per task and temperature. Exit status: 0 every episode was graded; 1 some were not, or the evaluation did not finish;
+2 misuse, with what to change.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     request_ids: tuple[str, ...]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class TemperatureResult(msgspec.Struct, frozen=True, kw_only=True):
     """Success at one temperature: the mean reward of the episodes that have one."""
 
     temperature: float
@@ -55,14 +55,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     standard_error: float | None  # the episodes of one task count as related
     episodes: int
     tasks: int
-    failed: int  # without a verdict, not in `success`
+    failed: int  # episodes without a verdict; not in `success`
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     weights: str
     ending: str
-    results: tuple[Result, ...]
+    results: tuple[TemperatureResult, ...]
     outcomes: str  # path of outcomes.jsonl
 
 
@@ -97,34 +97,45 @@ def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
 
 def _parse() -> argparse.Namespace:
     parser = process.recipe_parser("trainer.evaluate", __doc__, example="rollout.limits.turns=20")
-    parser.add_argument("--run-dir", type=Path, required=True, help="a run's directory, or a new one")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        required=True,
+        help="the directory of a run, or a new one; the results go below it",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--checkpoint", type=Path, help="default the newest of --run-dir, else the recipe's model"
+        "--checkpoint",
+        type=Path,
+        help="evaluate this checkpoint; default the newest of --run-dir, else the recipe's model",
     )
-    which.add_argument("--model", type=Path, help="a Hugging Face directory, with its tokenizer")
-    parser.add_argument("--tasks", type=Path, help="default the recipe's tasks.heldout")
-    parser.add_argument("--episodes", type=int, help="at each temperature; default one of each task")
+    which.add_argument(
+        "--model", type=Path, help="evaluate this Hugging Face directory, with its own tokenizer"
+    )
+    parser.add_argument(
+        "--tasks", type=Path, help="the tasks to evaluate on; default the recipe's tasks.heldout"
+    )
+    parser.add_argument("--episodes", type=int, help="episodes at each temperature; default one per task")
     parser.add_argument(
         "--temperature",
         type=float,
         action="append",
         metavar="T",
-        help="may be repeated; default the recipe's, and 0, which plays a task once at most",
+        help="sampling temperature; may be repeated; default the recipe's and 0 (greedy: one episode per task at most)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     return parser.parse_args()
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe with the tasks and the model that are asked for."""
+    """The recipe, with the tasks and the model of the command line."""
     recipe = load_recipe(
         arguments.recipe, [*arguments.set, "evaluation.episodes=0", "evaluation.greedy_episodes=0"]
     )
     if arguments.tasks:
         recipe = replace(recipe, tasks=replace(recipe.tasks, heldout=str(arguments.tasks.resolve())))
     if not recipe.tasks.heldout:
-        raise ValueError("there is nothing to play: give --tasks, or tasks.heldout in the recipe")
+        raise ValueError("there are no tasks to evaluate on: give --tasks, or tasks.heldout in the recipe")
     if arguments.model:
         recipe = replace(recipe, model=str(arguments.model.resolve()))
     return recipe
@@ -218,36 +229,36 @@ async def _export(
 
 
 def _link(source: str, target: str) -> None:
-    """As good as a copy for files that nobody writes into; across file systems, a copy."""
+    """Hard-link the file, which nobody writes into; copy it across file systems."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copy2(source, target)
 
 
-def _summed_up(root: Path, rounds: Sequence[Round], weights: str, ending: str) -> Summary:
-    """Write `outcomes.jsonl`, and count."""
+def _summed_up(root: Path, rounds: Sequence[Round], weights: str, ending: str) -> EvaluationSummary:
+    """Write `outcomes.jsonl`, and compute success at each temperature."""
     rows = list(read(root / "journal", EpisodeRow))
-    path, results = root / "outcomes.jsonl", list[Result]()
+    path, results = root / "outcomes.jsonl", list[TemperatureResult]()
     with path.open("wb") as file:
         for one in rounds:
             played = [row for row in rows if row.evaluation == one.name and row.fate != "withdrawn"]
             judged = [row for row in played if row.reward is not None]
             results.append(_result(one.temperature, judged, num_failed=len(played) - len(judged)))
             file.writelines(msgspec.json.encode(line) + b"\n" for line in _outcomes(one, played))
-    return Summary(
+    return EvaluationSummary(
         run_id=root.name, weights=weights, ending=ending, results=tuple(results), outcomes=str(path)
     )
 
 
-def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int) -> Result:
+def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int) -> TemperatureResult:
     from trainer.records.summary import rate
 
     success, error = rate([msgspec.structs.replace(row, group_id=row.task_id) for row in judged])
     num_tasks = len({row.task_id for row in judged})
     if success is not None and num_tasks == 1:  # nothing to tell tasks apart by
         error = standard_error(success, len(judged))
-    return Result(
+    return TemperatureResult(
         temperature=temperature,
         success=success,
         standard_error=error,
@@ -269,8 +280,8 @@ def _outcomes(one: Round, played: Sequence[EpisodeRow]) -> Iterator[TaskOutcome]
         )
 
 
-def table(summary: Summary) -> str:
-    """For a person: percent with one standard error."""
+def table(summary: EvaluationSummary) -> str:
+    """The summary as text: success in percent, with one standard error."""
     lines = [
         f"{summary.weights}: {summary.ending}",
         "temperature        success  episodes  tasks  without a verdict",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """Where engines are reached, and this process's place among the learner's (as torchrun says it)."""
+    """The router of the engines, and the rank of this process among the learner's, as torchrun sets it."""
 
     router_url: str
     rank: int
@@ -15,7 +15,7 @@ class TrainerSettings:
 
 
 def trainer_settings() -> TrainerSettings:
-    """Raises ValueError naming the variable that does not make sense."""
+    """Raises ValueError naming the variable that cannot be used."""
     return TrainerSettings(
         router_url=os.environ.get("SWERVE_ROUTER_URL", "http://127.0.0.1:30000"),
         rank=_whole("RANK", 0),

@@ -52,7 +52,7 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
     if sampling.top_p != 1 or sampling.top_k is not None:
         yield (
             "rollout.sampling: training needs top_p = 1 and no top_k, "
-            "for log-probs are of the distribution drawn from; remove them"
+            "because log-probs are of the full distribution; remove them"
         )
     if not 0 < sampling.max_new_tokens < limits.context_tokens:
         yield (

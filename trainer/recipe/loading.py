@@ -50,7 +50,7 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _graft(tree: dict[str, Any], override: str) -> None:
-    """Put one `a.b=c` into the tree; c is a TOML value if it reads as one, else a string."""
+    """Set one `a.b=c` in the tree; c is a TOML value if it parses as one, else a string."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):

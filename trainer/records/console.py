@@ -1,8 +1,7 @@
-"""What a person sees while the trainer runs: a row per step, a sentence about the present, and never
-silence for long.
+"""The console of a run: one row per step, and a sentence about what the trainer does at the moment.
 
-On a terminal a table that stays in place; elsewhere one line per event, and a heartbeat line at least every
-HEARTBEAT_S.
+On a terminal the rows are a table that stays in place. Elsewhere there is one line per event, and after HEARTBEAT_S without
+one, a line with the present sentence.
 """
 
 import logging
@@ -27,7 +26,7 @@ SHOWN_STEPS = 14
 SMOOTHED_STEPS = 10
 
 COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
-"""They fit into 80 characters."""
+"""Together they fit into 80 characters."""
 
 LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
 
@@ -36,19 +35,19 @@ class Console(Protocol):
     """A context manager, and a sink of the run's rows. Every method may be called at any time."""
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Print one event."""
         ...
 
     def show(self, row: Row) -> None:
-        """A step or an evaluation; other rows are not shown."""
+        """Print a step or an evaluation; other rows are ignored."""
         ...
 
     def recall(self, row: StepRow) -> None:
-        """A step taken before this process began."""
+        """Take a step of an earlier process into the smoothed reward, and into the table."""
         ...
 
     def beat(self, sentence: str) -> None:
-        """What is going on at the moment; call it every second or so."""
+        """Say what the trainer does at the moment; call this every second or so."""
         ...
 
     def log_handler(self) -> logging.Handler: ...
@@ -112,7 +111,7 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
 
 
 class TableConsole(AbstractContextManager["TableConsole", None]):
-    """For a terminal: the newest steps and the present stay at the bottom, what is said scrolls above."""
+    """For a terminal: the newest steps and the present sentence stay at the bottom, events scroll above them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = RichConsole(file=stream)
@@ -177,7 +176,7 @@ def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
 
 
 def evaluation_sentence(row: EvaluationRow) -> str:
-    """One evaluation for people."""
+    """One evaluation as a sentence."""
     how = "greedy" if row.greedy else "sampled"
     lost = f", {row.num_failed} without a verdict left out" if row.num_failed else ""
     return (

@@ -153,7 +153,7 @@ def rate(episodes: Sequence[EpisodeRow]) -> Estimate:
 
 
 def success(rows: Iterable[EvaluationRow], name: str, *, greedy: bool | None = None) -> Estimate:
-    """Of the last evaluation with that name: the sampled one if there is one, unless `greedy` says which."""
+    """Success in the last evaluation of that name: the sampled one if there is one, unless `greedy` says which."""
     named = [row for row in rows if row.name == name and greedy in (None, row.greedy)]
     if not named:
         return None, None
