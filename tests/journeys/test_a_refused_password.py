@@ -60,11 +60,12 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Path:
 
 
 @pytest.mark.parametrize(("login", "said"), [(":wr0ng@", "refuses the password"), ("", "wants a password")])
-@pytest.mark.parametrize("module", ["pipeline", "workers.run", "trainer.run"])
+@pytest.mark.parametrize("module", ["pipeline", "workers.run", "trainer.run", "trainer.evaluate"])
 def test_a_refused_password_is_one_line(
     module: str, login: str, said: str, locked: int, recipe: Path, tmp_path: Path
 ) -> None:
-    words = {"pipeline": ["status"], "trainer.run": [str(recipe), "--run-dir", str(tmp_path / "run")]}
+    run = [str(recipe), "--run-dir", str(tmp_path / "run")]
+    words = {"pipeline": ["status"], "trainer.run": run, "trainer.evaluate": run}
     environment = os.environ | {"SWERVE_REDIS_URL": f"redis://{login}127.0.0.1:{locked}/0"}
     command = [sys.executable, "-m", module, *words.get(module, [])]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
