@@ -1,10 +1,10 @@
-"""Whether what an episode stands on is there: Docker, the engines, Redis. A worker without one of them claims
-nothing, says why, and goes on by itself when it is back.
+"""Circuit breakers for what an episode needs: Docker, engines, Redis. A worker without one of them claims nothing, says why, and goes on by
+itself when it is back.
 
-A breaker opens when its probe fails, asked every now and then and after each failed claim, or when several
-different requests in a row failed at its boundary though the probe is content. While open, the probe alone is asked.
-Once that succeeds one episode is let through (half-open); when it ends well, or has lasted TRIAL_S, everything is.
-Failures that the boundary is to blame for cost the request nothing.
+A breaker opens when its probe fails (it runs from time to time, and after each failed claim), or when several different requests in a row
+fail at its boundary although the probe succeeds. While the breaker is open, only the probe runs. Once that succeeds, one episode is let
+through (half-open). When that episode ends well, or has lasted TRIAL_S, the breaker closes. A failure that is the boundary's fault costs
+the request no try.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from pipeline.errors import Boundary, RolloutError
 
 log = logging.getLogger("swerve.worker")
 
-WATCH_S = 5.0  # between two probes of what works
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # between two probes of what does not: one cheap question per worker
-PROBE_TIMEOUT_S = 15.0  # a busy Docker engine answers late, and is not out
+WATCH_S = 5.0  # between two probes while closed
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # between two probes while open
+PROBE_TIMEOUT_S = 15.0  # a busy Docker host answers late without being out
 TRIAL_S = 3.0
-HOLDERS_FIRST_S = 2.0  # after Redis is back: who still works on a lapsed claim breathes before others take it
-SUSPECTS = 3  # different requests in a row
+HOLDERS_FIRST_S = 2.0  # after Redis is back, so that workers renew leases that expired meanwhile before others take the claims
+SUSPECTS = 3  # different requests that fail in a row
 
 Probe = Callable[[], Awaitable[object]]
-"""Returns if all is well; raises one of OUT if not."""
+"""Returns if the boundary works; raises one of OUT if not."""
 
 State = Literal["closed", "half-open", "open"]
 
@@ -37,7 +37,7 @@ BREAKER_OF: Mapping[Boundary, str] = {"sandbox": "docker", "grader": "docker", "
 
 
 class Gate(Protocol):
-    """What may hold claims back. It hears of each claim: that it was made, how it fared, that it is over."""
+    """What may hold claims back. It is told of each claim: that it was made, how it went, that it is over."""
 
     @property
     def paused(self) -> str:
@@ -46,7 +46,7 @@ class Gate(Protocol):
 
     @property
     def set_aside(self) -> str:
-        """What is not made use of meanwhile, and why; empty if nothing is, or if claims are held back."""
+        """What is not used although claims are made, and why; empty if nothing is, or if claims are held back."""
         ...
 
     def room(self, free: int) -> int:
@@ -58,23 +58,23 @@ class Gate(Protocol):
     def succeeded(self, request_id: str) -> None: ...
 
     async def blamed(self, request_id: str, message: str) -> bool:
-        """A claim failed here. True: so it would have for any request, do not count it against this one."""
+        """A claim failed here. True if any request would have failed, so that this one is not charged."""
         ...
 
     def ended(self, request_id: str) -> None: ...
 
     async def watch(self) -> None:
-        """Endless: notices what breaks and what is back."""
+        """Notice outages and recoveries, for ever."""
         ...
 
 
 class Breaker:
-    """The gate at one boundary of this worker."""
+    """The gate at one boundary."""
 
     set_aside = ""
 
     def __init__(self, name: str, probe: Probe, *, settle_s: float = 0.0) -> None:
-        """`settle_s` passes between a probe that succeeds again and the first claim."""
+        """Wait `settle_s` between the first probe that succeeds again and the first claim."""
         self.name = name
         self._settle_s = settle_s
         self.state: State = "closed"
@@ -107,7 +107,7 @@ class Breaker:
         return bool(self._suspects)
 
     def claimed(self, request_id: str) -> None:
-        """It is the trial, if one is needed."""
+        """The claim is the trial, if one is needed."""
         if self.state == "half-open":
             self._trial_began_at = time.monotonic()
 
@@ -118,7 +118,7 @@ class Breaker:
             self._close()
 
     async def blamed(self, request_id: str, message: str) -> bool:
-        """A claim failed here. True: so it would have for any request, do not count it against this one."""
+        """A claim failed here. True if any request would have failed, so that this one is not charged."""
         self._suspects.add(request_id)
         if not await self.check():
             return True
@@ -127,10 +127,10 @@ class Breaker:
         return self.state == "open" and len(self._suspects) > 1
 
     def ended(self, request_id: str) -> None:
-        """Nothing is kept of it."""
+        """Does nothing, because a breaker keeps nothing of a claim."""
 
     async def check(self) -> bool:
-        """Ask the probe, and act on what it says."""
+        """Run the probe, and open or half-open accordingly; returns whether it succeeded."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._probe()
@@ -143,15 +143,15 @@ class Breaker:
         return True
 
     def open(self, reason: str) -> None:
-        """Hold claims back. Doing so again makes the next probe wait for longer."""
+        """Hold claims back. Opening again makes the wait before the next probe longer."""
         if self.state == "closed":
-            log.warning("%s is out, claims are held back: %s", self.name, reason)
+            log.warning("%s is out, claiming nothing: %s", self.name, reason)
         else:
             self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         self.state, self.reason, self._trial_began_at = "open", reason, None
 
     def _close(self) -> None:
-        log.warning("%s is back, claims go on", self.name)
+        log.warning("%s is back, claiming again", self.name)
         self.state, self.reason, self._trial_began_at = "closed", "", None
         self._wait_s = FIRST_WAIT_S
 
@@ -176,7 +176,7 @@ class Breakers:
     """All of a worker's gates, by name: "redis", "docker", "engine"."""
 
     def __init__(self, probes: Mapping[str, Probe], gates: Mapping[str, Gate] | None = None) -> None:
-        """A breaker for each of `probes`; `gates` are boundaries that know better than one probe."""
+        """A breaker for each of `probes`, and `gates` for boundaries that need more than one probe."""
         self._breakers = {
             name: Breaker(name, probe, settle_s=HOLDERS_FIRST_S if name == "redis" else 0.0)
             for name, probe in probes.items()
@@ -188,12 +188,12 @@ class Breakers:
 
     @property
     def paused(self) -> str:
-        """Every reason why nothing is claimed; empty if all is well."""
+        """Every reason why nothing is claimed; empty if claims are made."""
         return "; ".join(gate.paused for gate in self._gates.values() if gate.paused)
 
     @property
     def set_aside(self) -> str:
-        """What is not made use of although claims are made, and why."""
+        """What is not used although claims are made, and why."""
         return "; ".join(gate.set_aside for gate in self._gates.values() if gate.set_aside)
 
     def room(self, free: int) -> int:
@@ -205,17 +205,17 @@ class Breakers:
             gate.claimed(request_id)
 
     def succeeded(self, request_id: str) -> None:
-        """The request's episode came through all of them."""
+        """The request's episode came through every boundary."""
         for gate in self._gates.values():
             gate.succeeded(request_id)
 
     def ended(self, request_id: str) -> None:
-        """Nothing of the claim goes on, however it fared."""
+        """Nothing of the claim goes on, however it went."""
         for gate in self._gates.values():
             gate.ended(request_id)
 
     async def blamed(self, boundary: Boundary, request_id: str, message: str) -> bool:
-        """Whether a failure at `boundary` is that of the boundary rather than of the request."""
+        """Whether a failure at `boundary` is the boundary's fault rather than the request's."""
         gate = self._gates.get(BREAKER_OF.get(boundary, ""))
         return gate is not None and await gate.blamed(request_id, message)
 

@@ -1,9 +1,9 @@
-"""The shell between queue and stage: holds a claim, breathes while the stage runs, and settles what came of it.
+"""Between queue and stage: holds a claim, renews its lease while the stage runs, and settles the result.
 
-It knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one of: published, handed back for
-another try, or dead-lettered (and published as failed, so that its group can close). A bug of ours is an ending too, not a crash:
-it is recorded with its traceback and tried again within the request's budget. A Redis that is slow, full or away is asked again
-until it says that the claim is another's.
+This module knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one way: its trajectory is published, its
+request returns to the queue, or its request is dead-lettered (and a failed trajectory published, so that its group can close). A bug of
+ours ends a claim too, but not the worker: it is recorded with its traceback and tried again within the request's budget. Calls to a Redis
+that is slow, full or away are repeated until Redis says that the claim is another worker's.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from workers.status import EpisodeStatus
 
 log = logging.getLogger("swerve.worker")
 
-SILENCE_S = 600.0  # a Redis away for longer than this: nobody will want to know how the episode ended
-OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, here or where there is none
-TAIL_LINES = 200  # of a claim's log, kept as evidence should it fail
+GIVE_UP_S = 600.0  # after an outage of Redis this long, the result of an episode is of no use to anybody
+OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, on this worker or another
+TAIL_LINES = 200  # of a claim's log, kept as evidence of a failure
 
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
@@ -44,7 +44,7 @@ Stage = Callable[[Claim, EpisodeStatus], Awaitable[Trajectory]]
 
 
 class TailHandler(logging.Handler):
-    """Keeps what is logged while a claim is worked on, with the claim."""
+    """Keeps the last log lines of each claim with the claim."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = _tail.get()
@@ -54,8 +54,8 @@ class TailHandler(logging.Handler):
 
 @dataclass(slots=True)
 class Claimer:
-    """`answer` is the arq job. `taken` holds claims whose job has not begun; `running` maps request ids to their
-    status, for the worker's status.
+    """`answer` is the arq job. `taken` holds claims whose job has not begun. `running` has the status of each episode by request id,
+    for the heartbeat.
     """
 
     redis: ArqRedis
@@ -68,54 +68,54 @@ class Claimer:
     failed: int = 0
 
     async def answer(self, ctx: dict[Any, Any], *_: object, **__: object) -> None:
-        """Answer the request of arq's job `ctx`, whose claim is at hand. Whatever the job says besides is not believed."""
+        """Run the claim whose request id is that of arq's job `ctx`. We use nothing else of the job."""
         claim = self.taken.pop(ctx["job_id"], None)
         if claim is not None:
             await self._hold(claim)
 
     async def _hold(self, claim: Claim) -> None:
-        """Run the claim under its lease; whichever way this ends, nothing of it goes on afterwards."""
+        """Run the claim under its lease. However this ends, nothing of the claim goes on afterwards."""
         status = self.running[claim.request.id] = EpisodeStatus()
         _tail.set(deque(maxlen=TAIL_LINES))
         work = asyncio.create_task(self._work(claim, status))
-        breath = asyncio.create_task(self._breathe(claim, status))
-        settled, rest_s = False, queue.LEASE_S
+        renewal = asyncio.create_task(self._renew(claim, status))
+        settled, wait_s = False, queue.LEASE_S
         try:
-            await asyncio.wait({work, breath}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                await breath
+                await renewal
             await work
             settled = True
-        except asyncio.CancelledError:  # the worker ends: nothing is wrong with the request
-            rest_s = 0.0
+        except asyncio.CancelledError:  # the worker ends; nothing is wrong with the request
+            wait_s = 0.0
             raise
         except LeaseLost:
-            log.warning(
-                "%s attempt %d: overtaken or withdrawn, nothing published", claim.request.id, claim.attempt
-            )
+            log.warning("%s attempt %d: lease lost, nothing published", claim.request.id, claim.attempt)
         finally:
             work.cancel()
-            breath.cancel()
-            await asyncio.gather(work, breath, return_exceptions=True)
+            renewal.cancel()
+            await asyncio.gather(work, renewal, return_exceptions=True)
             if not settled:
                 with contextlib.suppress(RedisError, OSError):
-                    giving = queue.return_to_queue(self.redis, claim, wait_s=rest_s, why="the worker let go")
-                    await asyncio.shield(giving)
+                    returning = queue.return_to_queue(
+                        self.redis, claim, wait_s=wait_s, why="the worker gave the claim up"
+                    )
+                    await asyncio.shield(returning)
             self.running.pop(claim.request.id, None)
 
-    async def _breathe(self, claim: Claim, status: EpisodeStatus) -> None:
-        """Renew until told to stop. Raises LeaseLost when the lease is another's, or Redis was silent for SILENCE_S."""
-        heard_at = time.monotonic()
+    async def _renew(self, claim: Claim, status: EpisodeStatus) -> None:
+        """Renew the lease until cancelled. Raises LeaseLost when another worker has it, or after GIVE_UP_S without an answer from Redis."""
+        answered_at = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
             try:
                 if not await queue.renew(self.redis, claim, _lease(claim, status)):
                     raise LeaseLost(claim.request.id)
-                heard_at = time.monotonic()
+                answered_at = time.monotonic()
             except RedisError as error:
                 if not retry.is_outage(error):
                     raise
-                if time.monotonic() - heard_at > SILENCE_S:
+                if time.monotonic() - answered_at > GIVE_UP_S:
                     raise LeaseLost(claim.request.id) from error
 
     async def _work(self, claim: Claim, status: EpisodeStatus) -> None:
@@ -133,7 +133,7 @@ class Claimer:
         log.info("%s %s attempt %d: %s", request.id, outcome_tag(trajectory.outcome), claim.attempt, ending)
 
     async def _play_and_settle(self, claim: Claim, status: EpisodeStatus) -> tuple[Trajectory, str]:
-        """What came of the claim, and what became of the request. A bug of ours is a failed trajectory too."""
+        """The trajectory, and how its request ended, in words. A bug of ours makes a failed trajectory too."""
         started_at = time.time()
         try:
             trajectory = replace(await self._play(claim, status), traceparent=current_traceparent())
@@ -153,14 +153,14 @@ class Claimer:
         return trajectory, await self._fail(trajectory, failed, detail)
 
     async def _play(self, claim: Claim, status: EpisodeStatus) -> Trajectory:
-        """The stage, unless the request is known to kill those who play it."""
+        """Run the stage, unless the request is known to kill workers that do."""
         if claim.num_unended < claim.request.limits.retries.unended_claims:
             return await self.stage(claim, status)
-        message = f"{claim.num_unended} workers fell silent over it; it is not tried on another"
+        message = f"{claim.num_unended} workers died while running it, so no other tries"
         return _broken(claim, Failed(boundary="request", message=message, transient=False), time.time())
 
     async def _fail(self, trajectory: Trajectory, failed: Failed, detail: str) -> str:
-        """Hand the request back if another try is due, else bury it; returns what became of it."""
+        """Return the request to the queue if it has tries left, else dead-letter it; returns which, in words."""
         claim, kind = trajectory.claim, class_of(failed.boundary, transient=failed.transient)
         self.failed += 1
         log.warning(
@@ -182,7 +182,9 @@ class Claimer:
             await retry.until_answered(
                 lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine)
             )
-            return f"handed back, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
+            return (
+                f"returned to the queue, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
+            )
         return await retry.until_answered(
             lambda: deadletters.dead_letter(self.redis, trajectory, [*earlier, mine])
         )
@@ -210,12 +212,12 @@ def _broken(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
 
 
 def _num_of(mine: AttemptFailure, earlier: tuple[AttemptFailure, ...]) -> int:
-    """Failures of the same class."""
+    """Earlier failures of the same class."""
     return sum(failure.kind == mine.kind for failure in earlier)
 
 
 def _evidence(detail: str) -> str:
-    """What the claim's log says last, tracebacks included; without a log, `detail`."""
+    """The end of the claim's log, tracebacks included; without a log, `detail`."""
     return "\n".join(_tail.get() or ()) or detail
 
 

@@ -24,14 +24,16 @@ class Policies(Protocol):
     async def open(self, claim: Claim) -> Policy: ...
 
 
-class Grades(Protocol):
-    """Grades a patch in a sandbox that the agent never saw. Raises GraderError for an infrastructure failure, never returns a reward."""
+class PatchGrader(Protocol):
+    """PatchGrader a patch in a sandbox that the agent never saw. Raises GraderError for an infrastructure failure, never returns a
+    reward.
+    """
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward: ...
 
 
 async def run_rollout(
-    claim: Claim, status: EpisodeStatus, *, policies: Policies, sandboxes: Sandboxes, grader: Grades
+    claim: Claim, status: EpisodeStatus, *, policies: Policies, sandboxes: Sandboxes, grader: PatchGrader
 ) -> Trajectory:
     """Play the claim to its end and grade what it submitted. The agent's sandbox is removed before the grader's opens."""
     turns: list[Turn] = []
@@ -59,7 +61,7 @@ async def _play_and_grade(
     turns: list[Turn],
     policies: Policies,
     sandboxes: Sandboxes,
-    grader: Grades,
+    grader: PatchGrader,
 ) -> tuple[Outcome, Reward]:
     def on_turn(turn: int) -> None:
         status.phase, status.turn = "agent", turn

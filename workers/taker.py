@@ -1,9 +1,8 @@
-"""The arq worker that takes what is due: arq runs the jobs, our scripts say who has which.
+"""The arq worker that takes requests that are due. arq runs the jobs; our scripts decide which worker has which.
 
-arq's own claim reads the head of its queue, where whatever runs elsewhere stays, and asks Redis three times for
-each entry; it settles a job by its id, whoever holds it now. So taking is one script (`queue.take`), an idle worker
-sleeps on a list that is pushed to when there is work, and what becomes of a request is settled by its claim, whole
-and fenced. arq's part is the job's format, its function and its life as a task.
+arq itself reads the head of its queue, which includes jobs that other workers run, with three round trips for each; and it settles a job by
+its id, whoever holds it now. So here taking is one script (`queue.take`), an idle worker blocks on a list that is pushed to when there is
+work, and a request is settled by its claim, in one fenced script. What remains of arq is the format of the job, its function, and its task.
 """
 
 import asyncio
@@ -23,12 +22,12 @@ from workers.claim import Claimer
 log = logging.getLogger("swerve.worker")
 
 TAKE_AT_ONCE = 4  # a large worker leaves some of a short queue to the others
-IDLE_S = (
-    2.0  # the longest look away: what comes due by itself (a back-off, a dead worker's lease) wakes nobody
-)
-PAUSE_S = 0.25  # between two looks at whether there is room
-FOREVER_S = 30 * 24 * 3600  # the request's own limits end a job
-NO_LIMIT = 1_000_000  # the request's own budget ends its tries
+# Longest sleep of an idle worker. A request that comes due by itself (after a back-off, or when a dead worker's lease expires)
+# wakes nobody.
+IDLE_S = 2.0
+PAUSE_S = 0.25  # between two checks for a free slot
+FOREVER_S = 30 * 24 * 3600  # a job is ended by the request's own limits
+NO_LIMIT = 1_000_000  # tries are limited by the request's own budget
 
 
 class Taker(Worker):
@@ -53,18 +52,18 @@ class Taker(Worker):
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no more. `async_run` returns; what runs goes on."""
+        """Take no more requests. `async_run` returns; running jobs go on."""
         self._stopping.set()
         self._changed.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Give what runs `grace_s` to end, then hand the rest back."""
+        """Give running episodes `grace_s` to end, then return the others to the queue."""
         if self.tasks:
             log.info("draining %d episodes for up to %.0f s", len(self.tasks), grace_s)
             await asyncio.wait(self.tasks.values(), timeout=grace_s)
         for task in self.job_tasks.values():
             task.cancel()
-        for request_id in list(self._claimer.taken):  # taken, and arq has not come to its job yet
+        for request_id in list(self._claimer.taken):  # taken, but arq has not started its job
             claim = self._claimer.taken.pop(request_id)
             with contextlib.suppress(RedisError, OSError):
                 await queue.return_to_queue(self.pool, claim, why="the worker ends")
@@ -79,7 +78,7 @@ class Taker(Worker):
                 await self._wait_for_work()
 
     async def _take(self, room: int) -> bool:
-        """False: there was nothing to take."""
+        """Take up to `room` requests. False if none was due."""
         try:
             found = await queue.take(self.pool, self._claimer.worker, min(room, TAKE_AT_ONCE))
         except (RedisError, OSError) as error:
@@ -88,15 +87,17 @@ class Taker(Worker):
         for one in found:
             match one:
                 case Unclaimable():
-                    log.error("request %s cannot be read, dead-lettered: %s", one.request_id, one.reason)
+                    log.error(
+                        "request %s is unreadable and was dead-lettered: %s", one.request_id, one.reason
+                    )
                 case Claim() if one.request.id in self.tasks:
-                    await self._overtook_ourselves(one)
+                    await self._return_duplicate(one)
                 case Claim():
                     self._start(one)
         return bool(found)
 
-    async def _overtook_ourselves(self, claim: Claim) -> None:
-        """We slept through our own lease: the older attempt is lost and ends at its next breath. Then it may be tried again."""
+    async def _return_duplicate(self, claim: Claim) -> None:
+        """Return a claim whose older attempt still runs here. That lease expired unnoticed, so the attempt ends at its next renewal."""
         log.warning("%s attempt %d: its older attempt still runs here", claim.request.id, claim.attempt)
         with contextlib.suppress(RedisError, OSError):
             await queue.return_to_queue(
@@ -120,7 +121,10 @@ class Taker(Worker):
     async def _run(self, claim: Claim) -> None:
         try:
             await self.run_job(claim.request.id, 0)
-        except (RedisError, OSError) as error:  # before the job began: its lease lapses, and another takes it
+        except (
+            RedisError,
+            OSError,
+        ) as error:  # the job did not begin, so its lease expires and another worker takes it
             self._claimer.breakers["redis"].open(str(error))
 
     async def _wait_for_room(self) -> None:
@@ -130,9 +134,9 @@ class Taker(Worker):
                 await self._changed.wait()
 
     async def _wait_for_work(self) -> None:
-        """Or for the word to stop."""
-        look_away_s = random.uniform(0.5, 1.0) * IDLE_S
-        work = asyncio.create_task(queue.wait_for_work(self.pool, look_away_s))
+        """Return when there may be work, or when told to stop."""
+        sleep_s = random.uniform(0.5, 1.0) * IDLE_S
+        work = asyncio.create_task(queue.wait_for_work(self.pool, sleep_s))
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         work.cancel()
@@ -145,13 +149,13 @@ class Taker(Worker):
             raise error
 
     async def finish_job(self, *_: object, **__: object) -> None:
-        """The claim has settled the request; arq's way of doing so knows no fence."""
+        """Does nothing: the claim has settled the request, and arq would do so without a fence."""
 
     async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
-        """arq could not make out what to call: its part is written anew, and the request goes back unharmed."""
+        """arq could not read the job: write the job again and return the request to the queue, uncounted."""
         claim = self._claimer.taken.pop(job_id, None)
         if claim is not None:
             await queue.rewrite_job(self.pool, claim.request)
             await queue.return_to_queue(
-                self.pool, claim, wait_s=1.0, why="arq's job was unreadable: written anew"
+                self.pool, claim, wait_s=1.0, why="arq's job was unreadable and was written again"
             )

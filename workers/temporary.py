@@ -1,7 +1,7 @@
-"""A worker's temporary files, under names by which those that a killed process left behind are found.
+"""A worker's temporary files, named so that those of a killed process can be found and removed.
 
-There is one kind, which lives for some seconds: a log that swebench's parsers read from a file. Containers mount nothing of the
-host, and a worker makes no temporary directory.
+There is only one kind, which exists for some seconds: a log that swebench's parsers read from a file. Containers mount nothing of the host,
+and a worker creates no temporary directory.
 """
 
 import tempfile
@@ -15,12 +15,12 @@ STALE_S = 3600.0
 
 
 def temporary_file(*, suffix: str) -> AbstractContextManager[IO[bytes]]:
-    """With a name; gone when it is closed."""
+    """A named file that is deleted when it is closed."""
     return tempfile.NamedTemporaryFile(prefix=PREFIX, suffix=suffix)
 
 
 def remove_stale() -> list[Path]:
-    """Removes files of ours that nobody has written to for STALE_S, and returns them; another user's are left to that user."""
+    """Remove files of ours that nobody has written to for STALE_S, except other users'; returns them."""
     removed: list[Path] = []
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):

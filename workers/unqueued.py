@@ -1,7 +1,4 @@
-"""Claims for commands that use containers without a queue: verifying tasks, looking for leaks.
-
-No lease stands behind such a claim and nobody else knows of it.
-"""
+"""Claims for commands that open sandboxes without a queue: workers.verify and workers.leaks. Such a claim has no lease."""
 
 import secrets
 import time
@@ -11,7 +8,7 @@ from pipeline.task import Task
 
 
 def unqueued_claim(task: Task, *, command: str, limits: Limits | None = None) -> Claim:
-    """A claim of `task` by the command of that name, which its containers' labels will show."""
+    """A claim of `task` for `command`, whose name the labels of its containers show."""
     now = time.time()
     request = RolloutRequest(
         id=f"{command}-{secrets.token_hex(8)}",

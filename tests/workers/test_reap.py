@@ -28,7 +28,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture(autouse=True)
 def label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str) -> str:
-    """Of containers, in place of the one by which --all would find those of others on this engine."""
+    """Of containers, in place of the one by which --all would find those of others on this Docker host."""
     name = f"swerve-test.{secrets.token_hex(6)}"
     monkeypatch.setattr(containers, "FLEET", name)
     monkeypatch.setenv("SWERVE_REDIS_URL", redis_url)
@@ -109,7 +109,7 @@ async def test_everything_of_everybody_goes_if_asked_for_without_a_redis(
     assert left.names() == set()
 
 
-async def test_an_engine_that_does_not_answer_is_not_clean(
+async def test_a_docker_host_that_does_not_answer_is_not_clean(
     redis: Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SWERVE_DOCKER_HOSTS", "unix:///var/run/docker.sock tcp://127.0.0.1:1")

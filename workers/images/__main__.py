@@ -53,7 +53,15 @@ _TASKS = "tasks.jsonl, or @FILE with an image name at the start of each line"
 
 def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", nargs="*", help=_TASKS)
-    parser.add_argument("--image", nargs="+", action="extend", default=[], metavar="NAME", type=_as(_named))
+    parser.add_argument(
+        "--image",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        type=_as(_named),
+        help="also pull these images",
+    )
     parser.add_argument("--first", type=_count, metavar="N", help="only the first N images")
     parser.add_argument(
         "--proxy",
@@ -77,7 +85,10 @@ def _pull(parser: argparse.ArgumentParser) -> None:
         help="write the failed images to FILE; `pull @FILE` tries them again",
     )
     parser.add_argument(
-        "--platform", metavar="OS/ARCH", type=_as(_platform), help="default: the Docker host's own"
+        "--platform",
+        metavar="OS/ARCH",
+        type=_as(_platform),
+        help="platform of the images; default: the Docker host's own",
     )
     _budget(parser, required=False)
 
@@ -95,7 +106,14 @@ def _build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=_count, default=2, metavar="N", help="build N images at once; default 2"
     )
-    parser.add_argument("--build-arg", action="append", default=[], type=_as(_pair), metavar="NAME=VALUE")
+    parser.add_argument(
+        "--build-arg",
+        action="append",
+        default=[],
+        type=_as(_pair),
+        metavar="NAME=VALUE",
+        help="for the Dockerfile's ARG NAME",
+    )
     parser.add_argument(
         "--network", metavar="MODE", help="network of RUN commands; default: the Docker host's"
     )

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = image_settings()
         return verbs[arguments.verb](arguments, settings, stopping)
-    except (ValueError, FileNotFoundError, IsADirectoryError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except ImageError as error:
@@ -163,5 +163,9 @@ def _evict(arguments: argparse.Namespace, settings: ImageSettings, _: threading.
 
 
 def _host(settings: ImageSettings) -> tuple[ImageApi, Shelf]:
-    api = ImageApi(docker_host())
+    host = docker_host()
+    try:
+        api = ImageApi(host)
+    except ImageError as error:
+        raise ImageError(f"{error}: start Docker, or set DOCKER_HOST") from error
     return api, Shelf(settings.state_dir, api.id)

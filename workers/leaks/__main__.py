@@ -39,16 +39,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def look(sandboxes: Sandboxes, task: Task, gold: Gold | None) -> Finding:
     """What an agent of `task` could find."""
-    from workers.leaks.answers import answers_told, answers_within
+    from workers.leaks.answers import answers_in_files, answers_in_problem
     from workers.leaks.find import UNCOMMITTED, find_leaks
 
-    leaks = answers_told(task, gold)
+    leaks = answers_in_problem(task, gold)
     agent_image = failure = ""
     try:
         async with sandboxes.open(unqueued_claim(task, command="leaks"), role="agent") as sandbox:
             agent_image, task = sandbox.image, replace(task, workdir=sandbox.workdir)
             leaks += [leak for leak in await find_leaks(sandbox, task) if leak.kind != UNCOMMITTED]
-            leaks += await answers_within(sandbox, task, gold)
+            leaks += await answers_in_files(sandbox, task, gold)
     except RolloutError as error:
         failure = str(error)
     return Finding(
@@ -104,12 +104,16 @@ def _read(path: Path) -> tuple[list[Task], dict[str, Gold]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.leaks", description=(__doc__ or "").split("\n")[0]
+        prog="python -m workers.leaks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tasks", type=Path, help="a task file, as trainer.tasksets writes them")
+    parser.add_argument(
+        "tasks", type=Path, metavar="TASKS.jsonl", help="a task file, as trainer.tasksets writes them"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the findings to OUT as a JSON list")
     parser.add_argument(
-        "--jobs", type=int, default=2, help="number of tasks to search at once (default %(default)s)"
+        "--jobs", type=int, default=2, metavar="N", help="search N tasks at once; default %(default)s"
     )
     options = parser.parse_args(arguments)
     try:

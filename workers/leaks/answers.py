@@ -1,7 +1,7 @@
-"""Looks for the answer's own text where an agent could read it: files of its container, and what it is told.
+"""Searches for the text of the answer where an agent could read it: in files of its sandbox and in the problem statement.
 
-Leaks.py asks what must not be there; this asks whether, for all that, the known solution or the hidden tests are. Too
-slow for every episode, and made for telling people: `python -m workers.leaks`.
+find.py looks for places where an answer may be; this module looks for lines of the known solution and the hidden tests themselves.
+It is too slow for every episode and serves reports: `python -m workers.leaks`.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from workers.sandbox.git import GIT
 from workers.sandbox.protocol import Sandbox
 
 SEARCH_S = 1800.0
-KEEP_BYTES = 4 * 1024 * 1024  # of each end of what is found
-TELLING_CHARS = 16  # a shorter line may stand anywhere
-TELLING_LINES = 3  # in one file, or half of what there is
-AT_MOST = 3  # paths in a sentence
+KEEP_BYTES = 4 * 1024 * 1024  # of each end of the findings
+MIN_LINE_CHARS = 16  # shorter lines occur everywhere
+ENOUGH_LINES = 3  # in one file to report it, or half of the lines searched for if that is less
+NAMED_AT_MOST = 3  # paths in one finding
 
 _IMPORT_OR_COMMENT = re.compile(r"(?:import |from |#|//|/?\*|<!--|@pytest|return (?:True|False|None)\b)")
 _WORD = re.compile(r"\w{2,}")
@@ -29,8 +29,8 @@ _FILES_CHANGED = re.compile(r"^\W*files changed\b", re.MULTILINE | re.IGNORECASE
 _DIFF = re.compile(r"^(?:diff --git |@@ -\d+,?\d* \+\d+)", re.MULTILINE)
 
 DIR = "/swerve-answers"
-# Files that are not as in the base commit, and files outside the repository where images' makers leave things: for
-# each, the telling lines that it has, whether its content is one of ours, whether its name is an eval script's.
+# Searches files that differ from the base commit, and files outside the repository where authors of images leave things. For each it prints
+# which of our lines it has, whether its content is one of ours, and whether its name is that of an eval script.
 _SEARCH = f"""{GIT}
 export LC_ALL=C
 base=$1 start=$PWD
@@ -70,14 +70,14 @@ true
 """
 
 
-async def answers_within(sandbox: Sandbox, task: Task, gold: Gold | None) -> list[Leak]:
-    """The answer's text in the container's files. Raises SandboxError if that cannot be told."""
-    parts = _telling(gold)
+async def answers_in_files(sandbox: Sandbox, task: Task, gold: Gold | None) -> list[Leak]:
+    """The answer's text in the sandbox's files. Raises SandboxError if the search fails."""
+    parts = _distinctive(gold)
     hashes = _hashes(task)
     await sandbox.put(
         [
-            File(path=f"{DIR}/lines", content=_ended({line for lines in parts.values() for line in lines})),
-            File(path=f"{DIR}/hashes", content=_ended(set(hashes))),
+            File(path=f"{DIR}/lines", content=_joined({line for lines in parts.values() for line in lines})),
+            File(path=f"{DIR}/hashes", content=_joined(set(hashes))),
         ]
     )
     script = f"set -- {shlex.quote(task.base_commit)}\n{_SEARCH}"
@@ -96,23 +96,23 @@ async def answers_within(sandbox: Sandbox, task: Task, gold: Gold | None) -> lis
     return [leak for leak in leaks if leak is not None]
 
 
-def answers_told(task: Task, gold: Gold | None) -> list[Leak]:
-    """The answer's text in what the agent is told."""
+def answers_in_problem(task: Task, gold: Gold | None) -> list[Leak]:
+    """The answer's text in the problem statement."""
     leaks: list[Leak] = []
     if _FILES_CHANGED.search(task.problem):
         leaks.append(Leak("problem", "lists the files changed"))
     if _DIFF.search(task.problem):
         leaks.append(Leak("problem", "holds a diff"))
-    for kind, lines in _telling(gold).items():
+    for kind, lines in _distinctive(gold).items():
         told = [line for line in lines if line in task.problem]
-        # a report's own example is often made a test of
+        # tests often repeat an example from the problem statement
         if told and (kind == "solution" or 2 * len(told) >= len(lines)):
             leaks.append(Leak("problem", f"has {len(told)} of {len(lines)} lines of the {kind}"))
     return leaks
 
 
-def _telling(gold: Gold | None) -> dict[str, list[str]]:
-    """Added lines that hardly stand anywhere by chance."""
+def _distinctive(gold: Gold | None) -> dict[str, list[str]]:
+    """Lines of the patches that hardly occur anywhere by chance, by the patch's name."""
     if gold is None:
         return {}
     patches = {"solution": gold.patch, "hidden tests": gold.test_patch}
@@ -122,14 +122,14 @@ def _telling(gold: Gold | None) -> dict[str, list[str]]:
 def _added(patch: str) -> Iterator[str]:
     for line in patch.splitlines():
         text = line[1:].strip()
-        if not line.startswith("+") or line.startswith("+++ ") or len(text) < TELLING_CHARS:
+        if not line.startswith("+") or line.startswith("+++ ") or len(text) < MIN_LINE_CHARS:
             continue
         if not _IMPORT_OR_COMMENT.match(text) and len(_WORD.findall(text)) > 1:
             yield text
 
 
 def _hashes(task: Task) -> list[str]:
-    """Of the files that only the grader may have, as they are."""
+    """SHA-256 of the files that only the grader may have."""
     verdict = task.verdict
     contents = [verdict.eval_script.encode("utf-8", "surrogateescape")]
     if isinstance(verdict, ExitCode | R2eExpected | TestsJson):
@@ -140,7 +140,7 @@ def _hashes(task: Task) -> list[str]:
 
 
 async def _own_lines(sandbox: Sandbox, task: Task, rows: list[list[str]]) -> dict[str, set[str]]:
-    """The lines found, by path, without those that the base commit has too."""
+    """The lines found, by path, without those that also occur in the base commit."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for _, path, *line in rows:
         found[path].add("\t".join(line))
@@ -159,7 +159,7 @@ async def _own_lines(sandbox: Sandbox, task: Task, rows: list[list[str]]) -> dic
 
 
 def _in_files(kind: str, found: dict[str, set[str]], lines: list[str]) -> Leak | None:
-    enough = min(TELLING_LINES, (len(lines) + 1) // 2)
+    enough = min(ENOUGH_LINES, (len(lines) + 1) // 2)
     paths = [path for path, has in found.items() if len(has & set(lines)) >= enough > 0]
     return _named(f"{kind} in a file", paths)
 
@@ -167,9 +167,9 @@ def _in_files(kind: str, found: dict[str, set[str]], lines: list[str]) -> Leak |
 def _named(kind: str, names: list[str]) -> Leak | None:
     if not names:
         return None
-    more = f" and {len(names) - AT_MOST} more" if len(names) > AT_MOST else ""
-    return Leak(kind, ", ".join(sorted(names)[:AT_MOST]) + more)
+    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    return Leak(kind, ", ".join(sorted(names)[:NAMED_AT_MOST]) + more)
 
 
-def _ended(lines: set[str]) -> bytes:
+def _joined(lines: set[str]) -> bytes:
     return "".join(f"{line}\n" for line in sorted(lines)).encode("utf-8", "surrogateescape")

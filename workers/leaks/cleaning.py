@@ -1,16 +1,15 @@
-"""Takes out of a container what leaks.py finds in it. For containers that become an image, not for running episodes.
+"""Removes from a container what find.py finds. It is for containers that become an image, not for running episodes.
 
-Git directories are not purged but put together anew, out of one commit and what led to it: nothing survives by being
-of a kind that nobody thought of. Branch, index, configuration, hooks, excludes and the tags of that past are kept.
+Git directories are not purged but rebuilt from one commit and its history, so that nothing survives because nobody thought of its kind.
+Branch, index, configuration, hooks, excludes and the tags in that history are kept.
 """
 
 from pipeline.task import Task
 from workers.leaks.find import WORDS, words_of
 from workers.sandbox.git import COMMIT_TREE, GIT
 
-# The commit that the agent starts from: HEAD itself where that gives nothing away. What lies uncommitted in the image
-# goes into it, as it is in the grader's container too and is not the agent's work. Several commits after the base
-# become one.
+# Prints the commit that the agent starts from: HEAD itself if that gives nothing away. It includes uncommitted files of the image,
+# because the grader's container has them too and they are not the agent's work. Several commits after the base become one.
 _START = """
 start() {
   local tree parent=HEAD
@@ -125,5 +124,5 @@ anew "$commit" && [ "$(git rev-parse --verify HEAD)" = "$commit" ]
 
 
 def cleaning(task: Task) -> str:
-    """The command. It ends with status 0 if it went through; whether that was enough is for leaks.py to say."""
+    """The command that cleans. Status 0 means that it completed; whether anything is left, find.py must tell."""
     return f"set -- {words_of(task)}\n{_CLEAN}"

@@ -1,8 +1,8 @@
-"""What of the answer lies in a container: the one definition, for opening containers and for reporting on images.
+"""Finds what a container gives away of its task's answer. This is the one definition, for opening sandboxes and for reports on images.
 
-The agent may see the base commit and what led to it. Anything else that git holds was made by somebody who knew
-better: later commits, other branches, remotes, reflogs, stashes, notes, other worktrees, objects that nothing reaches.
-So may hidden paths be in history, and with a setup patch all history is what the patch undid.
+The agent may see the base commit and its history. Anything else that git holds may come from somebody who knew the answer: later commits,
+other branches, remotes, reflogs, stashes, notes, other worktrees, unreachable objects. History may also contain hidden paths; and with a
+setup patch, all history contains what the patch undoes.
 """
 
 import posixpath
@@ -15,8 +15,8 @@ from pipeline.task import Task
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import Sandbox
 
-CHECK_S = 900.0  # walks every object of the repository
-UNCOMMITTED = "uncommitted"  # no leak, but it would pass for the agent's work
+CHECK_S = 900.0  # the search walks every object of the repository
+UNCOMMITTED = "uncommitted"  # not a leak, but it would look like the agent's work
 
 _MARK = b"swerve-leak"
 _PATCHED_SOURCE = re.compile(rb"^\+\+\+ b/(.+\.py)\s*$", re.MULTILINE)
@@ -24,7 +24,7 @@ _PATCHED_SOURCE = re.compile(rb"^\+\+\+ b/(.+\.py)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """`kind` is a few words, the same for all leaks of a kind; `detail` says which."""
+    """`kind` names the kind of leak in a few words, `detail` the single one."""
 
     kind: str
     detail: str
@@ -33,7 +33,7 @@ class Leak:
         return f"{self.kind} ({self.detail})"
 
 
-# For every script that has the words of `words_of` before it. `bytecode` prints what Python compiled of the sources.
+# Goes before every script that is given the arguments of `words_of`. `bytecode` prints what Python compiled of the sources.
 WORDS = """
 base=$1 cut=$2 num_hidden=$3
 shift 3
@@ -91,9 +91,9 @@ worktrees() {  # all others of this repository; git calls a separate git directo
 }
 """
 
-# `say KIND DETAIL`; `list KIND` for what stands on stdin. Most images are small and clean, and found so by
-# `plainly_clean` with four processes: what HEAD and the index need is among what there is, so if both are as many,
-# nothing else is there. It may say no of a clean repository.
+# `say KIND DETAIL` reports one leak, `list KIND` the lines of stdin. Most images are small and clean, which `plainly_clean` finds
+# out with four processes: the objects that HEAD and the index need are among those that exist, so if their numbers are equal, no
+# other object exists. It may answer no for a clean repository.
 _CHECK = f"""{GIT}{WORDS}
 export GIT_NO_REPLACE_OBJECTS=1 GIT_OPTIONAL_LOCKS=0 LC_ALL=C
 where=
@@ -208,9 +208,9 @@ exit 0
 
 
 async def find_leaks(sandbox: Sandbox, task: Task, *, first_only: bool = False) -> list[Leak]:
-    """What of the answer an agent would find in this container; what is UNCOMMITTED, too. `first_only` stops early.
+    """What an agent would find of the answer in this sandbox, and what is UNCOMMITTED. `first_only` stops at the first leak.
 
-    Raises SandboxError if that cannot be told.
+    Raises SandboxError if the search fails.
     """
     script = f"first_only={'1' if first_only else ''} found=\nset -- {words_of(task)}\n{_CHECK}"
     result = await sandbox.run(script, timeout_s=CHECK_S)
@@ -226,14 +226,14 @@ async def find_leaks(sandbox: Sandbox, task: Task, *, first_only: bool = False) 
 
 
 def hiding(task: Task) -> str:
-    """The command that takes away what needs nothing of git to be taken away."""
+    """The command that removes hidden paths from the work tree; "" if there are none."""
     if not task.hidden_paths:
         return ""
     return f"rm -rf -- {shlex.join(_hidden(task))}\n"
 
 
 def words_of(task: Task) -> str:
-    """The arguments that WORDS takes, quoted. Raises TaskBroken for a path that cannot be hidden."""
+    """The arguments for WORDS, quoted. Raises TaskBroken for a path that cannot be hidden."""
     hidden = _hidden(task)
     cut = "1" if task.setup_patch.strip() else ""
     patched = [name.decode("utf-8", "surrogateescape") for name in _PATCHED_SOURCE.findall(task.setup_patch)]
@@ -242,7 +242,7 @@ def words_of(task: Task) -> str:
 
 
 def _hidden(task: Task) -> list[str]:
-    """Relative to the workdir if inside it, else absolute."""
+    """Hidden paths, relative to the workdir if inside it, else absolute."""
     return [_placed(task, path) for path in task.hidden_paths]
 
 

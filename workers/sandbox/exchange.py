@@ -1,18 +1,18 @@
-"""One command's way to a container's first process and its answer's way back."""
+"""The exchange of one command and its answer with a container's first process, whatever protocol that speaks."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
 
 from workers.sandbox.output import Capped
 
-# run: `bash -c`. plain: the same, deaf to environment files and to programs of the workdir. clear: kill every other
-# process. last: run a script and end with its status.
+# run: `bash -c`. plain: the same without environment files and programs of the workdir. clear: kill every other process. last: run a script
+# and end with its status.
 Kind = Literal["run", "plain", "clear", "last"]
 
 
 class Exchange(ABC):
-    """`output` is what the command printed, `notes` what came over the side channel meanwhile. `status` is None until
-    the answer is complete; `survivors` are processes that a kill of all left.
+    """`output` is what the command printed, and `notes` what came over the side channel meanwhile. `status` is None until the answer is
+    complete. `survivors` counts the processes that killing all of them left alive.
     """
 
     def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
@@ -22,13 +22,13 @@ class Exchange(ABC):
         self.survivors = 0
 
     @abstractmethod
-    def question(self, kind: Kind, text: bytes) -> bytes:
-        """What to write to the first process's stdin. `text` holds no NUL."""
+    def message(self, kind: Kind, text: bytes) -> bytes:
+        """The bytes to write to the first process's stdin. `text` holds no NUL."""
 
     @abstractmethod
     def feed(self, piece: bytes) -> None:
-        """Takes what came from its stdout, in whatever pieces."""
+        """Take a piece of its stdout; pieces may be cut anywhere."""
 
     @abstractmethod
     def flush(self) -> None:
-        """The stream has ended."""
+        """Take the end of the stream."""

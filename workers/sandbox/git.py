@@ -1,6 +1,6 @@
-"""Git inside a container, deaf to whatever configuration the image or the agent left about."""
+"""Git commands for use inside a container. They ignore configuration that the image or the agent may have left."""
 
-# No configuration but the repository's own, and of that nothing that starts a program.
+# Reads only the repository's own configuration, and of that nothing that starts a program.
 GIT = """
 git() {
   GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_ATTR_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0 command git \\
@@ -9,8 +9,8 @@ git() {
 }
 """
 
-# After GIT. `stage_all` makes the index what `diff_since` would compare; `commit_tree` prints a commit of tree
-# $1 with the parents given as `-p`, the same in every container: its author is fixed, its time is HEAD's.
+# Goes after GIT. `stage_all` makes the index what `diff_since` would compare. `commit_tree` prints a commit of tree $1 with the
+# parents given as `-p`. The commit is the same in every container, because its author is fixed and its time is HEAD's.
 COMMIT_TREE = """
 stage_all() {
   rm -f "$(git rev-parse --git-dir)/index.lock"

@@ -1,16 +1,14 @@
-"""The first process of a container where init.py's cannot run: a bash, and how it is spoken to.
+"""The fallback for a container's first process where init.py's program cannot run: a bash script ("holder"), and its protocol.
 
-It reads a command, runs it in a fresh `bash -c` in the workdir with stdin closed, and reports the status behind a
-nonce that only this one command has. It holds nothing of a command's shell, so nothing carries over but files
-and whatever was left running in the background.
+The holder reads a command, runs it in a new `bash -c` in the workdir with stdin closed, and reports the status after a nonce that
+belongs to this one command. Only files and background processes carry over from one command to the next.
 
-Being process 1 it cannot be signalled to death from within, adopts and reaps orphans, and can kill every
-other process of the container with one `kill -9 -1`, which no fork outruns. It ends when the stream ends (its
-worker died) or at the container's deadline.
+Because it is process 1, no signal from within the container can kill it, it adopts and reaps orphans, and it can kill every other process
+with one `kill -9 -1`, which no fork can outrun. It ends when the stream ends (its worker died) or at the container's deadline.
 
-Code that is root in the container may read this holder's memory, a nonce in it, and write to its stream. The
-last script of a container therefore needs none: the holder itself ends with the script's status, which the
-kernel tells the engine, and with process 1 the kernel ends every other.
+Code that runs as root in the container may read the holder's memory, with the nonce, and write to its stream. So a container's last script
+does not depend on a nonce: the holder itself exits with the script's status, which the kernel reports to Docker, and the kernel kills every
+other process together with process 1.
 """
 
 import secrets
@@ -18,7 +16,7 @@ import secrets
 from workers.sandbox.exchange import Exchange, Kind
 from workers.sandbox.output import Capped
 
-# Prints the CPU time of the container in nanoseconds, by its cgroup. No process is started for it.
+# Prints the CPU time of the container in nanoseconds, from its cgroup, without starting a process.
 CPU_NANOSECONDS = """
 cd /sys/fs/cgroup
 if [ -e cpuacct/cpuacct.usage ]; then read -r used <cpuacct/cpuacct.usage && echo "$used"
@@ -26,16 +24,14 @@ else read -r _ used <cpu.stat && echo "${used}000"; fi
 """
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# What Docker mounts where there is a network: a test suite's "localhost" must have an address without one, and a name
-# that has none must be refused at once. Not also ::1, which does not answer in an ordinary container, for Docker turns
-# IPv6 off there.
+# What Docker mounts as /etc/hosts where there is a network. Without a network, "localhost" must still have an address for test suites, and
+# other names must fail at once. "localhost" is not also ::1, because Docker turns IPv6 off in ordinary containers.
 HOSTS = r"127.0.0.1\tlocalhost\n::1\tip6-localhost ip6-loopback\n"
 
-# $1 deadline in seconds, $2 workdir, $3 size of the init that is to take over, or 0. `set -m` gives each command
-# its own process group and leaves SIGINT alone, which a plain `&` would ignore. A command too long for one
-# argument of execve travels as a here-string. Descriptor 9 is the side channel: nothing that is started
-# inherits it, but /proc/1/fd/9 leads there. Anybody in the container may send process 1 a signal that it has a
-# trap for.
+# $1 is the deadline in seconds, $2 the workdir, $3 the size of the init program that will take over, or 0. `set -m` gives each
+# command its own process group and does not ignore SIGINT as a plain `&` would. A command too long for one argument of execve is
+# passed as a here-string. Descriptor 9 is the side channel: no child inherits it, but /proc/1/fd/9 leads there. Any process in the
+# container may send process 1 a signal for which it has a trap.
 HOLDER = (
     r"""
 exec 9>&2 2>/dev/null
@@ -105,12 +101,12 @@ done
     .replace("CPU_NANOSECONDS", CPU_NANOSECONDS)
     .replace("STANDARD_PATH", STANDARD_PATH)
 )
-LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less its closing NUL
+LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN without the final NUL
 
 
 class HolderExchange(Exchange):
-    """Picks one command's output out of the stream: all between its begin and its end line, both of which
-    carry its nonce, or the end of the stream.
+    """Extracts one command's output from the stream: everything between its begin line and its end line, which both carry its nonce, or the
+    end of the stream.
     """
 
     def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
@@ -119,16 +115,16 @@ class HolderExchange(Exchange):
         self._begin = self._nonce + b":begin\n"
         self._end = self._nonce + b":end "
         self._begun = False
-        self._pending = b""  # not yet told apart from a begin or end line
+        self._pending = b""  # may be the start of a begin or end line
 
-    def question(self, kind: Kind, text: bytes) -> bytes:
+    def message(self, kind: Kind, text: bytes) -> bytes:
         word = "long" if kind == "run" and len(text) > LONGEST_ARGUMENT_BYTES else kind
         return b"\0".join((self._nonce, word.encode(), text, b""))
 
     def feed(self, piece: bytes) -> None:
         self._pending += piece
         if not self._begun:
-            # what comes before was printed by something that an earlier command left running
+            # background processes of earlier commands printed what comes before
             before, begin, after = self._pending.partition(self._begin)
             self._begun = bool(begin)
             self._pending = after if begin else before[-len(self._begin) :]
@@ -136,7 +132,7 @@ class HolderExchange(Exchange):
             self._feed_body()
 
     def flush(self) -> None:
-        """What may have begun an end line was output."""
+        """Count what looked like the start of an end line as output."""
         if self._begun:
             self.output.write(self._pending)
             self._pending = b""

@@ -2,20 +2,20 @@
  *
  *     init DEADLINE_S WORKDIR BASH
  *
- * A question is a byte (what to do), a 32-bit little-endian length and that many bytes; an answer is framed alike.
+ * A request is one byte (what to do), a 32-bit little-endian length and that many bytes; answers are framed the same way.
  *
  *     'r' COMMAND   bash -c COMMAND in WORKDIR, stdin closed
- *     'p' COMMAND   the same with BASH -p and no program of WORKDIR on the PATH, which is in TASK_PATH as it was
- *     'c'           kills every other process
- *     'l' SCRIPT    BASH SCRIPT in WORKDIR, and ends with its status; from the answer 'l' on the stream is what it prints
+ *     'p' COMMAND   the same with BASH -p and a PATH without programs of WORKDIR; TASK_PATH has the original PATH
+ *     'c'           kill every other process
+ *     'l' SCRIPT    BASH SCRIPT in WORKDIR, then exit with its status; after the answer 'l' the stream is the script's output
  *
- *     'o' BYTES     what the command has printed
- *     'e' STATUS SURVIVORS   it has ended; processes that a kill of everything left, both 32 bits
+ *     'o' BYTES     output of the command
+ *     'e' STATUS SURVIVORS   the command has ended; number of processes that killing all of them left alive; both 32 bits
  *
- * SIGUSR1 kills every other process too. Ends with the stream, or at the deadline. As process 1 it adopts and reaps
- * orphans, and no signal from within ends it. Its memory and descriptors are closed to every process without
- * CAP_SYS_PTRACE, root among them, until the last script: from then on the status that the kernel tells the engine is
- * all that counts, and descriptor 9, opened by way of /proc/1/fd/9, is the side channel.
+ * SIGUSR1 kills every other process too. This process ends with the stream, or at the deadline. Because it is process 1, it
+ * adopts and reaps orphans, and no signal from within the container ends it. No process without CAP_SYS_PTRACE, root included,
+ * can read its memory or open its descriptors until the last script. From then on only the status counts that the kernel
+ * reports to Docker, and descriptor 9, which processes open as /proc/1/fd/9, is the side channel.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -52,9 +52,9 @@ static const char *workdir, *bash;
 static char *plain_path, *task_path; /* PATH=..., TASK_PATH=... */
 static sigset_t blocked;
 static int signals, nothing;             /* descriptors: signalfd, /dev/null */
-static pid_t running;                    /* the command under way, or 0 */
+static pid_t running;                    /* the current command, or 0 */
 static int status, survivors;
-static struct pollfd watched[3 + OLD_PIPES]; /* stdin, signals, the command's output, output of what outlived its command */
+static struct pollfd watched[3 + OLD_PIPES]; /* stdin, signals, the command's output, output of processes that outlived their command */
 static int num_old;
 static unsigned char piece[HEADER_BYTES + PIECE_BYTES + 2 * HEADER_BYTES + 8];
 
@@ -64,7 +64,7 @@ static time_t now(void) {
     return time.tv_sec;
 }
 
-/* Anybody in the container may send the signal. */
+/* Any process in the container may send the signal. */
 static void on_alarm(int signal) {
     (void)signal;
     time_t left_s = deadline_at - now();
@@ -114,7 +114,7 @@ static void reap(void) {
 static int num_others(void) {
     DIR *proc = opendir("/proc");
     if (!proc) return -1;
-    int count = -1; /* myself */
+    int count = -1; /* this process */
     for (struct dirent *entry; (entry = readdir(proc));)
         count += entry->d_name[0] >= '1' && entry->d_name[0] <= '9';
     closedir(proc);
@@ -132,7 +132,7 @@ static void kill_all(void) {
     survivors = kill(-1, 0) < 0 && errno == ESRCH ? 0 : num_others();
 }
 
-/* Between vfork and exec: touches nothing of its parent's but its own stack. */
+/* Runs between vfork and exec, so it changes nothing of its parent but its own stack. */
 static void become(char kind, char *const arguments[], int script, int output, char **environment) {
     signal(SIGPIPE, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
@@ -181,7 +181,7 @@ static void start(char kind, char *command, uint32_t length, int output) {
     char **environment = kind == 'p' ? plain_environment() : environ;
     running = vfork();
     if (running == 0) become(kind, arguments, script, output, environment);
-    if (running < 0) { /* no process to be had: what bash itself says then, with its status */
+    if (running < 0) { /* no process can be created: answer what bash itself would print, with its status */
         running = 0;
         status = 254;
         dprintf(output, "bash: fork: %s\n", strerror(errno));
@@ -189,7 +189,7 @@ static void start(char kind, char *command, uint32_t length, int output) {
     if (script >= 0) close(script);
 }
 
-/* What outlived its command may go on printing; nobody reads it. */
+/* Discard what processes print that outlived their command. */
 static void retire_output(void) {
     struct pollfd *output = &watched[2];
     if (output->fd < 0) return;
@@ -226,7 +226,7 @@ static void pass_output_on(void) {
     }
 }
 
-/* All that the command had printed by its end is passed on with it; a daemon's later words are not waited for. */
+/* Pass on everything that the command had printed by its end, without waiting for later output of its daemons. */
 static void tell_end(void) {
     size_t length = 0;
     int waiting = 0;
@@ -269,7 +269,7 @@ static void finish(void) {
 static void run_last(char *script, uint32_t length) {
     unsigned char answer[HEADER_BYTES];
     send_bytes(answer, put_header(answer, 'l', 0));
-    prctl(PR_SET_DUMPABLE, 1); /* opens the side channel */
+    prctl(PR_SET_DUMPABLE, 1); /* so that processes can open the side channel */
     start('l', script, length, STDOUT_FILENO);
     while (running) {
         struct signalfd_siginfo signal;
@@ -371,7 +371,7 @@ int main(int num_arguments, char **arguments) {
     watched[2] = (struct pollfd){-1, POLLIN, 0};
     send_bytes("init\n", 5);
     for (;;) {
-        watched[0].events = running ? 0 : POLLIN; /* a hang-up shows nevertheless */
+        watched[0].events = running ? 0 : POLLIN; /* poll reports a hang-up anyway */
         if (poll(watched, 3 + (nfds_t)num_old, -1) < 0) continue;
         if (watched[2].fd >= 0 && watched[2].revents) pass_output_on();
         if (watched[1].revents) take_signal();

@@ -1,8 +1,7 @@
-"""The fast first process of a container: a small program of ours (init.c), and how it is spoken to.
+"""The usual first process of a container: a small program of ours (init.c), and its protocol.
 
-It is sent into each container over the stream and takes the place of the bash that started there, so that nothing is
-mounted and an engine on another host takes it as well. Where it cannot run (an image without `head`, another
-processor) that bash goes on as holder.py says.
+It is sent into each container over the stream, where it replaces the bash that started there. So nothing is mounted, and it works on remote
+Docker hosts too. Where it cannot run (an image without `head`, another processor), that bash does the same work (holder.py).
 """
 
 import struct
@@ -19,20 +18,20 @@ KINDS: dict[Kind, bytes] = {"run": b"r", "plain": b"p", "clear": b"c", "last": b
 
 
 def built_init() -> bytes:
-    """The program, or nothing if it was not built on this host."""
+    """The program; empty if it was not built on this machine."""
     return BUILT.read_bytes() if BUILT.is_file() else b""
 
 
 class InitExchange(Exchange):
-    """Frames both ways, whose format is in init.c. After the frame `l` the stream is the last script's output."""
+    """Frames in both directions, in the format of init.c. After a frame `l` the rest of the stream is the last script's output."""
 
     def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
         super().__init__(keep_bytes, notes)
-        self._pending = bytearray()  # a header, or the numbers of an end, as far as they came
-        self._left_bytes = 0  # of the output frame under way
+        self._pending = bytearray()  # an incomplete header, or incomplete numbers of an end
+        self._left_bytes = 0  # of the current output frame
         self._raw = False
 
-    def question(self, kind: Kind, text: bytes) -> bytes:
+    def message(self, kind: Kind, text: bytes) -> bytes:
         return HEADER.pack(KINDS[kind], len(text)) + text
 
     def feed(self, piece: bytes) -> None:
@@ -52,7 +51,7 @@ class InitExchange(Exchange):
             start += len(taken)
 
     def flush(self) -> None:
-        """Output is passed on as it comes."""
+        """Does nothing, because output is passed on as it arrives."""
 
     def _missing_bytes(self) -> int:
         whole = HEADER.size + (END.size if self._pending.startswith(b"e") else 0)

@@ -1,4 +1,4 @@
-"""What of a command's output is kept: a bounded head and tail, however much the command prints."""
+"""Keeps a bounded head and tail of a command's output, and undoes Docker's framing of an attached stream."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ class Capped:
         self._dropped_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Takes all of `data`."""
+        """Take all of `data`."""
         room = self._keep_bytes - len(self._head)
         if room > 0:
             self._head += data[:room]
@@ -37,14 +37,14 @@ class Capped:
 
 
 class Frames:
-    """Undoes the engine's framing of an attached stream, whatever pieces it arrives in.
+    """Undoes Docker's framing of an attached stream, which may arrive in any pieces.
 
     Format: "Stream format" under "Attach to a container" in the Engine API reference.
     """
 
     def __init__(self) -> None:
         self._header = bytearray()
-        self._stream = 0  # of the payload under way
+        self._stream = 0  # of the current payload
         self._left_bytes = 0  # of it
 
     def payloads(self, data: bytes) -> Iterator[tuple[int, bytes]]:

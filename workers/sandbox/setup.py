@@ -1,7 +1,7 @@
-"""How a container is before anybody works in it: its variables, and what the task's setup makes of the image.
+"""Prepares a sandbox before anybody works in it: its environment variables, and the task's setup.
 
-A setup is for files. They become part of the commit that the agent's diff and the grader start from; what the
-script starts may not be running in the agent's container, which can come from an image made afterwards.
+A setup is for files: they become part of the commit that the agent's diff and the grader start from. Processes that the script starts may
+not run in the agent's sandbox, which can come from an image that was made after the setup.
 """
 
 import shlex
@@ -15,7 +15,7 @@ SETUP_S = 1800.0  # for the setup script, which may install things
 COMMIT_S = 300.0
 TAIL_BYTES = 500
 
-# Nothing pages, draws progress bars or asks questions; a task's own environment goes on top.
+# Prevents pagers, progress bars and questions. A task's own variables take precedence.
 ENVIRONMENT = {
     "PAGER": "cat",
     "MANPAGER": "cat",
@@ -48,26 +48,26 @@ commit=$(commit_tree "$tree" -p HEAD) && git update-ref HEAD "$commit"
 """
 
 
-# Without a network pip fails at once: the pauses between its tries took an eval script that installs 7.5 s a package.
+# Without a network, let pip fail at once: the pauses between its retries cost eval scripts 7.5 s per package.
 OFFLINE = {"PIP_RETRIES": "0"}
 
 
 def environment(task: Task) -> dict[str, str]:
-    """The variables that commands in a container of `task` find."""
+    """The environment variables of commands in a container of `task`."""
     return ENVIRONMENT | ({} if task.resources.network else OFFLINE) | task.env
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:
-    """Runs the task's setup and makes it part of HEAD; without a setup, nothing.
+    """Run the task's setup, if it has one, and commit what it changed.
 
     Raises SandboxError if the script fails, TaskBroken if the patch does not apply.
     """
     if task.setup_script.strip():
         await _run_script(sandbox, task)
     if task.setup_patch.strip():
-        await sandbox.put([File(path=PATCH, content=_ended(task.setup_patch))])
+        await sandbox.put([File(path=PATCH, content=_with_newline(task.setup_patch))])
     if task.setup_script.strip() or task.setup_patch.strip():
-        await _settle(sandbox, task)
+        await _commit_changes(sandbox, task)
 
 
 async def _run_script(sandbox: Sandbox, task: Task) -> None:
@@ -83,7 +83,7 @@ async def _run_script(sandbox: Sandbox, task: Task) -> None:
         )
 
 
-async def _settle(sandbox: Sandbox, task: Task) -> None:
+async def _commit_changes(sandbox: Sandbox, task: Task) -> None:
     result = await sandbox.run(SETTLE, timeout_s=COMMIT_S)
     has_patch = bool(task.setup_patch.strip())
     if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):
@@ -97,7 +97,7 @@ async def _settle(sandbox: Sandbox, task: Task) -> None:
     )
 
 
-def _ended(patch: bytes) -> bytes:
+def _with_newline(patch: bytes) -> bytes:
     return patch if patch.endswith(b"\n") else patch + b"\n"
 
 

@@ -1,8 +1,7 @@
-"""How commands reach a container: one attached stream to its first process, no engine call per command.
+"""Sends commands to a container over one attached stream to its first process, with no Docker call per command.
 
-The first process (init.py, or holder.py where that cannot run) takes one command at a time, runs it in a fresh
-`bash -c` in the workdir with stdin closed, and tells its output and status. Nothing carries over but files and
-whatever was left running in the background.
+The first process (init.py, or holder.py where that cannot run) takes one command at a time, runs it in a new `bash -c` in the workdir with
+stdin closed, and reports its output and status. Only files and background processes carry over from one command to the next.
 """
 
 import asyncio
@@ -18,22 +17,20 @@ from workers.sandbox.output import Capped, Frames
 from workers.sandbox.protocol import CommandResult, LastResult
 
 SIDE_CHANNEL = "/proc/1/fd/9"
-KILL = "SIGUSR1"  # tells the first process to kill every other
+KILL = "SIGUSR1"  # makes the first process kill every other
 KILL_S = 30.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
-SEND, INIT = (
-    b"send\n",
-    b"init\n",
-)  # what the first process says of itself; holder.py's bash, which stays: "bash"
-STDERR = 2  # number of the stream that the engine says is the container's stderr
+# First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the bash of holder.py.
+SEND, INIT = b"send\n", b"init\n"
+STDERR = 2  # Docker's number of the container's stderr
 NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"
 
 
 class ContainerShell:
     """The stream to one container's first process. Commands run one at a time.
 
-    A command whose caller went away (cancelled) is killed, with all it started, before the next one runs.
+    If the caller of a command is cancelled, the command and all it started are killed before the next one runs.
     """
 
     def __init__(
@@ -49,73 +46,73 @@ class ContainerShell:
         self._kill_all = kill_all
         self._frames = Frames()
         self._exchange: type[Exchange] = HolderExchange
-        self._underway: Exchange | None = None
+        self._running: Exchange | None = None
 
     async def meet(self, init: bytes) -> None:
-        """To be awaited once, first. `init` is sent if the container asks for it, and spoken to if it runs.
+        """Await this once, first. Sends `init` if the container requests it, and learns which protocol to speak.
 
         Raises SandboxError if the container does not come up.
         """
-        async with _patience():
-            word = await self._word()
-            if word == SEND:
+        async with _answering():
+            line = await self._first_line()
+            if line == SEND:
                 await self._write(init)
-                word = await self._word()
-        if word == INIT:
+                line = await self._first_line()
+        if line == INIT:
             self._exchange = InitExchange
 
     @property
     def busy(self) -> bool:
-        """Whether a command is under way."""
-        return self._underway is not None
+        """Whether a command is running."""
+        return self._running is not None
 
     async def run(
         self, command: str, *, timeout_s: float, keep_bytes: int, plain: bool = False
     ) -> CommandResult:
-        """The command's end; at `timeout_s` it and all it started is killed.
+        """Run a command; at `timeout_s` it and all it started are killed.
 
-        A `plain` command's bash reads no environment file, imports no function and finds no program in the
-        workdir (the PATH as it was is in TASK_PATH); it may be no longer than an argument. Raises SandboxError if the container is gone.
+        A `plain` command's bash reads no environment file, imports no function and finds no program in the workdir (the original PATH is in
+        TASK_PATH); it may be no longer than one argument of execve. Raises SandboxError if the container is gone.
         """
         text = _as_bytes(command)
         if b"\0" in text:
             return CommandResult(exit_code=126, output=NUL_REFUSED, dropped_bytes=0, wall_s=0.0)
-        if self._underway is not None:
-            await self._end_by_force(self._underway)
+        if self._running is not None:
+            await self._end_by_force(self._running)
         started = time.monotonic()
-        answer = self._underway = self._exchange(keep_bytes)
+        answer = self._running = self._exchange(keep_bytes)
         exit_code: int | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(answer.question("plain" if plain else "run", text))
+                await self._write(answer.message("plain" if plain else "run", text))
                 exit_code = await self._end_of(answer)
         except TimeoutError:
             await self._end_by_force(answer)
-        self._underway = None
+        self._running = None
         output, dropped_bytes = answer.output.kept()
         return CommandResult(exit_code, output, dropped_bytes, time.monotonic() - started)
 
     async def last(
         self, script: str, *, timeout_s: float, keep_bytes: int, keep_notes_bytes: int
     ) -> LastResult:
-        """Ends the container with `bash script` in the workdir; `script` is a path there.
+        """End the container with `bash script` in the workdir; `script` is a path there.
 
-        The output is all that came until every process was gone. The status is the first process's word, which
-        only counts if it is also the container's. Raises SandboxError if that did not have the last word.
+        The output is everything until every process has ended. The first process reports the status; the caller must compare it with the
+        container's. Raises SandboxError if the first process did not end the container itself.
         """
-        if self._underway is not None:
-            await self._end_by_force(self._underway)
+        if self._running is not None:
+            await self._end_by_force(self._running)
         started = time.monotonic()
-        answer = self._underway = self._exchange(keep_bytes, Capped(keep_notes_bytes))
+        answer = self._running = self._exchange(keep_bytes, Capped(keep_notes_bytes))
         in_time = True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(answer.question("last", script.encode()))
+                await self._write(answer.message("last", script.encode()))
                 await self._rest_of(answer)
         except TimeoutError:
             in_time = False
             await self._kill_until(self._rest_of(answer))
-        self._underway = None
+        self._running = None
         output, dropped_bytes = answer.output.kept()
         notes, end, numbers = answer.notes.kept()[0].rpartition(b"\nend ")
         try:
@@ -132,25 +129,25 @@ class ContainerShell:
         )
 
     async def clear(self) -> None:
-        """Kills every process but the first. Raises SandboxError unless that sees none left."""
-        if self._underway is not None:
-            await self._end_by_force(self._underway)
+        """Kill every process but the first. Raises SandboxError if any survives."""
+        if self._running is not None:
+            await self._end_by_force(self._running)
             return
         answer = self._exchange(keep_bytes=0)
-        async with _patience():
-            await self._write(answer.question("clear", b""))
+        async with _answering():
+            await self._write(answer.message("clear", b""))
             await self._end_of(answer)
         if answer.survivors:
             raise SandboxError(f"{answer.survivors} processes survived a kill")
 
     async def close(self) -> None:
-        """Hangs up, at which the first process ends, and the container with it."""
+        """Close the stream, upon which the first process ends, and the container with it."""
         self._writer.close()
-        with suppress(OSError):  # the other end may be gone already
+        with suppress(OSError):  # the other end may have closed already
             await self._writer.wait_closed()
 
-    async def _word(self) -> bytes:
-        """A line that the first process says of itself."""
+    async def _first_line(self) -> bytes:
+        """One of the first process's first lines."""
         line = b""
         while not line.endswith(b"\n"):
             pieces = await self._arrived()
@@ -178,7 +175,7 @@ class ContainerShell:
         answer.flush()
 
     async def _read_into(self, answer: Exchange) -> bool:
-        """False at the end of the stream."""
+        """Feed what arrives next; False at the end of the stream."""
         pieces = await self._arrived()
         for stream, piece in pieces or ():
             if stream == STDERR:
@@ -188,7 +185,7 @@ class ContainerShell:
         return pieces is not None
 
     async def _arrived(self) -> list[tuple[int, bytes]] | None:
-        """Pieces, each with the number of its stream, or None at the end."""
+        """The next pieces, each with the number of its stream; None at the end."""
         try:
             data = await self._reader.read(READ_BYTES)
         except OSError as error:
@@ -197,17 +194,19 @@ class ContainerShell:
 
     async def _end_by_force(self, answer: Exchange) -> None:
         await self._kill_until(self._end_of(answer))
-        self._underway = None
+        self._running = None
         await self.clear()
 
     async def _kill_until(self, end: Coroutine[None, None, object]) -> None:
-        """Kills all there is, again and again: a signal may overtake the question that it is to end."""
+        """Kill every process again and again until `end` returns: a signal may overtake the command that it should kill."""
         ending = asyncio.create_task(end)
         try:
-            async with _patience():
+            async with _answering():
                 await self._kill_all()
                 while not (await asyncio.wait({ending}, timeout=KILL_AGAIN_S))[0]:
-                    with suppress(SandboxError):  # it may have ended just now, and its stream has not
+                    with suppress(
+                        SandboxError
+                    ):  # the container may have ended already, though its stream has not
                         await self._kill_all()
             await ending
         finally:
@@ -216,8 +215,8 @@ class ContainerShell:
 
 
 @asynccontextmanager
-async def _patience() -> AsyncGenerator[None, None]:
-    """For what the first process does at once if it lives. Raises SandboxError if it takes longer than KILL_S."""
+async def _answering() -> AsyncGenerator[None, None]:
+    """Raises SandboxError if the block, which a living first process completes at once, takes longer than KILL_S."""
     try:
         async with asyncio.timeout(KILL_S):
             yield
@@ -226,7 +225,7 @@ async def _patience() -> AsyncGenerator[None, None]:
 
 
 def _as_bytes(command: str) -> bytes:
-    """UTF-8; a lone low surrogate stands for the byte it escapes, any other surrogate becomes "?"."""
+    """UTF-8; a lone low surrogate becomes the byte that it escapes, any other surrogate becomes "?"."""
     try:
         return command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

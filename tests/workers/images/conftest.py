@@ -81,7 +81,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
-    """What agents' images of others there are on this engine is none of this test's business."""
+    """What agents' images of others there are on this Docker host is none of this test's business."""
     api, hub = ImageApi(docker_host()), f"swerve-test-{secrets.token_hex(5)}"
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(eviction, "AGENT_IMAGE", f"{hub}.agent-image")

@@ -1,4 +1,4 @@
-"""A real registry with tiny images in it, and what can stand between it and an engine."""
+"""A real registry with tiny images in it, and what can stand between it and a Docker host."""
 
 import contextlib
 import hashlib
@@ -63,7 +63,7 @@ class Registry:
         self.child.stop(grace_s=0)
 
     def publish(self, name: str, layers: list[bytes], *, architecture: str = "amd64") -> str:
-        """Puts an image there; the base layers have a history, so that engines tell each layer's size. Returns the digest."""
+        """Puts an image there; the base layers have a history, so that Docker tells each layer's size. Returns the digest."""
         repository, _, tag = name.partition(":")
         history = [
             {"created": "2025-01-01T00:00:00Z", "created_by": f"layer {sha256(data)}"} for data in layers

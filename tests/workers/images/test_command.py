@@ -62,16 +62,27 @@ def test_json_is_an_object_a_line_on_standard_output(place: Place) -> None:
 
 
 @pytest.mark.docker
-def test_an_engine_that_does_not_answer_is_said_in_a_line(
+def test_a_docker_host_that_does_not_answer_is_said_in_a_line_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, place: Place
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     done = place.run("ls")
     assert (done.status, done.stderr.count("\n")) == (1, 1)
-    assert "connecting to the Docker host" in done.stderr
+    assert "nobody listens at tcp://127.0.0.1:1" in done.stderr
+    assert "start Docker, or set DOCKER_HOST" in done.stderr
 
 
-def test_help_needs_no_engine_and_nothing_that_speaks_to_one() -> None:
+@pytest.mark.docker
+def test_a_file_that_cannot_be_written_is_misuse_in_a_line(place: Place) -> None:
+    image = place.publish("unwritable")
+    done = place.run("pull", "--json", "--image", image, "--failures", "/etc/passwd/failed.txt")
+    assert (done.status, done.stderr.splitlines()[-1]) == (
+        2,
+        "[Errno 20] Not a directory: '/etc/passwd/failed.txt'",
+    )
+
+
+def test_help_needs_no_docker_host_and_loads_no_client() -> None:
     code = (
         "import runpy, sys\n"
         "sys.argv = ['x', 'pull', '--help']\n"

@@ -88,7 +88,7 @@ def test_an_image_that_an_episode_holds_stays_until_it_is_released(place: Place)
     assert present(place, image) == [False]
 
 
-def test_what_others_put_on_the_engine_is_never_touched(
+def test_what_others_put_on_the_docker_host_is_never_touched(
     place: Place, docker_client: docker.DockerClient
 ) -> None:
     theirs = f"{place.hub}/theirs:latest"

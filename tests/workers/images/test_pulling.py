@@ -197,7 +197,7 @@ def test_misuse_is_refused_before_anything_is_asked(place: Place, tmp_path: Path
         assert (done.status, says in done.stderr) == (2, True), done.stderr
 
 
-def test_names_are_read_as_an_engine_reads_them() -> None:
+def test_names_are_read_as_docker_reads_them() -> None:
     spelled = {
         "python": "python:latest",
         "docker.io/library/python:3": "python:3",

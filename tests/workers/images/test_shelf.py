@@ -48,7 +48,7 @@ def test_a_hold_ends_with_its_last_holder_or_its_time(tmp_path: Path) -> None:
     assert shelf.held() == set()
 
 
-def test_another_engine_has_a_record_of_its_own(tmp_path: Path) -> None:
+def test_another_docker_host_has_a_record_of_its_own(tmp_path: Path) -> None:
     Shelf(tmp_path, "one").expect("image:1", "pulled")
     assert Shelf(tmp_path, "two").entries() == {}
 

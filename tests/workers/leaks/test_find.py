@@ -13,7 +13,7 @@ from pipeline.taskfile import Gold, gold_path, write_gold, write_tasks
 from tests.workers.claims import make_task
 from tests.workers.leaks.giveaways import GIVEAWAYS, built, making
 from workers.leaks.__main__ import main
-from workers.leaks.answers import answers_told
+from workers.leaks.answers import answers_in_problem
 
 FIX = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -2 +2 @@\n-    return a - b\n+    return sum((a, b))\n"
 TESTS = "diff --git a/t.py b/t.py\n--- /dev/null\n+++ b/t.py\n@@ -0,0 +1,2 @@\n+def test_add():\n+    assert add(1, 2) == 3\n"
@@ -99,7 +99,9 @@ def test_what_was_left_behind_is_named(image: str, tmp_path: Path) -> None:
 )
 def test_a_problem_that_tells_the_answer_is_named(problem: str, leaks: list[str]) -> None:
     task = make_task("image", problem=problem)
-    assert [str(leak) for leak in answers_told(task, Gold(id=task.id, patch=FIX, test_patch=TESTS))] == leaks
+    assert [
+        str(leak) for leak in answers_in_problem(task, Gold(id=task.id, patch=FIX, test_patch=TESTS))
+    ] == leaks
 
 
 def test_misuse_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

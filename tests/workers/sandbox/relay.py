@@ -1,4 +1,4 @@
-"""This machine's Docker engine at another address: a port of a relay that can go and come back, and that may insist on TLS."""
+"""This machine's Docker host at another address: a port of a relay that can go and come back, and that may insist on TLS."""
 
 import asyncio
 import contextlib
@@ -45,14 +45,14 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        engine_reader, engine_writer = await asyncio.open_unix_connection(docker_host().socket_path)
-        ways = [_copy(reader, engine_writer), _copy(engine_reader, writer)]
+        docker_reader, docker_writer = await asyncio.open_unix_connection(docker_host().socket_path)
+        ways = [_copy(reader, docker_writer), _copy(docker_reader, writer)]
         try:
             await asyncio.gather(*ways)
         except (OSError, asyncio.CancelledError):  # a cut: whoever serves a stream must not end by an error
             pass
         finally:
-            for one in (engine_writer, writer):
+            for one in (docker_writer, writer):
                 one.transport.abort()
             self._tasks.discard(task)
 

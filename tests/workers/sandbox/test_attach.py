@@ -68,13 +68,13 @@ async def test_an_episodes_containers_live_behind_any_kind_of_address(
     await there.close()
 
 
-async def test_what_is_not_there_is_said_in_the_engines_words(host: DockerHost) -> None:
+async def test_what_is_not_there_is_said_in_dockers_words(host: DockerHost) -> None:
     with pytest.raises(SandboxError, match=r"attaching to nobody at .*404.*No such container: nobody"):
         await attach(host, "nobody", read_bytes=READ_BYTES)
 
 
 async def refusal(host: DockerHost) -> str:
-    """What both ways to the engine say: that of calls, and that of streams."""
+    """What both ways to the Docker host say: that of calls, and that of streams."""
     sandboxes = DockerSandboxes(host=host)
     with pytest.raises(SandboxError) as call:
         await sandboxes.check()
@@ -84,13 +84,13 @@ async def refusal(host: DockerHost) -> str:
     return f"{call.value}\n{stream.value}"
 
 
-async def test_an_engine_of_another_authority_is_not_trusted(certificates: Path, strangers: Path) -> None:
+async def test_a_docker_host_of_another_authority_is_not_trusted(certificates: Path, strangers: Path) -> None:
     async with relay(server_context(strangers / "localhost")) as one:
         said = await refusal(replace(one.host, certificates=certificates / "worker"))
     assert said.count("certificate verify failed") == 2
 
 
-async def test_an_engine_of_another_name_is_not_trusted(certificates: Path) -> None:
+async def test_a_docker_host_of_another_name_is_not_trusted(certificates: Path) -> None:
     async with relay(server_context(certificates / "elsewhere")) as one:
         said = await refusal(replace(one.host, certificates=certificates / "worker"))
     assert said.count("Hostname mismatch") == 2
@@ -106,7 +106,7 @@ async def test_a_worker_of_another_authority_is_turned_away(
         await refusal(one.host)
 
 
-async def test_without_verification_any_engine_will_do_that_takes_our_certificate(
+async def test_without_verification_any_docker_host_will_do_that_takes_our_certificate(
     certificates: Path, strangers: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(certificates / "worker", tmp_path / "worker")

@@ -74,16 +74,16 @@ async def test_the_workers_own_temporary_directory_counts_too(monkeypatch: pytes
 async def test_claims_are_held_back_while_there_is_too_little_room(sandboxes: DockerSandboxes) -> None:
     sandboxes.disk = MORE_THAN_ANYBODY_HAS
     pool = HostPool([sandboxes], slots=4)
-    (engine,) = await pool.start()  # it answers
+    (host,) = await pool.start()  # it answers
     assert "free, less than " in pool.paused
     assert "(SWERVE_MIN_FREE_BYTES)" in pool.paused
     assert pool.room(4) == 0
     sandboxes.disk = NOTHING
-    await engine.breaker.check()
+    await host.breaker.check()
     assert pool.room(4) == 1
 
 
-async def test_of_an_engine_elsewhere_nothing_is_known_and_nothing_held_back() -> None:
+async def test_of_a_remote_docker_host_nothing_is_known_and_nothing_held_back() -> None:
     async with relay() as one:
         there = DockerSandboxes(host=one.host, disk=MORE_THAN_ANYBODY_HAS)
         assert await there.api.data_root() is None

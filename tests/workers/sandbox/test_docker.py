@@ -221,7 +221,7 @@ async def test_a_missing_image_is_told_apart(sandboxes: DockerSandboxes) -> None
             pass
 
 
-async def test_an_engine_that_is_not_there_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_docker_host_that_is_not_there_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     sandboxes = DockerSandboxes()
     with pytest.raises(SandboxError, match=r"nobody listens at unix:///nonexistent/docker\.sock"):

@@ -1,5 +1,5 @@
 """Commands that are out to harm the worker, its host or the next episode: each ends in one of the ways an episode may end, the worker's
-memory stays as it was, and the next episode on the same engine is honest work, paid in full. workers/README.md has the list.
+memory stays as it was, and the next episode on the same Docker host is honest work, paid in full. workers/README.md has the list.
 """
 
 import asyncio
@@ -84,18 +84,18 @@ ATTACKS = {
 
 
 @pytest.fixture
-async def engine(
+async def limited(
     sandboxes: DockerSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[DockerSandboxes]:
     """Where a container may write 16 MB, watched as a worker watches it."""
     monkeypatch.setattr(disk, "LOOK_S", 0.1)
     small = DiskSettings(min_free_bytes=0, max_written_bytes=MAX_WRITTEN_BYTES)
-    engine = DockerSandboxes(fleet=sandboxes.fleet, disk=small)
-    watching = asyncio.create_task(DiskWatch(engine).watch())
-    yield engine
+    limited = DockerSandboxes(fleet=sandboxes.fleet, disk=small)
+    watching = asyncio.create_task(DiskWatch(limited).watch())
+    yield limited
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    await engine.close()
+    await limited.close()
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def peak_kb() -> int:
 
 
 async def played(
-    engine: DockerSandboxes,
+    limited: DockerSandboxes,
     bundle: TokenizerBundle,
     task: Task,
     *commands: str,
@@ -129,20 +129,20 @@ async def played(
     claim = replace(claim, request=replace(claim.request, agent_config=AGENT))
     policies = ScriptedPolicies(bundle, [bash(command) for command in commands])
     return await run_rollout(
-        claim, EpisodeStatus(), policies=policies, sandboxes=engine, grader=Grader(engine)
+        claim, EpisodeStatus(), policies=policies, sandboxes=limited, grader=Grader(limited)
     )
 
 
-async def is_honest(engine: DockerSandboxes, bundle: TokenizerBundle, task: Task) -> bool:
+async def is_honest(limited: DockerSandboxes, bundle: TokenizerBundle, task: Task) -> bool:
     """Whether an episode that does its work is played and paid."""
-    trajectory = await played(engine, bundle, task, FIX, SUBMIT)
+    trajectory = await played(limited, bundle, task, FIX, SUBMIT)
     assert isinstance(trajectory.outcome, Submitted), trajectory.outcome
     assert trajectory.reward is not None
     return trajectory.reward.value == 1.0
 
 
-async def attacked(attack: Attack, engine: DockerSandboxes, task: Task) -> None:
-    async with engine.open(make_claim(task), role="agent") as sandbox:
+async def attacked(attack: Attack, limited: DockerSandboxes, task: Task) -> None:
+    async with limited.open(make_claim(task), role="agent") as sandbox:
         result = await sandbox.run(attack.command, timeout_s=attack.timeout_s)
         assert result.exit_code in attack.statuses
         after = await sandbox.run("echo alive", timeout_s=ENOUGH_S)
@@ -152,51 +152,51 @@ async def attacked(attack: Attack, engine: DockerSandboxes, task: Task) -> None:
 
 @pytest.mark.parametrize("share", range(SHARES))
 async def test_a_hostile_command_is_an_observation_and_harms_nobody(
-    share: int, engine: DockerSandboxes, bundle: TokenizerBundle, task: Task
+    share: int, limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
     """Several attacks at once beside honest work, and honest work after them."""
     names, before_kb = sorted(ATTACKS)[share::SHARES], peak_kb()
     ended = await asyncio.gather(
-        is_honest(engine, bundle, task),
-        *(attacked(ATTACKS[name], engine, task) for name in names),
+        is_honest(limited, bundle, task),
+        *(attacked(ATTACKS[name], limited, task) for name in names),
         return_exceptions=True,
     )
     assert dict(zip(["honest", *names], ended, strict=True)) == {"honest": True} | dict.fromkeys(names)
     assert peak_kb() - before_kb < WORKER_GROWTH_KB
-    assert await is_honest(engine, bundle, task)
+    assert await is_honest(limited, bundle, task)
 
 
 async def test_who_prints_while_nobody_listens_is_removed_all_the_same(
-    engine: DockerSandboxes, bundle: TokenizerBundle, task: Task
+    limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
-    async with asyncio.timeout(ENOUGH_S), engine.open(make_claim(task), role="agent") as sandbox:
+    async with asyncio.timeout(ENOUGH_S), limited.open(make_claim(task), role="agent") as sandbox:
         running = asyncio.create_task(sandbox.run("cat /dev/zero", timeout_s=ENOUGH_S))
         await asyncio.sleep(SOON_S)
         running.cancel()
         await asyncio.wait({running})
         await asyncio.sleep(SOON_S)  # until every buffer on the way is full
-    assert await is_honest(engine, bundle, task)
+    assert await is_honest(limited, bundle, task)
 
 
 async def test_after_an_attack_an_episode_may_still_do_its_work(
-    engine: DockerSandboxes, bundle: TokenizerBundle, task: Task
+    limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
     attacks = [
         ATTACKS[name].command for name in ("kill everything", "large file", "/dev/shm", "daemons that print")
     ]
-    trajectory = await played(engine, bundle, task, *attacks, "rm -f big", FIX, SUBMIT)
+    trajectory = await played(limited, bundle, task, *attacks, "rm -f big", FIX, SUBMIT)
     assert trajectory.reward is not None
     assert (len(trajectory.turns), trajectory.reward.value) == (7, 1.0)
 
 
 async def test_who_removes_everything_has_nothing_to_submit(
-    engine: DockerSandboxes, bundle: TokenizerBundle, task: Task
+    limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
-    trajectory = await played(engine, bundle, task, FIX, ATTACKS["rm -rf /"].command, SUBMIT)
+    trajectory = await played(limited, bundle, task, FIX, ATTACKS["rm -rf /"].command, SUBMIT)
     assert trajectory.outcome == Exhausted(limit="turns", patch=b"")
     assert trajectory.reward is not None
     assert (trajectory.reward.value, trajectory.reward.decided_by) == (0.0, "empty patch")
-    assert await is_honest(engine, bundle, task)
+    assert await is_honest(limited, bundle, task)
 
 
 async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_container(
@@ -240,7 +240,7 @@ async def test_hostile_code_in_a_patch_earns_nothing(
     code: str,
     decided_by: str,
     cpu_s: float,
-    engine: DockerSandboxes,
+    limited: DockerSandboxes,
     bundle: TokenizerBundle,
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,10 +248,10 @@ async def test_hostile_code_in_a_patch_earns_nothing(
     monkeypatch.setattr(grade, "WATCH_S", 0.5)
     before_kb = peak_kb()
     write = f"printf '%s\\n' 'import os, itertools, time' {shlex.quote(code)} >calc.py"
-    trajectory = await played(engine, bundle, task, write, SUBMIT, grade_cpu_s=cpu_s)
+    trajectory = await played(limited, bundle, task, write, SUBMIT, grade_cpu_s=cpu_s)
     assert isinstance(trajectory.outcome, Submitted), trajectory.outcome
     assert trajectory.reward is not None
     assert trajectory.reward.value == 0.0
     assert trajectory.reward.decided_by.startswith(decided_by)
     assert peak_kb() - before_kb < WORKER_GROWTH_KB
-    assert await is_honest(engine, bundle, task)
+    assert await is_honest(limited, bundle, task)
