@@ -27,11 +27,11 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     everywhere = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     everywhere.add_argument(
-        "--redis", metavar="URL", help="default: SWERVE_REDIS_URL, or redis://127.0.0.1:6379/0"
+        "--redis", metavar="URL", help="default: $SWERVE_REDIS_URL, or redis://127.0.0.1:6379/0"
     )
     everywhere.add_argument("--json", action="store_true", help="one JSON object a line")
     one_run = argparse.ArgumentParser(add_help=False, parents=[everywhere])
-    one_run.add_argument("--run", default=None, help="this run only")
+    one_run.add_argument("--run", default=None, metavar="RUN", help="only this run")
     parser = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Shows runs, workers and requests; repairs or forgets what is no longer wanted.",
@@ -81,10 +81,10 @@ def _add_listing(ls: argparse.ArgumentParser) -> None:
         ls.add_argument(
             f"--{name}", default="", metavar="PATTERN", help=f"only where the {what} matches; * is any text"
         )
+    ls.add_argument("--reward", type=_reward, metavar="0|1|none", help="only answered ones with this reward")
     ls.add_argument(
-        "--reward", type=_reward, metavar="0|1|none", help="only answered ones with this reward"
+        "--older-than", type=_duration_s, metavar="AGE", help="only older ones; as in 90s, 10m, 2h or 1d"
     )
-    ls.add_argument("--older-than", type=_duration_s, metavar="AGE", help="as in 90s, 10m, 2h or 1d")
     ls.add_argument("--limit", type=_at_least_one, default=20, metavar="N", help="lines in all; default 20")
 
 

@@ -1,7 +1,6 @@
 """Redis commands by name, and Lua by its content.
 
-redis-py types many of its methods as perhaps awaitable, or not at all: here is the one place that knows
-better.
+redis-py types many of its methods as perhaps awaitable, or not at all; only this file works around that.
 """
 
 import hashlib
@@ -15,10 +14,11 @@ from redis.exceptions import NoScriptError
 Word = str | bytes | int | float
 T = TypeVar("T")
 
-CHUNK = 1000  # keys in one command, or commands in one round trip: a long list must not hold Redis up
+# Keys in one command, or commands in one round trip: a longer list would block Redis for too long.
+CHUNK = 1000
 
 _PUT = """#!lua flags=allow-oom
--- Small and rewritten for ever: also a full Redis has room for it.
+-- The value is small and replaces the one before, so a full Redis accepts it too.
 return redis.call('SET', KEYS[1], ARGV[1])
 """
 
@@ -30,7 +30,7 @@ async def command(redis: Redis, *words: Word) -> Any:
 
 
 async def script(redis: Redis, source: str, arguments: Sequence[Word], *, wanted: Sequence[str] = ()) -> Any:
-    """Run Lua, by its hash: Redis is sent the source once."""
+    """Run Lua by its hash; the source is sent only if Redis does not know it."""
     try:
         return await command(redis, "EVALSHA", _sha1(source), len(wanted), *wanted, *arguments)
     except NoScriptError:
@@ -42,7 +42,7 @@ async def scripts(redis: Redis, source: str, rows: Iterable[Sequence[Word]]) -> 
     made = list(rows)
     try:
         return await _scripts(redis, source, made)
-    except NoScriptError:  # Redis was started anew just now
+    except NoScriptError:  # Redis was restarted in between
         return await _scripts(redis, source, made)
 
 

@@ -7,9 +7,9 @@
     ├── RequestError     the request itself cannot be carried out
     └── LeaseLost        another worker holds the request now; this try publishes nothing
 
-A policy's mistake is none of these: a command that fails or times out is an observation. A rollout error ends
-as `Failed`, is tried again as far as the budget of its class goes (`class_of`), and is never scored as zero.
-Adapters raise these, with `from`, so that no library's exception passes for another's.
+A mistake of the policy is none of these: a command that fails or times out is an observation. A rollout error ends as
+`Failed`; the request is tried again within the budget of the failure's class (`class_of`), and a failure is never a
+reward of 0. Each adapter turns the exceptions of its library into these, with `from`.
 """
 
 from typing import ClassVar, Literal, get_args
@@ -21,13 +21,13 @@ FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 
 
 def class_of(boundary: Boundary, *, transient: bool) -> FailureClass:
-    """Whose doing a failure is, hence which budget it draws on. The one place that decides.
+    """The class of a failure, which says whose fault it is and which budget it counts against. Decided only here.
 
-    policy           what the policy made of its conversation is refused by the engine
+    policy           the engine refuses what the policy made of its conversation
     environment      the task itself: its image, its setup, its hidden tests
-    infrastructure   Docker, the engine, the network, a bug of ours: another try may well succeed
-    grader           grading broke off: another try may give a verdict
-    poison           nobody can carry the request out, or whoever tries dies of it
+    infrastructure   Docker, the engine, the network, a bug of ours: another attempt may succeed
+    grader           grading broke off: another attempt may give a verdict
+    poison           no worker can carry the request out, or every worker that tries dies
     """
     match boundary:
         case "request":
@@ -78,17 +78,17 @@ class GraderError(RolloutError):
 
 
 class TaskBroken(GraderError):
-    """The task cannot be graded by anybody: its hidden tests do not apply, its parser is unknown."""
+    """No worker can grade the task: its hidden tests do not apply, or its parser is unknown."""
 
     transient = False
 
 
 class RequestError(RolloutError):
-    """The request is malformed or asks for something this fleet does not have."""
+    """The request is malformed, or needs something that this fleet does not have."""
 
     boundary = "request"
     transient = False
 
 
 class LeaseLost(RolloutError):
-    """Another worker has taken the request over; whatever this one finishes is fenced off."""
+    """The request was withdrawn or another worker claimed it; whatever this worker finishes is refused."""

@@ -1,8 +1,7 @@
-"""What messages have in common: frozen, msgpack on the wire, token arrays packed as little-endian bytes.
+"""The base of all messages: frozen, msgpack on the wire, token arrays packed as little-endian bytes.
 
-A message accepts unknown fields, for it must age well: new fields go at the end, with a default.
-Configuration is the opposite and refuses them. Bodies are compressed; anything small enough to be listed by
-the thousand is not.
+A message accepts unknown fields, so that releases can differ; new fields go at the end, with a default. Configuration
+is the opposite and refuses unknown fields. Bodies are compressed; messages that are listed by the thousand are not.
 """
 
 from __future__ import annotations  # array is generic for type checkers only
@@ -18,7 +17,7 @@ import zstandard
 Int32s = bytes  # packed little-endian int32, 4 bytes each: see pack_int32s
 Float32s = bytes  # packed little-endian float32, 4 bytes each: see pack_float32s
 
-# Checked when a message is read: what arithmetic or a calendar could not bear is refused at the door.
+# Checked when a message is decoded, so that no later arithmetic or date conversion can overflow.
 UnixSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -34,7 +33,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are not the message they should be; the text says which field and why."""
+    """Bytes that cannot be decoded as the message they should be; the text names the field and the reason."""
 
 
 M = TypeVar("M")
@@ -62,7 +61,8 @@ def encode_body(message: Message) -> bytes:
 def decode_body(data: bytes, kind: type[M]) -> M:
     """Inverse of encode_body. Raises MalformedMessage."""
     try:
-        if zstandard.frame_content_size(data) > MAX_BODY_BYTES:  # else it would be believed, whatever it says
+        # Without this check zstd allocates what the frame claims.
+        if zstandard.frame_content_size(data) > MAX_BODY_BYTES:
             raise MalformedMessage(f"body claims to hold more than {MAX_BODY_BYTES} bytes")
         plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BODY_BYTES)
     except zstandard.ZstdError as error:

@@ -1,4 +1,4 @@
-"""What a Redis URL may say, and the connection that it asks for.
+"""What a Redis URL may say, the connection settings that it stands for, and how messages show it.
 
 One string holds all of it, so that it fits into an environment variable and on a command line:
 
@@ -6,8 +6,8 @@ One string holds all of it, so that it fits into an environment variable and on 
     rediss://[user:password@]host:port/db?ssl_ca_certs=CA&ssl_certfile=CERTIFICATE&ssl_keyfile=KEY
 
 The parameters have redis-py's names, and their values are files in PEM. Without `ssl_ca_certs` the system's
-authorities are trusted. The server's certificate must name the host, unless `ssl_check_hostname=false` says
-otherwise. User and password are percent-encoded where they hold characters that a URL reserves.
+authorities are trusted. The certificate of the server must name the host, unless `ssl_check_hostname=false`. User and
+password are percent-encoded where they hold characters that a URL reserves.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Waiting for a Redis that is absent: which of its errors are an outage, and the one loop that retries through it.
 
 An outage is what passes by itself: Redis is away, starting, full, or may not write for now. Any other error of Redis is a
-bug, ours or of whoever wrote that key, and retrying would only hide it.
+bug, in our code or in what wrote that key, and retrying would only hide it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The policy's tokenizer, sent to workers by content: they need no model directory and hold no stale one.
+"""The policy's tokenizer as a message, so that workers need no model directory and never use an old vocabulary.
 
-Kept in Redis under its hash; every request names the hash. A few megabytes once per run.
+It lies in Redis under the hash of its content, and every request names the hash. A few megabytes, once per run.
 """
 
 import hashlib

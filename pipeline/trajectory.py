@@ -28,7 +28,7 @@ class VersionSpan(Message, frozen=True):
 
 
 class Observation(Message, frozen=True, kw_only=True):
-    """What the policy was shown of a command's end, after truncation."""
+    """The result of a command as the policy was shown it, after truncation."""
 
     exit_code: int | None  # None: killed at its deadline
     output: str  # stdout and stderr as they came, invalid UTF-8 replaced
@@ -93,12 +93,11 @@ class Reward(Message, frozen=True, kw_only=True):
     decided_by: str  # e.g. "exit_code 0", "empty patch", "swebench: RESOLVED_NO", "cpu time used up"
     fail_to_pass: Tally | None = None
     pass_to_pass: Tally | None = None
-    tests: dict[str, str] = msgspec.field(
-        default_factory=dict[str, str]
-    )  # outcome of each test that the verdict asks for, by name; "" if the log does not mention it
+    # Outcome of each test that decides the verdict, by name; "" if the log does not mention it.
+    tests: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     applied_by: str = ""  # rung of the patch ladder: "git apply", "git apply --3way", "patch --fuzz"
     # The end of the grader's log, 4,000 characters at most. It may quote hidden tests: for people, never for a prompt.
-    log_tail: str = ""
+    log_tail: str = ""  # the end of the log of grading
     grade_s: float = 0.0
     grade_cpu_s: float = 0.0
 

@@ -1,7 +1,6 @@
-"""Weight versions: what the learner has published and the engines serve.
+"""Weight versions: which one the trainer published last, and which one the engines serve.
 
-A version never changes, and its directory is complete before it is announced. The trainer writes, everybody
-may read.
+A version never changes, and its directory is complete before it is made known here. Only the trainer writes.
 """
 
 from redis.asyncio import Redis
@@ -22,7 +21,7 @@ class WeightVersion(Message, frozen=True, kw_only=True):
 
 
 class ServedWeights(Message, frozen=True, kw_only=True):
-    """What the engines confirmed."""
+    """The version that the engines confirmed to serve."""
 
     version: int
     engines: tuple[str, ...]
@@ -44,7 +43,7 @@ def parse_version_name(name: str) -> tuple[str, int]:
 
 
 async def announce(redis: Redis, weights: WeightVersion) -> None:
-    """Make a complete version the newest. Raises ValueError if it is not above the newest known."""
+    """Make a complete version known as the newest. Raises ValueError if it is not above the newest known."""
     newest = await newest_version(redis, weights.run_id)
     if newest is not None and weights.version <= newest.version:
         raise ValueError(

@@ -174,7 +174,11 @@ def _verdict(
             return "not yet: Redis lost its place in the queue; the trainer will re-enqueue it"
         case "dead":
             last = found.failures[-1] if found and found.failures else None
-            return f"not trained: dead-lettered, {last.kind}: {last.message}" if last else "not trained: dead-lettered"
+            return (
+                f"not trained: dead-lettered, {last.kind}: {last.message}"
+                if last
+                else "not trained: dead-lettered"
+            )
         case "answered":
             if moments and moments[-1].what == "acknowledged":
                 return "settled by the trainer; its journal, with --run-dir, says how"
