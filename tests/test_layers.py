@@ -118,3 +118,35 @@ def test_a_rollout_knows_nothing_of_the_queue() -> None:
     code = "import sys, workers.rollout; print(*(m for m in ('arq', 'redis', 'docker') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+MODULES = {
+    ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+    if path.parts[0] != "benchmarks"
+}
+
+
+def imported_modules(name: str) -> set[str]:
+    """Modules of ours that a module imports outside its functions, also those for type checking only."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse((ROOT / MODULES[name]).read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes += ast.iter_child_nodes(node)
+    return {
+        one for one in found & MODULES.keys() if not name.startswith(f"{one}.")
+    }  # packages hold their modules
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    imports = {name: imported_modules(name) for name in MODULES}
+    while leaves := [name for name, others in imports.items() if not others & imports.keys()]:
+        for name in leaves:
+            del imports[name]
+    assert not imports, f"these modules lie on an import circle, or import one that does: {sorted(imports)}"
