@@ -45,6 +45,7 @@ from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState, decode_state
 from trainer.rollouts.quarantine import Quarantine
 from trainer.rollouts.stream_reader import StreamReader
+from trainer.weights.disk import DiskTransport
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
 
@@ -115,15 +116,10 @@ async def assembled(
         if recipe.weights.engines == "router":
             engines = await stack.enter_async_context(Engines(router_url))
         run = RunContext(redis, recipe, run_id, root, Records(journal, sinks), console)
-        publisher = Publisher(
-            redis,
-            run_id,
-            directory=root / "weights",
-            export=learner.export,
-            engines=engines,
-            mode=recipe.weights.pause,
-            keep=recipe.weights.keep,
+        transport = DiskTransport(
+            run_id, directory=root / "weights", export=learner.export, keep=recipe.weights.keep
         )
+        publisher = Publisher(redis, run_id, transport=transport, engines=engines, mode=recipe.weights.pause)
         form = await request_form(redis, run_id, recipe, inputs)
         rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), Quarantine(journal))
         yield _loop(run, restored, rollouts, learner, checkpoints, publisher, lease)

@@ -8,14 +8,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import retry
-from pipeline.weights import ServedWeights, WeightVersion, newest_version
+from pipeline.weights import ServedWeights, newest_version
 from trainer.loop.state import RunState
 from trainer.records.journal import PublicationRow
 from trainer.weights.engines import EngineFailure
@@ -64,11 +63,7 @@ class Publications:
         Raises NoEngineServes if told to stop while waiting for an engine.
         """
         newest = await retry.until_answered(lambda: newest_version(self._redis, self._run_id))
-        if (
-            newest is None
-            or newest.step != self._state.step
-            or not await asyncio.to_thread(_is_there, newest)
-        ):
+        if newest is None or newest.step != self._state.step or not await self._publisher.can_deliver(newest):
             await self.publish()
         else:
             await self._publish(newest.version)
@@ -88,7 +83,7 @@ class Publications:
             if self._state.superseded_by:
                 return
             try:
-                served = await self._publisher.mend()
+                served = await self._publisher.redeliver_if_stale()
             except (EngineFailure, RedisError) as error:
                 if isinstance(error, RedisError) and not retry.is_outage(error):
                     raise
@@ -147,7 +142,3 @@ class Publications:
                 served = await self._publisher.catch_up()
                 assert served is not None, "a version has been announced"
                 return served
-
-
-def _is_there(version: WeightVersion) -> bool:
-    return Path(version.directory).is_dir()

@@ -29,6 +29,7 @@ from trainer.rollouts.heldout import HeldOut, Round
 from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.stream_reader import StreamReader
 from trainer.rollouts.sweep import sweep
+from trainer.weights.disk import DiskTransport
 from trainer.weights.engines import EngineFailure, Engines
 from trainer.weights.publish import Publisher
 
@@ -76,14 +77,9 @@ class StandaloneEvaluation:
             heartbeat = Heartbeat(redis, self._status, show=self._console.beat)
             await stack.enter_async_context(_beside(heartbeat.run()))
             journal = stack.enter_context(Journal(self._root / "journal"))
+            transport = DiskTransport(self._run_id, directory=self._root / "weights", export=export, keep=1)
             publisher = Publisher(
-                redis,
-                self._run_id,
-                directory=self._root / "weights",
-                export=export,
-                engines=engines,
-                mode=self._recipe.weights.pause,
-                keep=1,
+                redis, self._run_id, transport=transport, engines=engines, mode=self._recipe.weights.pause
             )
             self._console.say(f"{self._run_id}: publishing the weights to the engines")
             try:

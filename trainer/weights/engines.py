@@ -1,7 +1,7 @@
-"""The engines as the trainer sees them: their control endpoints, and the router's list of who takes requests.
+"""The engines as the trainer sees them: their control endpoints, and the router's list of which ones get requests.
 
-SGLang's router forwards sampling only, so each engine is paused, updated and asked for its version at its own
-address. Every call has a deadline, and whatever goes wrong is an `EngineFailure` naming the engine.
+SGLang's router forwards sampling only, so each engine is paused, updated and asked for its version at its own address. Every
+call has a deadline, and every failure is an `EngineFailure` that names the engine.
 """
 
 import asyncio
@@ -12,21 +12,24 @@ import aiohttp
 import msgspec
 
 PauseMode = Literal["retract", "in_place", "abort"]
-"""What becomes of the requests an engine is sampling when new weights arrive.
+"""What becomes of the requests that an engine is sampling when new weights arrive.
 
-retract: they wait, forget their KV cache and go on under the new weights, whose cache is computed afresh;
-in_place: they go on with the cache that the old weights made;
-abort: they end at once, and whoever asked continues the turn with what it got.
+retract: they wait, lose their KV cache and go on under the new weights, which compute it afresh.
+in_place: they go on with the cache that the old weights made.
+abort: they end at once, and the client continues the turn from the tokens that it received.
 """
 
-CONTROL_S = 30.0  # for a call that moves no weights
-UPDATE_S = 900.0  # for reading a model from disk into an engine
+CONTROL_S = 30.0
+"""Deadline of a call that moves no weights."""
+
+UPDATE_S = 900.0
+"""Deadline of a call in which an engine loads weights."""
 
 T = TypeVar("T")
 
 
 class EngineFailure(Exception):
-    """An engine, or the router, did not do as asked within its deadline."""
+    """An engine or the router refused a call, or did not answer within its deadline."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -36,15 +39,15 @@ class Served(msgspec.Struct, frozen=True):
     model_path: str
 
 
-class Worker(msgspec.Struct, frozen=True):
+class RoutedEngine(msgspec.Struct, frozen=True):
     """An engine in the router's list."""
 
     id: str
     url: str
 
 
-class _Workers(msgspec.Struct, frozen=True):
-    workers: list[Worker]
+class _RoutedEngines(msgspec.Struct, frozen=True):
+    workers: list[RoutedEngine]
 
 
 class _Updated(msgspec.Struct, frozen=True):
@@ -61,8 +64,7 @@ class Engines:
         self._update_s = update_s
 
     async def __aenter__(self) -> Self:
-        # A connection kept open across minutes between two publications may be closed under our hands: never
-        # reuse one.
+        # The other side may close a connection in the minutes between two publications, so none is reused.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout()
         )
@@ -73,14 +75,14 @@ class Engines:
     ) -> None:
         await self._http.close()
 
-    async def routed(self) -> tuple[Worker, ...]:
-        """The engines that the router knows, in or out of health."""
+    async def routed(self) -> tuple[RoutedEngine, ...]:
+        """The engines that the router knows, healthy or not."""
         answer = await self._call("GET", f"{self.router_url}/workers", timeout_s=self._control_s)
-        return tuple(_decode(answer, _Workers, self.router_url).workers)
+        return tuple(_decode(answer, _RoutedEngines, self.router_url).workers)
 
-    async def quarantine(self, worker: Worker) -> None:
-        """Take an engine out of routing; what it is sampling goes on."""
-        await self._call("DELETE", f"{self.router_url}/workers/{worker.id}", timeout_s=self._control_s)
+    async def quarantine(self, engine: RoutedEngine) -> None:
+        """Take an engine out of routing. Requests that it is sampling go on."""
+        await self._call("DELETE", f"{self.router_url}/workers/{engine.id}", timeout_s=self._control_s)
 
     async def readmit(self, engine_url: str) -> None:
         """Let the router send requests to an engine; it does so as soon as the engine is healthy."""
@@ -115,7 +117,7 @@ class Engines:
     async def _call(
         self, method: str, url: str, body: dict[str, Any] | None = None, *, timeout_s: float
     ) -> bytes:
-        """The one place where the library's errors become ours."""
+        """The one place where aiohttp's errors become ours."""
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -1,48 +1,40 @@
-"""A new version of the weights: written, announced, loaded by the engines, confirmed by them, recorded.
+"""A new version of the weights: made ready, announced, loaded by the engines, confirmed by them, recorded.
 
-Promises. A directory is complete and on disk before its name exists, and before anybody is told of it. An
-engine that was paused is told to go on, whatever happened in between. An engine that does not confirm a
-version takes no requests until it confirms a later one, unless no engine at all confirms: then routing stays
-as it was, and the caller is told.
+What a publication is stands here; how the weights get into one engine is the transport's (`transport.py`).
+
+Promises. Weights are ready to be loaded before anybody is told of them. An engine that was paused is told to go on, whatever
+happened in between. An engine that does not confirm a version takes no requests until it confirms a later one, unless no
+engine at all confirms: then routing stays as it was, and the caller is told.
 """
 
 import asyncio
-import hashlib
 import logging
-import shutil
 import time
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 
 from redis.asyncio import Redis
 
 from pipeline import weights
 from pipeline.telemetry import span
 from pipeline.weights import ServedWeights, WeightVersion
-from trainer.learner import directories
 from trainer.records.journal import PublicationRow
-from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served, Worker
+from trainer.weights.engines import EngineFailure, Engines, PauseMode, RoutedEngine, Served
+from trainer.weights.transport import WeightTransport
 
 log = logging.getLogger("swerve.weights")
 
-Export = Callable[[Path], object]
-"""Writes the learner's weights as a Hugging Face directory at the path given.
-
-It may block; it is called in a thread.
-"""
-
-TRIES = 2  # of one engine within one publication
+TRIES = 2
+"""Attempts to update one engine within one publication."""
 
 
 class NoEngineServes(EngineFailure):
-    """Not one engine confirmed the newest version. What they served before, they serve still."""
+    """No engine confirmed the newest version. All still serve what they served before."""
 
 
 class Publisher:
     """Publishes the versions of one run, one at a time.
 
-    Without engines, a version is written and announced, and that is all.
+    Without engines, a version is made ready and announced, and that is all.
     """
 
     def __init__(
@@ -50,23 +42,15 @@ class Publisher:
         redis: Redis,
         run_id: str,
         *,
-        directory: Path,
-        export: Export,
+        transport: WeightTransport,
         engines: Engines | None,
         mode: PauseMode = "retract",
-        keep: int = 2,
     ) -> None:
-        if keep < 1:
-            raise ValueError(
-                f"weights.keep must be 1 or more, not {keep}: the engines read the newest version from disk"
-            )
         self._redis = redis
         self._run_id = run_id
-        self._directory = directory.absolute()
-        self._export = export
+        self._transport = transport
         self._engines = engines
         self._mode: PauseMode = mode
-        self._keep = keep
         self._turn = asyncio.Lock()
 
     async def next_version(self) -> int:
@@ -74,11 +58,15 @@ class Publisher:
         newest = await weights.newest_version(self._redis, self._run_id)
         return 0 if newest is None else newest.version + 1
 
-    async def publish(self, version: int, step: int) -> PublicationRow:
-        """Export the weights after `step` as `version` and bring them to every engine.
+    async def can_deliver(self, version: WeightVersion) -> bool:
+        """Whether an announced version can be delivered again."""
+        return await self._transport.is_available(version)
 
-        Raises ValueError if the version is not above the newest announced, NoEngineServes if no engine took
-        it; the version is announced by then, and `catch_up` may try again.
+    async def publish(self, version: int, step: int) -> PublicationRow:
+        """Announce the present weights, those after `step`, as `version`, and deliver them to every engine.
+
+        Raises ValueError if the version is not above the newest announced, NoEngineServes if no engine confirmed it; the
+        version is announced by then, and `catch_up` may try again.
         """
         if version < await self.next_version():
             raise ValueError(
@@ -87,15 +75,15 @@ class Publisher:
         async with self._turn:
             began = time.monotonic()
             with span("publish weights", version=version, step=step):
-                written = await asyncio.to_thread(self._write, version, step)
-                await weights.announce(self._redis, written)
+                prepared = await self._transport.prepare(version, step)
+                await weights.announce(self._redis, prepared)
                 exported = time.monotonic()
-                served = await self._deliver(written)
-            await asyncio.to_thread(_prune, self._directory, self._keep)
+                served = await self._deliver(prepared)
+            await self._transport.discard_old()
         return PublicationRow(
             version=version,
             step=step,
-            num_bytes=written.num_bytes,
+            num_bytes=prepared.num_bytes,
             engines=served.engines,
             quarantined=served.quarantined,
             export_s=exported - began,
@@ -111,59 +99,41 @@ class Publisher:
             newest = await weights.newest_version(self._redis, self._run_id)
             return None if newest is None else await self._deliver(newest)
 
-    async def mend(self) -> ServedWeights | None:
-        """The same if something is amiss: an engine that answers does not serve the newest version (it has
-        restarted) or gets no requests, or one that does not answer gets them. Else None.
+    async def redeliver_if_stale(self) -> ServedWeights | None:
+        """As `catch_up`, but only if an engine is stale, unrouted or restarted; else None.
 
-        Harmless while nothing answers. Raises EngineFailure if the router does not.
+        An engine is stale if it answers and serves another version, unrouted if it answers and gets no requests. One that does
+        not answer and gets requests is taken out of routing. Harmless while no engine answers. Raises EngineFailure if the
+        router does not answer.
         """
         async with self._turn:
             newest = await weights.newest_version(self._redis, self._run_id)
-            if newest is None or self._engines is None or not await self._is_amiss(self._engines, newest):
+            if newest is None or self._engines is None or not await self._is_stale(self._engines, newest):
                 return None
             return await self._deliver(newest)
 
-    async def _is_amiss(self, engines: Engines, newest: WeightVersion) -> bool:
-        routed = {worker.url for worker in await engines.routed()}
+    async def _is_stale(self, engines: Engines, newest: WeightVersion) -> bool:
+        routed = {engine.url for engine in await engines.routed()}
         urls = sorted(await self._known(routed))
         answers = await asyncio.gather(*(engines.served(url) for url in urls), return_exceptions=True)
         served = {url: one for url, one in zip(urls, answers, strict=True) if isinstance(one, Served)}
-        behind = any(one.weight_version != _name(newest) for one in served.values())
-        return bool(served) and (behind or routed != served.keys())
-
-    def _write(self, version: int, step: int) -> WeightVersion:
-        target = self._directory / f"v{version:06d}"
-        aside = self._directory / f".v{version:06d}.writing"
-        for leftover in (aside, target):  # of a trainer that died before it could announce them
-            shutil.rmtree(leftover, ignore_errors=True)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._export(aside)
-        num_bytes, sha256 = _settle(aside)
-        aside.rename(target)
-        directories.sync(self._directory)
-        return WeightVersion(
-            run_id=self._run_id,
-            version=version,
-            step=step,
-            directory=str(target),
-            num_bytes=num_bytes,
-            sha256=sha256,
-            published_at=time.time(),
-        )
+        name = weights.version_name(newest.run_id, newest.version)
+        stale = any(one.weight_version != name for one in served.values())
+        return bool(served) and (stale or routed != served.keys())
 
     async def _deliver(self, version: WeightVersion) -> ServedWeights:
-        """Update all engines at once, settle who takes requests, record it."""
+        """Update all engines at once, route requests to those that confirmed, record them."""
         engines = self._engines
         if engines is None:
             return await self._record(version, [], [])
         try:
-            routed = {worker.url: worker for worker in await engines.routed()}
+            routed = {engine.url: engine for engine in await engines.routed()}
         except EngineFailure as error:
             raise NoEngineServes(
-                f"nobody can be told of weight version {version.version}: {error}"
+                f"no engine can be told of weight version {version.version}: {error}"
             ) from error
         urls = sorted(await self._known(routed.keys()))
-        outcomes = await asyncio.gather(*(self._bring(engines, url, version) for url in urls))
+        outcomes = await asyncio.gather(*(self._updated(engines, url, version) for url in urls))
         confirmed = [url for url, good in zip(urls, outcomes, strict=True) if good]
         failed = [url for url in urls if url not in confirmed]
         if not confirmed:
@@ -175,10 +145,10 @@ class Publisher:
                     else f"{engines.router_url} knows no engine"
                 )
             )
-        await _settle_routing(engines, routed, confirmed=confirmed, failed=failed)
+        await _route(engines, routed, confirmed=confirmed, failed=failed)
         return await self._record(version, confirmed, failed)
 
-    async def _bring(self, engines: Engines, url: str, version: WeightVersion) -> bool:
+    async def _updated(self, engines: Engines, url: str, version: WeightVersion) -> bool:
         """Whether the engine now samples from `version`."""
         for attempt in range(1, TRIES + 1):
             try:
@@ -190,24 +160,24 @@ class Publisher:
         return False
 
     async def _update(self, engines: Engines, url: str, version: WeightVersion) -> None:
+        name = weights.version_name(version.run_id, version.version)
         served = await engines.served(url)
         try:
-            if (served.weight_version, served.model_path) != (_name(version), version.directory):
+            if not (served.weight_version == name and self._transport.is_current(served, version)):
                 await engines.pause(url, self._mode)
-                await engines.update(
-                    url, directory=version.directory, weight_version=_name(version), mode=self._mode
-                )
+                await self._transport.deliver(engines, url, version, self._mode)
         finally:
             await engines.resume(url)
         served = await engines.served(url)
-        if served.weight_version != _name(version):
+        if served.weight_version != name:
             raise EngineFailure(
-                f"{url} says it serves {served.weight_version!r} after the update to {_name(version)!r}"
+                f"{url} says it serves {served.weight_version!r} after the update to {name!r}"
             )
 
     async def _known(self, routed: AbstractSet[str]) -> set[str]:
-        """Every engine that is to be served: those in routing, and those that we took out of it. A router
-        that knows none has restarted and forgotten them; of one that knows some, the rest was taken away.
+        """Every engine that must get the weights: those in routing, and those that we took out of it.
+
+        A router that knows no engine has restarted and forgotten them. If it knows some, the others were removed on purpose.
         """
         recorded = await weights.served_weights(self._redis, self._run_id)
         if recorded is None:
@@ -225,10 +195,10 @@ class Publisher:
         return served
 
 
-async def _settle_routing(
-    engines: Engines, routed: dict[str, Worker], *, confirmed: list[str], failed: list[str]
+async def _route(
+    engines: Engines, routed: dict[str, RoutedEngine], *, confirmed: list[str], failed: list[str]
 ) -> None:
-    """Failed engines out of the router, confirmed ones in.
+    """Take failed engines out of the router, and put confirmed ones in.
 
     What the router refuses is tried again at the next publication.
     """
@@ -239,35 +209,3 @@ async def _settle_routing(
             log.warning("the router keeps its list as it was: %s", refusal)
         elif refusal is not None:
             raise refusal
-
-
-def _name(version: WeightVersion) -> str:
-    return weights.version_name(version.run_id, version.version)
-
-
-def _settle(directory: Path) -> tuple[int, str]:
-    """Force every file to disk. Returns the weight files' size and SHA-256, in name order."""
-    digest, num_bytes = hashlib.sha256(), 0
-    for path in sorted(directory.iterdir()):
-        if path.is_file():
-            if path.suffix == ".safetensors":
-                num_bytes += path.stat().st_size
-                _hash(path, digest.update)
-            directories.sync(path)
-    directories.sync(directory)
-    if not num_bytes:
-        raise ValueError(f"{directory}: the export left no .safetensors file")
-    return num_bytes, digest.hexdigest()
-
-
-def _hash(path: Path, update: Callable[[memoryview], None]) -> None:
-    block = memoryview(bytearray(1 << 20))
-    with path.open("rb") as file:
-        while size := file.readinto(block):
-            update(block[:size])
-
-
-def _prune(directory: Path, keep: int) -> None:
-    """Remove all but the newest versions."""
-    for old in sorted(directory.glob("v[0-9]*"))[:-keep]:
-        shutil.rmtree(old)

@@ -17,26 +17,36 @@ from redis.asyncio import Redis
 from pipeline import weights
 from tests.conftest import Serving
 from tests.tiny_llama import write_checkpoint
-from trainer.weights.engines import EngineFailure, Engines, PauseMode
+from trainer.weights.disk import DiskTransport, Export
+from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served
 from trainer.weights.publish import NoEngineServes, Publisher
 
 RUN = "publishing"
+
+
+def on_disk(directory: Path, export: Export = write_checkpoint) -> DiskTransport:
+    return DiskTransport(RUN, directory=directory, export=export, keep=2)
 
 
 @pytest.fixture
 async def engines(serving: Serving) -> AsyncIterator[Engines]:
     async with Engines(serving.router_url, control_s=20, update_s=60) as engines:
         yield engines
-        for worker in await engines.routed():
-            if worker.url != serving.engine_url:
-                await engines.quarantine(worker)
+        for engine in await engines.routed():
+            if engine.url != serving.engine_url:
+                await engines.quarantine(engine)
         await engines.resume(serving.engine_url)
         await eventually_routed(engines, {serving.engine_url})
 
 
 @pytest.fixture
 def publisher(redis: Redis, engines: Engines, tmp_path: Path) -> Publisher:
-    return Publisher(redis, RUN, directory=tmp_path / "weights", export=write_checkpoint, engines=engines)
+    return Publisher(
+        redis,
+        RUN,
+        transport=on_disk(tmp_path / "weights"),
+        engines=engines,
+    )
 
 
 async def generate(router_url: str, num_tokens: int) -> dict[str, Any]:
@@ -61,7 +71,7 @@ async def until_sampling(engine_url: str) -> None:
 async def eventually_routed(engines: Engines, urls: set[str]) -> None:
     """Return once the router's list is `urls`; the test's own time limit ends a wait in vain."""
     while True:
-        if {worker.url for worker in await engines.routed()} == urls:
+        if {engine.url for engine in await engines.routed()} == urls:
             return
         await asyncio.sleep(0.05)
 
@@ -78,7 +88,13 @@ def num_bytes(path: Path) -> int:
 async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generation(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, mode: PauseMode
 ) -> None:
-    publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=engines, mode=mode)
+    publisher = Publisher(
+        redis,
+        RUN,
+        transport=on_disk(tmp_path),
+        engines=engines,
+        mode=mode,
+    )
     await publisher.publish(0, step=0)
     request = asyncio.create_task(generate(serving.router_url, 1500))
     await until_sampling(serving.engine_url)
@@ -98,7 +114,11 @@ async def test_abort_hands_back_what_was_sampled_so_far(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path
 ) -> None:
     publisher = Publisher(
-        redis, RUN, directory=tmp_path, export=write_checkpoint, engines=engines, mode="abort"
+        redis,
+        RUN,
+        transport=on_disk(tmp_path),
+        engines=engines,
+        mode="abort",
     )
     await publisher.publish(0, step=0)
     request = asyncio.create_task(generate(serving.router_url, 3000))
@@ -150,8 +170,8 @@ async def test_an_engine_that_fails_is_quarantined_and_the_other_keeps_serving(
 async def test_a_quarantined_engine_comes_back_once_it_confirms(
     serving: Serving, engines: Engines, publisher: Publisher, redis: Redis
 ) -> None:
-    (worker,) = await engines.routed()
-    await engines.quarantine(worker)
+    (engine,) = await engines.routed()
+    await engines.quarantine(engine)
     await eventually_routed(engines, set())
     left_out = weights.ServedWeights(version=0, engines=(), quarantined=(serving.engine_url,))
     await weights.record_served(redis, RUN, left_out)
@@ -164,7 +184,12 @@ async def test_an_engine_that_cannot_read_the_weights_goes_on_with_the_old_ones(
     serving: Serving, redis: Redis, publisher: Publisher, tmp_path: Path
 ) -> None:
     await publisher.publish(0, step=0)
-    unheard = Publisher(redis, RUN, directory=tmp_path / "weights", export=write_checkpoint, engines=None)
+    unheard = Publisher(
+        redis,
+        RUN,
+        transport=on_disk(tmp_path / "weights"),
+        engines=None,
+    )
     await unheard.publish(1, step=1)
     shutil.rmtree(tmp_path / "weights" / "v000001")
     with pytest.raises(NoEngineServes, match="version 1"):
@@ -194,26 +219,26 @@ async def test_an_engine_that_restarted_is_brought_up_to_date(
     serving: Serving, engines: Engines, publisher: Publisher, tmp_path: Path
 ) -> None:
     await publisher.publish(3, step=0)
-    assert await publisher.mend() is None, "nothing is amiss"
+    assert await publisher.redeliver_if_stale() is None, "no engine is stale"
     first = write_checkpoint(tmp_path / "first", seed=1)
     await engines.update(
         serving.engine_url, directory=str(first), weight_version="publishing@0", mode="retract"
     )
-    served = await publisher.mend()
+    served = await publisher.redeliver_if_stale()
     assert served is not None
     assert served.engines == (serving.engine_url,)
     assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@3"
-    assert await publisher.mend() is None
+    assert await publisher.redeliver_if_stale() is None
 
 
 async def test_a_router_that_restarted_without_its_engines_is_told_of_them(
     serving: Serving, engines: Engines, publisher: Publisher
 ) -> None:
     await publisher.publish(0, step=0)
-    (worker,) = await engines.routed()
-    await engines.quarantine(worker)
+    (engine,) = await engines.routed()
+    await engines.quarantine(engine)
     await eventually_routed(engines, set())
-    assert await publisher.mend() is not None
+    assert await publisher.redeliver_if_stale() is not None
     await eventually_routed(engines, {serving.engine_url})
 
 
@@ -224,11 +249,11 @@ async def test_an_engine_that_died_is_out_of_routing_until_it_is_back_and_up_to_
     async with wedged_engine() as dying_url:
         await engines.readmit(dying_url)
         await eventually_routed(engines, {serving.engine_url, dying_url})
-    served = await publisher.mend()
+    served = await publisher.redeliver_if_stale()
     assert served is not None
     assert (served.engines, served.quarantined) == ((serving.engine_url,), (dying_url,))
     await eventually_routed(engines, {serving.engine_url})
-    assert await publisher.mend() is None, "nothing can be done for it yet"
+    assert await publisher.redeliver_if_stale() is None, "nothing can be done for it yet"
 
 
 async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> None:
@@ -241,7 +266,12 @@ async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> Non
 
 async def test_without_a_router_nobody_serves(redis: Redis, tmp_path: Path) -> None:
     async with Engines("http://127.0.0.1:1") as unreachable:
-        publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=unreachable)
+        publisher = Publisher(
+            redis,
+            RUN,
+            transport=on_disk(tmp_path),
+            engines=unreachable,
+        )
         with pytest.raises(NoEngineServes, match="version 0"):
             await publisher.publish(0, step=0)
 
@@ -253,7 +283,7 @@ async def test_a_directory_is_never_seen_half_written(redis: Redis, tmp_path: Pa
         write_checkpoint(directory)
         seen.append({name for name in names(tmp_path) if not name.startswith(".")})
 
-    publisher = Publisher(redis, RUN, directory=tmp_path, export=export, engines=None)
+    publisher = Publisher(redis, RUN, transport=on_disk(tmp_path, export), engines=None)
     await publisher.publish(0, step=0)
     await publisher.publish(1, step=1)
     assert seen == [set(), {"v000000"}], "while the export runs, only earlier versions have a name"
@@ -264,7 +294,7 @@ async def test_an_export_that_fails_announces_nothing(redis: Redis, tmp_path: Pa
         write_checkpoint(directory)
         raise OSError("disk full")
 
-    publisher = Publisher(redis, RUN, directory=tmp_path, export=export, engines=None)
+    publisher = Publisher(redis, RUN, transport=on_disk(tmp_path, export), engines=None)
     with pytest.raises(OSError, match="disk full"):
         await publisher.publish(0, step=0)
     assert await weights.newest_version(redis, RUN) is None
@@ -274,17 +304,83 @@ async def test_an_export_that_fails_announces_nothing(redis: Redis, tmp_path: Pa
 async def test_without_engines_versions_go_to_disk_and_only_the_newest_stay(
     redis: Redis, tmp_path: Path
 ) -> None:
-    publisher = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None, keep=2)
+    publisher = Publisher(
+        redis,
+        RUN,
+        transport=on_disk(tmp_path),
+        engines=None,
+    )
     for version in range(4):
         await publisher.publish(version, step=version)
     assert names(tmp_path) == {"v000002", "v000003"}
 
 
 async def test_a_version_is_never_used_twice(redis: Redis, tmp_path: Path) -> None:
-    first = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None)
+    first = Publisher(redis, RUN, transport=on_disk(tmp_path), engines=None)
     await first.publish(0, step=0)
     shutil.rmtree(tmp_path)
-    restarted = Publisher(redis, RUN, directory=tmp_path, export=write_checkpoint, engines=None)
+    restarted = Publisher(redis, RUN, transport=on_disk(tmp_path), engines=None)
     with pytest.raises(ValueError, match="take 1"):
         await restarted.publish(0, step=0)
     assert await restarted.next_version() == 1
+
+
+async def test_a_version_whose_directory_is_gone_cannot_be_delivered_again(
+    redis: Redis, tmp_path: Path
+) -> None:
+    publisher = Publisher(redis, RUN, transport=on_disk(tmp_path), engines=None)
+    await publisher.publish(0, step=0)
+    newest = await weights.newest_version(redis, RUN)
+    assert newest is not None
+    assert await publisher.can_deliver(newest)
+    shutil.rmtree(newest.directory)
+    assert not await publisher.can_deliver(newest)
+
+
+class SharedFile:
+    """Another transport: every engine reads one directory, which each version replaces."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.delivered: list[tuple[str, int]] = []
+
+    async def prepare(self, version: int, step: int) -> weights.WeightVersion:
+        write_checkpoint(self.directory, seed=version)
+        return weights.WeightVersion(
+            run_id=RUN,
+            version=version,
+            step=step,
+            directory="",
+            num_bytes=0,
+            sha256="",
+            published_at=0.0,
+        )
+
+    async def is_available(self, version: weights.WeightVersion) -> bool:
+        return True
+
+    def is_current(self, served: Served, version: weights.WeightVersion) -> bool:
+        return served.model_path == str(self.directory)
+
+    async def deliver(
+        self, engines: Engines, engine_url: str, version: weights.WeightVersion, mode: PauseMode
+    ) -> None:
+        name = weights.version_name(RUN, version.version)
+        await engines.update(engine_url, directory=str(self.directory), weight_version=name, mode=mode)
+        self.delivered.append((engine_url, version.version))
+
+    async def discard_old(self) -> None:
+        pass
+
+
+async def test_a_publication_asks_its_transport_for_all_that_moves_weights(
+    serving: Serving, engines: Engines, redis: Redis, tmp_path: Path
+) -> None:
+    transport = SharedFile(tmp_path / "shared")
+    publisher = Publisher(redis, RUN, transport=transport, engines=engines)
+    for version in (0, 1):
+        row = await publisher.publish(version, step=version)
+        assert row.engines == (serving.engine_url,)
+    assert await publisher.redeliver_if_stale() is None
+    assert transport.delivered == [(serving.engine_url, 0), (serving.engine_url, 1)]
+    assert (await generate(serving.router_url, 4))["meta_info"]["weight_version"] == "publishing@1"

@@ -1,0 +1,100 @@
+"""Weights through a directory: the trainer writes it, and every engine reads it under the same path.
+
+A directory is complete and forced to disk before its name exists. A version that is being written has a hidden name.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.weights import WeightVersion, version_name
+from trainer.learner import directories
+from trainer.weights.engines import Engines, PauseMode, Served
+
+Export = Callable[[Path], object]
+"""Writes the learner's weights as a Hugging Face directory at the path given. May block; it is called in a thread."""
+
+
+class DiskTransport:
+    """A `WeightTransport`. Keeps the `keep` newest versions in `directory`."""
+
+    def __init__(self, run_id: str, *, directory: Path, export: Export, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(
+                f"weights.keep must be 1 or more, not {keep}: the engines read the newest version from disk"
+            )
+        self._run_id = run_id
+        self._directory = directory.absolute()
+        self._export = export
+        self._keep = keep
+
+    async def prepare(self, version: int, step: int) -> WeightVersion:
+        """Export the weights. Raises what the export raises; then the version has no directory."""
+        return await asyncio.to_thread(self._write, version, step)
+
+    async def is_available(self, version: WeightVersion) -> bool:
+        return await asyncio.to_thread(Path(version.directory).is_dir)
+
+    def is_current(self, served: Served, version: WeightVersion) -> bool:
+        """An engine started from another directory may report the same name by chance."""
+        return served.model_path == version.directory
+
+    async def deliver(
+        self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
+    ) -> None:
+        name = version_name(version.run_id, version.version)
+        await engines.update(engine_url, directory=version.directory, weight_version=name, mode=mode)
+
+    async def discard_old(self) -> None:
+        """Remove all but the newest versions."""
+        await asyncio.to_thread(_prune, self._directory, self._keep)
+
+    def _write(self, version: int, step: int) -> WeightVersion:
+        target = self._directory / f"v{version:06d}"
+        partial = self._directory / f".v{version:06d}.writing"
+        for leftover in (partial, target):  # of a trainer that died before it could announce the version
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._export(partial)
+        num_bytes, sha256 = _seal(partial)
+        partial.rename(target)
+        directories.sync(self._directory)
+        return WeightVersion(
+            run_id=self._run_id,
+            version=version,
+            step=step,
+            directory=str(target),
+            num_bytes=num_bytes,
+            sha256=sha256,
+            published_at=time.time(),
+        )
+
+
+def _seal(directory: Path) -> tuple[int, str]:
+    """Force every file to disk. Returns the weight files' size and SHA-256, in name order."""
+    digest, num_bytes = hashlib.sha256(), 0
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            if path.suffix == ".safetensors":
+                num_bytes += path.stat().st_size
+                _hash(path, digest.update)
+            directories.sync(path)
+    directories.sync(directory)
+    if not num_bytes:
+        raise ValueError(f"{directory}: the export left no .safetensors file")
+    return num_bytes, digest.hexdigest()
+
+
+def _hash(path: Path, update: Callable[[memoryview], None]) -> None:
+    block = memoryview(bytearray(1 << 20))
+    with path.open("rb") as file:
+        while size := file.readinto(block):
+            update(block[:size])
+
+
+def _prune(directory: Path, keep: int) -> None:
+    for old in sorted(directory.glob("v[0-9]*"))[:-keep]:
+        shutil.rmtree(old)
