@@ -1,1 +1,1 @@
-"""The agent: prompts, the one-command-a-turn protocol, and the loop that plays an episode."""
+"""The agent: prompts, the protocol of one command per turn, and the loop that plays an episode."""

@@ -1,7 +1,7 @@
-"""What a command's end means: the submission, or something to show.
+"""Turns a command's output into the submission or into an observation.
 
-A submission is mini-swe-agent's: exit status 0 and a sentinel as the first line of the output; all that
-follows it, byte for byte, is the patch.
+A submission is mini-swe-agent's: exit status 0 and a sentinel as the first line of the output. All that follows it, byte
+for byte, is the patch.
 """
 
 from pipeline.trajectory import Observation
@@ -17,7 +17,7 @@ def submission(result: CommandResult) -> bytes | None:
 
 
 def observe(result: CommandResult, *, limit_chars: int) -> Observation:
-    """The output as text of at most `limit_chars` characters, the note about the cut included."""
+    """The output as text of at most `limit_chars` characters, including the note about the cut."""
     text = result.output.decode("utf-8", errors="replace")
     shown, dropped_chars = cut_middle(text, limit_chars=limit_chars, already_dropped=result.dropped_bytes)
     return Observation(
@@ -26,10 +26,10 @@ def observe(result: CommandResult, *, limit_chars: int) -> Observation:
 
 
 def cut_middle(text: str, *, limit_chars: int, already_dropped: int = 0) -> tuple[str, int]:
-    """`text` within the limit, and how many characters are missing: first and last half stay, a note says
-    what went.
+    """`text` within the limit, and how many characters are missing. The beginning and the end stay; a note says how much was
+    cut.
 
-    `already_dropped` are those that the sandbox left out of the middle; bytes stand for characters there.
+    `already_dropped` counts what the sandbox left out of the middle; bytes count as characters there.
     """
     if len(text) <= limit_chars and not already_dropped:
         return text, 0

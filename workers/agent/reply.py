@@ -1,7 +1,7 @@
-"""What a policy's reply asks for: exactly one command, or it is a format error.
+"""Finds the one command in a policy's reply; a reply without exactly one is a format error.
 
-The rule is mini-swe-agent's: every match of the action's regular expression counts, each is stripped, and
-exactly one must be there. Submission is not seen here; it is an output, see `observation.py`.
+The rule is mini-swe-agent's: every match of the action's regular expression counts, each is stripped, and there must be
+exactly one. Submission is recognised in the command's output, see observation.py.
 """
 
 import re
@@ -26,9 +26,7 @@ class FormatError:
 
 
 def parse_reply(text: str, action: re.Pattern[str]) -> BashCommand | FormatError:
-    """The one command in `text`. `action` has one group, the command; what a reasoning model thought aloud is
-    not searched.
-    """
+    """The one command in `text`. `action` has one group, the command. A reasoning model's thoughts are not searched."""
     actions = tuple(found.strip() for found in action.findall(_REASONING.sub("", text, count=1)))
     if len(actions) != 1:
         return FormatError(f"expected exactly 1 command, found {len(actions)}", actions)

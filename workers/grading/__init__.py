@@ -1,1 +1,1 @@
-"""Verdicts: what a patch is worth, found out in a fresh container that the agent never saw."""
+"""Grading: decides what a patch is worth, in a new container that the agent never saw."""

@@ -1,7 +1,7 @@
-"""How far the witness bears out what a log claims of tests that passed.
+"""Compares the tests that a log reports as passed with what the witness saw.
 
-What the witness saw nothing of is left to the log: where another runner or another process ran the tests, a right fix
-must not lose its pay for it.
+Tests of which the witness saw nothing are left to the log: another runner or another process may have run them, and a right
+fix must not lose its reward for it.
 """
 
 import re
@@ -18,24 +18,24 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Names of tests that the witness saw, as the verdict's parser would have them and as they are."""
+    """Names of tests that the witness saw, both as the verdict's parser writes them and as they are."""
 
     passing: frozenset[str]
     skipped: frozenset[str]
     bad: frozenset[str]
     files: frozenset[str]
-    unloaded: tuple[str, ...]  # what the dotted names begin with of tests that could not be run
-    broken_off: bool  # there is a pytest run that ended before any test, or without one
+    unloaded: tuple[str, ...]  # prefixes of the dotted names of tests that could not run
+    broken_off: bool  # a pytest run ended before any test, or had none
 
     def missed(self, name: str) -> bool:
-        """Whether the test, which was not seen to pass, is one that was seen not to run."""
+        """Whether a test that was not seen to pass was seen not to run."""
         if "::" not in name and not _OF_UNITTEST.fullmatch(name):
             return False
         return self.broken_off or f"{_dotted(name)}.".startswith(self.unloaded)
 
 
 def seen(runs: tuple[WitnessedRun, ...], read: Callable[[str], Mapping[str, str]] = lambda lines: {}) -> Seen:
-    """`read`: status by name, as the verdict's parser reads lines of pytest's short summary."""
+    """`read` returns status by name as the verdict's parser reads lines of pytest's short summary."""
     groups: dict[str, list[str]] = {"passing": [], "skipped": [], "bad": []}
     for name, outcome in witness.outcomes(runs).items():
         groups["bad" if outcome in BAD else "skipped" if outcome == "SKIPPED" else "passing"].append(name)
@@ -54,7 +54,7 @@ def seen(runs: tuple[WitnessedRun, ...], read: Callable[[str], Mapping[str, str]
 
 
 def disagreement(claimed: Mapping[str, str], seen: Seen) -> str | None:
-    """Why `claimed`, outcomes by the names that the verdict's parser gives tests, is not borne out."""
+    """Why the witness contradicts `claimed`, outcomes by the names that the verdict's parser gives tests. None if it does not."""
     for name, status in claimed.items():
         if status not in ("PASSED", "XFAIL") or _stands_for(name, seen.passing):
             continue
@@ -68,10 +68,10 @@ def disagreement(claimed: Mapping[str, str], seen: Seen) -> str | None:
 
 
 def unborne(names: Iterable[str], runs: tuple[WitnessedRun, ...]) -> str | None:
-    """Why it is not true that all tests of these `names` passed, whatever form a parser gave them.
+    """Why not all tests of these `names` passed, whatever form a parser gave the names. None if they may have.
 
-    A name means each test whose dotted name ends like it. Where a parser changed the parameters beyond recognition, no
-    more tests can have passed of a function than were seen to.
+    A name means each test whose dotted name ends with it. Where a parser changed the parameters beyond recognition, no more
+    tests of a function can have passed than the witness saw pass.
     """
     outcomes = witness.outcomes(runs)
     known = seen(runs)
@@ -95,7 +95,7 @@ def unborne(names: Iterable[str], runs: tuple[WitnessedRun, ...]) -> str | None:
 
 
 def _alike(dotted: str, tests: Iterable[tuple[str, str]]) -> list[str]:
-    """Outcomes of the tests that the name may mean. One that was cut within its parameters means all that begin so."""
+    """Outcomes of the tests that the name may mean. A name that was cut within its parameters means all tests that begin so."""
     cut = dotted.count("[") > dotted.count("]")
     return [
         outcome
@@ -105,7 +105,7 @@ def _alike(dotted: str, tests: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _dotted(name: str) -> str:
-    """`folder/test_x.py::Test::test_y[1]` as `folder.test_x.Test.test_y[1]`, and unittest's names alike."""
+    """`folder/test_x.py::Test::test_y[1]` as `folder.test_x.Test.test_y[1]`; unittest's names in the same form."""
     of_unittest = _OF_UNITTEST.fullmatch(name)
     if of_unittest:
         test, place = of_unittest.groups()

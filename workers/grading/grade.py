@@ -1,10 +1,9 @@
-"""The grader: a fresh container, the patch, the hidden tests, a verdict.
+"""The grader: applies a patch and the hidden tests in a new container, runs the tests and returns a verdict.
 
-An infrastructure failure is never a verdict: whatever breaks raises GraderError, and TaskBroken where no
-other try helps. A patch that does not apply, tests that fail and tests that use up their CPU time are
-verdicts. No step is believed by what it prints, which code under test could print too. Those before the tests
-are believed by the status that the sandbox's holder reports, for no code of the patch has run by then; the tests
-by the status that their container ends with.
+An infrastructure failure is never a verdict: it raises GraderError, or TaskBroken where no other try helps. A patch that
+does not apply, tests that fail and tests that use up their CPU time are verdicts. No step is judged by what it prints,
+because code under test could print the same. Steps before the tests are judged by the exit status that the container's
+first process reports, since no code of the patch has run by then; the tests by the status that their container ends with.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from workers.sandbox.protocol import CommandResult, LastResult, Sandbox, Sandbox
 
 STEP_S = 300.0  # for each step before the tests, and for a parser
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
-SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of what the settings files that a patch touches say
+SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of the contents of settings files that a patch touches
 LOG_TAIL_CHARS = 4000
 WATCH_S = 5.0  # between looks at the CPU time of running tests
 
@@ -49,10 +48,7 @@ class Grader:
         self._sandboxes = sandboxes
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward:
-        """What `patch` is worth.
-
-        Raises GraderError, TaskBroken or ImageMissing; never returns for a failure of ours.
-        """
+        """What `patch` is worth. Raises GraderError, TaskBroken or ImageMissing for a failure that is not the patch's."""
         return (await self.grade_with_log(claim, patch)).reward
 
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded:
@@ -102,7 +98,7 @@ class Grader:
         return Graded(replace(reward, applied_by=applied_by, grade_cpu_s=result.cpu_s), log)
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
-        """What the verdict's parser makes of `log`, in a container where no code of the patch ever ran."""
+        """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed."""
         files = [
             File(path=scripts.PARSER, content=verdict.parser.encode("utf-8", "surrogateescape")),
             File(path=scripts.LOG, content=log.encode("utf-8", "surrogateescape")),
@@ -120,7 +116,7 @@ class Grader:
 
 @dataclass(frozen=True, slots=True)
 class _Tests:
-    """What running the tests came to, in time."""
+    """How a test run ended that finished in time."""
 
     exit_code: int
     output: bytes
@@ -139,8 +135,9 @@ class _Grading:
     control: Control
 
     async def apply(self) -> tuple[str, str]:
-        """The rung of the ladder that took the patch, "" if none did, and what the rungs had to say; whatever
-        the patch must not touch is put back and the hidden tests are in place.
+        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
+
+        Returns the command that applied the patch, "" if none could, and what the commands printed.
         """
         task = self.claim.request.task
         if not self.sandbox.head:
@@ -164,7 +161,7 @@ class _Grading:
         return scripts.APPLIED_BY[result.exit_code], complaints
 
     async def run_tests(self) -> _Tests | None:
-        """How the eval script, and the container with it, ended; None if it used up its CPU time."""
+        """How the eval script ended, and the container with it; None if it used up its CPU time."""
         limits = self.claim.request.limits
         tests = asyncio.create_task(
             self.sandbox.finish(scripts.EVAL, timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES)
@@ -186,7 +183,7 @@ class _Grading:
         )
 
     async def _cpu_s(self, tests: asyncio.Task[LastResult]) -> float:
-        """0 if the container is ending, of which the engine has nothing sensible to say."""
+        """CPU time of the container; 0 while it is ending, when Docker has no useful answer."""
         try:
             return await self.sandbox.cpu_s()
         except SandboxError:
@@ -202,7 +199,7 @@ class _Grading:
         await self._succeed(scripts.restore_control(self.control))
 
     def _tampered_settings(self, listing: bytes) -> list[bytes]:
-        """Paths out of the lines of `changed_settings` whose old and new content say different things."""
+        """The paths in the output of `changed_settings` whose old and new content tell the runner different things."""
         tampered: list[bytes] = []
         for line in listing.splitlines():
             try:
@@ -218,7 +215,7 @@ class _Grading:
         return tampered
 
     async def _restore_protected(self) -> None:
-        """Files of the hidden tests as at the base commit, then the hidden tests themselves."""
+        """Restores files of the hidden tests from the base commit, then applies the hidden tests."""
         task = self.claim.request.task
         base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
         result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
@@ -245,7 +242,7 @@ class _Grading:
 
 
 def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
-    """What the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
+    """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
     script = marks.in_script(verdict.eval_script) if isinstance(verdict, SwebenchLog) else verdict.eval_script
     hidden = () if isinstance(verdict, SwebenchLog) else verdict.files

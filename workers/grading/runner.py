@@ -1,7 +1,7 @@
-"""How a patch can bend the test runner instead of fixing the code, and what of it shows in a log.
+"""How a patch can manipulate the test runner instead of fixing the code, and which traces that leaves in a log.
 
-Two defences stand here: files that govern the runner go back to what the image has, or are taken out, and where
-no witness spoke an exit status of 0 counts only if the runner's own closing line says the same.
+Two defences are here: files that govern the runner are restored to what the image has, or removed; and where the witness
+did not report, an exit status of 0 counts only if the runner's own closing line agrees.
 """
 
 import configparser
@@ -34,9 +34,9 @@ CONTROL_NAMES = (
     ".rspec",
     "phpunit.xml*",
 )
-# The same of directories, with all that is in them: entry points make plugins.
+# The same for directories with all their content: entry points make plugins.
 CONTROL_DIRECTORIES = ("*.egg-info", "*.dist-info")
-# The same if the eval script runs a program that reads them.
+# The same for files that a program reads, if the eval script runs that program.
 NAMES_OF_PROGRAMS = {
     "direnv": (".envrc",),
     "dotenv": (".env",),
@@ -48,13 +48,13 @@ NAMES_OF_PROGRAMS = {
     "rake": ("Rakefile", "rakefile"),
     "tox": ("toxfile.py",),
 }
-# Restored if a patch changes what they say to the runner: they hold much else that a fix may rightly change.
+# Restored if a patch changes what they tell the runner. They contain much else that a fix may rightly change.
 SETTINGS_NAMES = ("setup.cfg", "pyproject.toml", "package.json")
 LOADERS = ("test/__init__.py", "tests/__init__.py", "*/test/__init__.py", "*/tests/__init__.py")
 MAKEFILE_NAMES = ("GNUmakefile", "makefile", "Makefile")  # if the eval script runs make
 
-# New modules of these names are taken out wherever they are: Python would take them for the runner's, or import them
-# at its start.
+# New modules of these names are removed wherever they are: Python would import them in place of the runner's, or at its
+# start.
 RUNNER_MODULES = (
     "_pytest",
     "attr",
@@ -83,7 +83,7 @@ RUNNER_MODULES = (
     "xdist",
     "zipp",
 )
-# The same in the directories that Python may search first, if the image has them installed: tests check with them.
+# The same, in directories that Python may search first, for libraries that the image has installed and tests check with.
 CHECKING_MODULES = (
     "asynctest",
     "ddt",
@@ -102,7 +102,7 @@ CHECKING_MODULES = (
     "testfixtures",
     "testtools",
 )
-# New modules of these names are taken out of the directories that Python may search first.
+# New modules of these names are removed from directories that Python may search first.
 STANDARD_MODULES = tuple(
     sorted(
         sys.stdlib_module_names
@@ -124,8 +124,8 @@ STANDARD_MODULES = tuple(
 _HEADER = re.compile(
     rb"^(?:diff --git|---|\+\+\+|rename (?:from|to)|copy (?:from|to)|Index:) (.*)$", re.MULTILINE
 )
-_ESCAPE = re.compile(rb"\\[0-7]{3}")  # git quotes names; one that hides a letter may be any name
-_ESCAPED_ASCII = re.compile(rb"\\[01][0-7]{2}")  # which git itself never writes of a letter or a dot
+_ESCAPE = re.compile(rb"\\[0-7]{3}")  # git quotes names; an escaped letter may hide any name
+_ESCAPED_ASCII = re.compile(rb"\\[01][0-7]{2}")  # git itself never escapes a letter or a dot
 
 _SCRIPT_RUN = re.compile(
     r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:exec\s+|time\s+)?(?:(?:/\S*/)?(?:bash|sh|source|\.)\s+(?:-\w+\s+)*)?([\w./-]+)",
@@ -159,26 +159,26 @@ _UNITTEST_ENDS = re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+OK(?: \(.*\))?$"
 
 @dataclass(frozen=True)
 class Control:
-    """What governs the runner of the eval script `script`, which runs in `workdir`."""
+    """The files that govern the runner of the eval script `script`, which runs in `workdir`."""
 
     script: str
     workdir: str
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of files that are restored whole, `*` as in a shell."""
+        """Names of files that are restored whole; `*` as in a shell."""
         read = [names for program, names in NAMES_OF_PROGRAMS.items() if _uses(self.script, program)]
         return (*CONTROL_NAMES, *dict.fromkeys(name for names in read for name in names))
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
-        """Names of files that are restored if they say something else to the runner."""
+        """Names of files that are restored only if they tell the runner something else."""
         return (*SETTINGS_NAMES, *(MAKEFILE_NAMES if _uses(self.script, "make") else ()))
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """In the workdir, of files that a shell runs as part of the script and that are tests by their name, or that
-        a script reads whose tests are Python's; and packages' own modules that choose tests. `*` as in a shell.
+        """Paths in the workdir, `*` as in a shell: files that a shell runs as part of the script and that are tests by their
+        name; files that a script of Python tests sources; and packages' own modules that choose tests.
         """
         words = {
             word for word in _SCRIPT_RUN.findall(self.script) if _NAMED_TEST.search(self._in_workdir(word))
@@ -190,13 +190,13 @@ class Control:
 
     @cached_property
     def directories(self) -> tuple[str, ...]:
-        """That Python may search before its own, in the workdir; further ones the environment says."""
+        """Directories in the workdir that Python may search before its own; the environment may name further ones."""
         entered = (self._in_workdir(word) for word in _CHANGES_DIRECTORY.findall(self.script))
         return tuple(sorted({".", "src", *(word for word in entered if word)}))
 
     @cached_property
     def program_directories(self) -> tuple[str, ...]:
-        """In the workdir, that the script puts on the PATH."""
+        """Directories in the workdir that the script puts on the PATH."""
         entries = [entry for words in _SETS_PATH.findall(self.script) for entry in words.split(":")]
         inside = (self._in_workdir(_HERE.sub(self.workdir, entry.strip("\"'"))) for entry in entries)
         return tuple(sorted({entry for entry in inside if entry and "$" not in entry}))
@@ -215,12 +215,12 @@ class Control:
         return re.compile(rf"(?:^|[\s/\"])(?:{either})(?:[\s\"]|$)".encode())
 
     def touched_by(self, patch: bytes) -> bool:
-        """Whether `patch` may touch any of it. May say yes too often, never no too often."""
+        """Whether `patch` may touch any of these files. It may say yes too often, never no too often."""
         touching = self._touching
         return any(touching.search(header) or _ESCAPE.search(header) for header in _HEADER.findall(patch))
 
     def _in_workdir(self, path: str) -> str:
-        """`path` as seen from the workdir, "" if it is elsewhere."""
+        """`path` relative to the workdir, "" if it lies elsewhere."""
         inside = path.removeprefix(f"{self.workdir}/") if path != self.workdir else "."
         inside = inside.removeprefix("./").rstrip("/") or "."
         return "" if inside.startswith(("/", "..")) else inside
@@ -232,7 +232,7 @@ def hides_names(patch: bytes) -> bool:
 
 
 def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script: str = "") -> bool:
-    """Whether both contents of the settings file `name` (None: absent) say the same to the runner of `script`."""
+    """Whether both contents of the settings file `name` (None: absent) mean the same to the runner of `script`."""
     try:
         return _runner_settings(name, old, script) == _runner_settings(name, new, script)
     except (ValueError, RecursionError, configparser.Error):
@@ -240,15 +240,14 @@ def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script
 
 
 def num_pytest_sessions(log: str) -> int:
-    """How many sessions of pytest `log` shows the start of."""
+    """Number of pytest sessions whose start `log` shows."""
     return len(_PYTEST_STARTS.findall(_plain(log)))
 
 
 def contradiction(script: str, log: str) -> str | None:
-    """Why `log` belies an exit status of 0 of `script`; None if it does not.
+    """Why `log` contradicts an exit status of 0 of `script`; None if it does not.
 
-    A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Of other runners
-    nothing is asked.
+    A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Other runners are not checked.
     """
     plain = _plain(log)
     commands = [
@@ -264,9 +263,7 @@ def contradiction(script: str, log: str) -> str | None:
 
 
 def each_must_pass(script: str, num_runs: int) -> bool:
-    """Whether `script`, in which `num_runs` test runs were seen, would have ended otherwise if one had failed. No if in
-    doubt.
-    """
+    """Whether `script`, in which `num_runs` test runs were seen, would have failed if any of them had. False if in doubt."""
     lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
     runs = [line for line in lines if _RUNS_PYTEST.search(line) or _RUNS_UNITTEST.search(line)]
     plain = not any(_TOLERATES_FAILURE.search(line) for line in lines)
@@ -341,7 +338,7 @@ def _of_setup_cfg(text: str) -> object:
 
 
 def _of_makefile(text: str, script: str) -> object:
-    """Rules of the targets that the script makes, variables in them, and what governs every rule."""
+    """The rules of the targets that the script makes, the variables in them, and settings that apply to every rule."""
     text = text.replace("\\\n", " ")
     named = {word for words in _MAKES.findall(script) for word in words.split() if word[0] not in "-$\"'"}
     first = re.search(r"^([^\s.#:=][^:=\n]*?)\s*:(?!=)", text, re.MULTILINE)

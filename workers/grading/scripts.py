@@ -1,9 +1,9 @@
-"""What runs in the grading container before the tests: the patch goes in, what it must not touch comes back,
-hidden tests follow.
+"""The scripts that run in the grading container before the tests: apply the patch, restore what it must not touch, apply the
+hidden tests.
 
-The scripts' inputs are files in GRADE_DIR, outside the repository; they say how they ended by their exit status
-alone: nothing of the patch can pass for it. No code of the patch runs before the eval script does. Statuses are
-kept off the ones shells and git use themselves.
+Their inputs are files in GRADE_DIR, outside the repository. They report how they ended by their exit status alone, which
+nothing in the patch can forge: no code of the patch runs before the eval script does. The statuses differ from those that
+shells and git use.
 """
 
 import shlex
@@ -25,10 +25,10 @@ TESTS = f"{GRADE_DIR}/tests.diff"
 EVAL = f"{GRADE_DIR}/eval.sh"
 WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
-TAMPERED = f"{GRADE_DIR}/tampered"  # the same of settings files that a patch may not keep
-MODULES = f"{GRADE_DIR}/modules"  # the same of modules that were there before the patch
-START = f"{GRADE_DIR}/start"  # as old as the first step: what is no older came with the patch
-RESTORED = f"{GRADE_DIR}/restored"  # paths again: what comes back to what it was
+TAMPERED = f"{GRADE_DIR}/tampered"  # the same for settings files that a patch may not keep
+MODULES = f"{GRADE_DIR}/modules"  # the same for modules that were there before the patch
+START = f"{GRADE_DIR}/start"  # made in the first step: files that are not older came with the patch
+RESTORED = f"{GRADE_DIR}/restored"  # paths again: what is restored
 PARSER = f"{GRADE_DIR}/parser.py"
 LOG = f"{GRADE_DIR}/stdout.log"
 NO_LOG = f"{GRADE_DIR}/stderr.log"
@@ -39,15 +39,14 @@ DOES_NOT_APPLY = 73
 TESTS_DO_NOT_APPLY = 74
 NO_PYTHON = 75
 
-# Prints what the parser wrote. What it prints itself is nobody's business.
+# Prints what the parser wrote. What the parser prints is ignored.
 PARSE = f"""
 command -v python3 >/dev/null || exit {NO_PYTHON}
 python3 {PARSER} {LOG} {NO_LOG} {PARSED} >/dev/null 2>&1 || exit 1
 cat {PARSED}
 """
 
-# What nobody's fix brings along: a program of this name in a directory of the PATH is there to be run by mistake.
-# Words of bash.
+# No fix adds a program of such a name to a directory of the PATH: it would be there to be run by mistake. In bash's notation.
 PROGRAMS = """
 '[' activate awk bash bun bundle cargo cat cmake cmp command conda coverage cp ctest cut dash date deno diff
 dotnet echo egrep env false find git gmake go gradle grep hatch head java jest kill ls make mamba mkdir mocha mv
@@ -56,16 +55,17 @@ python3 'python3.[0-9]' 'python3.[0-9][0-9]' rake rm rspec ruby rustc sed sh sle
 timeout tox tr true type uniq uv uvx vitest wc which xargs yarn zsh
 """.replace("\n", " ")
 INSTALLED = ("*site-packages/*", "*dist-packages/*", "node_modules/*", "*/node_modules/*")
-COMPILED = ("*.pyc",)  # which may say that it stands for any module beside it
+COMPILED = ("*.pyc",)  # a compiled module may claim to stand for any module beside it
 
 _PRUNED = "\\( -path ./.git -o -name site-packages -o -name dist-packages -o -name node_modules \\) -prune -o"
 _COPY = "xargs -0 -r cp -a --parents -t"
 
 
 def apply(control: Control, *, loosely: bool) -> str:
-    """Brings in the witness, then the patch by the first rung that takes it; what it may not touch is left out.
+    """Installs the witness, then applies the patch by the first command that accepts it, without the files that it may not
+    bring.
 
-    A path inside .git is refused by git apply, but not by patch, which only has a say if `loosely`.
+    git apply refuses a path inside .git, but patch does not; it is used only if `loosely`.
     """
     return f"""{GIT}{_left_out(control)}
 chmod 700 {GRADE_DIR}
@@ -92,8 +92,8 @@ exit {DOES_NOT_APPLY}
 
 
 def _left_out(control: Control) -> str:
-    """Sets `left_out`, patterns of repository-relative paths as git apply has them: installed packages, compiled
-    modules, and what the shell reads or runs by itself.
+    """Sets `left_out`, patterns of repository-relative paths in git apply's form: installed packages, compiled modules, and
+    what the shell reads or runs by itself.
     """
     return f"""
 image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}$TASK_PATH
@@ -129,8 +129,8 @@ modules >{MODULES}
 
 
 def changed_settings(control: Control) -> str:
-    """Prints a line for each settings file that differs from its copy: path, old and new content, base64, "-"
-    for an absent file.
+    """Prints a line for each settings file that differs from its copy: path, old and new content in base64, "-" for an absent
+    file.
     """
     return f"""
 show() {{ if [ -e "$1" ]; then base64 -w 0 "$1"; else printf -; fi; }}
@@ -142,7 +142,7 @@ done
 """
 
 
-# What lies in a restored path's way, a file or link where a directory was, goes first.
+# Removes what lies in a restored path's way: a file or link where a directory was.
 _CLEAR_WAY = """
 clear_way() {
   local parent=${1%/*}
@@ -181,7 +181,7 @@ done <{TAMPERED}
 
 
 def _modules(control: Control) -> str:
-    """Defines `modules`: prints what Python might take for a module of the runner's or of its own."""
+    """Defines `modules`, which prints what Python might import in place of the runner's modules or its own."""
     runners = [shlex.quote(pattern) for name in RUNNER_MODULES for pattern in (name, f"{name}.*")]
     return f"""
 declare -A standard checking
@@ -241,9 +241,9 @@ def _quoted(words: Iterable[str]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-# $1 base commit, or "" for the head; $2 the head at the start. Files of the hidden tests are protected
-# whether listed or not. Many at a time: each call of git costs as much as it reads of the index. What the patch
-# brought along for Python to find in a protected module's stead goes before, for it may be protected itself.
+# $1 base commit, or "" for HEAD; $2 HEAD at the start. Files of the hidden tests are protected whether listed or not. Many
+# paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a protected
+# module are removed first, because they may be protected themselves.
 RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
 behind_link() {{
   local parent=${{1%/*}}

@@ -1,8 +1,7 @@
-"""The one place that knows the swebench package (5.x): its log parsers and its rule for "resolved".
+"""The only module that knows the swebench package (5.x): its log parsers and its rule for "resolved".
 
-Importing `swebench.harness` the ordinary way pulls in some eighty packages (Docker, datasets, Modal, ...)
-that grading a log does not need. An empty stand-in for that package, with its real path, leaves its modules
-importable one by one.
+The ordinary import of `swebench.harness` loads some eighty packages (Docker, datasets, Modal, ...) that grading a log does
+not need. An empty module in its place, with the package's real path, lets its modules be imported one by one.
 """
 
 import importlib.util
@@ -50,8 +49,8 @@ _MARKS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SwebenchReport:
-    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it would
-    not read the log.
+    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it did not accept the
+    log.
     """
 
     status: str
@@ -65,7 +64,7 @@ class SwebenchReport:
 
 
 def check(verdict: SwebenchLog) -> None:
-    """Raises TaskBroken for a verdict that could be reached by nobody, or by everybody."""
+    """Raises TaskBroken for a verdict that no patch or every patch would reach."""
     if verdict.log_parser not in LOG_PARSERS:
         raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's")
     if not verdict.fail_to_pass and not verdict.pass_to_pass:
@@ -77,19 +76,19 @@ def check(verdict: SwebenchLog) -> None:
 
 
 class Marks:
-    """The script's marks made unforgeable: a nonce in each, known to the script alone, instead of text that
-    any test can print.
+    """Makes the script's marks unforgeable: each carries a nonce that only the script knows, instead of text that any test can
+    print.
     """
 
     def __init__(self) -> None:
         self._nonce = secrets.token_hex(8)
 
     def in_script(self, script: str) -> str:
-        """`script` with its own marks, and with the test command's exit status recorded, as the official
-        harness does.
-        """
+        """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
         lines: list[str] = []
-        for line in script.removesuffix("\n").split("\n"):  # all else belongs to a patch within the script
+        for line in script.removesuffix("\n").split(
+            "\n"
+        ):  # other line ends belong to a patch within the script
             ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
             lines += [f"{_EXIT_CODE_VARIABLE}=$?"] if ends else []
             lines += [line]
@@ -100,9 +99,7 @@ class Marks:
         return text
 
     def in_log(self, log: str) -> str:
-        """`log` as the official script would have printed it; marks that the script did not print are
-        defaced.
-        """
+        """`log` as the official script would have printed it. Marks that the script did not print are made unreadable."""
         for mark in _MARKS:
             log = log.replace(mark, f"(printed by a test) {mark[3:]}").replace(self._secret(mark), mark)
         return log
@@ -112,9 +109,7 @@ class Marks:
 
 
 def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
-    """What swebench makes of the log of `verdict`'s eval script, marks in place. Takes seconds for a large
-    log.
-    """
+    """swebench's verdict on the log of `verdict`'s eval script, with the original marks. Takes seconds for a large log."""
     spec = _spec(verdict, instance_id)
     gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
     with temporary_file(suffix=".log") as file:
@@ -146,9 +141,7 @@ def parsed(verdict: SwebenchLog, instance_id: str, lines: str) -> dict[str, str]
 
 
 def status_of(name: str, statuses: Mapping[str, str]) -> str:
-    """Of the test `name`, "" if it is not there. A name cut short within its parameters stands for every test
-    that begins like it.
-    """
+    """Status of the test `name`, "" if it is absent. A name cut within its parameters stands for every test that begins so."""
     if name in statuses or name.count("[") <= name.count("]"):
         return statuses.get(name, "")
     found = {status for other, status in statuses.items() if other.startswith(name)}

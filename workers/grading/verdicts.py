@@ -1,7 +1,7 @@
-"""How each kind of verdict is decided from what a test run left behind.
+"""Decides each kind of verdict from what a test run left behind.
 
-A log or an exit status that would make a patch resolved is believed only as far as the witness, where there was
-one, saw the same. Each verdict says by what it was decided and keeps the outcome of every test that it asks for.
+A log or an exit status that would make a patch resolved counts only if the witness, where it reported, saw the same. Each
+verdict names what decided it and keeps the outcome of every test that it names.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ from workers.grading import crosscheck, swebench_rules, witness
 from workers.grading.runner import contradiction, each_must_pass, num_pytest_sessions
 from workers.grading.witness import WitnessedRun
 
-MOST_OUTCOMES = 1000  # of a verdict that names no tests
+MOST_OUTCOMES = 1000  # kept for a verdict that names no tests
 R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
 R2E_SUMMARY = "short test summary info"
 
@@ -31,8 +31,8 @@ class Evidence:
 
     patch: bytes
     exit_code: int
-    log: str  # marks in place
-    runs: tuple[WitnessedRun, ...]  # what the witness said
+    log: str  # with the original marks
+    runs: tuple[WitnessedRun, ...]  # what the witness reported
     parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
 
 
@@ -46,7 +46,7 @@ class _Parsed(msgspec.Struct):
 
 
 def check(task: Task) -> None:
-    """Raises TaskBroken for a verdict that nobody could reach, or everybody."""
+    """Raises TaskBroken for a verdict that no patch or every patch would reach."""
     verdict = task.verdict
     if not verdict.eval_script.strip():
         raise TaskBroken("eval_script is empty: any patch would do")
@@ -73,7 +73,7 @@ def check(task: Task) -> None:
 
 
 def judge(task: Task, evidence: Evidence) -> Reward:
-    """The reward, without what grading cost. May take seconds for a large log."""
+    """The reward, without the cost of grading. May take seconds for a large log."""
     match task.verdict:
         case ExitCode() as verdict:
             return _by_exit_code(verdict, evidence)
@@ -160,7 +160,7 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     statuses: dict[str, str] = {}
     try:
         parsed = msgspec.json.decode(evidence.parsed or b"", type=_Parsed)
-        # A name stands for all tests that share it, and one that passed is enough: SWE-bench Pro's evaluation.
+        # A name stands for all tests that share it, and one that passed is enough: this is SWE-bench Pro's rule.
         for test in parsed.tests:
             if statuses.get(test.name) != "PASSED":
                 statuses[test.name] = test.status
@@ -196,10 +196,10 @@ def _reward(decided_by: str, *, resolved: bool, belied: str | None, tests: dict[
 
 
 def r2e_statuses(log: str) -> dict[str, str]:
-    """Status by name of every test in pytest's short summary; names as R2E-Gym shortens them.
+    """Status by name of every test in pytest's short summary, with names as R2E-Gym shortens them.
 
-    A line that names no test, a file that cannot be collected, has the name "". The status is the line's
-    first word: what follows may be anything that code under test says.
+    A line without a test, for a file that cannot be collected, has the name "". The status is the line's first word; the
+    rest may be anything that code under test says.
     """
     _, _, summary = _ANSI.sub("", log).replace("\r", "").partition(R2E_SUMMARY)
     summary = summary.partition(R2E_SUMMARY)[0]

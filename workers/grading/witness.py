@@ -37,7 +37,7 @@ _SKIPS = re.compile(r"skip|xfail", re.IGNORECASE)
 LONGEST_END_BYTES = 256 * 1024 * 1024  # unpacked
 BAD = ("FAILED", "ERROR")
 
-# Where Pythons keep their packages; `*` as in a shell. Everything from 3.5 on reads its user's directory too.
+# Where Python installations keep packages; `*` as in a shell. Python 3.5 and newer also reads the user's directory.
 PACKAGES = (
     "/usr/lib/python3*/dist-packages",
     "/usr/local/lib/python3*/*-packages",
@@ -61,13 +61,13 @@ PACKAGES = (
 )
 USER_PACKAGES = "~/.local/lib/python3.{5..16}/site-packages"
 
-# One line, for that is all of a .pth file that runs. NAME is the module.
+# One line, because only lines with an import run in a .pth file. NAME is the module.
 START_LINE = (
     "import os; swerve = os.open('/proc/self/cmdline', 0); argv = os.read(swerve, 65536); os.close(swerve); "
     "(b'-m\\0unittest\\0' in argv or b'runtests.py\\0' in argv or b'manage.py\\0test\\0' in argv) "
     "and __import__('NAME').watch_unittest()\n"
 )
-# What is sent to a container costs time by the byte.
+# Compressed, because sending files into a container takes time by the byte.
 UNPACKS = (
     "import base64, zlib\nexec(compile(zlib.decompress(base64.b64decode('PACKED')), __file__, 'exec'))\n"
 )
@@ -76,17 +76,18 @@ ENTRY_POINTS = "[pytest11]\nNAME = NAME\n"
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, in the witness's words. `status` None: no test was to be run, as for `--version`."""
+    """How a run ended, as the witness reports it. `status` None: no test was to be run, as for `--version`."""
 
     status: int | None
     canary: bool | None  # whether a test that must fail passed; None: not known
     collected: int  # -1: not known
     finished: int
-    outcomes: dict[str, str]  # of unittest as far as its result class says them
-    replaced: tuple[tuple[str, str], ...]  # parts of the runner, and the file of what stands in for each
-    rewritten: tuple[str, ...]  # files of tests that were written when the run had started
-    stopped: tuple[tuple[str, str, str], ...]  # test, file and text of a line on the way to where it was
-    # skipped; text "": the file may have made a line one that skips
+    outcomes: dict[str, str]  # for unittest as far as its result class reports them
+    replaced: tuple[tuple[str, str], ...]  # replaced parts of the runner, and the file of each replacement
+    rewritten: tuple[str, ...]  # files of tests that were written after the run had started
+    # Test, file and text of a line on the way to where the test was skipped; text "": the file may have turned another line
+    # into one that skips.
+    stopped: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class WitnessedRun:
 
 
 def installer() -> bytes:
-    """The bash that puts a witness into every Python that it finds. To be sourced in the workdir."""
-    name = f"swerve_{secrets.token_hex(6)}"  # so that nothing in the repository can have the same
+    """The bash that copies the witness into every Python that it finds; to be sourced in the workdir."""
+    name = f"swerve_{secrets.token_hex(6)}"  # so that nothing in the repository can have the same name
     packed = base64.b64encode(zlib.compress(plugin_source().encode(), 9)).decode()
     files = {
         f"{name}.py": UNPACKS.replace("PACKED", packed),
@@ -128,8 +129,8 @@ def plugin_source() -> str:
 
 
 def testimony(notes: bytes) -> tuple[WitnessedRun, ...]:
-    """What came over the side channel, runs in the order of their starts. Lines that anybody may write
-    count for nothing, for no secret is in them.
+    """The runs that the side channel reports, in the order of their starts. Lines without a known secret are ignored: anybody
+    may write them.
     """
     runners: dict[bytes, str] = {}
     ends: dict[bytes, End] = {}
@@ -152,9 +153,9 @@ def tampering(
     matters: Callable[[str], bool] = lambda test: True,
     hidden: Iterable[str] = (),
 ) -> str | None:
-    """How the patch's code got in the way of the tests; None if nothing is known of it.
+    """How code of the patch interfered with the tests; None if nothing is known of it.
 
-    `matters`: whether it does that the test, or the file of tests, of the given name is skipped. `hidden`: paths of
+    `matters` tells whether it matters that the test, or the file of tests, of a name is skipped. `hidden` are paths of
     files and directories that no code under test has a reason to write to.
     """
     changes = _changes(patch)
@@ -178,7 +179,7 @@ def tampering(
 
 
 def sessions(runs: Iterable[WitnessedRun], runner: str | None = None) -> list[End]:
-    """Ends of those runs, of `runner` or of any, that were to run tests."""
+    """Ends of the runs, of `runner` or of any, that were to run tests."""
     return [
         run.end
         for run in runs
@@ -187,7 +188,7 @@ def sessions(runs: Iterable[WitnessedRun], runner: str | None = None) -> list[En
 
 
 def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
-    """Why the last run is no success, or, of `every` run, that it failed; None if there is nothing to say."""
+    """Why the last run is no success or, with `every`, why any run is not; None if there is nothing to say."""
     ended = [(run.runner, end) for run in runs for end in sessions([run])]
     if not ended:
         return None
@@ -198,13 +199,13 @@ def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
     runner, end = ended[-1]
     if any(outcome in ("PASSED", "XFAIL", "XPASS") for outcome in end.outcomes.values()):
         return None
-    if runner == "unittest" and end.finished > len(end.outcomes):  # of a result class that told nothing
+    if runner == "unittest" and end.finished > len(end.outcomes):  # its result class reported nothing
         return None
     return f"{runner} passed no test"
 
 
 def outcomes(runs: Iterable[WitnessedRun]) -> dict[str, str]:
-    """Of each test by name, as the last run that had it saw it."""
+    """Outcome of each test by name, as the last run saw it that had it."""
     return {name: outcome for run in runs if run.end for name, outcome in run.end.outcomes.items()}
 
 
@@ -220,8 +221,8 @@ def _unpacked(packed: bytes) -> End | None:
 class _Changes:
     """What a patch changes."""
 
-    paths: tuple[str, ...]  # what the absolute paths of files end in
-    binary: tuple[str, ...]  # those of which nothing is known but that they changed
+    paths: tuple[str, ...]  # the ends of the files' absolute paths
+    binary: tuple[str, ...]  # of these files only the fact is known that they changed
     added: frozenset[str]  # every line, stripped
     speaks_of_skips: bool
 
@@ -229,8 +230,10 @@ class _Changes:
         return f"/{path}".endswith(self.paths) or any(f"{archive}/" in path for archive in self.binary)
 
     def stop(self, test: str, path: str, text: str) -> bool:
-        """Whether the line may be why the test is skipped. A test may do that itself: as it came from the patch,
-        if so, it is none that the patch is judged by.
+        """Whether this line may be the reason that the test is skipped.
+
+        A line of the test's own file is not: tests may skip themselves, and a test that the patch brought is none that
+        decides about it.
         """
         if path == "<string>":
             return True
@@ -243,13 +246,13 @@ class _Changes:
 
 
 def touched_paths(patch: bytes) -> list[str]:
-    """Of the files in the repository that `patch` touches."""
+    """Paths in the repository of the files that `patch` touches."""
     return [path[1:] for path in _changes(patch).paths]
 
 
 def _changes(patch: bytes) -> _Changes:
-    """Not by file: a patch may add a line that looks like the next file's header. To git a line ends with LF alone,
-    to Python with CR too, and to neither with what else Unicode calls a line's end.
+    """Not file by file: a patch may add a line that looks like the next file's header. Lines end with LF alone for git, with
+    CR too for Python, and with Unicode's other line ends for neither.
     """
     paths: dict[str, bool] = {}  # whether it is a binary
     added: set[str] = set()
@@ -272,7 +275,7 @@ def _changes(patch: bytes) -> _Changes:
 
 
 def _path(kind: str, words: str) -> str:
-    """The path in what follows the first word of a header, the last if there are two."""
+    """The path in the words after the first of a header; the last one if there are two."""
     quoted = _QUOTED.findall(words)
     both = _BOTH_SIDES.fullmatch(words) if kind == "diff --git" else None
     if words.startswith('"'):

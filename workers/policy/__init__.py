@@ -1,5 +1,5 @@
-"""The policy: chat text to token ids, token ids to sampled ids, with nothing ever tokenised twice.
+"""The policy: chat text to token ids, token ids to sampled ids, and nothing is ever tokenised twice.
 
-`Renderer` turns messages into ids, a sampler (`sglang`, `scripted`) draws, and `Conversation` keeps the one
+`Renderer` turns messages into ids, a sampler (`sglang`, `scripted`) continues them, and `Conversation` keeps the one token
 sequence of an episode.
 """

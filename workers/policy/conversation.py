@@ -1,6 +1,6 @@
-"""One episode's token sequence: it grows by what is fed and by what is sampled, and by nothing else.
+"""One episode's token sequence: what was fed and what was sampled, and nothing else.
 
-Sampling itself is a `Sampler`'s; how many tokens still fit is decided here.
+A `Sampler` does the sampling; how many tokens still fit is decided here.
 """
 
 import time
@@ -15,18 +15,18 @@ from pipeline.request import RolloutRequest
 from pipeline.trajectory import Turn, VersionSpan
 from workers.policy.render import Renderer
 
-MIN_ROOM_TOKENS = 16  # a reply cut shorter than this says nothing
+MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was drawn: ids with one log-prob each (nats), the weights that drew them, and why it ended."""
+    """Sampled ids with one log-prob each (nats), the weight versions that drew them, and why sampling ended."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     versions: tuple[VersionSpan, ...]  # cover 0..len(ids) without a gap
     stop: Literal["stop", "length"]
-    engine: str = ""  # who drew them, if that is known
+    engine: str = ""  # URL of the engine, if it is known
 
 
 class Sampler(Protocol):
@@ -36,7 +36,7 @@ class Sampler(Protocol):
 
 
 class Conversation:
-    """The policy's side of one episode, as `workers.agent.loop.Policy` asks for it."""
+    """The policy's side of one episode: implements `workers.agent.loop.Policy`."""
 
     def __init__(self, renderer: Renderer, sampler: Sampler, request: RolloutRequest) -> None:
         self._renderer = renderer
@@ -52,9 +52,7 @@ class Conversation:
         return await self._speak(self._renderer.first_prompt(messages))
 
     async def answer(self, user: str) -> Turn | None:
-        """The reply after one more user message. None: the context has no room for one; the conversation is
-        as it was.
-        """
+        """The reply after one more user message. None: the context has no room for one; the conversation is unchanged."""
         ended = bool(self._held) and self._held[-1] == self._renderer.end_id
         return await self._speak(self._renderer.suffix(user, ended=ended))
 
@@ -62,7 +60,7 @@ class Conversation:
         largest = max(fed, default=0)
         if (
             largest >= self._renderer.vocab_size
-        ):  # it would kill the engine's scheduler, not only this request
+        ):  # the engine's scheduler would die of it, not only this request
             raise RequestError(
                 f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
             )

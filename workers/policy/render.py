@@ -38,9 +38,7 @@ class _FastTokenizer(Protocol):
 
 
 class Renderer:
-    """One tokenizer and its chat template. Raises RequestError, when made, if they cannot be used
-    append-only.
-    """
+    """One tokenizer and its chat template. Raises RequestError, when made, if they cannot be used append-only."""
 
     def __init__(self, bundle: TokenizerBundle) -> None:
         tokenizer_json, self._controls = _hardened(bundle)
@@ -83,9 +81,7 @@ class Renderer:
         return self._encode(self._guard(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids without the stop token that ends them; bytes that are no UTF-8 become
-        U+FFFD.
-        """
+        """The text of sampled ids without the stop token at their end; bytes that are not UTF-8 become U+FFFD."""
         words = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         return self._tokenizer.decode(list(words), skip_special_tokens=False)
 
@@ -106,8 +102,8 @@ class Renderer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _spelled_out(self) -> list[list[int]]:
-        """For each control token's text its ids as ordinary text. Raises RequestError if the model knows no
-        other way to write it.
+        """For each control token's text its ids as ordinary text. Raises RequestError if the vocabulary has no other way to
+        write it.
         """
         control_ids = {self._tokenizer.token_to_id(text) for text in self._controls}
         self._tokenizer.encode_special_tokens = True
@@ -135,11 +131,10 @@ class Renderer:
 
 
 def _hardened(bundle: TokenizerBundle) -> tuple[str, list[str]]:
-    """tokenizer.json with its control tokens marked special and matched before any normalisation; and their
-    texts, longest first.
+    """tokenizer.json with its control tokens marked special and matched before any normalisation; and their texts, longest
+    first.
 
-    Control tokens are the special ones and those that stop sampling. A normaliser must not turn a look-alike
-    into one.
+    Control tokens are the special ones and those that stop sampling. A normaliser must not turn a look-alike into one.
     """
     try:
         tree = msgspec.json.decode(bundle.tokenizer_json, type=dict[str, Any])

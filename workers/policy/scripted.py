@@ -1,6 +1,4 @@
-"""A policy that replays given replies: for tests, demonstrations and debugging, with the same tokens and
-turns as a sampled one.
-"""
+"""A policy that replays given replies, for tests and debugging, with the same tokens and turns as a sampled one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ from workers.policy.render import Renderer
 
 
 class ScriptedPolicies:
-    """Opens conversations that all say `replies`, in order, as if weights `version` had said them with
-    certainty.
-    """
+    """Opens conversations that all reply `replies`, in order, as if weights `version` had sampled them with certainty."""
 
     def __init__(self, bundle: TokenizerBundle, replies: Sequence[str], *, version: int = 0) -> None:
         self._renderer = Renderer(bundle)
@@ -24,7 +20,7 @@ class ScriptedPolicies:
         self._version = version
 
     async def open(self, claim: Claim) -> Conversation:
-        """A conversation at the script's beginning. Past its end it raises EngineError."""
+        """A conversation at the beginning of the script. Past its end it raises EngineError."""
         return Conversation(
             self._renderer, _Script(self._renderer, self._replies, self._version), claim.request
         )

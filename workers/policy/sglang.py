@@ -1,10 +1,8 @@
-"""Sampling from SGLang engines behind their router: token ids in, token ids, log-probs and weight versions
-out.
+"""Samples from SGLang engines behind their router: token ids in; token ids, log-probs and weight versions out.
 
-Only what a response says is believed: the router may have replayed a request on another engine, new weights
-may have arrived in its middle, a pause may have cut it. A cut reply is continued from the tokens already
-drawn, so nothing sampled is lost. Busy or absent engines are asked again for a while; a request that an
-engine refuses is not.
+Versions and ids are taken from the response alone: the router may have replayed a request on another engine, new weights
+may have arrived in its middle, a pause may have cut it. A cut reply is continued from the tokens already sampled, so none
+is lost. Requests to busy or absent engines are retried for a while; a request that an engine refuses is not.
 """
 
 import asyncio
@@ -41,9 +39,7 @@ _ENGINE_HEADER = "x-smg-routed-worker-id"  # on the response: the engine's URL
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How patient a worker is. A paused engine holds requests, so one request may take as long as a weight
-    update and its queue.
-    """
+    """Timeouts and retries. A paused engine holds requests, so one request may take as long as a weight update and its queue."""
 
     request_timeout_s: float = 900.0
     retry_budget_s: float = 120.0  # from the first failure of a request
@@ -103,7 +99,7 @@ class SglangPolicies:
             return self._renderers[name]
 
     async def _bundle(self, name: str) -> TokenizerBundle | None:
-        """Through outages of Redis: whoever holds the claim ends this when the lease is lost."""
+        """Waits through outages of Redis; if the claim's lease is lost, whoever holds it cancels this."""
         try:
             return await retry.until_answered(lambda: get_tokenizer(self._redis, name))
         except MalformedMessage as error:
@@ -140,7 +136,7 @@ _ANSWERS = msgspec.json.Decoder(_Answer)
 
 @dataclass(slots=True)
 class _Draft:
-    """A reply in the making, over as many requests as it takes."""
+    """A reply under way, made of as many requests as it takes."""
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -264,7 +260,7 @@ class _Sampler:
 
 
 class _Unavailable(EngineError):
-    """Nobody can answer at this moment."""
+    """No engine can take the request at this moment."""
 
 
 def _sampling_params(
@@ -295,7 +291,7 @@ def _check_run(answer: _Answer, run_id: str) -> None:
 
 
 def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
-    """The versions that drew the tokens, empty spans left out. Raises EngineError if they leave a gap."""
+    """The versions that drew the tokens, without empty spans. Raises EngineError if they leave a gap."""
     reported = _reported(meta, num_tokens)
     spans = [
         VersionSpan(parse_version_name(str(span.version))[1], span.start, span.end)

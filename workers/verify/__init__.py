@@ -1,1 +1,1 @@
-"""Verification: what the production grader says of tasks whose answers are known, before anything is trained on them."""
+"""Verification: runs the production grader on tasks whose answers are known, before anything is trained on them."""

@@ -1,8 +1,8 @@
-"""Whether the repository in a task's image is at the task's base commit.
+"""Checks that the repository in a task's image is at the task's base commit.
 
-Hidden tests are restored from the base commit, and an agent's history ends there: if it is another commit than the
-image has checked out, or none, the task is not what it says. Images whose builder commits on top of the base, as
-SWE-bench's do, are told apart by `Task.builder_commits`.
+Hidden tests are restored from the base commit, and the history that an agent sees ends there. If the image has another
+commit checked out, or does not have this one, the task is not what it says. In images of SWE-bench and its relatives the
+builder commits on top of the base; `Task.builder_commits` says so.
 """
 
 import shlex

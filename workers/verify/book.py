@@ -1,4 +1,4 @@
-"""TASKS.verified.jsonl: what is known of each task, on disk after every change."""
+"""TASKS.verified.jsonl: the result for each task, written to disk after every change."""
 
 import os
 import tempfile

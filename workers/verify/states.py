@@ -1,11 +1,11 @@
-"""The four states of one task, each put before the production grader as often as requested.
+"""The four states of one task, each graded by the production grader as often as requested.
 
-empty       no patch at all
-useless     a patch that adds a small text file
-tests_only  the hidden tests submitted as if they were the solution; for a task without tests of its own, useless
-gold        the known solution
+    empty       no patch at all
+    useless     a patch that adds a small text file
+    tests_only  the hidden tests submitted as if they were the solution; for a task without tests of its own, useless
+    gold        the known solution
 
-A failure of the infrastructure is "infrastructure", never a 0. Transient ones are retried first, as the queue would.
+A failure of the infrastructure is "infrastructure", never a 0. Transient failures are retried first, as the queue would.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class _Broken:
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Puts tasks before `grader`. `limits` are those of the run that the tasks are meant for."""
+    """Grades each state of a task with `grader`. `limits` are those of the run that the tasks are meant for."""
 
     grader: GradesWithLog
     sandboxes: OpensRepositories

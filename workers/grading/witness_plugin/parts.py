@@ -1,4 +1,4 @@
-"""What the test runner is made of, and what of it has been replaced since the start."""
+"""Notes what the test runner is made of, and finds what of it has been replaced since the start."""
 # pyright: basic, reportOptionalMemberAccess=false
 
 import functools
@@ -10,8 +10,8 @@ RUNNERS = ("_pytest", "pluggy", "pytest", "unittest")
 WITH_CODE = (types.FunctionType, type, property, staticmethod, classmethod, functools.partial)
 ASSERTION_ERROR = AssertionError
 LIBRARY = os.path.dirname(os.__file__) + os.sep
-REINTERPRETING = "_pytest.assertion.reinterpret"  # where a pytest of old has an AssertionError of its own
-PARTS = {}  # what the runner is made of at the start: part and its code, by id of its holder and name
+REINTERPRETING = "_pytest.assertion.reinterpret"  # where an old pytest has its own AssertionError
+PARTS = {}  # the runner's parts at the start: part and its code, by id of the holder and name
 
 
 def of_runner(path):
@@ -20,7 +20,7 @@ def of_runner(path):
 
 
 def _holders():
-    """Name, and module or class, of all that the runner's parts are in."""
+    """Name and object of each module and class that holds parts of the runner."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in RUNNERS or not isinstance(module, types.ModuleType):
             continue
@@ -33,12 +33,12 @@ def _holders():
 def note_parts():
     for _, holder in _holders():
         parts = {name: (part, _code(part)) for name, part in list(vars(holder).items())}
-        PARTS[id(holder)] = (holder, parts)  # which keeps it, and its id, in use
+        PARTS[id(holder)] = (holder, parts)  # the reference keeps the holder alive, so its id stays unique
 
 
 def replaced_parts():
-    """Name of each part that is another one by now, and the file of what is there in its stead. Of a module of
-    unittest's that came later: of each function that is not Python's own.
+    """Name of each part that has been replaced, and the file of its replacement. For a module of unittest that was imported
+    later: each function that is not Python's own.
     """
     replaced = []
     for holder_name, holder in _holders():
@@ -71,7 +71,7 @@ def _code(part):
 
 
 def files_of(part):
-    """Where the code of `part` is from, as it says itself and as the module does that it was compiled in."""
+    """The files that the code of `part` is from: as the code says, and as the module says in which it was compiled."""
     function = _function(part)
     if function is not None:
         return {function.__code__.co_filename, str(function.__globals__.get("__file__", ""))}

@@ -1,4 +1,4 @@
-"""Watches the one pytest session that counts. The last module: at its end the plugin starts."""
+"""Watches the one pytest session that counts. This is the last module: at its end the plugin starts."""
 # pyright: basic, reportOptionalMemberAccess=false
 
 import os
@@ -11,7 +11,7 @@ from workers.grading.witness_plugin.unittest_runs import takes_over, unittest_ca
 
 pytest = sys.modules.get("pytest") if "_pytest.config" in sys.modules else None
 
-# On the stack below whatever the tests' code does in a session.
+# One of these is on the stack below everything that the tests' code does in a session.
 SESSION_FUNCTIONS = {"pytest_make_collect_report", "perform_collect", "pytest_runtestloop", "wrap_session"}
 
 
@@ -20,7 +20,7 @@ def _hook(**options):
 
 
 class PytestSession:
-    """The hooks of the one pytest session that counts; those that tests run inside of it have none of this."""
+    """The hooks of the one pytest session that counts. Sessions that tests run inside of it have none of them."""
 
     def __init__(self, run, config):
         self.run = run
@@ -35,7 +35,7 @@ class PytestSession:
         self.trace = sys.gettrace()
 
     def pytest_plugin_registered(self):
-        """Tests' code that makes plugins of its own could choose with them which tests are run."""
+        """Code under test that registers plugins could choose with them which tests run."""
         frame = sys._getframe(1) if self.session else None
         while frame is not None and frame.f_code.co_name not in SESSION_FUNCTIONS:
             if not of_runner(frame.f_code.co_filename):
@@ -72,20 +72,22 @@ class PytestSession:
 
     @_hook(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        if sys.gettrace() is not self.trace:  # who follows the lines of a test may also pass over them
+        if sys.gettrace() is not self.trace:  # a tracer of lines can also skip them
             self.run.replaced.update(dict.fromkeys(files_of(sys.gettrace()), "sys.settrace"))
-        excinfo = call.excinfo  # before the runner puts a skip of its own in the place of unittest's
+        excinfo = call.excinfo  # before the runner replaces unittest's skip by its own
         outcome = yield
         if excinfo is None or outcome.excinfo is not None:
             return
         report = outcome.get_result()
         marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
-        if report.outcome == "skipped" and not marked:  # by whatever name: the report says what it came to
+        if (
+            report.outcome == "skipped" and not marked
+        ):  # under any exception class: the report has the outcome
             self.run.stop(item.nodeid, excinfo.value, excinfo.tb)
 
     def pytest_runtest_logreport(self, report):
         if hasattr(report, "context") or report.outcome not in ("passed", "failed", "skipped"):
-            return  # part of a test, or a try that is followed by another
+            return  # a subtest, or a try that is repeated
         self.run.finished += report.when == "teardown"
         name = self._name(report)
         before = "" if report.when == "setup" else self.run.outcomes.get(name, "")
@@ -101,7 +103,7 @@ class PytestSession:
             self.run.outcomes[name] = outcome
 
     def _name(self, report):
-        """As the runner prints it."""
+        """The test's name as the runner prints it."""
         rename = getattr(self.config, "cwd_relative_nodeid", None)
         return rename(report.nodeid) if rename else report.nodeid
 
@@ -110,7 +112,7 @@ class PytestSession:
         items = [item for item in getattr(session, "items", None) or () if type(item) is pytest.Function]
         try:
             self.canary = bool(items) and _pytest_canary_passes(items[0])
-        except Exception:  # some plugin or some pytest will not have it
+        except Exception:  # some plugins and pytest versions do not allow it
             self.canary = None
         self.canary = self.canary or unittest_canary_passes()
 
@@ -125,7 +127,7 @@ class PytestSession:
 
 
 def _pytest_canary_passes(item):
-    """Whether the runner, as it is by now, lets a test pass that fails."""
+    """Whether the runner, in its present state, passes a test that fails."""
 
     def fails():
         raise Canary()

@@ -1,4 +1,4 @@
-"""One test run as the witness sees it, and what it reports of it."""
+"""One test run as the witness sees it, and its reports over the side channel."""
 # pyright: basic, reportOptionalMemberAccess=false
 
 import base64
@@ -12,12 +12,12 @@ import zlib
 from workers.grading.witness_plugin.parts import ASSERTION_ERROR, REINTERPRETING, of_runner, replaced_parts
 
 CHANNEL = "/proc/1/fd/9"
-INSIDE = "SWERVE_WITNESS"  # variable by which processes that the tests start know that they are no test run
+INSIDE = "SWERVE_WITNESS"  # variable that tells processes started by tests that they are no test run
 MOST_LINES = 100  # of a test's, from the innermost out
 
 
 class Canary(Exception):
-    """What a test that must fail fails with."""
+    """What the test that must fail raises."""
 
 
 class WatchedRun:
@@ -60,7 +60,7 @@ class WatchedRun:
 
 
 def _file_clock():
-    """Seconds since 1970 by the clock that files are dated by, whatever the process takes for the time."""
+    """Seconds since 1970 by the clock that files are dated by, whatever the process believes the time to be."""
     read, write = os.pipe()
     try:
         return os.fstat(read).st_ctime
@@ -84,7 +84,7 @@ def say(*words):
 
 
 def start(runner):
-    """None inside of another run, and where the channel cannot be had."""
+    """A new run; None inside of another run, and where the side channel cannot be opened."""
     if os.environ.get(INSIDE):
         return None
     run = WatchedRun(runner)
@@ -95,10 +95,10 @@ def start(runner):
 
 
 def _stopping_lines(error, frames):
-    """File and text of each line, of a test and of what it tests, on the way to where `error` stopped the test.
+    """File and text of each line, of a test and of the code it tests, on the way to where `error` stopped the test.
 
-    Not of the last alone: code may be compiled under any file's name. If the last does not look like one that stops a
-    test, files that may have made it one follow, with "" for the text.
+    All of them and not the last alone: code may be compiled under any file's name. If the last does not look like a line
+    that stops a test, files follow that may have turned it into one, with "" for the text.
     """
     while error is not None:
         lines = []

@@ -25,9 +25,9 @@ def unittest_canary_passes():
 
 
 def watch_unittest():
-    """To be called before anything of the tests is imported. What TextTestRunner runs is a test run.
+    """Watches whatever TextTestRunner runs. To be called before any test is imported.
 
-    A script whose name speaks for unittest may run pytest instead, which then imports this module anew.
+    A script whose name suggests unittest may run pytest instead, which then imports this plugin anew.
     """
     del sys.modules[__name__]
     run = start("unittest")
@@ -67,7 +67,7 @@ def watch_unittest():
         return added
 
     def give_way():
-        """Ends a run that has not begun, and says whose code made it another one."""
+        """Ends a run that has not begun, and reports whose code started another one in its place."""
         paths = _callers()
         if not waiting or not paths or os.getpid() != run.pid:
             return False
@@ -81,7 +81,7 @@ def watch_unittest():
 
 
 def _callers():
-    """Files of all code that the caller was called by; none if that is not the script itself, by however many steps."""
+    """The files of all code on the caller's stack; none if the script itself is not at its bottom."""
     paths, frame, name = set(), sys._getframe(1), ""
     while frame is not None:
         name = frame.f_globals.get("__name__")
@@ -91,7 +91,7 @@ def _callers():
 
 
 def takes_over():
-    """Whether a unittest was waited for in this process that now makes way."""
+    """Whether this process was waiting for a unittest run, which now gives way to pytest."""
     runner = getattr(sys.modules.get("unittest"), "TextTestRunner", None)
     return getattr(getattr(runner, "run", None), "give_way", bool)()
 
