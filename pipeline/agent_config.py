@@ -30,9 +30,8 @@ MSWEA_TAG = r"<mswea_bash_command>(.*?)</mswea_bash_command>"
 
 _ENVIRONMENT = SandboxedEnvironment(undefined=jinja2.StrictUndefined)
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-_PROBE = (
-    "\u2588" * 200_000
-)  # a long output in a character that no prompt uses, to see how much a template shows
+# A long output in a character that no prompt uses, to see how much a template shows.
+_PROBE = "\u2588" * 200_000
 
 # Names of the merged upstream configuration that a file need not mention.
 _DEFAULTS: Mapping[str, object] = {

@@ -102,14 +102,12 @@ class Task(Message, frozen=True, kw_only=True):
     problem: str  # what the agent is told
     verdict: Verdict
     setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout
-    setup_patch: bytes = (
-        b""  # a git diff that makes the problem (SWE-smith's bug); part of the base in both containers
-    )
+    # A git diff that makes the problem (SWE-smith's bug); part of the base in both containers.
+    setup_patch: bytes = b""
     hidden_paths: tuple[
         str, ...
     ] = ()  # absolute or in the workdir; what would give the answer away, taken out of the agent's container
     resources: Resources = Resources()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    builder_commits: bool = (
-        False  # the image's builder may have left commits of its own on top of base_commit
-    )
+    # Whether the image's builder may have left commits of its own on top of base_commit.
+    builder_commits: bool = False

@@ -26,9 +26,8 @@ from pipeline.kinds import AnyKind
 ROTATED_MS = 10 * 365 * 24 * 3600 * 1000
 KEEP_EVENTS = 64  # of one request, the newest
 KEEP_WAKES = 1000
-KEEP_IDS_MS = (
-    60 * 24 * 3600 * 1000
-)  # longer than any key of a request that is not outstanding lives (stream.FENCE_S)
+# Longer than any key of a request that is not outstanding lives (stream.FENCE_S).
+KEEP_IDS_MS = 60 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,9 +56,8 @@ class InProcessSave(TorchDistSaveShardedStrategy):
 def _write_buckets(writer: FileSystemWriterAsync) -> None:
     if not writer.write_buckets:
         return
-    results: Any = (
-        queue.Queue()
-    )  # Megatron declares queues between processes here and needs no more than this
+    # Megatron declares queues between processes here, and needs no more than this.
+    results: Any = queue.Queue()
     pending: Any = queue.Queue()
     for number, bucket in enumerate(
         FileSystemWriterAsync.preload_tensors(writer.write_buckets, non_blocking=False)

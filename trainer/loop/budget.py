@@ -13,9 +13,8 @@ from trainer.rollouts.admission import Admission, Backlog
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
 
-REDIS_SHARE = (
-    0.5  # of a Redis with a memory limit, for trajectories; the rest is for requests, and other runs
-)
+# Of a Redis with a memory limit, for trajectories; the rest is for requests, and other runs.
+REDIS_SHARE = 0.5
 
 
 class AdmissionBudget:

@@ -82,9 +82,8 @@ class AdmissionRecipe(Table, frozen=True, kw_only=True):
     max_lag_versions: int = 4  # how many versions behind the weights of a trained trajectory may be
     # What a step does about a group that would exceed the lag: wait for it, train it late, or leave it out.
     stragglers: Stragglers = "wait"
-    sweep_every_s: float = (
-        10.0  # how often open requests are compared with the queue, to find what Redis lost
-    )
+    # How often open requests are compared with the queue, to find what Redis lost.
+    sweep_every_s: float = 10.0
     # Trajectories that Redis may hold until a checkpoint contains them; beyond it, groups are admitted one at a time.
     max_queue_bytes: int = 4 * 1024**3
     # Trajectories that the trainer's memory may hold until their step; beyond it, groups are admitted one at a time.

@@ -32,9 +32,8 @@ class RunFacts:
     run_id: str
     directory: Path
     recipe: Recipe
-    resumed_at: int | None = (
-        None  # the first step of this process, if it resumes a run: later steps are taken again
-    )
+    # The first step of this process, if it resumes a run: later steps are taken again.
+    resumed_at: int | None = None
 
 
 @contextlib.contextmanager

@@ -17,9 +17,8 @@ from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.free_space import FreeSpace, refuse_if_short
 
 LOOK_S = 1.0  # between looks at free space, which cost nothing
-MEASURE_S = (
-    60.0  # longest time between measurements of containers, for which the Docker host walks their files
-)
+# Longest time between measurements of containers, for which the Docker host walks their files.
+MEASURE_S = 60.0
 UNSEEN_MEASURE_S = 10.0  # the same where free space cannot be seen
 SHARE = 8  # containers are measured each time free space shrinks by this part of what one may write
 CRITICAL = 4  # all containers are removed below this part of what must stay free
