@@ -1,6 +1,7 @@
-"""What the learner is fed: samples, and the batch that one optimizer step consumes.
+"""What the learner trains on: samples, and the batch that one optimizer step consumes.
 
-Plain numpy, no torch: everything before the learner stays importable on a machine without it. Shape suffixes: T tokens of one sample.
+Plain numpy, no torch: everything before the learner can be imported on a machine without it. Shape suffix T: tokens of one
+sample.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One unbroken run of tokens as the policy held them; each sampled token is trained in exactly one sample.
+    """One unbroken run of tokens as the policy saw them. Each sampled token is trained in exactly one sample.
 
-    Sample(tokens_T=[7, 8, 9], trained_T=[False, True, True], versions_T=[-1, 4, 5], ...) was fed token 7 and drew 8 and 9,
-    the second after weights 5 had arrived. `behaviour_logprobs_T[t]` belongs to `tokens_T[t]`, given all tokens before it.
+    In Sample(tokens_T=[7, 8, 9], trained_T=[False, True, True], versions_T=[-1, 4, 5], ...) the policy was fed token 7 and
+    sampled 8 and 9, the second after weights 5 had arrived. `behaviour_logprobs_T[t]` belongs to `tokens_T[t]`, given all
+    tokens before it.
     """
 
     request_id: str
@@ -22,11 +24,10 @@ class Sample:
     branch: int
     tokens_T: npt.NDArray[np.int32]
     trained_T: npt.NDArray[np.bool_]
-    behaviour_logprobs_T: npt.NDArray[
-        np.float32
-    ]  # nats, under the distribution drawn from; 0 where not trained
+    # In nats, under the distribution that the engine sampled from; 0 where not trained.
+    behaviour_logprobs_T: npt.NDArray[np.float32]
     advantages_T: npt.NDArray[np.float32]  # 0 where not trained
-    versions_T: npt.NDArray[np.int32]  # weight version that drew the token; -1 where not trained
+    versions_T: npt.NDArray[np.int32]  # weight version that sampled the token; -1 where not trained
 
     @property
     def num_tokens(self) -> int:
@@ -38,7 +39,7 @@ class Sample:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, near enough."""
+        """Memory that the arrays take."""
         arrays = (
             self.tokens_T,
             self.trained_T,
@@ -51,14 +52,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Everything one optimizer step consumes, on every rank alike."""
+    """Everything that one optimizer step consumes, the same on every rank."""
 
     step: int  # 1 for the first optimizer step of the run
     samples: tuple[Sample, ...]
     temperature: float  # the sampling temperature the behaviour log-probs belong to
     num_trajectories: int
     request_ids: tuple[str, ...]  # trajectories trained here, one entry each
-    lag_max: int  # in weight versions, over trajectories: version served by the learner minus version_first
+    lag_max: int  # in weight versions, over trajectories: the newest version minus the trajectory's first
     lag_mean: float
 
     @property

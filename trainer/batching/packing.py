@@ -1,11 +1,10 @@
-"""Samples laid end to end in micro-batches of bounded size, and those dealt to the data-parallel ranks.
+"""Samples laid end to end in micro-batches of bounded size, and the micro-batches dealt to the data-parallel ranks.
 
-Promises: no sample is split, no token of one sample sees another (the boundaries travel with the
-micro-batch), and the layout depends on the set of samples, not on the order they arrived in. Plain numpy, no
-torch.
+No sample is split, and no token of one sample sees another: the boundaries are part of the micro-batch. The layout depends on
+the set of samples, not on the order in which they arrived. Plain numpy, no torch.
 
-Shape suffixes: P positions of one micro-batch, S samples in it, T tokens of one sample. A position is a token
-fed and the token to be predicted after it, so a sample of T tokens takes T - 1 positions.
+Shape suffixes: P positions of one micro-batch, S samples in it, T tokens of one sample. A position is a token that is fed and
+the token to be predicted after it, so a sample of T tokens takes T - 1 positions.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from trainer.batching.batch import Sample
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass. All with suffix P but `inputs_P` and `positions_P` is about the *target* there."""
+    """One forward pass. Arrays with suffix P describe the *target* at each position, except `inputs_P` and `positions_P`."""
 
     inputs_P: npt.NDArray[np.int64]
     positions_P: npt.NDArray[np.int64]  # place of the input in its own sample, from 0
@@ -55,11 +54,11 @@ PADDING = MicroBatch(
     boundaries=np.array([0, 1], np.int32),
     samples=(),
 )
-"""One position that trains nothing: keeps a rank without work in step with the others."""
+"""One position that trains nothing. A rank without work runs it, so that all ranks make equally many passes."""
 
 
 def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
-    """Fill micro-batches of at most `max_tokens` positions: the longest first, into the first with room.
+    """Fill micro-batches of at most `max_tokens` positions: the longest sample first, into the first one with room.
 
     Samples of fewer than two tokens predict nothing and are left out. Raises ValueError for a sample that
     cannot fit.
@@ -94,8 +93,7 @@ def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
 def deal(microbatches: Sequence[MicroBatch], *, num_ranks: int) -> list[list[MicroBatch]]:
     """Give each data-parallel rank its micro-batches: the largest first, to the rank with the least.
 
-    All ranks get the same number of them, at least one, filled up with `PADDING`: pipelines and collectives
-    stay in step.
+    All ranks get the same number, at least one, filled up with `PADDING`, because every pass is collective.
     """
     hands: list[list[MicroBatch]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
@@ -110,7 +108,7 @@ def deal(microbatches: Sequence[MicroBatch], *, num_ranks: int) -> list[list[Mic
 def unpack(
     microbatches: Sequence[MicroBatch], values_P: Sequence[npt.NDArray[np.float32]], samples: Sequence[Sample]
 ) -> list[npt.NDArray[np.float32]]:
-    """Per-position values back as one array of T per sample, aligned with its tokens; the first gets 0."""
+    """Turn values per position into one array of T per sample, aligned with its tokens; the first token gets 0."""
     unpacked = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
     for microbatch, values in zip(microbatches, values_P, strict=True):
         for index, start, stop in zip(

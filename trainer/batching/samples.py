@@ -1,9 +1,9 @@
-"""A trajectory → the samples it is trained as, checked at the learner's door.
+"""A trajectory → the samples that it is trained as, checked before they reach the learner.
 
-One sample per unbroken run of turns, each turn's prompt being what was held before: prompts are not trained
-once per turn. A cut in the context starts the next sample. Every sampled token is trained in exactly one
-sample, with the id, log-prob and weight version that the engine reported. Nothing here has a tokenizer.
-Arrays have suffix T: tokens of one sample.
+There is one sample per unbroken run of turns, in which each turn's prompt repeats what came before it, so prompts are not
+trained once per turn. Where the context was cut, the next sample starts. Every sampled token is trained in exactly one sample,
+with the id, log-prob and weight version that the engine reported. Nothing here has a tokenizer. Shape suffix T: tokens of one
+sample.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,13 @@ from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.trajectory import Trajectory, Turn, version_at
 from trainer.batching.batch import Sample
 
-LOGPROB_SLACK = 1e-3  # nats above 0 that rounding in an engine may produce
+LOGPROB_SLACK = 1e-3
+"""Nats above 0 that rounding in an engine may produce."""
 
 
 @dataclass(slots=True)
 class Branch:
-    """An unbroken run of tokens in the making; all lists have one entry per token."""
+    """An unbroken run of tokens while it is put together. All lists have one entry per token."""
 
     tokens: list[int] = field(default_factory=list[int])
     trained: list[bool] = field(default_factory=list[bool])
@@ -28,7 +29,7 @@ class Branch:
     versions: list[int] = field(default_factory=list[int])
 
     def prefix(self, num_tokens: int) -> "Branch":
-        """What a context cut kept: seen again, not trained again."""
+        """The tokens that a context cut kept: they are seen again and not trained again."""
         return Branch(self.tokens[:num_tokens], [False] * num_tokens, [0.0] * num_tokens, [-1] * num_tokens)
 
     def extend(self, turn: Turn) -> None:
@@ -43,9 +44,7 @@ class Branch:
 
 
 def branches(turns: tuple[Turn, ...]) -> Iterator[Branch]:
-    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more than
-    there was.
-    """
+    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more tokens than there were."""
     branch = Branch()
     for number, turn in enumerate(turns):
         if not 0 <= turn.kept_tokens <= len(branch.tokens):

@@ -34,9 +34,8 @@ class Origin:
     """Which Hugging Face tensors make up a Megatron parameter, and how."""
 
     names: tuple[str, ...]
-    kind: Literal[
-        "whole", "qkv", "gate_up", "rows", "columns"
-    ]  # rows, columns: what tensor-parallel ranks divide
+    # rows, columns: what tensor-parallel ranks divide
+    kind: Literal["whole", "qkv", "gate_up", "rows", "columns"]
 
 
 def origins(model: GPTModel) -> dict[str, Origin]:

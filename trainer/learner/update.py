@@ -128,9 +128,8 @@ class Updater:
             for report in reports:
                 sums[:-1] += torch.stack([report[name].double() for name in SUMS])
                 peak = torch.maximum(peak, report["ratio_max"].double())
-        gradients = cast(
-            list[Any], self._wrapped.buffers
-        )  # Megatron's, in place of torch's method of that name
+        # Megatron's gradient buffers, which have taken the name of a method of torch's.
+        gradients = cast(list[Any], self._wrapped.buffers)
         norms = (torch.linalg.vector_norm(buffer.grad_data) for buffer in gradients)
         sums[-1] = sum(int(not norm.isfinite()) for norm in norms)
         distributed.all_reduce(sums)

@@ -94,6 +94,6 @@ def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
         (turn([1] * 1000, [2], kept=0), "more than learner.micro_batch_tokens = 1000"),
     ],
 )
-def test_what_does_not_add_up_is_refused_at_the_learners_door(broken: Turn, complaint: str) -> None:
+def test_a_trajectory_whose_tokens_do_not_add_up_is_rejected(broken: Turn, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         samples(broken)
