@@ -15,7 +15,7 @@ from pipeline import keys, policy_lease, queue
 from pipeline.policy_lease import PolicyHolder
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
-from tests.trainer.test_run import RECIPE, Trainer, start
+from tests.trainer.processes import RECIPE, TrainerProcess, start
 from trainer.evaluate import TaskOutcome, main
 
 
@@ -29,12 +29,12 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Path:
     return path
 
 
-async def evaluate(redis_url: str, recipe: Path, *arguments: str | Path) -> Trainer:
+async def evaluate(redis_url: str, recipe: Path, *arguments: str | Path) -> TrainerProcess:
     where = ("--run-dir", recipe.parent / "run")
     return await start(redis_url, recipe, *where, *arguments, module="trainer.evaluate")
 
 
-def summary(trainer: Trainer) -> dict[str, Any]:
+def summary(trainer: TrainerProcess) -> dict[str, Any]:
     return json.loads(trainer.output.splitlines()[-1])
 
 
@@ -93,7 +93,7 @@ async def test_without_a_word_the_newest_checkpoint_of_the_run_is_judged(
     assert judged.read_bytes() == learned
 
 
-async def test_a_signal_ends_it_and_takes_back_what_was_asked_for(
+async def test_a_signal_ends_it_and_withdraws_its_requests(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
     trainer = await evaluate(redis_url, recipe)
@@ -106,7 +106,7 @@ async def test_a_signal_ends_it_and_takes_back_what_was_asked_for(
     assert await redis.zcard(keys.QUEUE) == 0
 
 
-async def test_without_an_engine_nothing_is_asked_for(recipe: Path, redis_url: str, redis: Redis) -> None:
+async def test_without_an_engine_nothing_is_enqueued(recipe: Path, redis_url: str, redis: Redis) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWERVE_ROUTER_URL", "http://127.0.0.1:1")
         trainer = await evaluate(redis_url, recipe, "--set", "weights.engines=router")

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from pipeline import keys, policy_lease
 from pipeline.policy_lease import PolicyHolder
-from tests.trainer.test_run import Trainer, sets, start
-from tests.trainer.test_run import recipe as recipe
+from tests.trainer.processes import TrainerProcess, sets, start
+from tests.trainer.processes import recipe as recipe
 from trainer.records.journal import EndRow, read
 
 OTHER = PolicyHolder("other", host="elsewhere", pid=7)
@@ -23,12 +23,12 @@ def _no_engine() -> Iterator[None]:
         yield
 
 
-async def begin(redis_url: str, recipe: Path, *arguments: str | Path) -> Trainer:
+async def begin(redis_url: str, recipe: Path, *arguments: str | Path) -> TrainerProcess:
     where = ("--run-dir", recipe.parent / "run")
     return await start(redis_url, recipe, *where, *arguments, *sets("weights.engines=router"))
 
 
-async def until_it_holds(redis: Redis, trainer: Trainer) -> None:
+async def until_it_holds(redis: Redis, trainer: TrainerProcess) -> None:
     while await redis.hget(keys.policy_lease(), "run") != b"mine":
         assert trainer.process.returncode is None, trainer.output
         await asyncio.sleep(0.02)

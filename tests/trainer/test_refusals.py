@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import task
 from pipeline.taskfile import write_tasks
-from tests.trainer.test_run import RECIPE, start
+from tests.trainer.processes import RECIPE, start
 from trainer import evaluate, run
 from trainer.recipe import load_recipe, to_toml
 from trainer.records.run_directory import create

@@ -1,1 +1,1 @@
-"""The order of one run on rank 0: ask, take in, train, checkpoint, publish, and report all the while."""
+"""The order of one run on rank 0: enqueue, take in, train, checkpoint, publish, and report meanwhile."""

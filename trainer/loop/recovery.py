@@ -90,5 +90,5 @@ class Recovery:
                 version=request.version_at_enqueue,
                 task_id=request.task.id,
             )
-            group.asked_at = request.group_asked_at or request.enqueued_at
-            self._book.ask(asked)
+            group.enqueued_at = request.group_asked_at or request.enqueued_at
+            self._book.expect_request(asked)

@@ -1,1 +1,1 @@
-"""What the trainer asks of the workers and what comes back: requests out, answers in, groups, and the accounts of both."""
+"""What the trainer enqueues and what comes back: requests out, trajectories in, groups, and the ledger of both."""

@@ -5,18 +5,17 @@ The bound is AReaL's (staleness manager of its rollout controller), in groups in
 
     admitted <= (max_lag_versions + published_steps + 1) * groups_per_step
 
-where `admitted` counts groups asked for since the run began, less those dropped without being trained: a
-dropped group gives its slot back, and another is asked for. `published_steps` is how many optimizer steps
+where `admitted` counts groups enqueued since the run began, less those dropped without being trained: a
+dropped group gives its slot back, and another is enqueued. `published_steps` is how many optimizer steps
 the newest served weights contain.
 
 Why it holds: groups are trained in the order they were dispatched, `groups_per_step` at a time, so the n-th
-admitted group is trained by step ceil(n / groups_per_step) at the latest. Asked for while version s was
+admitted group is trained by step ceil(n / groups_per_step) at the latest. Enqueued while version s was
 served, n <= (max_lag + s + 1) * groups_per_step, so that step is at most s + max_lag + 1, which starts from
 the weights of step s + max_lag: a lag of max_lag. Where groups overtake each other, a step that would leave
-one behind for too long waits for it (`punctual`).
+an older group behind for too long waits for it (`punctual`).
 
-Stale work is thereby never made, rather than made and thrown away: throwing it away discards the long, hard
-episodes first.
+So stale work is not thrown away, which would discard the long, hard episodes first: it is never enqueued.
 """
 
 from collections.abc import Sequence
@@ -35,10 +34,10 @@ class Admission:
     num_steps: int
 
     def room(self, *, begun_steps: int, published_steps: int, live_groups: int) -> int:
-        """How many more groups may be asked for now.
+        """How many more groups may be enqueued now.
 
-        `begun_steps` steps have taken their groups; `live_groups` were asked for and are neither taken nor
-        dropped. Never more than the steps still to come can use.
+        `begun_steps` steps have taken their groups; `live_groups` were enqueued and are neither taken nor dropped.
+        Never more than the steps still to come can use.
         """
         horizon = min(self.max_lag_versions + published_steps + 1, self.num_steps)
         return max(0, horizon * self.groups_per_step - (begun_steps * self.groups_per_step + live_groups))
@@ -46,8 +45,8 @@ class Admission:
     def punctual(self, left_out: Sequence[tuple[int, int]]) -> bool:
         """Whether every group that the next step leaves out can still be trained in time.
 
-        `left_out` are pairs, longest lag first: how far behind the weights are, as of now, that groups were asked
-        for with, and how many groups. The n-th group is trained (n - 1) // groups_per_step steps after the next
+        `left_out` are pairs, longest lag first: how far the weights that groups were enqueued with are behind now,
+        and how many groups those are. The n-th group is trained (n - 1) // groups_per_step steps after the next
         one, at the earliest.
         """
         nth = 0
@@ -58,12 +57,12 @@ class Admission:
         return True
 
     def sentence(self, *, begun_steps: int, published_steps: int, live_groups: int) -> str:
-        """Why nothing is asked for at the moment, or how much more may be."""
+        """Why nothing is enqueued at the moment, or how many more groups may be."""
         room = self.room(begun_steps=begun_steps, published_steps=published_steps, live_groups=live_groups)
         if room:
-            return f"open: {room} more groups may be asked for"
+            return f"open: {room} more groups may be enqueued"
         if begun_steps * self.groups_per_step + live_groups >= self.num_steps * self.groups_per_step:
-            return "closed: every group that the remaining steps need has been asked for"
+            return "closed: every group that the remaining steps need is enqueued"
         return (
             f"closed: {live_groups} groups are open, and with the weights of step {published_steps} served, "
             "one more could be trained "
@@ -73,16 +72,16 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Answers that take up memory somewhere, against how much they may.
+    """Bytes that trajectories take up somewhere, against how many they may.
 
-    What is asked for and not in is reckoned as large as the largest so far, so that the bound holds when it comes.
+    Assume that each outstanding trajectory is as large as the largest seen, so that the bound holds when they arrive.
     """
 
-    what: str  # for people, as in "of answers wait in Redis for a checkpoint"
+    what: str  # for people, as in "of trajectories wait in Redis for a checkpoint"
     max_bytes: int
     held_bytes: int = 0
-    num_awaited: int = 0  # answers asked for and not in
-    largest_bytes: int = 0  # of one answer
+    num_awaited: int = 0  # outstanding trajectories
+    largest_bytes: int = 0  # of one trajectory
 
     @property
     def spare_bytes(self) -> int:
@@ -103,7 +102,7 @@ class Backlog:
         )
 
     def sentence(self, group_size: int) -> str:
-        """Why nothing is asked for at the moment; empty if that is not for want of memory."""
+        """Why nothing is enqueued at the moment; empty if that is not for want of memory."""
         if not self.is_full(group_size):
             return ""
         expected = f" and {self.num_awaited} more are expected" if self.num_awaited else ""
@@ -115,8 +114,8 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Brake:
-    """Slows asking down while groups come back broken, lest an outage eat the task order and bury thousands
-    of requests.
+    """Slows enqueuing down while groups fail, so that an outage does not burn through the tasks and dead-letter thousands of
+    requests.
     """
 
     failed_groups: int  # in a row, dropped because too few of their members were graded

@@ -35,7 +35,7 @@ class Deadlines:
         self._book.note_claims(claims, time.monotonic())
         late = self._book.overdue(time.monotonic(), self._deadline_s)
         if self._queue_s is not None:
-            late += self._book.left_lying(time.time(), self._queue_s)
+            late += self._book.unclaimed_since(time.time(), self._queue_s)
         for group in late:
             self._closer.close(group)
         return late

@@ -1,9 +1,8 @@
-"""Asks out: which task comes next, in groups, each request owed in Redis before it is queued.
+"""Requests out: which task comes next, in groups.
 
-The order of tasks is a pure function of the seed and the cursor, so a resumed run goes on where the order
-stood; places whose task is in quarantine are passed over, and no other moves. A member that came to nothing is asked
-for again by itself, as a new request of its group. Every request opens its own trace, which its rollout and the step
-that trains it join.
+The order of tasks is a pure function of the seed and the cursor, so a resumed run continues where it was. Places whose task is in
+quarantine are skipped, and no other task moves. A member that failed is enqueued again by itself, as a new request of its
+group. Every request opens a trace of its own, which its rollout and the step that trains it join.
 """
 
 import secrets
@@ -96,9 +95,7 @@ class RequestForm:
 
 
 async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
-    """Owe and queue `request` as the root of its own trace. Doing it again after a broken connection
-    changes nothing.
-    """
+    """Enqueue `request` as the root of its own trace. Repeating the call after a broken connection changes nothing."""
     with span(
         "enqueue",
         run=request.run_id,
@@ -111,7 +108,7 @@ async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
 
 
 class Dispatcher:
-    """Asks for training groups, in the order of their cursors."""
+    """Enqueues training groups, in the order of their cursors."""
 
     def __init__(
         self,
@@ -139,8 +136,8 @@ class Dispatcher:
         self.num_enqueued = 0
 
     async def open_groups(self, num_groups: int, *, version: int) -> None:
-        """Ask for what is to be refilled, and for the next groups. After an error, the next call goes on with the
-        request that failed.
+        """Enqueue what is to be refilled, then the next groups. After an error, the next call goes on with the request that
+        failed.
         """
         for cursor, member in self._refills:
             if not self._ledger.is_closed(cursor):
@@ -160,27 +157,25 @@ class Dispatcher:
         return len(self._quarantine) >= len(self._order)
 
     def has_yet_to_send(self, request_id: str) -> bool:
-        """Whether it waits for a Redis that answers."""
+        """Whether it is made and not enqueued yet, for Redis did not answer."""
         return any(request.id == request_id for request in self._unsent)
 
     def refill(self, cursor: int, member: int) -> None:
-        """Have a member of an open group asked for again, with the next call of `open_groups`; saying so twice
-        changes nothing.
-        """
+        """Have a member of an open group enqueued again by the next call of `open_groups`. Repeating it changes nothing."""
         self._refills[cursor, member] = None
 
     def give_up(self, request_ids: Collection[str]) -> None:
-        """Do not ask for these any more, should they still be waiting for a Redis that answers."""
+        """Do not enqueue these any more, if that has not happened yet."""
         self._unsent = deque(request for request in self._unsent if request.id not in request_ids)
 
     def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
-        """Whether the group at `cursor` will be asked for; if not, its place is passed over."""
+        """Make the requests of these members. False if the task is in quarantine: then its place is skipped."""
         task = self._order[cursor]
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
         group = self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
-        group.asked_at = group.asked_at or time.time()
+        group.enqueued_at = group.enqueued_at or time.time()
         made = [
             self._form.fill(
                 task,
@@ -191,11 +186,11 @@ class Dispatcher:
                 version=version,
                 sampling=self._sampling,
                 cursor=cursor,
-                group_asked_at=group.asked_at,
+                group_asked_at=group.enqueued_at,
             )
             for member in members
         ]
         for request in made:
-            self._book.ask(Asked.of(request))
+            self._book.expect_request(Asked.of(request))
         self._unsent += made
         return True

@@ -1,10 +1,10 @@
-"""Groups from the first ask to the step that trains them. Pure bookkeeping: no Redis, no clock of its own. What is asked
-with each answer is kept as a count: the price of an answer must not grow with how many groups there are.
+"""Groups from their first request to the step that trains them. Pure bookkeeping: no Redis, no clock of its own. What is needed
+with every trajectory is kept as a count, so the cost of a trajectory does not grow with the number of groups.
 
-A group closes when every member is in; a failed one is in, without a reward. It also closes when its deadline has
-passed and enough members are valid: those with a reward whose tokens add up. Too few of them, or all worth the
-same, and the group is dropped. What remains is ready, and the oldest asked for goes first. Whatever was asked for
-and is not in when its group leaves the book is surplus, to be withdrawn.
+A group closes when every member has arrived; a failed one counts, without a reward. It also closes when its deadline has passed
+and enough members are valid: those with a reward and sound samples. With too few of them, or all with the same reward, the group
+is dropped. Otherwise it is ready, and the oldest ready group goes first. Requests still outstanding when their group leaves the
+book are surplus, to be withdrawn.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def cursor_of(group_id: str) -> int:
 
 @dataclass(slots=True)
 class Member:
-    """One answer. `entries` are its stream entries: more than one only if it was delivered twice."""
+    """A trajectory in its group. `entries` are its stream entries: more than one only if it was delivered twice."""
 
     head: TrajectoryHead
     samples: tuple[Sample, ...]
@@ -52,12 +52,12 @@ class Member:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that its samples take."""
+        """Memory that its samples take."""
         return sum(sample.num_bytes for sample in self.samples)
 
     @property
     def lag_from(self) -> int:
-        """The oldest weights in it; without a sampled token, those it was asked for with."""
+        """The oldest weight version in it; without a sampled token, that of its request."""
         return self.head.version_at_enqueue if self.head.version_first is None else self.head.version_first
 
 
@@ -65,13 +65,11 @@ class Member:
 class Group:
     cursor: int
     size: int
-    asked_at_version: int
+    enqueued_version: int
     task_id: str
     members: dict[int, Member] = field(default_factory=dict[int, Member])
-    asked: dict[int, Asked] = field(
-        default_factory=dict[int, Asked]
-    )  # by member: the request that counts now
-    asked_at: float = 0.0  # when it was first asked for, Unix seconds
+    requests: dict[int, Asked] = field(default_factory=dict[int, Asked])  # by member: the one that counts now
+    enqueued_at: float = 0.0  # when it was first enqueued, Unix seconds
     started_at: float | None = None  # first claim of a member, on the caller's clock
 
     @property
@@ -88,9 +86,9 @@ class Group:
 
     @property
     def outstanding(self) -> list[Asked]:
-        """Requests that were asked for and are not what is in."""
+        """Requests whose trajectories have not arrived."""
         held = {number: member.head.request_id for number, member in self.members.items()}
-        return [asked for number, asked in self.asked.items() if held.get(number) != asked.request_id]
+        return [asked for number, asked in self.requests.items() if held.get(number) != asked.request_id]
 
     def is_overdue(self, now: float, deadline_s: float) -> bool:
         return self.started_at is not None and now >= self.started_at + deadline_s
@@ -104,12 +102,12 @@ class Group:
         return {number: reward for number, reward in found.items() if reward is not None}
 
     def fates(self, valid: Fate) -> dict[int, Fate]:
-        """What becomes of each member when the valid ones meet `valid`."""
+        """What becomes of each member if the valid ones meet `valid`."""
         return {number: _fate(member, valid) for number, member in self.members.items()}
 
 
 class GroupBook:
-    """All groups asked for and not yet taken or dropped."""
+    """All groups that were enqueued and are neither taken nor dropped."""
 
     def __init__(
         self,
@@ -126,11 +124,9 @@ class GroupBook:
         self._open: dict[int, Group] = {}
         self._ready: dict[int, Group] = {}
         self._taken: set[int] = set()
-        self.surplus: dict[
-            str, Asked
-        ] = {}  # by request id: asked for by groups that left the book without it
-        self._live_by_version: Counter[int] = Counter()  # of weights that groups were asked for with
-        self.num_awaited = 0  # members asked for and not in
+        self.surplus: dict[str, Asked] = {}  # by request id: outstanding when their groups left the book
+        self._live_by_version: Counter[int] = Counter()  # by the weights that groups were enqueued with
+        self.num_awaited = 0  # members whose trajectories have not arrived
         self.held_bytes = 0  # of memory that the samples of all groups in the book take
         self.largest_bytes = 0  # of one member's samples, so far
         self.largest_body_bytes = 0  # of one member's body in Redis, so far
@@ -149,13 +145,13 @@ class GroupBook:
 
     @property
     def needed(self) -> int:
-        """The fewest answers that could make the next step's groups complete, if none is dropped."""
+        """The fewest trajectories that could complete the next step's groups, if none is dropped."""
         short = self._admission.groups_per_step - len(self._ready)
         return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
 
     @property
     def outstanding(self) -> list[Asked]:
-        """Requests of the open groups that are not answered."""
+        """Outstanding requests of the open groups."""
         return [asked for group in self._open.values() for asked in group.outstanding]
 
     @property
@@ -164,16 +160,16 @@ class GroupBook:
         return max([*self._open, *self._ready], default=-1) + 1
 
     def withdraw(self) -> list[Group]:
-        """Give up every group that is left, for the run ends."""
+        """Take every group out of the book, for the run ends."""
         return [self._leave(cursor) for cursor in sorted({**self._open, **self._ready})]
 
     def withdraw_task(self, task_id: str) -> list[Group]:
-        """Give up every group of this task."""
+        """Take every group of this task out of the book."""
         live = {**self._open, **self._ready}
         return [self._leave(cursor) for cursor, group in sorted(live.items()) if group.task_id == task_id]
 
     def expect(self, cursor: int, *, size: int, version: int, task_id: str) -> Group:
-        """A group has been asked for, or is found to have been; asking again changes nothing."""
+        """The group at `cursor`, put among the open ones if the book does not know it."""
         known = self._open.get(cursor) or self._ready.get(cursor)
         if known is not None:
             return known
@@ -182,39 +178,39 @@ class GroupBook:
         self.num_awaited += size
         return group
 
-    def ask(self, asked: Asked) -> None:
-        """This request of an expected group counts from now on for its member; an earlier one does no longer."""
+    def expect_request(self, asked: Asked) -> None:
+        """Let this request of an expected group count for its member from now on, instead of an earlier one."""
         group = self._open.get(asked.cursor)
         if group is not None:
-            group.asked[asked.member] = asked
+            group.requests[asked.member] = asked
 
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
         return group.members.get(member) if group else None
 
     def awaits(self, cursor: int, head: TrajectoryHead) -> bool:
-        """Whether this request is the one that counts for its member; of a group nobody heard of, it is."""
+        """Whether this request is the one that counts for its member; it is if the book does not know the group."""
         group = self._open.get(cursor) or self._ready.get(cursor)
-        asked = group.asked.get(head.member) if group else None
+        asked = group.requests.get(head.member) if group else None
         return group is None or (asked is not None and asked.request_id == head.request_id)
 
     def has_taken(self, cursor: int) -> bool:
-        """Whether a step has taken the group: what still comes for it is too late."""
+        """Whether a step has taken the group: what still arrives for it is too late."""
         return cursor in self._taken
 
     def missing(self, cursor: int, *, size: int) -> list[int]:
-        """Members of a group, of `size` if nobody heard of it, that are neither in nor asked for."""
+        """Members that have neither arrived nor an outstanding request, of a group of `size` if the book does not know it."""
         if cursor in self._ready:
             return []
         group = self._open.get(cursor)
-        known = {*group.members, *group.asked} if group else set[int]()
+        known = {*group.members, *group.requests} if group else set[int]()
         return [number for number in range(size) if number not in known]
 
     def forget(self, cursor: int, member: int) -> None:
-        """The request that counted for this member came to nothing, and its group goes on."""
+        """The request that counted for this member failed or was lost, and its group stays open."""
         group = self._open.get(cursor)
         if group is not None:
-            group.asked.pop(member, None)
+            group.requests.pop(member, None)
 
     # Deadlines
 
@@ -222,19 +218,19 @@ class GroupBook:
     def unclaimed(self) -> list[str]:
         """Requests of the open groups of which no claim is known yet."""
         fresh = (group for group in self._open.values() if group.started_at is None)
-        return [asked.request_id for group in fresh for asked in group.asked.values()]
+        return [asked.request_id for group in fresh for asked in group.requests.values()]
 
     def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
         """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
         for group in (group for group in self._open.values() if group.started_at is None):
-            ages = [ages_s[one.request_id] for one in group.asked.values() if one.request_id in ages_s]
+            ages = [ages_s[one.request_id] for one in group.requests.values() if one.request_id in ages_s]
             if ages:
                 group.started_at = now - max(ages)
 
     def overdue(self, now: float, deadline_s: float) -> list[Group]:
-        """Open groups whose time is up and that can be judged as they are, oldest first: give each its `verdict`.
+        """Open groups whose deadline has passed and that can be judged as they are, oldest first.
 
-        One with too few valid members waits on: an answer late is better than none.
+        One with too few valid members waits on: a late group is better than none.
         """
         return [
             group
@@ -242,16 +238,16 @@ class GroupBook:
             if group.is_overdue(now, deadline_s) and len(group.rewards) >= self._min_valid_members
         ]
 
-    def left_lying(self, now: float, queue_s: float) -> list[Group]:
-        """Open groups that were asked for `queue_s` before `now` (Unix s), and of which nobody has claimed a member."""
+    def unclaimed_since(self, now: float, queue_s: float) -> list[Group]:
+        """Open groups that were enqueued `queue_s` before `now` (Unix s), and of which nobody has claimed a member."""
         return [
             group
             for _, group in sorted(self._open.items())
-            if group.started_at is None and not group.members and now >= group.asked_at + queue_s
+            if group.started_at is None and not group.members and now >= group.enqueued_at + queue_s
         ]
 
     def hold(self, cursor: int, member: Member) -> Group | None:
-        """Put an answer into its group. Returns the group if that completed it: `verdict` says what becomes
+        """Put a trajectory into its group. Returns the group if that completed it: `verdict` says what becomes
         of it.
         """
         head = member.head
@@ -277,7 +273,7 @@ class GroupBook:
         if not has_signal(rewards) and not self._train_without_signal:
             return "zero_variance"
         self._ready[group.cursor] = group
-        self._live_by_version[group.asked_at_version] += 1
+        self._live_by_version[group.enqueued_version] += 1
         self.held_bytes += group.num_bytes
         return "trained"
 
@@ -297,11 +293,11 @@ class GroupBook:
             self.num_awaited -= group.num_missing
         group = self._uncounted(group or self._ready.pop(cursor))
         self.surplus |= {asked.request_id: asked for asked in group.outstanding}
-        group.asked.clear()
+        group.requests.clear()
         return group
 
     def _uncounted(self, group: Group) -> Group:
-        self._live_by_version -= Counter((group.asked_at_version,))
+        self._live_by_version -= Counter((group.enqueued_version,))
         self.held_bytes -= group.num_bytes
         return group
 
@@ -311,7 +307,7 @@ class GroupBook:
         """
         if self._stragglers != "wait" or not any(cursor < chosen[-1] for cursor in self._open):
             return False
-        rest = self._live_by_version - Counter(self._ready[cursor].asked_at_version for cursor in chosen)
+        rest = self._live_by_version - Counter(self._ready[cursor].enqueued_version for cursor in chosen)
         left_out = sorted(((lag_of(version), number) for version, number in rest.items()), reverse=True)
         return not self._admission.punctual(left_out)
 

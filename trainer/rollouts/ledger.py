@@ -1,9 +1,8 @@
-"""What has been settled, and which of it a checkpoint holds: the reason nothing is trained twice or
-forgotten.
+"""What has been settled, and which of it a checkpoint holds: why nothing is trained twice or forgotten.
 
 Settling a trajectory writes its row to the journal and remembers its stream entry. Only when a checkpoint
 that contains the settlement is complete on disk is the entry acknowledged. A trainer that dies before reads
-the entry again and knows nothing of having used it, for its weights and journal go back to the same
+the entry again and has no trace of using it, because its weights and journal go back to the same
 checkpoint; one that dies between checkpoint and acknowledgement finds the entry listed in
 `LedgerState.pending` and acknowledges it without training.
 
@@ -31,7 +30,7 @@ class SinceStep(Message, frozen=True, kw_only=True):
     invalid: int = 0  # groups dropped for too few graded members
     reward_sum: float = 0.0  # over graded members of all closed groups, dropped ones included
     num_rewards: int = 0
-    refilled: int = 0  # members that failed and were asked for again
+    refilled: int = 0  # members that failed and were enqueued again
     withdrawn: int = 0  # members whose groups closed without them
 
 
@@ -40,7 +39,7 @@ class LedgerState(Message, frozen=True, kw_only=True):
 
     step: int = 0
     version: int = -1  # newest published when it was written
-    cursor: int = 0  # of the next group to ask for
+    cursor: int = 0  # of the next group to enqueue
     closed_below: int = 0
     closed_above: tuple[int, ...] = ()
     # (stream entry, request id) pairs that are settled in this checkpoint and not yet acknowledged:
@@ -49,7 +48,7 @@ class LedgerState(Message, frozen=True, kw_only=True):
     evaluations: tuple[str, ...] = ()  # finished, by name
     groups_without_signal: int = 0  # in a row
     since_step: SinceStep = SinceStep()
-    refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members asked for again
+    refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members enqueued again
 
 
 class Ledger:
@@ -81,11 +80,11 @@ class Ledger:
         return cursor < self._closed_below or cursor in self._closed_above
 
     def open_cursors(self, end: int) -> list[int]:
-        """Cursors below `end` whose groups are not settled: asked for, or lost before they could be."""
+        """Cursors below `end` whose groups are not settled: enqueued, or lost before they could be."""
         return [cursor for cursor in range(self._closed_below, end) if cursor not in self._closed_above]
 
     def close(self, cursor: int) -> None:
-        """The group at `cursor` is settled; whatever still arrives for it is late."""
+        """Mark the group at `cursor` as settled; what still arrives for it is late."""
         self._closed_above.add(cursor)
         self._refills.pop(cursor, None)
         while self._closed_below in self._closed_above:
@@ -93,7 +92,7 @@ class Ledger:
             self._closed_below += 1
 
     def skip(self, cursor: int, task_id: str) -> None:
-        """Nothing is asked for at `cursor`: its task is in quarantine."""
+        """Enqueue nothing at `cursor`: its task is in quarantine."""
         self._journal.append(SkippedRow(cursor=cursor, task_id=task_id))
         self.close(cursor)
 
@@ -104,23 +103,23 @@ class Ledger:
         self.close(group.cursor)
 
     def num_refills(self, cursor: int) -> int:
-        """How many members of the open group have been asked for again."""
+        """How many members of the open group have been enqueued again."""
         return self._refills.get(cursor, 0)
 
     def refill(self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int) -> None:
-        """Settle a member that failed while its group goes on without it, for another is asked for in its place."""
+        """Settle a failed member whose group stays open: another request takes its place."""
         self._refills[cursor] = self.num_refills(cursor) + 1
         self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
         self.settle(head, entries, "failed", cursor=cursor)
 
     def withdraw(self, asked: Asked, *, evaluation: str = "") -> None:
-        """Write down that nobody waits for a request any more; it has no stream entry to acknowledge."""
+        """Settle a withdrawn request; it has no stream entry to acknowledge."""
         self._journal.append(withdrawn_row(asked, evaluation=evaluation))
         since = self.since_step
         self.since_step = structs.replace(since, withdrawn=since.withdrawn + (asked.purpose == "train"))
 
     def note_signal(self) -> None:
-        """A group came back with something to learn from."""
+        """A group with a signal came back: the streaks of groups without signal and of failures end."""
         self.groups_without_signal = 0
         self.brake = Brake(failed_groups=0, last_failed_at=0.0)
 
@@ -155,14 +154,12 @@ class Ledger:
         self.release(head, entries)
 
     def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:
-        """Acknowledge these with the next checkpoint, without a row: second copies of what has been
-        settled.
-        """
+        """Acknowledge these with the next checkpoint, without a row: they are second copies of what is settled."""
         self._pending += [(entry, head.request_id) for entry in entries]
 
     def state(self, *, step: int, version: int, cursor: int) -> LedgerState:
-        """Everything settled up to now, rows forced to disk. Take it with the weights standing still, then
-        write the checkpoint.
+        """Everything settled up to now, with the journal's rows forced to disk. The weights must not change between this call
+        and the checkpoint that it goes into.
         """
         return LedgerState(
             step=step,
@@ -179,7 +176,7 @@ class Ledger:
         )
 
     def acknowledged(self, state: LedgerState) -> None:
-        """`state.pending` has been acknowledged; what was settled since then still waits."""
+        """Note that `state.pending` has been acknowledged; what was settled since then still waits."""
         settled = set(state.pending)
         self._pending = [pair for pair in self._pending if pair not in settled]
 

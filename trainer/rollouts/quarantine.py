@@ -2,7 +2,7 @@
 
 Two things put a task there: the same patch, byte for byte, was judged differently; or MAX_GRADER_FAILURES requests in
 a row came back without a verdict because the grader broke, while it went on judging other tasks. The evidence is in
-the journal's episode rows, so a resumed run, whose journal is that of its checkpoint, knows what its predecessor knew.
+the journal's episode rows, so a resumed run knows what the journal of its checkpoint says.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ GRADER_FAILED = "failed:grader"
 
 
 class Quarantine:
-    """The tasks of one run that are not to be played any more, and what is known of the others."""
+    """The tasks of one run that are not played any more, and what is known of the others."""
 
     def __init__(self, journal: Journal) -> None:
-        """Takes up what `journal` says, which must be back at its checkpoint."""
+        """Starts from what `journal` says, which must have been cut back to its checkpoint."""
         self._journal = journal
         self._verdicts: dict[str, dict[str, tuple[float, str]]] = {}  # by task and patch: reward, request id
         self._failures: dict[str, dict[str, int]] = {}  # by task and request id: verdicts seen until then
@@ -42,7 +42,7 @@ class Quarantine:
         return self._reasons[task_id]
 
     def notice(self, head: TrajectoryHead) -> str:
-        """Why the task of this answer belongs here from now on; "" if it does not, or is here already."""
+        """Why the task of this trajectory belongs here from now on; "" if it does not, or is here already."""
         fault = self._notice(head)
         return "" if head.task_id in self else fault
 
@@ -58,7 +58,7 @@ class Quarantine:
         self.put(head.task_id, reason, request_id=head.request_id)
 
     def put(self, task_id: str, reason: str, *, request_id: str) -> None:
-        """Take the task in; `request_id` is of the answer that decided it."""
+        """Put the task into quarantine; `request_id` is of the trajectory that decided it."""
         self._reasons[task_id] = reason
         self._journal.append(QuarantineRow(task_id=task_id, reason=reason, request_id=request_id))
 

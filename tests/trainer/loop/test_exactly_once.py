@@ -282,7 +282,7 @@ class Story:
         live = (*book._open.values(), *book._ready.values())
         assert book.num_awaited == sum(group.num_missing for group in book._open.values())
         assert book.held_bytes == sum(group.num_bytes for group in live)
-        assert book._live_by_version == Counter(group.asked_at_version for group in live)
+        assert book._live_by_version == Counter(group.enqueued_version for group in live)
 
     async def dies(self, trainer: Trainer) -> None:
         trainer.journal.close()

@@ -37,7 +37,7 @@ async def members(pool: ArqRedis) -> list[tuple[int, int]]:
     return sorted((request.cursor, request.member) for request in found if request is not None)
 
 
-async def test_what_redis_forgot_is_asked_for_anew_and_the_rest_is_left_alone(
+async def test_what_redis_forgot_is_enqueued_anew_and_the_rest_is_left_alone(
     side: TrainerSide, pool: ArqRedis, tmp_path: Path
 ) -> None:
     await side.dispatcher.open_groups(2, version=1)

@@ -5,8 +5,8 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
-from tests.trainer.test_run import recipe as recipe
-from tests.trainer.test_run import sets, start, steps
+from tests.trainer.processes import recipe as recipe
+from tests.trainer.processes import sets, start, steps
 from trainer.records.journal import EpisodeRow, PublicationRow, SkippedBatchRow, read
 from trainer.records.summary import summarize
 

@@ -42,11 +42,11 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
         most_open = max(most_open, book.num_live)
         groups = book.take(behind(version))
         if groups is not None:
-            lags += [version - group.asked_at_version for group in groups]
+            lags += [version - group.enqueued_version for group in groups]
             version += 1
             continue
         assert unfinished, (
-            "nothing is open, nothing may be asked for, and yet there is no batch: it would hang"
+            "nothing is open, nothing may be enqueued, and yet there is no batch: it would hang"
         )
         finished = unfinished.pop(data.draw(st.sampled_from(sorted(unfinished))))
         dropped = drops > 0 and data.draw(st.booleans())
@@ -86,14 +86,16 @@ def test_a_published_version_opens_one_more_step() -> None:
     assert admission.room(begun_steps=1, published_steps=1, live_groups=3) == 3
 
 
-def test_no_more_is_asked_for_than_the_last_steps_can_use() -> None:
+def test_no_more_is_enqueued_than_the_last_steps_can_use() -> None:
     admission = Admission(max_lag_versions=8, groups_per_step=2, num_steps=3)
     assert admission.room(begun_steps=0, published_steps=0, live_groups=0) == 6
     assert admission.room(begun_steps=2, published_steps=2, live_groups=2) == 0
-    assert "has been asked for" in admission.sentence(begun_steps=2, published_steps=2, live_groups=2)
+    assert "remaining steps need is enqueued" in admission.sentence(
+        begun_steps=2, published_steps=2, live_groups=2
+    )
 
 
-def test_the_sentence_says_why_nothing_is_asked_for() -> None:
+def test_the_sentence_says_why_nothing_is_enqueued() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
     assert admission.sentence(begun_steps=0, published_steps=0, live_groups=1).startswith(
         "open: 3 more groups"
@@ -125,7 +127,7 @@ def test_a_full_backlog_lets_one_group_at_a_time_through() -> None:
     assert full.room(0, group_size=4, open_groups=0) == 0, "the lag still bounds it"
 
 
-def test_what_is_still_to_come_is_reckoned_as_large_as_the_largest_so_far() -> None:
+def test_each_outstanding_trajectory_is_assumed_as_large_as_the_largest_seen() -> None:
     backlog = Backlog("held", 1000, held_bytes=100, num_awaited=4, largest_bytes=50)
     assert backlog.spare_bytes == 700
     assert backlog.room(9, group_size=4, open_groups=1) == 3
@@ -143,7 +145,7 @@ def test_the_sentence_says_whose_memory_is_full() -> None:
 
 @settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1), data=st.data())
-def test_a_bound_is_overrun_by_one_group_at_most_once_the_largest_answer_is_known(
+def test_a_bound_is_overrun_by_one_group_at_most_once_the_largest_trajectory_is_known(
     sizes: list[int], data: st.DataObject
 ) -> None:
     held, awaited = 0, 0

@@ -1,4 +1,4 @@
-"""Members that fail or dawdle: asked for again by themselves, or left out when their group has to close."""
+"""Members that fail are enqueued again by themselves; members that are late are left out when their group closes."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def broken(boundary: Boundary, *, transient: bool) -> Failed:
 
 
 async def asked(side: TrainerSide) -> list[RolloutRequest]:
-    """Requests that are owed, in the order they were asked for."""
+    """Open requests, in the order they were enqueued."""
     waiting = [await request_store.read(side.pool, one) for one in await queue.open_ids(side.pool, "run")]
     return [request for request in waiting if request is not None]
 
@@ -66,7 +66,7 @@ async def fail_member(side: TrainerSide, member: int, failed: Failed) -> str:
         (broken("request", transient=False), False),
     ],
 )
-async def test_a_member_is_asked_for_again_if_it_was_no_fault_of_policy_or_task(
+async def test_a_member_is_enqueued_again_if_it_failed_through_no_fault_of_policy_or_task(
     side: TrainerSide, failed: Failed, is_refilled: bool
 ) -> None:
     await side.dispatcher.open_groups(1, version=0)
@@ -80,7 +80,7 @@ async def test_a_member_is_asked_for_again_if_it_was_no_fault_of_policy_or_task(
     assert side.ledger.since_step.refilled == is_refilled
 
 
-async def test_a_refilled_group_is_trained_whole_and_never_asked_for_anew(side: TrainerSide) -> None:
+async def test_a_refilled_group_is_trained_whole_and_never_enqueued_anew(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     await side.dispatcher.open_groups(0, version=0)
@@ -137,7 +137,7 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Train
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
 
 
-async def test_a_refill_that_was_never_sent_is_asked_for_after_a_restart(side: TrainerSide) -> None:
+async def test_a_refill_that_was_never_enqueued_is_enqueued_after_a_restart(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await fail_member(side, 1, broken("sandbox", transient=True))
     state = side.ledger.state(step=0, version=0, cursor=1)
@@ -200,7 +200,9 @@ async def test_a_request_that_nobody_can_read_counts_as_failed(side: TrainerSide
     assert group.fates("trained") == {0: "failed", 1: "trained", 2: "trained"}
 
 
-async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_back(side: TrainerSide) -> None:
+async def test_the_deadline_runs_from_the_first_claim_also_if_that_try_returned_to_the_queue(
+    side: TrainerSide,
+) -> None:
     await side.dispatcher.open_groups(1, version=0)
     (claim,) = await claimed(side, 0)
     await queue.return_to_queue(side.pool, claim)
@@ -211,7 +213,9 @@ async def test_the_time_runs_from_the_first_claim_also_if_that_try_was_handed_ba
     assert 60 <= ages[claim.request.id] < 120
 
 
-async def test_who_is_running_or_queued_at_the_deadline_is_withdrawn_and_counted(side: TrainerSide) -> None:
+async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_and_counted(
+    side: TrainerSide,
+) -> None:
     side.dispatcher._group_size = 4
     await side.dispatcher.open_groups(1, version=0)
     slow = await claimed(side, 2)
@@ -261,5 +265,5 @@ async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_endi
     await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=1))
     await other.recovery.enqueue_missing(3, version=0)
     assert not isinstance((await queue.take(side.pool, "w", 1))[0], Claim), "it is dead-lettered"
-    assert len(await work_off(side.pool)) == 3, "its member was asked for again"
+    assert len(await work_off(side.pool)) == 3, "its member was enqueued again"
     await other.requests.withdraw_all()

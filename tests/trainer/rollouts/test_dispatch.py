@@ -75,7 +75,7 @@ def test_ids_are_unique_and_sort_as_they_were_made() -> None:
     assert {len(one) for one in made} == {26}
 
 
-async def test_a_group_is_one_task_asked_for_once_per_member(pool: ArqRedis, journal: Journal) -> None:
+async def test_a_group_is_one_task_enqueued_once_per_member(pool: ArqRedis, journal: Journal) -> None:
     asking = dispatcher(pool, journal)
     await asking.open_groups(2, version=4)
     requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
@@ -85,7 +85,7 @@ async def test_a_group_is_one_task_asked_for_once_per_member(pool: ArqRedis, jou
     assert await pool.zcard(keys.QUEUE) == 6
 
 
-async def test_a_group_that_was_asked_for_in_part_is_completed_for_the_same_task(
+async def test_a_group_that_was_enqueued_in_part_is_completed_for_the_same_task(
     pool: ArqRedis, journal: Journal
 ) -> None:
     asking = dispatcher(pool, journal)
@@ -125,7 +125,7 @@ async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_sta
     assert sorted([*skipped, *(cursor for cursor, _ in asked)]) == list(range(asking.cursor))
 
 
-async def test_with_every_task_in_quarantine_nothing_is_asked_for(pool: ArqRedis, journal: Journal) -> None:
+async def test_with_every_task_in_quarantine_nothing_is_enqueued(pool: ArqRedis, journal: Journal) -> None:
     put_in_quarantine(journal, 0, 1, 2)
     asking = dispatcher(pool, journal)
     await asking.open_groups(2, version=0)

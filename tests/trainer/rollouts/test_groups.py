@@ -63,7 +63,7 @@ def test_a_refused_trajectory_has_no_say_in_its_group() -> None:
     assert group.fates("zero_variance")[2] == "refused"
 
 
-def test_the_oldest_asked_for_is_trained_first_whenever_it_came() -> None:
+def test_the_oldest_group_is_trained_first_whenever_it_was_complete() -> None:
     b = book(groups_per_step=2)
     for cursor in (3, 1, 2):
         b.verdict(fill(b, cursor, [0.0, 1.0]))
@@ -126,7 +126,7 @@ def asked(cursor: int, number: int, *, size: int = 3, request_id: str = "") -> A
 def ask(into: GroupBook, cursor: int, *, size: int = 3) -> None:
     into.expect(cursor, size=size, version=0, task_id=f"t{cursor}")
     for number in range(size):
-        into.ask(asked(cursor, number, size=size))
+        into.expect_request(asked(cursor, number, size=size))
 
 
 def test_a_groups_time_runs_from_its_first_claim() -> None:
@@ -142,7 +142,7 @@ def test_a_groups_time_runs_from_its_first_claim() -> None:
     assert [group.cursor for group in b.overdue(140.0, 60.0)] == [0]
 
 
-def test_at_its_deadline_a_group_is_judged_by_who_is_in_and_the_rest_is_surplus() -> None:
+def test_at_its_deadline_a_group_is_judged_by_its_members_and_the_rest_is_surplus() -> None:
     b = book()
     ask(b, 0)
     for number in (0, 1):
@@ -183,13 +183,13 @@ def test_an_answer_that_makes_it_before_the_step_joins_a_group_that_closed_witho
 def test_of_two_requests_for_a_member_the_later_one_counts() -> None:
     b = book()
     ask(b, 0)
-    b.ask(asked(0, 1, request_id="again"))
+    b.expect_request(asked(0, 1, request_id="again"))
     assert not b.awaits(0, member(0, 1, group_size=3).head)
     assert b.awaits(0, member(0, 2, group_size=3).head)
     assert b.awaits(7, member(7, 0, group_size=3).head), "nobody heard of that group yet"
 
 
-def test_what_is_neither_in_nor_asked_for_is_missing() -> None:
+def test_a_member_without_trajectory_and_without_request_is_missing() -> None:
     b = book()
     ask(b, 0)
     b.forget(0, 1)

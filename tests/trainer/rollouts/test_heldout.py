@@ -1,4 +1,4 @@
-"""Held-out evaluation: what is asked for, counted and left out."""
+"""Held-out evaluation: what is enqueued, counted and left out."""
 
 import math
 from collections.abc import AsyncIterator

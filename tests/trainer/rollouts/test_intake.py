@@ -1,4 +1,4 @@
-"""Taking in: against a real stream, what is held, dropped, refused and settled."""
+"""What becomes of trajectories from a real stream: held, dropped, rejected, settled."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +34,7 @@ async def test_a_whole_group_becomes_ready_with_the_tokens_that_were_drawn(side:
     (group,) = side.book.take(behind(0)) or []
     sampled = [member.samples[0].num_trained_tokens for _, member in sorted(group.members.items())]
     assert sampled == [8, 10, 12]
-    assert side.pending() == [], "a group in hand is not settled"
+    assert side.pending() == [], "a group that waits for its step is not settled"
 
 
 async def test_an_entry_delivered_twice_is_held_once_and_acknowledged_twice(side: TrainerSide) -> None:
@@ -137,7 +137,7 @@ async def test_a_restarted_trainer_finds_what_it_had_not_acknowledged(side: Trai
     assert other.book.num_ready == 1
 
 
-async def test_taking_stock_again_after_a_lost_connection_holds_nothing_twice(side: TrainerSide) -> None:
+async def test_a_recovery_after_a_lost_connection_holds_nothing_twice(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
     await work_off(side.pool)
     await side.reader.read(block_ms=10)

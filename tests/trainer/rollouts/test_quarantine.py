@@ -104,7 +104,7 @@ async def test_the_groups_of_such_a_task_are_dropped_untrained_ready_ones_too(si
     assert [row.task_id for row in read(side.journal.directory, QuarantineRow)] == ["t"]
 
 
-async def test_the_graders_last_words_are_kept(side: TrainerSide) -> None:
+async def test_the_reason_names_the_graders_last_failure(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
 
     await work_off(side.pool, lambda request: BROKEN, limit=2)
