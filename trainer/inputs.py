@@ -143,7 +143,7 @@ def _doubt(task: Task, known: Verification | None) -> str:
 def _check_model(recipe: Recipe) -> None:
     """Raises ValueError unless the model's directory is there and its context is as long as the recipe needs."""
 
-    class _Config(msgspec.Struct):
+    class _Context(msgspec.Struct):
         max_position_embeddings: int
 
     directory = Path(recipe.model)
@@ -153,7 +153,7 @@ def _check_model(recipe: Recipe) -> None:
         )
     path = directory / "config.json"
     try:
-        max_positions = msgspec.json.decode(path.read_bytes(), type=_Config).max_position_embeddings
+        max_positions = msgspec.json.decode(path.read_bytes(), type=_Context).max_position_embeddings
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"model: {path}: {error}; take the file that came with the weights") from error
     context_tokens = recipe.rollout.limits.context_tokens

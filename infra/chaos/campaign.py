@@ -15,7 +15,7 @@ import redis
 
 from infra.chaos.accounts import Accounts, audit
 from infra.chaos.faults import Kind, Pace, draw_faults
-from infra.chaos.injection import FaultInjector, NotRecovered, Recovery
+from infra.chaos.injection import FaultInjector, MeasuredRecovery, NotRecovered
 from infra.chaos.signals import EndRequested
 from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize
 from infra.chaos.teardown import client, finish_run, leftovers, problems_in_report
@@ -34,7 +34,7 @@ class Campaign:
     num_wanted: int  # kills
     file: Path  # progress.json
     began_at: float = field(default_factory=time.monotonic)
-    recoveries: list[Recovery] = field(default_factory=list[Recovery])
+    recoveries: list[MeasuredRecovery] = field(default_factory=list[MeasuredRecovery])
     problems: list[str] = field(default_factory=list[str])
     accounts: Accounts = field(default_factory=Accounts)
     audited_kills: int = 0
@@ -92,7 +92,7 @@ class Campaign:
             minutes=minutes,
         )
 
-    def _record(self, recovery: Recovery) -> None:
+    def _record(self, recovery: MeasuredRecovery) -> None:
         self.recoveries.append(recovery)
         names = " and ".join(recovery.victims)
         self.injector.say(f"{self.num_kills}: {names} killed, recovered after {recovery.total_s:.1f} s")

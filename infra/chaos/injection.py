@@ -31,7 +31,7 @@ class NotRecovered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class MeasuredRecovery:
     """The recovery from one fault. `total_s` counts from the last kill."""
 
     victims: tuple[Kind, ...]
@@ -92,7 +92,9 @@ class FaultInjector:
             raise NotRecovered(f"no progress within {FIRST_PROGRESS_S:.0f} s of the start")
         return took_s
 
-    def inject(self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
+    def inject(
+        self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]
+    ) -> MeasuredRecovery | None:
         """Inject the fault and wait for the recovery. None if there was nothing to kill. Raises NotRecovered or
         EndRequested.
         """
@@ -106,7 +108,7 @@ class FaultInjector:
             self._keep_evidence(victims)
             if not self.wait(self._recovered(victims, killed), GIVE_UP_S):
                 raise NotRecovered(f"the system did not recover from a kill of {' and '.join(victims)}")
-        return Recovery(tuple(victims), time.monotonic() - killed_at, start_s, hung)
+        return MeasuredRecovery(tuple(victims), time.monotonic() - killed_at, start_s, hung)
 
     def _kill(self, fault: Fault, rng: random.Random) -> tuple[list[Kind], list[Child]]:
         """The kinds that were killed, and those of them that our supervisors start again."""

@@ -7,7 +7,7 @@ import msgspec
 
 from infra.chaos.accounts import Accounts
 from infra.chaos.faults import KINDS, Kind
-from infra.chaos.injection import Recovery
+from infra.chaos.injection import MeasuredRecovery
 
 PAIR = "two at once"
 
@@ -69,7 +69,7 @@ class PartialSlo(Slo, frozen=True, kw_only=True):
 
 
 def summarize(
-    recoveries: Sequence[Recovery],
+    recoveries: Sequence[MeasuredRecovery],
     starts_s: Mapping[Kind, float],
     accounts: Accounts,
     left: Leftovers,
@@ -129,7 +129,7 @@ def _row(name: str, times: RecoveryTimes) -> str:
 
 
 def _by_process(
-    recoveries: Sequence[Recovery], starts_s: Mapping[Kind, float]
+    recoveries: Sequence[MeasuredRecovery], starts_s: Mapping[Kind, float]
 ) -> Iterable[tuple[str, RecoveryTimes]]:
     for kind in KINDS:
         num_kills = sum(one.victims.count(kind) for one in recoveries)
@@ -141,7 +141,7 @@ def _by_process(
         yield PAIR, _times(pairs, sum(len(one.victims) for one in pairs), None)
 
 
-def _times(recoveries: Sequence[Recovery], num_kills: int, start_s: float | None) -> RecoveryTimes:
+def _times(recoveries: Sequence[MeasuredRecovery], num_kills: int, start_s: float | None) -> RecoveryTimes:
     beyond = [one.beyond_s for one in recoveries]
     return RecoveryTimes(
         kills=num_kills,

@@ -19,7 +19,7 @@ from infra.chaos.__main__ import parse_arguments
 from infra.chaos.accounts import audit
 from infra.chaos.campaign import Campaign
 from infra.chaos.faults import KINDS, LONG, SHORT, Fault, Kind, draw_faults
-from infra.chaos.injection import FaultInjector, Recovery
+from infra.chaos.injection import FaultInjector, MeasuredRecovery
 from infra.chaos.monitor import NOT_YET_TRAINING
 from infra.chaos.signals import EndRequested
 from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize, table
@@ -167,9 +167,9 @@ def test_two_requests_for_one_member_are_trained_twice(run: EndedRun) -> None:
 
 def test_the_table_counts_from_what_a_process_needs_to_start(run: EndedRun) -> None:
     recoveries = [
-        Recovery(("engine",), total_s=14.0, start_s=10.0, hung=False),
-        Recovery(("engine",), total_s=9.0, start_s=10.0, hung=False),
-        Recovery(("redis", "worker"), total_s=6.0, start_s=2.0, hung=False),
+        MeasuredRecovery(("engine",), total_s=14.0, start_s=10.0, hung=False),
+        MeasuredRecovery(("engine",), total_s=9.0, start_s=10.0, hung=False),
+        MeasuredRecovery(("redis", "worker"), total_s=6.0, start_s=2.0, hung=False),
     ]
     starts_s = dict.fromkeys(KINDS, 10.0)
     accounts = audit(run.client, run.directory, seen=[], ended=True)
@@ -213,11 +213,13 @@ class SurvivingInjector:
     def say(self, line: str) -> None:
         self.said.append(line)
 
-    def inject(self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]) -> Recovery | None:
+    def inject(
+        self, fault: Fault, rng: random.Random, starts_s: Mapping[Kind, float]
+    ) -> MeasuredRecovery | None:
         if not self._num_left:
             raise EndRequested(signal.SIGTERM)
         self._num_left -= 1
-        return Recovery(fault.victims, total_s=12.0, start_s=10.0, hung=False)
+        return MeasuredRecovery(fault.victims, total_s=12.0, start_s=10.0, hung=False)
 
 
 @pytest.mark.parametrize(("num_faults", "ended_by"), [(30, "SIGTERM"), (1000, "None")])
