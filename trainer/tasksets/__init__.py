@@ -1,1 +1,1 @@
-"""Tasks from where they are published, as records that a run can read."""
+"""Imports tasks from where they are published into records that a run can read."""

@@ -1,8 +1,8 @@
-"""`python -m trainer.tasksets import SOURCE PATH --out tasks.jsonl`: published tasks into a task file.
+"""`python -m trainer.tasksets import SOURCE PATH --out tasks.jsonl`: imports published tasks into a task file.
 
-Writes the task file and, beside it, the solutions: tasks.jsonl has tasks.gold.jsonl. If any task is refused, writes
-nothing and says which, all of them, by file, row and field. `split` makes two files that share no task; `export`
-writes what other tools read. Exit status 0; 1 after a refusal; 2 for a command line that makes no sense.
+Writes the task file and, beside it, the solutions: tasks.gold.jsonl belongs to tasks.jsonl. If any task is refused, nothing
+is written, and every reason is printed with file, row and field. `split` divides a task file into two that share no task;
+`export` writes what other tools read. Exit status 0; 1 after a refusal; 2 for a malformed command line.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def _import(options: argparse.Namespace) -> str:
 
 
 def _sources_of(row: Fields) -> list[str]:
-    """Sources that would take the row as it stands."""
+    """The sources that would accept the row as it stands."""
     takers: list[str] = []
     for name, importer in SOURCES.items():
         with contextlib.suppress(ValueError):
@@ -76,8 +76,8 @@ def _split(options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.tasksets", description=__doc__)
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_import(verbs.add_parser("import", help="published tasks into a task file"))
-    _add_split(verbs.add_parser("split", help="one task file into two: to train on, and to hold out"))
+    _add_import(verbs.add_parser("import", help="import published tasks into a task file"))
+    _add_split(verbs.add_parser("split", help="divide a task file into one to train on and one held out"))
     add_export_parser(verbs)
     return parser
 
@@ -91,20 +91,25 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
             "path",
             type=Path,
             metavar="PATH",
-            help=".jsonl, .json, .parquet, a saved dataset's directory, or what the source has else",
+            help=".jsonl, .json, .parquet, the directory of a saved dataset, or another form of the source",
         )
         add("--out", type=Path, required=True, metavar="TASKS.jsonl")
-        add("--split", metavar="NAME", help="where the path has several")
-        add("--first", type=_positive, metavar="N", help="at most N, of those that the other options leave")
-        add("--only", metavar="IDS", help="these instance ids: A,B,C, or one a line in the file of @FILE")
+        add("--split", metavar="NAME", help="the split to import, if the path has several")
+        add(
+            "--first",
+            type=_positive,
+            metavar="N",
+            help="import at most N of the tasks that the other options leave",
+        )
+        add("--only", metavar="IDS", help="import these instance ids: A,B,C, or @FILE with one per line")
         add(
             "--repo",
             action="append",
             default=[],
             metavar="PATTERN",
-            help="such as 'django/*'; may be repeated",
+            help="import repositories of this name, such as 'django/*'; may be repeated",
         )
-        help_ = "of problem statement, patch and hidden tests together"
+        help_ = "leave out tasks whose problem statement, patch and hidden tests are longer together"
         add("--max-bytes", type=_positive, metavar="N", help=help_)
         importer.add_options(source)
         source.set_defaults(run=_import)
@@ -112,12 +117,23 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
-    parser.add_argument("--train", type=_positive, metavar="N", help="by default all that are not held out")
     parser.add_argument(
-        "--heldout", type=_amount, required=True, metavar="M", help="a number, or a share: 0.1"
+        "--train",
+        type=_positive,
+        metavar="N",
+        help="number of tasks to train on; default: all that are not held out",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="by default where TASKS.jsonl is")
+    parser.add_argument(
+        "--heldout",
+        type=_amount,
+        required=True,
+        metavar="M",
+        help="number of tasks to hold out, or a share such as 0.1",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="tasks are chosen by their ids and this number")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write both; default: beside TASKS.jsonl"
+    )
     parser.set_defaults(run=_split)
 
 

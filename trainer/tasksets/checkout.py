@@ -1,4 +1,4 @@
-"""Git inside the images of others, whoever owns the repository there."""
+"""Git inside images of others, whoever owns the repository there."""
 
 import shlex
 
@@ -6,5 +6,5 @@ GIT_ENV = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_
 
 
 def checkout(commit: str) -> str:
-    """A set-up script that brings the repository to `commit`, whatever the image's build has left changed in it."""
+    """A set-up script that checks out `commit`, whatever the image's build left changed."""
     return f"{GIT_ENV}\ngit checkout -q --force {shlex.quote(commit)}\n"

@@ -1,4 +1,4 @@
-"""Eval scripts that end with the status of something other than their tests, made to end with theirs."""
+"""Makes eval scripts end with the exit status of their tests where they end with something else's."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _EXIT = re.compile(r"^exit\b\s*(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One command of a script, continued lines and here-documents included: lines `first` to `last` of it."""
+    """One command of a script, with its continued lines and here-documents: lines `first` to `last`."""
 
     text: str  # its own first line, continuations joined
     first: int
@@ -34,8 +34,8 @@ class _Command:
 def with_status_of_tests(script: str) -> str:
     """`script`, changed only if it could end with another status than its tests do.
 
-    It could if a command follows the tests, if it runs tests more than once, or if it ignores how they end.
-    Raises ValueError if no tests are found in it, or if they stand in a construct that is not understood.
+    That is so if a command follows the tests, if it runs tests more than once, or if it ignores how they end. Raises
+    ValueError if no tests are found in it, or if they are in a construct that is not understood.
     """
     commands = _commands(script)
     tests = [command for command in commands if _runs_tests(command)]
@@ -59,12 +59,12 @@ def _runs_tests(command: _Command) -> bool:
 
 
 def _stays(commands: list[_Command], tests: list[_Command]) -> bool:
-    """Whether the script ends with the status of its tests: they are its end, or it ends where a command fails."""
+    """Whether the script ends with the status of its tests: they are its last command, or it stops where a command fails."""
     if any(_IGNORED.search(test.text) or _CONTROL.search(test.text) for test in tests):
         return False
     if len(tests) == 1 and commands[-1] is tests[0]:
         return True
-    # Set in a subshell or a branch, errexit ends no more than that.
+    # In a subshell or a branch, errexit ends that alone.
     opens = next((command.first for command in commands if _CONTROL.search(command.text)), tests[0].first)
     stops = False
     for command in commands:
@@ -90,7 +90,7 @@ def _keeping_status(script: str, commands: list[_Command], tests: list[_Command]
 
 
 def _piped_status(script: str, tests: list[_Command]) -> str:
-    """With `pipefail` where the output of tests goes through a pipe, whose status is otherwise that of its end."""
+    """With `pipefail` where the output of tests goes through a pipe, whose status would be that of its last command."""
     piped = any(re.search(r"[^|]\|[^|]", test.text) for test in tests)
     if not piped or "pipefail" in script:
         return script
@@ -99,7 +99,7 @@ def _piped_status(script: str, tests: list[_Command]) -> str:
 
 
 def _commands(script: str) -> list[_Command]:
-    """The commands, less comments and blank lines."""
+    """The commands, without comments and blank lines."""
     lines = script.split("\n")
     commands: list[_Command] = []
     number = 0

@@ -1,9 +1,9 @@
-"""Task files out again, in the shapes that other tools read: `python -m trainer.tasksets export KIND tasks.jsonl`.
+"""Writes task files in the formats that other tools read: `python -m trainer.tasksets export KIND tasks.jsonl`.
 
-JSONL shapes keep a task's columns as its source has them, so that the same importer reads them back. The parquet shapes
-are for trainers that look at the eval script's exit status and nothing else: a script that ends otherwise than its tests
-is made to end as they do, and a task that no exit status can judge is refused. Both have columns for solutions, which
-are read from the file beside the tasks; lists of ids and of images do without.
+The JSONL formats keep a task's columns as its source has them, so that the same importer reads them back. The parquet
+formats are for trainers that look at the eval script's exit status alone: a script that ends otherwise than its tests is
+changed to end as they do, and a task that no exit status can judge is refused. Both have columns for solutions, which are
+read from the file beside the tasks; lists of ids and of images do not need them.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from trainer.tasksets.eval_scripts import with_status_of_tests
 from trainer.tasksets.importing import Row, hidden_tests
 from trainer.tasksets.sources import SOURCES
 
-GENERATOR = "swe-task-generator"  # what its own script calls the source of its tasks
+GENERATOR = "swe-task-generator"  # the data source in rows of its own script
 _INSTEAD = "leave it out, or export it as instances-jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an export is made of. `data_source` is what its rows say they come from."""
+    """What a row is made of. `data_source` is the value of the column of that name."""
 
     task: Task
     gold: Gold
@@ -37,7 +37,7 @@ class Record:
 
 
 def export(options: argparse.Namespace) -> str:
-    """Writes `options.out` and says what is in it. Raises ValueError or OSError, and writes nothing, if it cannot."""
+    """Writes `options.out` and returns what is in it. Raises ValueError or OSError, and writes nothing, if it cannot."""
     tasks = read_tasks(options.path)
     if not tasks:
         raise ValueError(f"{options.path}: no tasks in it")
@@ -49,20 +49,24 @@ def export(options: argparse.Namespace) -> str:
 
 
 def add_export_parser(subparsers: Any) -> None:
-    """The command line's `export`, among the `subparsers` of its other commands."""
-    parser = subparsers.add_parser("export", help="a task file in a shape that another tool reads")
+    """Adds `export` to the commands of the command line."""
+    parser = subparsers.add_parser("export", help="write a task file in a format that another tool reads")
     kinds = (*ROWS, *LISTS)
     parser.add_argument("kind", metavar="KIND", choices=kinds, help=", ".join(kinds))
     parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH")
     parser.add_argument(
-        "--data-source", metavar="NAME", help="said of every row; by default each task's own source"
+        "--data-source",
+        metavar="NAME",
+        help="the column data_source of every row; default: each task's own source",
     )
     parser.set_defaults(run=export)
 
 
 def _records(tasks: Sequence[Task], options: argparse.Namespace) -> list[Record]:
-    """The tasks with their solutions; where one lacks, its columns would be empty and look like a solution."""
+    """The tasks with their solutions. Without a solution the columns would be empty and look like one, so a missing one is an
+    error.
+    """
     path, named = gold_path(options.path), options.data_source
     golds = read_gold(path) if path.exists() else {}
     without = [task.id for task in tasks if task.id not in golds]
@@ -76,7 +80,7 @@ def _records(tasks: Sequence[Task], options: argparse.Namespace) -> list[Record]
 
 
 def _instances(records: Sequence[Record]) -> bytes:
-    """One line a task: what it asks, and as metadata its columns and where they come from."""
+    """One line per task: its problem and, as metadata, its columns and their source."""
     return _json_lines(
         {
             "text": record.task.problem,
@@ -113,7 +117,7 @@ def _parquet_generator(records: Sequence[Record]) -> bytes:
 
 
 def _parquet_flat(records: Sequence[Record]) -> bytes:
-    """One column a field, `prompt` a list of chat messages."""
+    """One column per field; `prompt` is a list of chat messages."""
     return _parquet(
         [
             {
@@ -134,7 +138,7 @@ def _parquet_flat(records: Sequence[Record]) -> bytes:
 
 ROWS: dict[str, Callable[[Sequence[Record]], bytes]] = {
     "instances-jsonl": _instances,
-    "evaluation-jsonl": _instances,  # an evaluator reads what a trainer reads
+    "evaluation-jsonl": _instances,  # evaluators read the same format
     "parquet-generator": _parquet_generator,
     "parquet-flat": _parquet_flat,
 }
@@ -147,7 +151,7 @@ LISTS: dict[str, Callable[[Sequence[Task]], bytes]] = {
 def instance_of(record: Record) -> Row:
     """The task's columns as its source has them, and the two that every older tool looks for.
 
-    Without an eval script one of those tools takes any patch for a solution; so there always is one.
+    There always is an eval script: without one, one of those tools takes any patch for a solution.
     """
     task = record.task
     importer = SOURCES.get(_source(task))

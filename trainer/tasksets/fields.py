@@ -1,6 +1,4 @@
-"""Fields of a published record, checked as they are taken; a record that will not do is refused by file, row and
-field.
-"""
+"""Fields of a published record, checked as they are read. A record that cannot be used is refused by file, row and field."""
 
 import ast
 import json
@@ -13,8 +11,8 @@ from typing import Any
 class Fields:
     """One record as it was read; `where` names its file and row in errors.
 
-    A record that could not be read has `broken`, the reason, and no values: whatever is taken from it raises
-    ValueError with that reason.
+    A record that could not be read has `broken`, the reason, and no values: reading any field of it raises ValueError with
+    that reason.
     """
 
     where: str
@@ -29,7 +27,7 @@ class Fields:
         return self._encodable(name, value)
 
     def script(self, name: str) -> str:
-        """A shell script. Raises ValueError for one whose own lines end as on Windows; those of a patch in it may."""
+        """A shell script. Raises ValueError if its own lines end in CRLF; lines of a patch in it may."""
         script = self.text(name)
         if script.lstrip().partition("\n")[0].endswith("\r"):
             why = "its lines end in CRLF, and bash takes the CR for a part of each command; convert it (dos2unix)"
@@ -66,13 +64,13 @@ class Fields:
         return dict(value)
 
     def value(self, name: str) -> Any:
-        """Whatever is there, None if it is absent. Raises ValueError for a record that could not be read."""
+        """The value, None if it is absent. Raises ValueError for a record that could not be read."""
         if self.broken:
             raise ValueError(f"{self.where}: {self.broken}")
         return self.values.get(name)
 
     def refusal(self, name: str, why: str) -> ValueError:
-        """The error to raise because of the field `name`."""
+        """The error to raise about the field `name`."""
         return ValueError(f"{self.where}: {name}: {why}")
 
     def having(self, **values: Any) -> "Fields":
@@ -80,7 +78,7 @@ class Fields:
         return replace(self, values={**self.values, **values})
 
     def broken_by(self, error: ValueError) -> "Fields":
-        """The record as one that could not be read: because of `error`, which may begin with `where`."""
+        """The same record as one that could not be read because of `error`, whose text may begin with `where`."""
         return Fields(self.where, {}, broken=str(error).removeprefix(f"{self.where}: "))
 
     def _parsed(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which of a source's rows are imported: by id, repository and size, and at most so many."""
+"""Chooses which rows of a source are imported: by id, repository and size, and at most so many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trainer.tasksets.importing import Importer
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rows must meet every condition given; `first` counts those that do. Empty or None means: any."""
+    """Rows must meet every condition that is given; `first` counts those that do. Empty or None means any."""
 
     only: frozenset[str] = frozenset()  # instance ids, with or without "{source}:"
     repos: tuple[str, ...] = ()  # shell patterns such as django/*; one must match
@@ -20,7 +20,7 @@ class Selection:
 
 
 def ids_in(text: str) -> frozenset[str]:
-    """The ids in "a,b,c", or one a line in the file of "@file". Raises ValueError if there are none."""
+    """The ids in "a,b,c", or one per line in the file of "@file". Raises ValueError if there are none."""
     listed = Path(text[1:]).read_text().split("\n") if text.startswith("@") else text.split(",")
     ids = frozenset(one.strip() for one in listed) - {""}
     if not ids:
@@ -29,9 +29,9 @@ def ids_in(text: str) -> frozenset[str]:
 
 
 def selected(rows: Sequence[Fields], importer: Importer, source: str, selection: Selection) -> list[Fields]:
-    """The rows to import, in order. One that cannot be read stays, for its import to say so.
+    """The rows to import, in order. A row that cannot be read is kept, so that the import reports it.
 
-    Raises ValueError for ids that no row has, and if nothing is left.
+    Raises ValueError for ids that no row has, and if no row is left.
     """
     chosen: list[Fields] = []
     missing = set(selection.only)
@@ -50,7 +50,7 @@ def selected(rows: Sequence[Fields], importer: Importer, source: str, selection:
 
 
 def _names(fields: Fields, importer: Importer, source: str) -> set[str]:
-    """What the row may be called by; nothing if its id cannot be read."""
+    """The names by which the row may be chosen; none if its id cannot be read."""
     try:
         name = importer.id_of(fields)
     except ValueError:

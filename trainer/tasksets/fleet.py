@@ -1,9 +1,9 @@
-"""Tasks of fleet-ai's swe-task-generator: `task_*/task.json` beside a Dockerfile and a copy of the eval script, or
-rows that either of its two prepare_dataset scripts made of them.
+"""Tasks of fleet-ai's swe-task-generator: `task_*/task.json` beside a Dockerfile and a copy of the eval script, or rows that
+either of its two prepare_dataset scripts made of them.
 
-As published, the eval script runs whatever tests the container has; it does not bring the hidden ones. So the
-hidden tests (`test_patch`) go into the verdict, to be applied by the grader, and their files are protected. The
-generator calls any file with "test" in its path a test: one that is none, such as latest.py, goes to the solution.
+As published, the eval script runs whatever tests the container has and does not bring the hidden ones. So the hidden tests
+(`test_patch`) go into the verdict, for the grader to apply, and their files are protected. The generator takes any file
+with "test" in its path for a test; a file that is none, such as latest.py, goes to the solution.
 """
 
 import json
@@ -31,10 +31,7 @@ _PLACED_AS_TEST = re.compile(
 
 
 def read(path: Path, split: str | None) -> list[Fields]:
-    """Every task directory under `path` by name, or rows; no split of directories is known.
-
-    Raises ValueError naming the path.
-    """
+    """Every task directory under `path` by name, or rows; directories have no splits. Raises ValueError naming the path."""
     files = sorted(path.glob("task_*/task.json")) or sorted(path.glob("tasks/task_*/task.json"))
     if files and split is not None:
         raise ValueError(f"{path}: --split {split}: task directories have no splits; leave it out")
@@ -126,7 +123,7 @@ def _is_plain_path(path: str) -> bool:
 
 
 def _patches(fields: Fields) -> tuple[str, str]:
-    """The solution without tests, and the tests; what is not there by itself is taken out of `gold_patch`."""
+    """The solution without tests, and the tests. A part that has no field of its own is taken from `gold_patch`."""
     gold = diff_in(fields, "gold_patch")
     listed = fields.strings("test_files")
     tests, no_tests = divided(optional_diff_in(fields, "test_patch"), _is_test)
@@ -147,17 +144,17 @@ def _patches(fields: Fields) -> tuple[str, str]:
 
 
 def _is_test(path: str) -> bool:
-    """Whether it may be one; the generator's own rule less the words that happen to have "test" in them."""
+    """Whether it may be a test: the generator's own rule, without words that happen to have "test" in them."""
     return _TESTS.search(_NO_TESTS.sub("", path)) is not None
 
 
 def _is_placed_as_test(path: str) -> bool:
-    """Whether its name or a directory is what test runners look for."""
+    """Whether test runners would look for it, by its name or its directory."""
     return _PLACED_AS_TEST.search(path) is not None
 
 
 def _without_files_changed(fields: Fields) -> str:
-    """The problem less its list of changed files, which gives the place of the fix away."""
+    """The problem without its list of changed files, which gives the place of the fix away."""
     problem = _FILES_CHANGED.sub("", fields.text("problem_statement")).strip()
     if not problem:
         raise fields.refusal("problem_statement", "says nothing but which files changed")

@@ -15,11 +15,11 @@ from trainer.tasksets.fields import Fields
 from trainer.tasksets.rows import read_rows
 
 Row = dict[str, Any]
-IMAGE_COLUMNS = ("image", "image_name", "docker_image")  # the first that says something counts
+IMAGE_COLUMNS = ("image", "image_name", "docker_image")  # the first that is not empty counts
 
 
 class Refused(ValueError):
-    """Rows that will not do: `reasons` has one a row, each naming file, row and field. `hint`: what all of them suggest."""
+    """Rows that cannot be used. `reasons` has one per row, naming file, row and field; `hint` is what all of them suggest."""
 
     hint = ""
 
@@ -29,7 +29,7 @@ class Refused(ValueError):
 
 
 def no_options(parser: ArgumentParser) -> None:
-    """A source with the ordinary command line."""
+    """For a source without options of its own."""
 
 
 def as_they_are(rows: list[Fields], options: Namespace) -> list[Fields]:
@@ -41,7 +41,7 @@ def instance_id(fields: Fields) -> str:
 
 
 def named_image(fields: Fields) -> str:
-    """The image that the row names, which comes before any rule for names; "" if it names none. Raises ValueError."""
+    """The image that the row names, which has precedence over any rule for names; "" if it names none. Raises ValueError."""
     names = (fields.optional_text(column).strip() for column in IMAGE_COLUMNS)
     return next((name for name in names if name), "")
 
@@ -75,7 +75,7 @@ class Importer:
 
 
 def tasks_of(importer: Importer, rows: Iterable[Fields]) -> tuple[list[Task], list[Gold]]:
-    """Tasks and their solutions, in the order of `rows`. Raises Refused with every row that will not do."""
+    """Tasks and their solutions, in the order of `rows`. Raises Refused with every row that cannot be used."""
     tasks: dict[str, Task] = {}
     golds: list[Gold] = []
     first: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Names of the swebench package's log parsers (5.x), and the repositories whose logs list failures alone.
 
-The trainer does without the package, which is the workers'; a test holds the names against it.
+The trainer does not need the package, which workers have; a test compares the names with it.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Patches taken apart: which files one is about, and one patch a file."""
+"""Takes patches apart: which files a patch touches, and one patch per file."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def paths_of(patch: str) -> tuple[str, ...]:
 
 
 def sections(patch: str) -> list[str]:
-    """`patch` in pieces, one a file; together they are the patch."""
+    """`patch` in pieces, one per file; joined they are the patch."""
     pieces: list[list[str]] = []
     named = True  # the piece under way has its "---" line: another one begins the next piece
     for line, in_hunk in _lines(patch):
@@ -51,7 +51,7 @@ def sections(patch: str) -> list[str]:
 
 
 def divided(patch: str, belongs: Callable[[str], bool]) -> tuple[str, str]:
-    """`patch` in two: files with a path that `belongs`, and the others."""
+    """`patch` in two: the files with a path that `belongs`, and the others."""
     chosen: list[str] = []
     others: list[str] = []
     for section in sections(ended(patch)):

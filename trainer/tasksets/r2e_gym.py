@@ -1,8 +1,8 @@
-"""Rows of R2E-Gym datasets (Subset, Lite, V1): commits rolled back, judged by what every hidden test is expected to say.
+"""Rows of R2E-Gym datasets (Subset, Lite, V1): reverted commits, judged by the expected outcome of every hidden test.
 
-Their images hold the hidden tests, the script that runs them and, in some, the solution. Tests and script are moved to
-VAULT first, in both containers alike. The agent's has neither VAULT nor the builders' notes (TELLTALES); the grader's
-puts the tests back and runs them.
+Their images contain the hidden tests, the script that runs them and, in some, the solution. Tests and script are first
+moved to VAULT, in both containers. The agent's has neither VAULT nor the builders' notes (TELLTALES); the grader's puts the
+tests back and runs them.
 """
 
 import re
@@ -18,7 +18,7 @@ WORKDIR = "/testbed"
 VAULT = "/r2e_vault"
 TESTS = "r2e_tests"
 RUN_TESTS = "run_tests.sh"
-TELLTALES = (  # what the images' builders left in the repository or beside it; the commit itself is among it
+TELLTALES = (  # files that the images' builders left in the repository or beside it, the commit among them
     "expected_test_output.json",
     "execution_result.json",
     "parsed_commit.json",
@@ -26,8 +26,8 @@ TELLTALES = (  # what the images' builders left in the repository or beside it; 
     "modified_files.json",
     "modified_entities.json",
 )
-# The environment lies in the repository, where a patch could put a git or a bash of its own: those of the system come
-# first, and python by way of PYTHON_DIR.
+# The environment is inside the repository, where a patch could add its own git or bash. So the system's programs come first,
+# and python is found through PYTHON_DIR.
 PYTHON_DIR = "/r2e_bin"
 ENV = {
     "PATH": f"{PYTHON_DIR}:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
@@ -51,7 +51,7 @@ for name in python python3; do
 done
 touch {VAULT}/stamp
 """
-# A patch that was made to reach the environment is not graded: what it says of the tests would be its own.
+# A patch that reaches into the environment is not graded: it could report anything about the tests.
 EVAL_SCRIPT = f"""cd {WORKDIR}
 changed=$(find .venv \\( -type f -o -type l \\) -newer {VAULT}/stamp -print -quit)
 if [ -n "$changed" ]; then
@@ -99,7 +99,7 @@ def id_of(fields: Fields) -> str:
 
 
 def row_of(task: Task, gold: Gold) -> Row:
-    """The row that `task_of` makes `task` of. The commit behind it is not taken apart again: `patch` has it."""
+    """The row that `task_of` makes `task` of. It has `patch` instead of the parsed commit."""
     assert isinstance(task.verdict, R2eExpected)
     instance_id = task.id.partition(":")[2]
     return {
@@ -134,7 +134,7 @@ def _problem(fields: Fields) -> str:
 
 
 def _expected(fields: Fields) -> dict[str, str]:
-    """What each test is to say, by its name as R2E-Gym compares it: without colours, cut before " - "."""
+    """The expected outcome of each test, by its name as R2E-Gym compares it: without colours, cut before " - "."""
     found = fields.mapping("expected_output_json")
     if not all(isinstance(status, str) for status in found.values()):
         raise fields.refusal("expected_output_json", "must say PASSED, FAILED or ERROR of each test")
@@ -164,7 +164,7 @@ def _patches(fields: Fields, commit: str) -> dict[str, str]:
 
 
 def _is_test(path: str) -> bool:
-    """As R2E-Gym tells tests from code."""
+    """Whether R2E-Gym takes the path for a test."""
     *folders, name = path.split("/")
     return name.startswith("test_") or path.endswith("_test.py") or bool(_TEST_FOLDERS & set(folders))
 
@@ -186,7 +186,7 @@ def _file_diff(path: str, diff: Mapping[str, Any]) -> str:
 
 
 def _hunk(descriptor: Mapping[str, Any], parsed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A hunk's lines, no more than its header counts: R2E-Gym's parser takes the diff's end for an empty line."""
+    """A hunk's lines, no more than its header counts: R2E-Gym's parser takes the end of the diff for an empty line."""
     ranges = [descriptor["old_range"], descriptor["new_range"]]
     numbers = [f"{r['start']}" if r["length"] is None else f"{r['start']},{r['length']}" for r in ranges]
     section = f" {descriptor['section']}" if descriptor["section"] else ""

@@ -1,7 +1,7 @@
-"""Eval scripts for SWE-bench rows that have none, as swebench 4.1.0 renders them.
+"""Renders eval scripts for SWE-bench rows that have none, with swebench 4.1.0.
 
-That release and the one that grades cannot share an environment, so it lies in a directory of its own, inside the
-Python environment: `python -m trainer.tasksets.rendering` makes it, and so does the first import that needs it.
+That release and the one that grades cannot share an environment, so it is installed in a directory of its own inside the
+Python environment: by `python -m trainer.tasksets.rendering`, or by the first import that needs it.
 """
 
 import json
@@ -23,7 +23,7 @@ _NEEDED = ("instance_id", "repo", "version", "base_commit", "test_patch")
 def rendered(rows: Sequence[Fields], directory: Path = DIRECTORY) -> list[Fields]:
     """`rows` with `eval_script` and `log_parser`; a row's own are kept.
 
-    A row that cannot be rendered comes back broken, with the reason. Raises ValueError if the release cannot be
+    A row that cannot be rendered is returned as broken, with the reason. Raises ValueError if the release cannot be
     installed.
     """
     broken: dict[int, Fields] = {}
@@ -41,7 +41,7 @@ def rendered(rows: Sequence[Fields], directory: Path = DIRECTORY) -> list[Fields
 
 
 def install(directory: Path = DIRECTORY) -> None:
-    """Puts the release into `directory` if it is not there, all or nothing. Raises ValueError."""
+    """Installs the release into `directory` if it is not there, all or nothing. Raises ValueError."""
     if directory.exists():
         return
     directory.parent.mkdir(parents=True, exist_ok=True)

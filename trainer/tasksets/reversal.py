@@ -1,7 +1,7 @@
-"""A git diff turned round: what takes the change back, as a git diff of its own.
+"""Reverses a git diff: makes the diff that undoes it.
 
-Nothing is guessed. What git itself could not undo from the diff alone (a copy, binary files without their content)
-is refused.
+Nothing is guessed. What git itself could not undo from the diff alone (a copy, binary files without their content) is
+refused.
 """
 
 import re
@@ -22,7 +22,7 @@ _BINARY_PARTS = 2  # the change and its reverse
 
 
 class Irreversible(ValueError):
-    """The diff does not hold what it takes to undo it."""
+    """The diff lacks what is needed to undo it."""
 
 
 def reversed_patch(patch: str) -> str:
@@ -64,13 +64,13 @@ class _Lines:
         return Irreversible(f"line {self._at}: {why}")
 
     def _skip_preamble(self) -> None:
-        """A mail's header or a commit's message says nothing about the change."""
+        """Skips a mail's header or a commit's message, which are no part of the change."""
         while self.left and not self.starts_file():
             self.take()
 
 
 def _file(lines: _Lines) -> list[str]:
-    """One file's part, header and all."""
+    """One file's part, with its header."""
     header: list[str] = []
     if lines.peek().startswith("diff --git "):
         line = lines.take()
@@ -88,7 +88,7 @@ def _file(lines: _Lines) -> list[str]:
 
 
 def _extended(lines: _Lines) -> Iterator[str]:
-    """Header lines between `diff --git` and the content, turned round."""
+    """The header lines between `diff --git` and the content, reversed."""
     while lines.left and not lines.starts_file():
         line = lines.peek()
         if line.startswith(("@@ ", "--- ")) or line == "GIT binary patch":
@@ -169,7 +169,7 @@ def _rest(lines: _Lines) -> None:
 
 
 def _hunk(lines: _Lines, num_old: int, num_new: int) -> list[str]:
-    """A hunk's lines; within one change what goes still stands before what comes."""
+    """A hunk's lines; within one change, deleted lines still come before added ones."""
     body: list[str] = []
     removed: list[str] = []
     added: list[str] = []

@@ -1,10 +1,9 @@
-"""Rows of a published dataset, whatever it is kept in: JSON Lines, JSON, parquet, or a directory that the
-`datasets` package has saved. Nothing is fetched, and `datasets` is not needed.
+"""Rows of a published dataset in any of its formats: JSON Lines, JSON, parquet, or a directory that the `datasets` package has
+saved. Nothing is downloaded, and `datasets` is not needed.
 
-A row is named by its file and number, from 1. A line that is no JSON object becomes a row that says so when it is
-used, so that one import can tell of all of them. Of a row wrapped for a trainer, with a column `instance` or with
-`metadata` that has one, each an object or its text, the instance is read. pyarrow is imported for parquet and saved
-datasets only.
+A row is named by its file and number, from 1. A line that is no JSON object becomes a row that raises when it is used, so
+that one import can report all of them. Of a row wrapped for a trainer, with a column `instance` or with `metadata` that has
+one, each an object or its text, the instance is read. pyarrow is imported for parquet and saved datasets only.
 """
 
 import codecs

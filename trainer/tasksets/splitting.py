@@ -1,4 +1,4 @@
-"""One task file into two that share no task: to train on, and to hold out."""
+"""Divides one task file into two that share no task: to train on, and to hold out."""
 
 import hashlib
 from collections.abc import Sequence

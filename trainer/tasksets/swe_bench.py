@@ -19,7 +19,9 @@ from trainer.tasksets.rendering import rendered
 from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/testbed"
-ENV = {"BASH_ENV": "/root/.bashrc"}  # where these images activate the environment that the tests need, if any
+ENV = {
+    "BASH_ENV": "/root/.bashrc"
+}  # in these images it activates the environment that the tests need, if there is one
 START_MARK = ">>>>> Start Test Output"
 END_MARK = ">>>>> End Test Output"
 EVAL_TYPES: dict[str, EvalType] = {name: name for name in get_args(EvalType)}
@@ -39,7 +41,7 @@ def read(path: Path, split: str | None) -> list[Fields]:
 
 
 def complete(rows: list[Fields], options: Namespace) -> list[Fields]:
-    """`rows` with what 5.x rows have. Raises ValueError if it has to be rendered and cannot be here."""
+    """`rows` with the columns of 5.x rows. Raises ValueError if they have to be rendered and cannot be here."""
     lacking = {number: row for number, row in enumerate(rows) if _lacks_grader(row)}
     made = dict(zip(lacking, rendered(list(lacking.values())), strict=True))
     return [made.get(number, row) for number, row in enumerate(rows)]
@@ -63,7 +65,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
 
 
 def row_of(task: Task, gold: Gold) -> Row:
-    """As swebench 5.x has it; `image_name` is what trainers look for."""
+    """The row that `task_of` makes `task` of, as swebench 5.x has it."""
     verdict = task.verdict
     row = {
         "instance_id": task.id.partition(":")[2],
@@ -180,7 +182,7 @@ def _tests(file: Path) -> dict[str, Any]:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    """What a YAML file says, every scalar as the text that stands there: version 3.10 is not 3.1."""
+    """The content of a YAML file, every scalar as its text: version 3.10 is not 3.1."""
     import yaml
 
     try:
@@ -193,7 +195,7 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    """With its line ends as they are: a patch may need them."""
+    """With its line ends unchanged: a patch may need them."""
     try:
         return file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:

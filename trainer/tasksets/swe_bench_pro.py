@@ -58,7 +58,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the command line of this source has besides the ordinary."""
+    """The options of this source."""
     parser.add_argument(
         "--run-scripts",
         type=Path,
@@ -70,8 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def with_run_scripts(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
     """The rows with the columns `run_script` and `parser`, read from the folder where a row has none.
 
-    Raises ValueError if the folder is not there. A row for which it has no files stays as it is, and is refused when
-    it is used, as is one that has no id or whose files are not text.
+    Raises ValueError if the folder does not exist. A row without files in it is kept, and refused when it is used; so is a
+    row without an id, or whose files are not text.
     """
     directory: Path | None = options.run_scripts
     if directory is None:
@@ -82,7 +82,7 @@ def with_run_scripts(rows: list[Fields], options: argparse.Namespace) -> list[Fi
 
 
 def row_of(task: Task, gold: Gold) -> Row:
-    """A row that `task_of` makes `task` of, without a folder of scripts beside it."""
+    """A row that `task_of` makes `task` of without a folder of scripts."""
     verdict = task.verdict
     assert isinstance(verdict, TestsJson)
     (run_script,) = verdict.files
@@ -114,7 +114,7 @@ IMPORTER = Importer(
 
 
 def _eval_script(restore: str, selected: tuple[str, ...]) -> str:
-    """The hidden tests out of the commit that brought them, then SWE-bench Pro's own script."""
+    """Checks the hidden tests out of the commit that brought them, then runs SWE-bench Pro's own script."""
     return f"""{GIT_ENV}
 cd {WORKDIR}
 {restore}{_OR_FAIL}
@@ -123,7 +123,7 @@ bash {RUN_SCRIPT} {shlex.quote(",".join(selected))}
 
 
 def _restored(fields: Fields, restore: str) -> list[str]:
-    """What `git checkout COMMIT -- PATHS` names."""
+    """The paths in `git checkout COMMIT -- PATHS`."""
     try:
         words = shlex.split(restore)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _restored(fields: Fields, restore: str) -> list[str]:
 
 
 def _problem(fields: Fields) -> str:
-    """What SWE-bench Pro tells: the problem, what is required of a solution, and names that the tests call."""
+    """SWE-bench Pro's prompt: the problem, the requirements, and the names that the tests call."""
     parts = [fields.text("problem_statement")]
     for heading, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
         text = fields.optional_text(name)
@@ -141,7 +141,7 @@ def _problem(fields: Fields) -> str:
 
 
 def _image(fields: Fields) -> str:
-    """The row's own name; else by its tag; else by the rule that tags are made by."""
+    """The row's own name; else by its tag; else by the rule for tags."""
     if name := named_image(fields):
         return name
     tag = fields.optional_text("dockerhub_tag").strip() or _tag(fields)

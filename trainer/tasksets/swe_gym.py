@@ -1,8 +1,8 @@
 """SWE-Gym, and its Subset with a column `eval_script`.
 
-The full dataset's scripts are made by a fork of swebench that no package index has, so its rows need them put in
-first. How a script is judged follows from the script: by its log where it marks the tests' output, otherwise by its
-exit status, which is first made that of the tests.
+The scripts of the full dataset are made by a fork of swebench that is on no package index, so that column has to be added
+to its rows first. The script decides how it is judged: by its log where it marks the tests' output, otherwise by its exit
+status, which is first made that of the tests.
 """
 
 from pipeline.task import ExitCode, SwebenchLog, Task

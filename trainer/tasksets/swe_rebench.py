@@ -1,7 +1,7 @@
-"""Rows of SWE-rebench, the first (Python, images laid out as SWE-bench's) and V2 (many languages, the repository at
+"""Rows of SWE-rebench: the first (Python, images laid out as SWE-bench's) and V2 (many languages, the repository at
 /{project}).
 
-Test logs are read by swebench's parsers. Of those that SWE-rebench names, some are swebench's own, some differ and
+Test logs are read by swebench's parsers. Of the parsers that SWE-rebench names, some are swebench's own, some differ and
 some are not in swebench at all; a row with one of the latter two is refused.
 """
 
@@ -137,7 +137,7 @@ IMPORTER = Importer(help="rows of SWE-rebench, the first or V2", task_of=task_of
 
 
 def _tests(fields: Fields, name: str) -> tuple[str, ...]:
-    """Ids as a terminal without colours would show them."""
+    """The ids without terminal colours."""
     return tuple(dict.fromkeys(_ANSI.sub("", test).strip() for test in fields.strings(name)))
 
 
@@ -158,7 +158,7 @@ def _parser(fields: Fields) -> str:
 
 
 def _eval_script(fields: Fields, workdir: str, test_patch: str, *, as_swe_bench: bool) -> str:
-    """The row's own script if it has one; else hidden tests in, then tests run between swebench's marks.
+    """The row's own script if it has one; else one that applies the hidden tests and runs the tests between swebench's marks.
 
     Nothing is installed again, as the first SWE-rebench's own script would: that needs the network, and the image has it.
     """
@@ -188,7 +188,7 @@ def _eval_script(fields: Fields, workdir: str, test_patch: str, *, as_swe_bench:
 
 
 def _commands(fields: Fields) -> list[str]:
-    """What runs the tests, one command or several."""
+    """The commands that run the tests."""
     found = fields.mapping("install_config").get("test_cmd")
     commands = [found] if isinstance(found, str) else found
     if not isinstance(commands, list) or not all(isinstance(command, str) for command in commands):

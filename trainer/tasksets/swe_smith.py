@@ -1,8 +1,8 @@
-"""Rows of SWE-smith datasets: working code and the `patch` that breaks it; the solution takes the patch back.
+"""Rows of SWE-smith datasets: working code and the `patch` that breaks it; the solution reverses the patch.
 
-The published way fetches a branch of each task when it is played. Here the patch is the task's set-up, in the image of
-the working code, and nothing is fetched. The agent's container lacks the files of the tests that the bug breaks; the
-grader's has them. A test that is missing from the log has failed.
+The published way fetches a branch for each task when it is played. Here the patch is the task's set-up, in the image of the
+working code, and nothing is fetched. The agent's container lacks the files of the tests that the bug breaks; the grader's
+has them. A test that is missing from the log counts as failed.
 """
 
 import re
@@ -103,7 +103,7 @@ def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _image(fields: Fields) -> str:
-    """The row's own name, one as it was built with its publisher; else by the rule for names."""
+    """The row's own name, with its publisher if it is a name as built; else by the rule for names."""
     name = named_image(fields)
     if name.startswith(AS_BUILT) and "/" not in name:
         return f"{OLD_OWNER}/{name.replace('__', '_1776_')}"

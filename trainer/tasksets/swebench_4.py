@@ -1,10 +1,10 @@
-"""What swebench 4.1.0 makes of rows without an eval script. Run by itself, by rendering.py:
+"""Renders rows without an eval script with swebench 4.1.0. Started in a process of its own by rendering.py:
 
     python -I -S swebench_4.py DIRECTORY <rows.json >answers.json
 
-DIRECTORY holds the packages swebench and unidiff. Rows and answers are JSON lists in one order; an answer has
-`eval_script` and `log_parser`, or `refused`, the reason. Nothing is fetched: the packages that could
-are stand-ins with nothing in them.
+DIRECTORY holds the packages swebench and unidiff. Rows and answers are JSON lists in the same order; an answer has
+`eval_script` and `log_parser`, or `refused`, the reason. Nothing is downloaded: packages that could are replaced by empty
+modules.
 """
 
 import importlib
