@@ -42,7 +42,7 @@ class HeldOutEpisodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Findings:
     """What Redis knows of a trajectory beside its head, as far as the decision needs it."""
 
     samples: tuple[Sample, ...] = ()
@@ -127,22 +127,22 @@ class Intake:
 
     async def accept(self, delivery: Delivery) -> None:
         """Decide what becomes of a trajectory, and do it. May be called again if Redis went away during the look-up."""
-        evidence = await self._look_up(delivery)
-        self._apply(delivery, self._decide(delivery.head, evidence))
+        findings = await self._look_up(delivery)
+        self._apply(delivery, self._decide(delivery.head, findings))
 
-    async def _look_up(self, delivery: Delivery) -> Evidence:
+    async def _look_up(self, delivery: Delivery) -> Findings:
         head = delivery.head
         cursor = _cursor(head)
         if not self._is_wanted(cursor, head):
             published: bytes | None = await self._redis.get(keys.published(head.request_id))
-            return Evidence(is_copy=published is not None and published.decode() != delivery.entry_id)
+            return Findings(is_copy=published is not None and published.decode() != delivery.entry_id)
         if head.purpose == "eval" or self._is_held(cursor, head):
-            return Evidence()
+            return Findings()
         if head.reward is None:
-            return Evidence(letter=await deadletters.find(self._redis, head.run_id, head.request_id))
+            return Findings(letter=await deadletters.find(self._redis, head.run_id, head.request_id))
         return await self._load(head)
 
-    async def _load(self, head: TrajectoryHead) -> Evidence:
+    async def _load(self, head: TrajectoryHead) -> Findings:
         """The samples of a graded trajectory, or what is wrong with it."""
         try:
             trajectory = await stream.read_body(self._redis, head.request_id)
@@ -154,27 +154,27 @@ class Intake:
         except (MalformedMessage, ValueError) as error:
             self.num_refused += 1
             log.error("%s rejected: invalid samples: %s", head.request_id, error)
-            return Evidence(fault=str(error))
-        return Evidence(samples)
+            return Findings(fault=str(error))
+        return Findings(samples)
 
-    def _decide(self, head: TrajectoryHead, evidence: Evidence) -> Decision:
-        """From the books as they are now: while the evidence was looked up, a step may have taken the group."""
+    def _decide(self, head: TrajectoryHead, findings: Findings) -> Decision:
+        """From the books as they are now: while it looked them up, a step may have taken the group."""
         cursor = _cursor(head)
         if not self._is_wanted(cursor, head):
-            return self._drop(cursor, head, evidence)
+            return self._drop(cursor, head, findings)
         if head.purpose == "eval":
             return Evaluate()
         assert cursor is not None, "a head without a group is not wanted"
         held = self._book.find(cursor, head.member)
         if held is not None and self._is_held(cursor, head):
             return Repeat(held)
-        self._quarantine.observe(head, evidence.letter)
-        if self._may_refill(cursor, head, evidence):
+        self._quarantine.observe(head, findings.letter)
+        if self._may_refill(cursor, head, findings):
             return Refill(cursor)
-        return Join(cursor, Member(head, evidence.samples, entries=[], fault=evidence.fault))
+        return Join(cursor, Member(head, findings.samples, entries=[], fault=findings.fault))
 
-    def _drop(self, cursor: int | None, head: TrajectoryHead, evidence: Evidence) -> Drop:
-        if evidence.is_copy:
+    def _drop(self, cursor: int | None, head: TrajectoryHead, findings: Findings) -> Drop:
+        if findings.is_copy:
             return Drop("is a second copy", fate=None)
         fate: Fate = "failed" if head.reward is None else "late"
         if head.purpose == "eval":
@@ -248,14 +248,14 @@ class Intake:
         held = None if cursor is None else self._book.find(cursor, head.member)
         return held is not None and held.head.request_id == head.request_id and not _replaces(head, held.head)
 
-    def _may_refill(self, cursor: int, head: TrajectoryHead, evidence: Evidence) -> bool:
+    def _may_refill(self, cursor: int, head: TrajectoryHead, findings: Findings) -> bool:
         """Whether it failed through no fault of policy or task, and its group has refills left."""
         return (
             head.reward is None
             and head.task_id not in self._quarantine
             and self._ledger.num_refills(cursor) < self._max_refills
-            and evidence.letter is not None
-            and evidence.letter.kind in REFILLED
+            and findings.letter is not None
+            and findings.letter.kind in REFILLED
         )
 
 
