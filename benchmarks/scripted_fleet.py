@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from pipeline import connection, deadletters, queue, stream
 from pipeline.errors import LeaseLost
+from pipeline.kinds import ROLLOUT
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
@@ -244,7 +245,7 @@ class Durations:
 async def work(url: str, name: str, slots: int, stage: Stage) -> None:
     """The real worker with another stage, until cancelled."""
     redis = await connection.connect(url)
-    claimer = Claimer(redis=redis, worker=name, stage=stage, breakers=Breakers({}))
+    claimer = Claimer(kind=ROLLOUT, redis=redis, worker=name, stage=stage, breakers=Breakers({}))
     taker = Taker(claimer, slots=slots)
     running = asyncio.create_task(taker.async_run())
     try:

@@ -18,7 +18,7 @@ from pipeline import keys, queue, request_store, stream, transitions, weights
 from pipeline.commands import chunks, command, script
 from pipeline.kinds import ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
-from pipeline.request import JobRequest, RolloutRequest
+from pipeline.request import JobRequest
 from pipeline.trajectory import TrajectoryHead
 
 STATUS_EXPIRES_S = 15.0  # without a heartbeat for so long, a worker or trainer counts as gone
@@ -294,8 +294,7 @@ async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) ->
     if request is None:
         return None
     lease = replace(lease, group_id=request.group_id)
-    max_turns = request.limits.turns if isinstance(request, RolloutRequest) else 0
-    return Claimed(request_id, request.task_id, request.purpose, lease, max_turns)
+    return Claimed(request_id, request.task_id, request.purpose, lease, request.max_turns)
 
 
 async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:

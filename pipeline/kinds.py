@@ -1,9 +1,10 @@
 """The kinds of jobs that the queue carries, and where the Redis keys of each lie.
 
-There is one kind today, ROLLOUT. A second stage, such as a judge of steps, is a second JobKind: its messages derive
-from `JobRequest`, `JobResult` and `JobHead`, and every function of `queue`, `stream`, `deadletters` and `request_store` takes
-it as `kind`. Kinds have different key prefixes, so their requests never meet; only arq's own keys are the same for
-all, which is why request ids are unique among all kinds.
+There is one kind today, ROLLOUT. A second stage, such as a judge of steps, is a second JobKind and a function from
+its claim to its result: its messages derive from `JobRequest`, `JobResult` and `JobHead`, every function of `queue`, `stream`,
+`deadletters` and `request_store` takes it as `kind`, and a worker's `Claimer` takes both. Kinds have different key
+prefixes, so their requests never meet; only arq's own keys are the same for all, which is why request ids are unique
+among all kinds.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,18 @@ from typing import Any, Generic, TypeAlias
 
 from typing_extensions import TypeVar
 
-from pipeline.request import R, RolloutRequest
-from pipeline.trajectory import JobHead, JobResult, Trajectory, TrajectoryHead, head_of
+from pipeline.request import Claim, R, RolloutRequest
+from pipeline.trajectory import (
+    Failed,
+    JobHead,
+    JobResult,
+    Trajectory,
+    TrajectoryHead,
+    failed_trajectory,
+    failure_of,
+    head_of,
+    tag_of,
+)
 
 T = TypeVar("T", bound=JobResult[Any], default=Trajectory)
 H = TypeVar("H", bound=JobHead, default=TrajectoryHead)
@@ -29,6 +40,10 @@ class JobKind(Generic[R, T, H]):
     result: type[T]
     head: type[H]
     head_of: Callable[[T, int], H]  # of a result whose encoded body has so many bytes
+    tag_of: Callable[[T], str]  # how it ended, in a word or two, for people
+    failure_of: Callable[[T], Failed | None]  # what broke; None if the claim ended as it should
+    # The result of a claim whose stage returned none, begun at that Unix time.
+    failed_result: Callable[[Claim[R], Failed, float], T]
 
 
 AnyKind: TypeAlias = JobKind[Any, Any, Any]
@@ -40,6 +55,9 @@ ROLLOUT = JobKind(
     result=Trajectory,
     head=TrajectoryHead,
     head_of=head_of,
+    tag_of=tag_of,
+    failure_of=failure_of,
+    failed_result=failed_trajectory,
 )
 
 KINDS: tuple[AnyKind, ...] = (ROLLOUT,)

@@ -68,6 +68,7 @@ class JobRequest(Message, frozen=True, kw_only=True):
     enqueued_at: UnixSeconds
     # When its group was first enqueued: its place in the queue. 0 stands for enqueued_at.
     group_asked_at: UnixSeconds = 0.0
+    traceparent: str = ""  # W3C trace context of the enqueue span
 
     @property
     def task_id(self) -> str:
@@ -78,6 +79,11 @@ class JobRequest(Message, frozen=True, kw_only=True):
     def image(self) -> str:
         """The image that workers fetch ahead for it; empty if it needs none."""
         return ""
+
+    @property
+    def max_turns(self) -> int:
+        """Its limit of turns, for people; 0 if its stage has no turns."""
+        return 0
 
     @property
     def retries(self) -> Retries:
@@ -114,7 +120,6 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     agent_config: str  # the agent's YAML, verbatim
     tokenizer: str  # content hash under which the tokenizer is stored
     cursor: Count = 0  # position of the group's task in the run's task order
-    traceparent: str = ""  # W3C trace context of the enqueue span
 
     @property
     def task_id(self) -> str:
@@ -123,6 +128,10 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     @property
     def image(self) -> str:
         return self.task.image
+
+    @property
+    def max_turns(self) -> int:
+        return self.limits.turns
 
     @property
     def retries(self) -> Retries:

@@ -6,6 +6,7 @@ of a result of any kind; `Trajectory` and `TrajectoryHead` are the kind there is
 """
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Generic, Literal
 
@@ -106,6 +107,7 @@ class JobResult(Message, Generic[R], frozen=True, kw_only=True):
     """What a worker publishes for a claim, whatever its kind: at most one for each request."""
 
     claim: Claim[R]
+    traceparent: str = ""  # of the span of its stage
 
 
 class JobHead(Message, frozen=True, kw_only=True):
@@ -125,7 +127,6 @@ class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
     started_at: UnixSeconds
     finished_at: UnixSeconds
     schema: int = SCHEMA
-    traceparent: str = ""  # of the rollout span, parent of the learner's step span
 
 
 class TrajectoryHead(JobHead, frozen=True, kw_only=True):
@@ -151,7 +152,7 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     enqueued_at: UnixSeconds
     claimed_at: UnixSeconds
     finished_at: UnixSeconds
-    traceparent: str = ""
+    traceparent: str = ""  # of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
 
 
@@ -183,6 +184,23 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         traceparent=trajectory.traceparent,
         patch=_fingerprint(trajectory.outcome),
     )
+
+
+def failed_trajectory(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
+    """The trajectory of a claim that has none of its own, because no agent ran or a bug of ours ended it."""
+    return Trajectory(
+        claim=claim, turns=(), outcome=failed, reward=None, started_at=started_at, finished_at=time.time()
+    )
+
+
+def failure_of(trajectory: Trajectory) -> Failed | None:
+    """What broke, if something of ours did."""
+    return trajectory.outcome if isinstance(trajectory.outcome, Failed) else None
+
+
+def tag_of(trajectory: Trajectory) -> str:
+    """Its `outcome_tag`."""
+    return outcome_tag(trajectory.outcome)
 
 
 def outcome_tag(outcome: Outcome) -> str:

@@ -1,9 +1,10 @@
 """Between queue and stage: holds a claim, renews its lease while the stage runs, and settles the result.
 
-This module knows nothing of agents; the stage knows nothing of Redis. Every claim ends in exactly one way: its trajectory is published, its
-request returns to the queue, or its request is dead-lettered (and a failed trajectory published, so that its group can close). A bug of
-ours ends a claim too, but not the worker: it is recorded with its traceback and tried again within the request's budget. Calls to a Redis
-that is slow, full or away are repeated until Redis says that the claim is another worker's.
+This module knows nothing of agents, and of a kind of job only what its `JobKind` says; the stage knows nothing of Redis. Every claim ends
+in exactly one way: its result is published, its request returns to the queue, or its request is dead-lettered (and a failed result is
+published, so that its group can close). A bug of ours ends a claim too, but not the worker: it is recorded with its traceback and tried
+again within the request's budget. Calls to a Redis that is slow, full or away are repeated until Redis says that the claim is another
+worker's.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeAlias
 
 from arq.connections import ArqRedis
 from msgspec.structs import replace
@@ -24,10 +25,11 @@ from redis.exceptions import RedisError
 from pipeline import deadletters, queue, retry, stream
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
+from pipeline.kinds import H, JobKind, T
 from pipeline.queue import RENEW_S, Lease
-from pipeline.request import Budget, Claim
+from pipeline.request import Budget, Claim, R
 from pipeline.telemetry import current_traceparent, span
-from pipeline.trajectory import Failed, Trajectory, outcome_tag
+from pipeline.trajectory import Failed
 from workers.breaker import Breakers
 from workers.status import EpisodeStatus
 
@@ -40,7 +42,7 @@ TAIL_LINES = 200  # of a claim's log, kept as evidence of a failure
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
-Stage = Callable[[Claim, EpisodeStatus], Awaitable[Trajectory]]
+Stage: TypeAlias = Callable[[Claim[R], EpisodeStatus], Awaitable[T]]
 
 
 class TailHandler(logging.Handler):
@@ -53,16 +55,19 @@ class TailHandler(logging.Handler):
 
 
 @dataclass(slots=True)
-class Claimer:
-    """`answer` is the arq job. `taken` holds claims whose job has not begun. `running` has the status of each episode by request id,
+class Claimer(Generic[R, T, H]):
+    """Runs `stage` on claims of one kind of job.
+
+    `answer` is the arq job. `taken` holds claims whose job has not begun. `running` has the status of each episode by request id,
     for the heartbeat.
     """
 
+    kind: JobKind[R, T, H]
     redis: ArqRedis
     worker: str
-    stage: Stage
+    stage: Stage[R, T]
     breakers: Breakers
-    taken: dict[str, Claim] = field(default_factory=dict[str, Claim])
+    taken: dict[str, Claim[R]] = field(default_factory=dict[str, Claim[R]])
     running: dict[str, EpisodeStatus] = field(default_factory=dict[str, EpisodeStatus])
     finished: int = 0
     failed: int = 0
@@ -73,7 +78,7 @@ class Claimer:
         if claim is not None:
             await self._hold(claim)
 
-    async def _hold(self, claim: Claim) -> None:
+    async def _hold(self, claim: Claim[R]) -> None:
         """Run the claim under its lease. However this ends, nothing of the claim goes on afterwards."""
         status = self.running[claim.request.id] = EpisodeStatus()
         _tail.set(deque(maxlen=TAIL_LINES))
@@ -98,18 +103,18 @@ class Claimer:
             if not settled:
                 with contextlib.suppress(RedisError, OSError):
                     returning = queue.return_to_queue(
-                        self.redis, claim, wait_s=wait_s, why="the worker gave the claim up"
+                        self.redis, claim, wait_s=wait_s, why="the worker gave the claim up", kind=self.kind
                     )
                     await asyncio.shield(returning)
             self.running.pop(claim.request.id, None)
 
-    async def _renew(self, claim: Claim, status: EpisodeStatus) -> None:
+    async def _renew(self, claim: Claim[R], status: EpisodeStatus) -> None:
         """Renew the lease until cancelled. Raises LeaseLost when another worker has it, or after GIVE_UP_S without an answer from Redis."""
         answered_at = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                if not await queue.renew(self.redis, claim, _lease(claim, status)):
+                if not await queue.renew(self.redis, claim, _lease(claim, status), self.kind):
                     raise LeaseLost(claim.request.id)
                 answered_at = time.monotonic()
             except RedisError as error:
@@ -118,50 +123,54 @@ class Claimer:
                 if time.monotonic() - answered_at > GIVE_UP_S:
                     raise LeaseLost(claim.request.id) from error
 
-    async def _work(self, claim: Claim, status: EpisodeStatus) -> None:
+    async def _work(self, claim: Claim[R], status: EpisodeStatus) -> None:
         request = claim.request
         with span(
-            "rollout",
+            self.kind.name,
             traceparent=request.traceparent,
             request=request.id,
-            task=request.task.id,
+            task=request.task_id,
             attempt=claim.attempt,
             worker=self.worker,
         ) as current:
-            trajectory, ending = await self._play_and_settle(claim, status)
-            current.set_attribute("swerve.outcome", outcome_tag(trajectory.outcome))
-        log.info("%s %s attempt %d: %s", request.id, outcome_tag(trajectory.outcome), claim.attempt, ending)
+            tag, ending = await self._run_and_settle(claim, status)
+            current.set_attribute("swerve.outcome", tag)
+        log.info("%s %s attempt %d: %s", request.id, tag, claim.attempt, ending)
 
-    async def _play_and_settle(self, claim: Claim, status: EpisodeStatus) -> tuple[Trajectory, str]:
-        """The trajectory, and how its request ended, in words. A bug of ours makes a failed trajectory too."""
+    async def _run_and_settle(self, claim: Claim[R], status: EpisodeStatus) -> tuple[str, str]:
+        """How the stage and the request ended, in words. A bug of ours makes a failed result too."""
         started_at = time.time()
         try:
-            trajectory = replace(await self._play(claim, status), traceparent=current_traceparent())
+            result = replace(await self._run(claim, status), traceparent=current_traceparent())
             status.phase = "publishing"
-            if not isinstance(trajectory.outcome, Failed):
+            failed, detail = self.kind.failure_of(result), ""
+            if failed is None:
                 self.breakers.succeeded(claim.request.id)
-                ending = await retry.until_answered(lambda: stream.publish(self.redis, trajectory))
+                ending = await retry.until_answered(
+                    lambda: stream.publish(self.redis, result, kind=self.kind)
+                )
                 self.finished += ending in ("published", "duplicate")
-                return trajectory, ending
-            failed, detail = trajectory.outcome, ""
+                return self.kind.tag_of(result), ending
         except LeaseLost:
             raise
         except Exception as error:
             log.exception("%s attempt %d: a bug of ours", claim.request.id, claim.attempt)
             failed = Failed(boundary="worker", message=f"{type(error).__name__}: {error}", transient=True)
-            trajectory, detail = _broken(claim, failed, started_at), traceback.format_exc()
-        return trajectory, await self._fail(trajectory, failed, detail)
+            result, detail = self.kind.failed_result(claim, failed, started_at), traceback.format_exc()
+        return self.kind.tag_of(result), await self._fail(result, failed, detail)
 
-    async def _play(self, claim: Claim, status: EpisodeStatus) -> Trajectory:
+    async def _run(self, claim: Claim[R], status: EpisodeStatus) -> T:
         """Run the stage, unless the request is known to kill workers that do."""
-        if claim.num_unended < claim.request.limits.retries.unended_claims:
+        if claim.num_unended < claim.request.retries.unended_claims:
             return await self.stage(claim, status)
         message = f"{claim.num_unended} workers died while running it, so no other tries"
-        return _broken(claim, Failed(boundary="request", message=message, transient=False), time.time())
+        failed = Failed(boundary="request", message=message, transient=False)
+        return self.kind.failed_result(claim, failed, time.time())
 
-    async def _fail(self, trajectory: Trajectory, failed: Failed, detail: str) -> str:
+    async def _fail(self, result: T, failed: Failed, detail: str) -> str:
         """Return the request to the queue if it has tries left, else dead-letter it; returns which, in words."""
-        claim, kind = trajectory.claim, class_of(failed.boundary, transient=failed.transient)
+        claim: Claim[R] = result.claim
+        failure_class = class_of(failed.boundary, transient=failed.transient)
         self.failed += 1
         log.warning(
             "%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message
@@ -170,27 +179,28 @@ class Claimer:
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
             await retry.until_answered(
                 lambda: queue.return_to_queue(
-                    self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why
+                    self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why, kind=self.kind
                 )
             )
             return why
-        earlier = await retry.until_answered(lambda: deadletters.failures(self.redis, claim.request.id))
+        earlier = await retry.until_answered(
+            lambda: deadletters.failures(self.redis, claim.request.id, self.kind)
+        )
         mine = deadletters.attempt_failure(claim, failed, detail=_evidence(detail))
-        budget, spent = claim.request.limits.retries.of(kind), _num_of(mine, earlier) + 1
+        budget, spent = claim.request.retries.of(failure_class), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
             await retry.until_answered(
-                lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine)
+                lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine, kind=self.kind)
             )
-            return (
-                f"returned to the queue, {kind} failure {spent} of {budget.tries}, next try in {wait_s:.1f} s"
-            )
+            tries = f"{failure_class} failure {spent} of {budget.tries}"
+            return f"returned to the queue, {tries}, next try in {wait_s:.1f} s"
         return await retry.until_answered(
-            lambda: deadletters.dead_letter(self.redis, trajectory, [*earlier, mine])
+            lambda: deadletters.dead_letter(self.redis, result, [*earlier, mine], self.kind)
         )
 
 
-def _lease(claim: Claim, status: EpisodeStatus) -> Lease:
+def _lease(claim: Claim[R], status: EpisodeStatus) -> Lease:
     request = claim.request
     return Lease(
         worker=claim.worker,
@@ -198,16 +208,10 @@ def _lease(claim: Claim, status: EpisodeStatus) -> Lease:
         claimed_at=claim.claimed_at,
         phase=status.phase,
         turn=status.turn,
-        task_id=request.task.id,
+        task_id=request.task_id,
         purpose=request.purpose,
         group_id=request.group_id,
-        max_turns=request.limits.turns,
-    )
-
-
-def _broken(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
-    return Trajectory(
-        claim=claim, turns=(), outcome=failed, reward=None, started_at=started_at, finished_at=time.time()
+        max_turns=request.max_turns,
     )
 
 

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from pipeline import census, connection
 from pipeline.connection import RedisUnavailable
 from pipeline.errors import SandboxError
+from pipeline.kinds import ROLLOUT
 from pipeline.request import Claim
 from pipeline.settings import redis_settings, telemetry_settings
 from pipeline.telemetry import start_telemetry
@@ -112,7 +113,7 @@ def _claimer(
         "disk space": functools.partial(check_temporary, sandboxes.disk.min_free_bytes),
     }
     breakers = Breakers(probes, gates={"docker": hosts.gate})
-    return Claimer(redis=redis, worker=settings.name, stage=stage, breakers=breakers)
+    return Claimer(kind=ROLLOUT, redis=redis, worker=settings.name, stage=stage, breakers=breakers)
 
 
 async def work(claimer: Claimer, settings: WorkerSettings) -> None:

@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import logging
 import random
+from typing import Generic
 
 from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
 from pipeline import keys, queue, request_store
-from pipeline.kinds import ROLLOUT
+from pipeline.kinds import H, T
 from pipeline.queue import Unclaimable
-from pipeline.request import Claim
+from pipeline.request import Claim, R
 from workers.claim import Claimer
 
 log = logging.getLogger("swerve.worker")
@@ -30,13 +31,13 @@ FOREVER_S = 30 * 24 * 3600  # a job is ended by the request's own limits
 NO_LIMIT = 1_000_000  # tries are limited by the request's own budget
 
 
-class Taker(Worker):
-    """Fills `slots` with claims until told to stop."""
+class Taker(Worker, Generic[R, T, H]):
+    """Fills `slots` with claims of the claimer's kind of job until told to stop."""
 
-    def __init__(self, claimer: Claimer, *, slots: int) -> None:
+    def __init__(self, claimer: Claimer[R, T, H], *, slots: int) -> None:
         super().__init__(
-            functions=[func(claimer.answer, name=ROLLOUT.name, timeout=FOREVER_S)],
-            queue_name=keys.queue(ROLLOUT),
+            functions=[func(claimer.answer, name=claimer.kind.name, timeout=FOREVER_S)],
+            queue_name=keys.queue(claimer.kind),
             redis_pool=claimer.redis,
             max_jobs=slots,
             job_timeout=FOREVER_S,
@@ -48,6 +49,7 @@ class Taker(Worker):
             log_results=False,
         )
         self._claimer = claimer
+        self._kind = claimer.kind
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -66,7 +68,7 @@ class Taker(Worker):
         for request_id in list(self._claimer.taken):  # taken, but arq has not started its job
             claim = self._claimer.taken.pop(request_id)
             with contextlib.suppress(RedisError, OSError):
-                await queue.return_to_queue(self.pool, claim, why="the worker ends")
+                await queue.return_to_queue(self.pool, claim, why="the worker ends", kind=self._kind)
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     async def main(self) -> None:
@@ -80,7 +82,7 @@ class Taker(Worker):
     async def _take(self, room: int) -> bool:
         """Take up to `room` requests. False if none was due."""
         try:
-            found = await queue.take(self.pool, self._claimer.worker, min(room, TAKE_AT_ONCE))
+            found = await queue.take(self.pool, self._claimer.worker, min(room, TAKE_AT_ONCE), self._kind)
         except (RedisError, OSError) as error:
             self._claimer.breakers["redis"].open(str(error))
             return True
@@ -96,15 +98,19 @@ class Taker(Worker):
                     self._start(one)
         return bool(found)
 
-    async def _return_duplicate(self, claim: Claim) -> None:
+    async def _return_duplicate(self, claim: Claim[R]) -> None:
         """Return a claim whose older attempt still runs here. That lease expired unnoticed, so the attempt ends at its next renewal."""
         log.warning("%s attempt %d: its older attempt still runs here", claim.request.id, claim.attempt)
         with contextlib.suppress(RedisError, OSError):
             await queue.return_to_queue(
-                self.pool, claim, wait_s=queue.LEASE_S, why="its older attempt still ran here"
+                self.pool,
+                claim,
+                wait_s=queue.LEASE_S,
+                why="its older attempt still ran here",
+                kind=self._kind,
             )
 
-    def _start(self, claim: Claim) -> None:
+    def _start(self, claim: Claim[R]) -> None:
         request_id = claim.request.id
         self._claimer.breakers.claimed(request_id)
         self._claimer.taken[request_id] = claim
@@ -118,7 +124,7 @@ class Taker(Worker):
         self._claimer.breakers.ended(request_id)
         self._changed.set()
 
-    async def _run(self, claim: Claim) -> None:
+    async def _run(self, claim: Claim[R]) -> None:
         try:
             await self.run_job(claim.request.id, 0)
         except (
@@ -136,7 +142,7 @@ class Taker(Worker):
     async def _wait_for_work(self) -> None:
         """Return when there may be work, or when told to stop."""
         sleep_s = random.uniform(0.5, 1.0) * IDLE_S
-        work = asyncio.create_task(queue.wait_for_work(self.pool, sleep_s))
+        work = asyncio.create_task(queue.wait_for_work(self.pool, sleep_s, self._kind))
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         work.cancel()
@@ -155,7 +161,11 @@ class Taker(Worker):
         """arq could not read the job: write the job again and return the request to the queue, uncounted."""
         claim = self._claimer.taken.pop(job_id, None)
         if claim is not None:
-            await queue.rewrite_job(self.pool, claim.request)
+            await queue.rewrite_job(self.pool, claim.request, self._kind)
             await queue.return_to_queue(
-                self.pool, claim, wait_s=1.0, why="arq's job was unreadable and was written again"
+                self.pool,
+                claim,
+                wait_s=1.0,
+                why="arq's job was unreadable and was written again",
+                kind=self._kind,
             )

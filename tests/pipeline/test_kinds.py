@@ -8,68 +8,21 @@ from arq.connections import ArqRedis
 
 from pipeline import census, deadletters, events, keys, queue, request_store, stream
 from pipeline.deadletters import AttemptFailure
-from pipeline.kinds import ROLLOUT, JobKind
+from pipeline.kinds import ROLLOUT
 from pipeline.queue import Lease, Unclaimable
-from pipeline.request import Claim, JobRequest
-from pipeline.trajectory import Failed, JobHead, JobResult
+from pipeline.request import Claim
+from pipeline.trajectory import Failed
 from tests.pipeline import samples
+from tests.pipeline.judging import JUDGE, Judgement, JudgeRequest, enqueued
 
 RUN = samples.RUN
 BROKEN = Failed(boundary="engine", message="no reply", transient=True)
-
-
-class JudgeRequest(JobRequest, frozen=True, kw_only=True):
-    """Asks what each step of a trajectory was worth."""
-
-    trajectory_id: str
-
-
-class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
-    values: tuple[float, ...]
-
-
-class JudgementHead(JobHead, frozen=True, kw_only=True):
-    num_steps: int
-
-
-def judgement_head(judgement: Judgement, body_bytes: int) -> JudgementHead:
-    request = judgement.claim.request
-    return JudgementHead(
-        request_id=request.id, run_id=request.run_id, outcome="judged", num_steps=len(judgement.values)
-    )
-
-
-JUDGE = JobKind(
-    name="judge",
-    prefix="swerve.judge",
-    request=JudgeRequest,
-    result=Judgement,
-    head=JudgementHead,
-    head_of=judgement_head,
-)
-
-
-def judge_request(request_id: str = "judge-1") -> JudgeRequest:
-    return JudgeRequest(
-        id=request_id,
-        run_id=RUN,
-        purpose="train",
-        group_id="g",
-        enqueued_at=time.time(),
-        trajectory_id="laptop-0001",
-    )
 
 
 async def taken(pool: ArqRedis, worker: str = "host/1") -> Claim[JudgeRequest]:
     (claim,) = await queue.take(pool, worker, 9, JUDGE)
     assert not isinstance(claim, Unclaimable)
     return claim
-
-
-async def enqueued(pool: ArqRedis, request_id: str = "judge-1") -> JudgeRequest:
-    request = judge_request(request_id)
-    await queue.enqueue(pool, request, JUDGE)
-    return request
 
 
 async def test_workers_of_one_kind_do_not_take_requests_of_another(pool: ArqRedis) -> None:
@@ -127,7 +80,7 @@ async def test_a_request_of_the_second_kind_is_dead_lettered_and_requeued(pool: 
     assert await queue.return_to_queue(pool, claim, failure=evidence, kind=JUDGE)
     claim = await taken(pool)
     assert await deadletters.failures(pool, request.id, JUDGE) == (evidence,)
-    failed = Judgement(claim=claim, values=())
+    failed = Judgement(claim=claim, values=(), failed=BROKEN)
     assert await deadletters.dead_letter(pool, failed, [evidence], JUDGE) == "published"
     assert list(await deadletters.listed(pool, RUN, JUDGE)) == [request.id]
     assert await deadletters.listed(pool, RUN) == {}

@@ -8,6 +8,7 @@ import time
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, keys, queue, stream
+from pipeline.kinds import ROLLOUT
 from pipeline.request import Claim
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
@@ -52,7 +53,7 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: A
         await signalled.wait()
         return await (solve if claim.request.id == short else for_ever)(claim, status)
 
-    claimer = Claimer(redis=pool, worker="host/1", stage=stage, breakers=Breakers({}))
+    claimer = Claimer(kind=ROLLOUT, redis=pool, worker="host/1", stage=stage, breakers=Breakers({}))
     settings = WorkerSettings(
         name="host/1", slots=2, router_url="", max_starting=1, reap_every_s=1.0, drain_s=0.5
     )
@@ -98,7 +99,7 @@ async def test_what_was_taken_and_not_begun_is_returned_too(pool: ArqRedis) -> N
     request_id = await enqueued(pool)
     (taken,) = await queue.take(pool, "host/1", 1)
     assert isinstance(taken, Claim)
-    claimer = Claimer(redis=pool, worker="host/1", stage=solve, breakers=Breakers({}))
+    claimer = Claimer(kind=ROLLOUT, redis=pool, worker="host/1", stage=solve, breakers=Breakers({}))
     claimer.taken[request_id] = taken
     await Taker(claimer, slots=1).drain(0)
     assert await queue.current_lease(pool, request_id) is None

@@ -10,7 +10,8 @@ import pytest
 from arq.connections import ArqRedis
 
 from pipeline import connection, events, keys, queue
-from pipeline.request import Budget, Claim, Limits, Retries
+from pipeline.kinds import ROLLOUT, H, JobKind, T
+from pipeline.request import Budget, Claim, Limits, R, Retries
 from pipeline.trajectory import Failed, Trajectory
 from tests.pipeline import samples
 from workers.breaker import Breakers
@@ -55,15 +56,16 @@ def ready_when(told: asyncio.Event) -> Stage:
 @asynccontextmanager
 async def worker(
     pool: ArqRedis,
-    stage: Stage,
+    stage: Stage[R, T],
     *,
     slots: int = 2,
     name: str = "host/1",
     probe: Callable[[], Awaitable[object]] | None = None,
-) -> AsyncIterator[Claimer]:
+    kind: JobKind[R, T, H] = ROLLOUT,
+) -> AsyncIterator[Claimer[R, T, H]]:
     """A worker process without the process."""
     probes = {"redis": lambda: connection.check(pool)} | ({"docker": probe, "engine": probe} if probe else {})
-    claimer = Claimer(redis=pool, worker=name, stage=stage, breakers=Breakers(probes))
+    claimer = Claimer(kind=kind, redis=pool, worker=name, stage=stage, breakers=Breakers(probes))
     one = Taker(claimer, slots=slots)
     working = asyncio.create_task(one.async_run())
     watching = asyncio.create_task(claimer.breakers.watch())

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from pipeline import connection, deadletters, keys, queue
 from pipeline.errors import SandboxError
+from pipeline.kinds import ROLLOUT
 from pipeline.request import Budget, Claim, Limits, Retries
 from pipeline.task import Task
 from pipeline.tokenizer import read_bundle
@@ -136,7 +137,7 @@ async def worker(
         return await run_rollout(claim, status, policies=policies, sandboxes=there, grader=Grader(there))
 
     breakers = Breakers({}, gates={"docker": pool})
-    one = Taker(Claimer(redis=redis, worker="host/1", stage=stage, breakers=breakers), slots=3)
+    one = Taker(Claimer(kind=ROLLOUT, redis=redis, worker="host/1", stage=stage, breakers=breakers), slots=3)
     loops = [asyncio.create_task(loop) for loop in (one.async_run(), breakers.watch())]
     yield Worker(redis, make_task(repo_image.tag), hosts, pool, breakers)
     one.stop()
