@@ -8,7 +8,7 @@ from benchmarks.scripted_fleet import VOCAB_SIZE, task
 from pipeline.request import Limits, Sampling
 from pipeline.stream import Delivery
 from trainer.loop.open_requests import OpenRequests
-from trainer.loop.recovery import Recovery
+from trainer.loop.recovery import RunRecovery
 from trainer.recipe import Stragglers
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.admission import Admission
@@ -83,16 +83,19 @@ class TrainerSide:
             max_refills=max_refills,
         )
         self.reader = StreamReader(pool, RUN, self.intake.accept)
+        self._build_loop_side()
+
+    def _build_loop_side(self) -> None:
         self.requests = OpenRequests(
-            pool,
+            self.pool,
             RUN,
             book=self.book,
             ledger=self.ledger,
             dispatcher=self.dispatcher,
             heldout=NoEvaluation(),
         )
-        self.recovery = Recovery(
-            pool,
+        self.recovery = RunRecovery(
+            self.pool,
             RUN,
             book=self.book,
             ledger=self.ledger,

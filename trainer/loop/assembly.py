@@ -27,7 +27,7 @@ from trainer.loop.open_requests import OpenRequests
 from trainer.loop.policy import PolicyHold, sole_policy
 from trainer.loop.publications import Publications
 from trainer.loop.pump import Pump
-from trainer.loop.recovery import Recovery
+from trainer.loop.recovery import RunRecovery
 from trainer.loop.run_status import StatusWriter
 from trainer.loop.state import RunState
 from trainer.loop.step import Stepper
@@ -217,7 +217,7 @@ def _loop(
         dispatcher=rollouts.dispatcher,
         heldout=rollouts.heldout,
     )
-    recovery = Recovery(
+    recovery = RunRecovery(
         run.redis,
         run.run_id,
         book=rollouts.book,
@@ -300,7 +300,7 @@ def _pump(
     state: RunState,
     budget: AdmissionBudget,
     requests: OpenRequests,
-    recovery: Recovery,
+    recovery: RunRecovery,
 ) -> Pump:
     recipe = run.recipe
     return Pump(

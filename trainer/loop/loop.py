@@ -17,7 +17,7 @@ from trainer.loop.heartbeat import Heartbeat
 from trainer.loop.next_groups import NextGroups
 from trainer.loop.publications import Publications
 from trainer.loop.pump import Pump
-from trainer.loop.recovery import Recovery
+from trainer.loop.recovery import RunRecovery
 from trainer.loop.state import RunState
 from trainer.loop.step import Stepper
 from trainer.recipe import Recipe
@@ -39,7 +39,7 @@ class Loop:
         state: RunState,
         *,
         is_complete: bool,
-        recovery: Recovery,
+        recovery: RunRecovery,
         publications: Publications,
         pump: Pump,
         next_groups: NextGroups,

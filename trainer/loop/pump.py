@@ -15,7 +15,7 @@ from pipeline import retry
 from trainer.loop.budget import AdmissionBudget
 from trainer.loop.notices import Notices
 from trainer.loop.open_requests import OpenRequests
-from trainer.loop.recovery import Recovery
+from trainer.loop.recovery import RunRecovery
 from trainer.loop.state import RunState
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.stream_reader import StreamReader
@@ -38,7 +38,7 @@ class Pump:
         reader: StreamReader,
         deadlines: Deadlines,
         requests: OpenRequests,
-        recovery: Recovery,
+        recovery: RunRecovery,
         notices: Notices,
         sweep_every_s: float,
         say: Callable[[str], None],

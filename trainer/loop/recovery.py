@@ -16,7 +16,7 @@ from trainer.rollouts.ledger import Ledger, LedgerState
 from trainer.rollouts.stream_reader import StreamReader
 
 
-class Recovery:
+class RunRecovery:
     """Of one run. Every method may be called again after Redis was away."""
 
     def __init__(
