@@ -161,7 +161,7 @@ async def _trainer(fleet: FleetSize) -> AsyncIterator[tuple[str, Connection]]:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-bench-"))
         process, trainer = stack.enter_context(child(trainer_side.run, url, Path(directory), load))
         async with Redis.from_url(url) as redis:
-            while await redis.zcard(keys.QUEUE) < load.num_requests:
+            while await redis.zcard(keys.queue()) < load.num_requests:
                 if not process.is_alive():
                     raise RuntimeError("the trainer ended before it had enqueued everything")
                 await asyncio.sleep(LOOK_AGAIN_S)

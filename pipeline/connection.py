@@ -136,5 +136,5 @@ def _client(url: str, answer_s: float) -> ArqRedis:
         socket_connect_timeout=answer_s,
         job_serializer=encode_job,
         job_deserializer=decode_job,
-        default_queue_name=keys.QUEUE,
+        default_queue_name=keys.queue(),
     )

@@ -17,9 +17,6 @@ def queue(kind: AnyKind = ROLLOUT) -> str:
     return f"{kind.prefix}:queue"
 
 
-QUEUE = queue()
-
-
 def wake(kind: AnyKind = ROLLOUT) -> str:
     """List of tokens, one for each request that became claimable; idle workers block on it.
 

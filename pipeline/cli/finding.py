@@ -65,7 +65,7 @@ async def _state(redis: Redis, request_id: str, lease: Lease | None, *, is_store
         return "answered"  # although its body may be kept no longer
     if lease is not None:
         return "claimed"
-    if await redis.zscore(keys.QUEUE, request_id) is not None:
+    if await redis.zscore(keys.queue(), request_id) is not None:
         return "queued"
     return "lost" if is_stored else "withdrawn"
 

@@ -33,7 +33,7 @@ async def taken(pool: ArqRedis, worker: str = "host/1", **fields: object) -> Cla
 async def lapse(pool: ArqRedis, claim: Claim) -> None:
     """The worker dies and time passes: its lease is gone, and it is due again."""
     await pool.delete(keys.lease(claim.request.id))
-    await pool.zadd(keys.QUEUE, {claim.request.id: time.time() * 1000})
+    await pool.zadd(keys.queue(), {claim.request.id: time.time() * 1000})
 
 
 async def dead_lettered(pool: ArqRedis) -> Claim:
@@ -45,7 +45,7 @@ async def dead_lettered(pool: ArqRedis) -> Claim:
 
 
 async def queued_ids(pool: ArqRedis) -> set[str]:
-    return {raw.decode() for raw in await pool.zrange(keys.QUEUE, 0, -1)}
+    return {raw.decode() for raw in await pool.zrange(keys.queue(), 0, -1)}
 
 
 async def acknowledge_all(pool: ArqRedis) -> None:

@@ -115,7 +115,7 @@ def _absurd(rng: random.Random, sample: bytes) -> bytes:
 async def requests(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     """Stored requests, as a worker takes them."""
     given = await _stored(pool, payloads)
-    await pool.zadd(keys.QUEUE, dict.fromkeys(given, 1.0))
+    await pool.zadd(keys.queue(), dict.fromkeys(given, 1.0))
     while found := await queue.take(pool, "host/1", 100):
         for one in found:
             match one:

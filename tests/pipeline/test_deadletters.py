@@ -168,7 +168,7 @@ async def test_a_request_that_does_not_even_tell_its_run_is_kept_where_it_is_see
 async def test_sweep_dead_letters_a_poisoned_request_once(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     await pool.set(keys.request(request.id), msgspec.msgpack.encode({"run_id": samples.RUN}))
-    await pool.zrem(keys.QUEUE, request.id)
+    await pool.zrem(keys.queue(), request.id)
     assert await queue.sweep(pool, samples.RUN) == []
     letters = await deadletters.listed(pool, samples.RUN)
     assert list(letters) == [request.id]

@@ -169,8 +169,8 @@ class Life(RuleBasedStateMachine):
         model = self.models[one]
         if model.state == "claimed":
             self.do(self.pool.delete(keys.lease(one)))
-            self.do(self.pool.zadd(keys.QUEUE, {one: time.time() * 1000 - 1}, xx=True))
-            in_queue = self.do(self.pool.zscore(keys.QUEUE, one)) is not None
+            self.do(self.pool.zadd(keys.queue(), {one: time.time() * 1000 - 1}, xx=True))
+            in_queue = self.do(self.pool.zscore(keys.queue(), one)) is not None
             model.state = "queued" if in_queue else "lost"
 
     @rule(claim=claims, counted=st.booleans())
@@ -244,7 +244,7 @@ class Life(RuleBasedStateMachine):
     def the_queue_loses_it(self, one: str) -> None:
         model = self.models[one]
         if model.state in ("queued", "claimed"):
-            self.do(self.pool.zrem(keys.QUEUE, one))
+            self.do(self.pool.zrem(keys.queue(), one))
             self.do(self.pool.delete(keys.arq_job(one)))
             model.state = "lost" if model.state == "queued" else "claimed"
 
@@ -305,7 +305,7 @@ class Life(RuleBasedStateMachine):
             pipe.exists(keys.published(one))
             pipe.zscore(keys.open_requests(RUN), one)
             pipe.exists(keys.lease(one))
-            pipe.zscore(keys.QUEUE, one)
+            pipe.zscore(keys.queue(), one)
             known, dead, published, owed, leased, queued = await pipe.execute()
         if not known:
             assert (dead, owed, leased, queued) == (False, None, 0, None)

@@ -118,7 +118,7 @@ async def test_sweep_finds_what_redis_lost(pool: ArqRedis) -> None:
     lost, running, waiting = await enqueued(pool), await taken(pool), await enqueued(pool)
     answered, dead = await taken(pool), await dead_lettered(pool)
     await stream.publish(pool, samples.trajectory(answered))
-    await pool.zrem(keys.QUEUE, lost.id, running.request.id)
+    await pool.zrem(keys.queue(), lost.id, running.request.id)
     await pool.delete(keys.arq_job(lost.id))
     assert await queue.sweep(pool, samples.RUN) == [lost.id]
     assert await queued_ids(pool) == {lost.id, waiting.id}
@@ -131,21 +131,21 @@ async def test_sweep_finds_what_redis_lost(pool: ArqRedis) -> None:
 
 async def test_a_claim_out_of_the_queue_comes_back_with_its_next_breath(pool: ArqRedis) -> None:
     claim = await taken(pool)
-    await pool.zrem(keys.QUEUE, claim.request.id)
+    await pool.zrem(keys.queue(), claim.request.id)
     assert await queue.renew(pool, claim, Lease(worker="host/1", attempt=1, claimed_at=1.0))
     assert await queued_ids(pool) == {claim.request.id}
 
 
 async def test_evaluations_go_first(pool: ArqRedis) -> None:
     training, evaluation = await enqueued(pool), await enqueued(pool, purpose="eval")
-    assert [raw.decode() for raw in await pool.zrange(keys.QUEUE, 0, -1)] == [evaluation.id, training.id]
+    assert [raw.decode() for raw in await pool.zrange(keys.queue(), 0, -1)] == [evaluation.id, training.id]
 
 
 async def test_enqueueing_twice_queues_once(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     await queue.enqueue(pool, request)
     assert await queue.open_ids(pool, samples.RUN) == [request.id]
-    assert await pool.zcard(keys.QUEUE) == 1
+    assert await pool.zcard(keys.queue()) == 1
 
 
 async def test_the_job_is_msgpack_and_carries_the_id_and_a_label(pool: ArqRedis) -> None:
@@ -238,7 +238,7 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
 
     worker = Worker(  # arq's own, as it comes
         functions=[func(job, name=ROLLOUT.name)],  # pyright: ignore[reportArgumentType]
-        queue_name=keys.QUEUE,
+        queue_name=keys.queue(),
         redis_pool=pool,
         burst=True,
         poll_delay=0.01,

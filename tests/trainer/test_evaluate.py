@@ -74,7 +74,7 @@ async def test_success_is_told_by_temperature_and_by_task(recipe: Path, redis_ur
     assert by_task[0.0, "h0"] == (1.0,)
     assert len(by_task) == 8
     assert await queue.open_ids(redis, told["run_id"]) == []
-    assert await redis.zcard(keys.QUEUE) == 0
+    assert await redis.zcard(keys.queue()) == 0
 
 
 @pytest.mark.slow
@@ -97,13 +97,13 @@ async def test_a_signal_ends_it_and_withdraws_its_requests(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
     trainer = await evaluate(redis_url, recipe)
-    while not await redis.zcard(keys.QUEUE):
+    while not await redis.zcard(keys.queue()):
         assert trainer.process.returncode is None, trainer.output
         await asyncio.sleep(0.02)
     trainer.process.send_signal(signal.SIGTERM)
     assert await trainer.ended() == 1, trainer.output
     assert "interrupted" in trainer.output
-    assert await redis.zcard(keys.QUEUE) == 0
+    assert await redis.zcard(keys.queue()) == 0
 
 
 async def test_without_an_engine_nothing_is_enqueued(recipe: Path, redis_url: str, redis: Redis) -> None:
@@ -112,7 +112,7 @@ async def test_without_an_engine_nothing_is_enqueued(recipe: Path, redis_url: st
         trainer = await evaluate(redis_url, recipe, "--set", "weights.engines=router")
     assert await trainer.ended() == 1, trainer.output
     assert "no engine took the weights" in trainer.output
-    assert await redis.zcard(keys.QUEUE) == 0
+    assert await redis.zcard(keys.queue()) == 0
 
 
 async def test_engines_in_the_service_of_a_run_are_left_alone(

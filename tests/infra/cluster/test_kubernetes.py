@@ -165,7 +165,7 @@ def test_workers_are_counted_by_the_queue(tmp_path: Path) -> None:
     objects = with_components(["keda"], tmp_path)
     scaled = named(objects, "ScaledObject", "worker")
     (trigger,) = scaled["spec"]["triggers"]
-    assert trigger["metadata"]["listName"] == keys.QUEUE
+    assert trigger["metadata"]["listName"] == keys.queue()
     assert trigger["metadata"]["listLength"] == named(objects, "ConfigMap", "swerve")["data"]["SWERVE_SLOTS"]
     assert "replicas" not in named(objects, "Deployment", "worker")["spec"]
 

@@ -19,7 +19,7 @@ async def test_requeue_and_drop_say_what_they_did(pool: ArqRedis, run: RunComman
     first, second, third = [await dead_lettered(pool) for _ in range(3)]
     status, out, _ = await run("requeue", first)
     assert (status, out) == (0, f"requeued: {first}  demo:calc-7  run laptop, 1 failed try\n")
-    assert await pool.zscore(keys.QUEUE, first) is not None
+    assert await pool.zscore(keys.queue(), first) is not None
     status, out, _ = await run("drop", second, "--json")
     assert json.loads(out) == {"request_id": second, "run_id": "laptop", "outcome": "dropped", "reason": ""}
     await pool.delete(keys.request(third))

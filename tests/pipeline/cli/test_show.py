@@ -78,7 +78,7 @@ async def test_what_redis_lost_the_place_of_is_said_to_be_lost(pool: ArqRedis, r
     await known_run(pool)
     request = samples.request()
     await queue.enqueue(pool, request)
-    await pool.zrem(keys.QUEUE, request.id)
+    await pool.zrem(keys.queue(), request.id)
     _, out, _ = await run("show", request.id, "--json")
     assert json.loads(out)["state"] == "lost"
 

@@ -29,7 +29,7 @@ def side(pool: ArqRedis, tmp_path: Path) -> Iterator[TrainerSide]:
 async def forget(pool: ArqRedis, request_id: str) -> None:
     await pool.delete(keys.request(request_id), keys.arq_job(request_id), keys.events(request_id))
     await pool.zrem(keys.open_requests(RUN), request_id)
-    await pool.zrem(keys.QUEUE, request_id)
+    await pool.zrem(keys.queue(), request_id)
 
 
 async def members(pool: ArqRedis) -> list[tuple[int, int]]:

@@ -225,7 +225,7 @@ async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_
     assert await close_overdue(side) == 1
     assert rows(side) == [(2, "withdrawn"), (3, "withdrawn")]
     assert side.ledger.since_step.withdrawn == 2
-    assert await side.pool.zcard(keys.QUEUE) == 0
+    assert await side.pool.zcard(keys.queue()) == 0
     await finish(side.pool, slow[0], alternating)
     assert await side.reader.read(block_ms=10) == 0, "its worker cannot publish any more"
     (group,) = side.book.take(behind(0)) or []

@@ -82,7 +82,7 @@ async def test_a_group_is_one_task_enqueued_once_per_member(pool: ArqRedis, jour
     asked = [(r.group_id, r.cursor, r.member, r.version_at_enqueue) for r in requests if r is not None]
     assert asked == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
     assert len({r.task.id for r in requests if r is not None}) == 2
-    assert await pool.zcard(keys.QUEUE) == 6
+    assert await pool.zcard(keys.queue()) == 6
 
 
 async def test_a_group_that_was_enqueued_in_part_is_completed_for_the_same_task(

@@ -109,7 +109,7 @@ async def test_evaluations_are_claimed_before_training_that_waited_longer(
         heldout = held_out(pool, journal, [])
         heldout.start("heldout_before", version=0, step=0)
         await heldout.send()
-    assert (await pool.zrange(keys.QUEUE, -1, -1))[0].decode() == request.id
+    assert (await pool.zrange(keys.queue(), -1, -1))[0].decode() == request.id
 
 
 async def test_while_an_evaluation_is_under_way_it_says_how_far_it_is(pool: ArqRedis, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ async def test_tokens_that_do_not_add_up_are_refused_and_train_nothing(side: Tra
     sound = played(claim, 1.0)
     torn = replace(sound.turns[1], logprobs=pack_float32s([-1.0]))
     await stream.publish(side.pool, replace(sound, turns=(sound.turns[0], torn)))
-    await side.pool.zrem(keys.QUEUE, broken)
+    await side.pool.zrem(keys.queue(), broken)
     await work_off(side.pool)
     await side.reader.read(block_ms=10)
     assert side.intake.num_refused == 1

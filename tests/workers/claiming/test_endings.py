@@ -23,7 +23,7 @@ async def test_what_is_queued_is_played_and_published(pool: ArqRedis) -> None:
 
         await until(all_published)
     assert claimer.finished == 5
-    assert await pool.zcard(keys.QUEUE) == 0
+    assert await pool.zcard(keys.queue()) == 0
     left = [key for key in await pool.keys("arq:*") if key != b"arq:queue:health-check"]
     assert left == []
 
@@ -88,7 +88,7 @@ async def test_a_request_that_kills_its_workers_is_poison(pool: ArqRedis) -> Non
     for number in range(2):
         assert isinstance(await queue.claim(pool, request_id, f"dead/{number}"), Claim)
         await pool.delete(keys.lease(request_id))
-        await pool.zadd(keys.QUEUE, {request_id: 0})
+        await pool.zadd(keys.queue(), {request_id: 0})
 
     async with worker(pool, for_ever):
         await until(lambda: published(pool, request_id))

@@ -84,7 +84,7 @@ async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_tw
 
         await until(lambda: queue.current_lease(pool, request_id))
         await pool.delete(keys.lease(request_id))
-        await pool.zadd(keys.QUEUE, {request_id: time.time() * 1000})
+        await pool.zadd(keys.queue(), {request_id: time.time() * 1000})
         await pool.lpush(keys.wake(), "1")
         await until(was_returned)
 
