@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
     live = verbs.add_parser("top", parents=[one_run], help="status, redrawn until q; into a pipe, once")
     live.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two redraws")
-    _add_mending(verbs.add_parser, one_run)
+    _add_dead_letters(verbs.add_parser, one_run)
     _add_forget(verbs.add_parser("forget", parents=[everywhere], help="delete all that Redis holds of a run"))
     return parser
 
@@ -88,15 +88,15 @@ def _add_listing(ls: argparse.ArgumentParser) -> None:
     ls.add_argument("--limit", type=_at_least_one, default=20, metavar="N", help="lines in all; default 20")
 
 
-def _add_mending(
+def _add_dead_letters(
     add_parser: Callable[..., argparse.ArgumentParser], one_run: argparse.ArgumentParser
 ) -> None:
     dead = add_parser("dead", parents=[one_run], help="dead requests and why they failed")
     dead.add_argument("--class", dest="kind", choices=FAILURE_CLASSES, help="only those of this class")
     dead.add_argument("--full", action="store_true", help="with the evidence of every attempt")
     for verb, text in (("requeue", "give dead requests a fresh budget"), ("drop", "delete dead requests")):
-        mend = add_parser(verb, parents=[one_run], help=text)
-        which = mend.add_mutually_exclusive_group(required=True)
+        parser = add_parser(verb, parents=[one_run], help=text)
+        which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument("ids", nargs="*", default=[], metavar="ID", help="of a dead request")
         which.add_argument("--class", dest="kind", choices=FAILURE_CLASSES, help="all of this class")
         which.add_argument("--all-dead", action="store_true", help="every dead request")

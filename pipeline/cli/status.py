@@ -11,7 +11,7 @@ from pipeline.cli.ink import count
 
 MIN_EPISODES = 50  # recent ones, below which nothing is concluded from how they ended
 SPOILT_SHARE = 0.9
-SPOILT = {"format_errors": "in format errors", "context": "for want of context"}
+SPOILT = {"format_errors": "in format errors", "context": "with a full context"}
 """Limits at which an episode ends without having tried the task, as `complaints` names them."""
 
 BARREN_SHARE = 0.25  # of the groups without signal that end a run

@@ -42,7 +42,7 @@ class AdmissionBudget:
         self._group_size = group_size
         self.queue_bytes = 0  # of this run's trajectories, in Redis
         self.redis_bytes = 0  # that Redis may hold of everything; 0 without a limit
-        self.is_refused = False  # whether Redis refused the last write for want of memory
+        self.is_refused = False  # whether Redis refused the last write because it had no memory left
 
     async def measure_limit(self) -> None:
         self.redis_bytes = await stream.max_bytes(self._redis)

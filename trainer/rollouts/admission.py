@@ -102,7 +102,7 @@ class Backlog:
         )
 
     def sentence(self, group_size: int) -> str:
-        """Why nothing is enqueued at the moment; empty if that is not for want of memory."""
+        """Why nothing is enqueued at the moment; empty if memory is not the reason."""
         if not self.is_full(group_size):
             return ""
         expected = f" and {self.num_awaited} more are expected" if self.num_awaited else ""

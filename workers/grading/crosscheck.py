@@ -67,7 +67,7 @@ def disagreement(claimed: Mapping[str, str], seen: Seen) -> str | None:
     return None
 
 
-def unborne(names: Iterable[str], runs: tuple[WitnessedRun, ...]) -> str | None:
+def unconfirmed(names: Iterable[str], runs: tuple[WitnessedRun, ...]) -> str | None:
     """Why not all tests of these `names` passed, whatever form a parser gave the names. None if they may have.
 
     A name means each test whose dotted name ends with it. Where a parser changed the parameters beyond recognition, no more

@@ -86,28 +86,28 @@ def judge(task: Task, evidence: Evidence) -> Reward:
 
 
 def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
-    belied = None
+    refuted_by = None
     if evidence.exit_code == 0:
         sessions = witness.sessions(evidence.runs)
-        belied = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
-        belied = belied or witness.failure(
+        refuted_by = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        refuted_by = refuted_by or witness.failure(
             evidence.runs, every=each_must_pass(verdict.eval_script, len(sessions))
         )
         unseen = num_pytest_sessions(evidence.log) > len(witness.sessions(evidence.runs, "pytest"))
-        if belied is None and (unseen or not sessions):
-            belied = contradiction(verdict.eval_script, evidence.log)
+        if refuted_by is None and (unseen or not sessions):
+            refuted_by = contradiction(verdict.eval_script, evidence.log)
     seen = witness.outcomes(evidence.runs)
     return _reward(
         f"exit status {evidence.exit_code}",
         resolved=evidence.exit_code == 0,
-        belied=belied,
+        refuted_by=refuted_by,
         tests=dict(list(seen.items())[:MOST_OUTCOMES]),
     )
 
 
 def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:
     report = swebench_rules.report(verdict, task_id, evidence.log)
-    belied = None
+    refuted_by = None
     if report.resolved:
 
         def read(lines: str) -> Mapping[str, str]:
@@ -118,10 +118,10 @@ def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Rewa
         def matters(test: str) -> bool:
             return any(test.startswith(name) or name.startswith(f"{test}::") for name in names)
 
-        belied = witness.tampering(evidence.runs, evidence.patch, matters, _hidden(verdict))
-        belied = belied or crosscheck.disagreement(report.tests, crosscheck.seen(evidence.runs, read))
+        refuted_by = witness.tampering(evidence.runs, evidence.patch, matters, _hidden(verdict))
+        refuted_by = refuted_by or crosscheck.disagreement(report.tests, crosscheck.seen(evidence.runs, read))
     reward = _reward(
-        f"swebench: {report.status}", resolved=report.resolved, belied=belied, tests=report.tests
+        f"swebench: {report.status}", resolved=report.resolved, refuted_by=refuted_by, tests=report.tests
     )
     return msgspec.structs.replace(reward, fail_to_pass=report.fail_to_pass, pass_to_pass=report.pass_to_pass)
 
@@ -131,27 +131,27 @@ def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
     found = r2e_statuses(evidence.log)
     others = {name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)}
     others -= {""} if "" in expected and "" in found else set()
-    belied = None
+    refuted_by = None
     if not others:
         seen = crosscheck.seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
-        belied = witness.tampering(
+        refuted_by = witness.tampering(
             evidence.runs,
             evidence.patch,
             lambda test: _r2e_name(_inside(test)) in expected.keys() - {""},
             _hidden(verdict),
         )
-        belied = belied or crosscheck.disagreement(found, seen)
-        if belied is None and witness.sessions(evidence.runs, "pytest"):
+        refuted_by = refuted_by or crosscheck.disagreement(found, seen)
+        if refuted_by is None and witness.sessions(evidence.runs, "pytest"):
             absent = [
                 name for name, status in found.items() if status == "PASSED" and name not in seen.passing
             ]
-            belied = f"{absent[0]} never ran" if absent else None
+            refuted_by = f"{absent[0]} never ran" if absent else None
     return _reward(
         f"r2e: {len(others)} tests otherwise than the {len(expected)} expected"
         if others
         else f"r2e: {len(expected)} tests as expected",
         resolved=not others,
-        belied=belied,
+        refuted_by=refuted_by,
         tests={name: found.get(_r2e_name(name), "") for name in verdict.expected},
     )
 
@@ -169,14 +169,14 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     except (msgspec.DecodeError, UnicodeDecodeError):
         passed, decided_by = 0, "tests_json: the parser made nothing of the log"
     resolved = passed == len(verdict.tests)
-    belied = None
+    refuted_by = None
     if resolved:
-        belied = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
-        belied = belied or crosscheck.unborne(verdict.tests, evidence.runs)
+        refuted_by = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        refuted_by = refuted_by or crosscheck.unconfirmed(verdict.tests, evidence.runs)
     return _reward(
         decided_by,
         resolved=resolved,
-        belied=belied,
+        refuted_by=refuted_by,
         tests={name: statuses.get(name, "") for name in verdict.tests},
     )
 
@@ -188,10 +188,10 @@ def _hidden(verdict: Verdict) -> tuple[str, ...]:
     return (*verdict.protected_paths, *(file.path for file in files), *witness.touched_paths(applied))
 
 
-def _reward(decided_by: str, *, resolved: bool, belied: str | None, tests: dict[str, str]) -> Reward:
-    resolved = resolved and belied is None
-    if belied is not None:
-        decided_by = f"{decided_by}, but {belied}"
+def _reward(decided_by: str, *, resolved: bool, refuted_by: str | None, tests: dict[str, str]) -> Reward:
+    resolved = resolved and refuted_by is None
+    if refuted_by is not None:
+        decided_by = f"{decided_by}, but {refuted_by}"
     return Reward(value=float(resolved), resolved=resolved, decided_by=decided_by, tests=tests)
 
 

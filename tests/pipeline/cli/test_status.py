@@ -123,7 +123,7 @@ async def test_a_trainer_that_was_killed_is_not_said_to_be_at_work(pool: ArqRedi
     ("outcome", "reason"),
     [
         ("exhausted:format_errors", "of its last 50 episodes ended 45 in format errors"),
-        ("exhausted:context", "of its last 50 episodes ended 45 for want of context"),
+        ("exhausted:context", "of its last 50 episodes ended 45 with a full context"),
         ("exhausted:turns", ""),
     ],
 )

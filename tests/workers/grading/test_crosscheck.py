@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.grading.crosscheck import disagreement, seen, unborne
+from workers.grading.crosscheck import disagreement, seen, unconfirmed
 from workers.grading.witness import End, WitnessedRun
 
 OUTCOMES = {
@@ -49,8 +49,8 @@ def runs(status: int = 1, **outcomes: str) -> tuple[WitnessedRun, ...]:
     ],
 )
 def test_what_the_witness_saw_pass_or_saw_nothing_of_is_borne_out(names: list[str]) -> None:
-    assert unborne(names, runs()) is None
-    assert unborne(names, ()) is None
+    assert unconfirmed(names, runs()) is None
+    assert unconfirmed(names, ()) is None
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_what_the_witness_saw_pass_or_saw_nothing_of_is_borne_out(names: list[st
     ],
 )  # fmt: skip
 def test_what_the_witness_saw_otherwise_is_not_borne_out(names: list[str], why: str) -> None:
-    assert unborne(names, runs()) == why
+    assert unconfirmed(names, runs()) == why
 
 
 def test_of_a_run_that_was_broken_off_only_what_it_saw_pass_is_borne_out() -> None:
     broken = runs(2, **{"tests/t.py::test_x": "PASSED"})
-    assert unborne(["tests/t.py::test_x", "adds two numbers"], broken) is None
-    assert unborne(["tests/u.py::test_y"], broken) == "tests/u.py::test_y never ran"
+    assert unconfirmed(["tests/t.py::test_x", "adds two numbers"], broken) is None
+    assert unconfirmed(["tests/u.py::test_y"], broken) == "tests/u.py::test_y never ran"
     claimed = {"tests/u.py::test_y": "PASSED", "tests/u.py::test_z": "FAILED", "adds": "PASSED"}
     assert disagreement(claimed, seen(broken)) == "tests/u.py::test_y never ran"
     assert disagreement({"adds": "PASSED", "tests/t.py::test_x": "PASSED"}, seen(broken)) is None
