@@ -23,6 +23,7 @@ COMMANDS = [
     ("trainer.report", ["runs/demo"]),
     ("trainer.curve", ["runs/demo"]),
     ("trainer.tasksets", ["import", "--help"]),
+    ("trainer.recipe", ["--reference"]),
     ("trainer.warmstart", ["--out", "policy"]),
     ("infra.local", RUN),
     ("infra.services", ["up"]),
