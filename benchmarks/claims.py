@@ -78,9 +78,8 @@ async def latencies(url: str, plan: ClaimsPlan) -> list[Comparison]:
             for name in shuffled(waits):
                 waits[name].append([])
                 for _ in range(plan.num_claims):
-                    await asyncio.sleep(
-                        random.uniform(0.05, 0.6)
-                    )  # at a random point between two polls of arq
+                    # Enqueue at a random point between two polls of arq.
+                    await asyncio.sleep(random.uniform(0.05, 0.6))
                     request, asked = scripted_fleet.request(), time.perf_counter()
                     if name == RIVAL:
                         await arq.enqueue_job(JOB)
@@ -128,9 +127,8 @@ async def _our_takeover(url: str) -> float:
         await queue.enqueue(redis, scripted_fleet.request())
         await asyncio.to_thread(messages.recv)
         async with _beside(scripted_fleet.work(url, "bench/successor", 4, stage)):
-            await asyncio.sleep(
-                random.uniform(2.0, 4.0)
-            )  # at a random point between two renewals of its lease
+            # Kill at a random point between two renewals of the lease.
+            await asyncio.sleep(random.uniform(2.0, 4.0))
             victim.kill()
             killed = time.perf_counter()
             await asyncio.wait_for(begun, PATIENCE_S)

@@ -108,9 +108,8 @@ def typical(claim: Claim) -> Trajectory:
     return Trajectory(
         claim=claim,
         turns=_typical_turns(claim.request.version_at_enqueue),
-        outcome=Submitted(
-            patch=b"%d" % claim.request.member
-        ),  # equal patches would have to have equal verdicts
+        # Each patch is different, because equal patches must have equal verdicts.
+        outcome=Submitted(patch=b"%d" % claim.request.member),
         reward=_reward(alternating(claim.request)),
         started_at=claim.claimed_at,
         finished_at=time.time(),

@@ -49,9 +49,8 @@ class PolicyHolder:
     run_id: str
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    token: str = field(
-        default_factory=lambda: secrets.token_hex(8)
-    )  # of this process: tells it from its successor
+    # Tells this process from a later one with the same pid.
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __str__(self) -> str:
         return f"run {self.run_id} (process {self.pid} on {self.host})"

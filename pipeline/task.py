@@ -30,9 +30,8 @@ class ExitCode(Message, frozen=True, kw_only=True, tag="exit_code"):
 
     eval_script: str
     test_patch: bytes = b""  # hidden tests as a git diff; applied after the model's patch and after restoring
-    protected_paths: tuple[
-        str, ...
-    ] = ()  # repository-relative; restored from the base commit, removed if absent there
+    # Repository-relative; restored from the base commit, removed if absent there.
+    protected_paths: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
 
 
@@ -104,9 +103,8 @@ class Task(Message, frozen=True, kw_only=True):
     setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout
     # A git diff that makes the problem (SWE-smith's bug); part of the base in both containers.
     setup_patch: bytes = b""
-    hidden_paths: tuple[
-        str, ...
-    ] = ()  # absolute or in the workdir; what would give the answer away, taken out of the agent's container
+    # Absolute or in the workdir: what would give the answer away, taken out of the agent's container.
+    hidden_paths: tuple[str, ...] = ()
     resources: Resources = Resources()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Whether the image's builder may have left commits of its own on top of base_commit.

@@ -127,10 +127,8 @@ class Taker(Worker, Generic[R, T, H]):
     async def _run(self, claim: Claim[R]) -> None:
         try:
             await self.run_job(claim.request.id, 0)
-        except (
-            RedisError,
-            OSError,
-        ) as error:  # the job did not begin, so its lease expires and another worker takes it
+        except (RedisError, OSError) as error:
+            # The job did not begin, so its lease expires and another worker takes it.
             self._claimer.breakers["redis"].open(str(error))
 
     async def _wait_for_room(self) -> None:

@@ -36,9 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("arq").setLevel(logging.ERROR)
     try:
         return asyncio.run(_run(arguments, url))
-    except (
-        BrokenPipeError
-    ):  # the reader of our pipe has gone; without this, Python complains again at its exit
+    except BrokenPipeError:
+        # The reader of our pipe has gone. Without this, Python complains again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RedisUnavailable as error:

@@ -49,9 +49,8 @@ def test_a_service_that_does_not_answer_is_started_and_stopped_again(service: Se
 
 def test_what_an_earlier_process_started_is_stopped_by_down_and_not_as_ones_own(service: Service) -> None:
     assert services.bring_up(service, attached=False) is not None
-    earlier = services.children.pop(
-        service.name
-    )  # as if it had been started by another process of this checkout
+    # As if another process of this checkout had started it.
+    earlier = services.children.pop(service.name)
     assert not services.stop_own(service)
     assert service.answers()
     assert services.take_down(service)

@@ -236,7 +236,8 @@ async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis
         claims.append(await claimed(pool, request_id, "host/2"))
         await stream.publish(pool, samples.trajectory(claims[-1]))
 
-    worker = Worker(  # arq's own, as it comes
+    # arq's own worker, with none of our overrides.
+    worker = Worker(
         functions=[func(job, name=ROLLOUT.name)],  # pyright: ignore[reportArgumentType]
         queue_name=keys.queue(),
         redis_pool=pool,

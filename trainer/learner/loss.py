@@ -100,9 +100,8 @@ class Objective:
     """A loss that a recipe may name, and what it needs."""
 
     per_token: Callable[[Tokens, Tensor, LossConfig], PerToken]
-    reads: tuple[
-        str, ...
-    ] = ()  # the fields of LossConfig that it uses; reference_kl applies to every objective
+    # The fields of LossConfig that it uses. `reference_kl` applies to every objective.
+    reads: tuple[str, ...] = ()
     needs_veto: bool = False
     """Whether it uses `vetoed_elsewhere_P`: the learner then looks for impossible ratios in a trajectory's other samples."""
 

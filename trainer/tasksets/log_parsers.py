@@ -25,7 +25,8 @@ _FORMATS = (
 )
 # fmt: on
 NAMES = frozenset(f"parse_log_{name}" for name in _FORMATS)
-FAIL_ONLY_REPOS = frozenset(  # a test that such a log does not name has passed: eval_type fail_only
+# A test that the log of such a repository does not name has passed (eval_type fail_only).
+FAIL_ONLY_REPOS = frozenset(
     {
         "bpmn-io/bpmn-js",
         "chartjs/Chart.js",

@@ -18,7 +18,8 @@ WORKDIR = "/testbed"
 VAULT = "/r2e_vault"
 TESTS = "r2e_tests"
 RUN_TESTS = "run_tests.sh"
-TELLTALES = (  # files that the images' builders left in the repository or beside it, the commit among them
+# Files that the images' builders left in the repository or beside it, the commit among them.
+TELLTALES = (
     "expected_test_output.json",
     "execution_result.json",
     "parsed_commit.json",

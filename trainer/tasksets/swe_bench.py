@@ -19,9 +19,8 @@ from trainer.tasksets.rendering import rendered
 from trainer.tasksets.rows import read_rows
 
 WORKDIR = "/testbed"
-ENV = {
-    "BASH_ENV": "/root/.bashrc"
-}  # in these images it activates the environment that the tests need, if there is one
+# In these images it activates the environment that the tests need, if there is one.
+ENV = {"BASH_ENV": "/root/.bashrc"}
 START_MARK = ">>>>> Start Test Output"
 END_MARK = ">>>>> End Test Output"
 EVAL_TYPES: dict[str, EvalType] = {name: name for name in get_args(EvalType)}

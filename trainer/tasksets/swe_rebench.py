@@ -18,7 +18,8 @@ from trainer.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
 
 SWE_BENCH_IMAGE = "sweb.eval."
 
-PARSERS = (  # those of its names whose parser says the same in swebench 5.x
+# Those of its parsers that give the same outcomes in swebench 5.x.
+PARSERS = (
     "parse_log_ant",
     "parse_log_astroid",
     "parse_log_astropy",

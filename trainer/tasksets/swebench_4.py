@@ -16,11 +16,8 @@ from typing import Any
 
 ENVIRONMENT = "testbed"
 HEAD = ("#!/bin/bash", "set -uxo pipefail")
-PACKAGES = (
-    "swebench",
-    "swebench.harness",
-    "swebench.harness.test_spec",
-)  # import Docker, Modal, ... when imported
+# Importing these imports Docker, Modal and others.
+PACKAGES = ("swebench", "swebench.harness", "swebench.harness.test_spec")
 ABSENT = {
     "datasets": ("Dataset", "load_dataset", "load_from_disk"),
     "requests": (),

@@ -86,9 +86,8 @@ class Marks:
     def in_script(self, script: str) -> str:
         """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
         lines: list[str] = []
-        for line in script.removesuffix("\n").split(
-            "\n"
-        ):  # other line ends belong to a patch within the script
+        # Split at newlines only: other line ends belong to a patch within the script.
+        for line in script.removesuffix("\n").split("\n"):
             ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
             lines += [f"{_EXIT_CODE_VARIABLE}=$?"] if ends else []
             lines += [line]

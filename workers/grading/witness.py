@@ -21,12 +21,8 @@ from pathlib import Path
 import msgspec
 
 PLUGIN = Path(__file__).with_name("witness_plugin")
-MODULES = (
-    "parts",
-    "run",
-    "unittest_runs",
-    "pytest_runs",
-)  # of the plugin, in the order in which they are joined
+# The modules of the plugin, in the order in which they are joined.
+MODULES = ("parts", "run", "unittest_runs", "pytest_runs")
 _BETWEEN_MODULES = re.compile(r"^from workers\.grading\.witness_plugin\.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"(---|\+\+\+|Index:|rename to|copy to|diff --git) (.*)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')

@@ -113,9 +113,8 @@ class Puller:
             self.observer.progress(image, done_bytes, total_bytes)
 
         digest = self._fetch(source, on_progress)
-        arrived = self.api.find(str(source)) or self.api.find(
-            str(name)
-        )  # another process may have renamed it already
+        # Another process may have renamed it already.
+        arrived = self.api.find(str(source)) or self.api.find(str(name))
         if arrived is None:
             raise ImageError(f"{source}: it was pulled, but it is not on the Docker host", transient=True)
         try:

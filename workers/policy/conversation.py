@@ -58,9 +58,8 @@ class Conversation:
 
     async def _speak(self, fed: Sequence[int]) -> Turn | None:
         largest = max(fed, default=0)
-        if (
-            largest >= self._renderer.vocab_size
-        ):  # the engine's scheduler would die of it, not only this request
+        # Such a token would end the engine's scheduler, not only this request.
+        if largest >= self._renderer.vocab_size:
             raise RequestError(
                 f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
             )

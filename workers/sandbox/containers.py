@@ -201,9 +201,8 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         mem_limit=resources.memory_bytes,
         memswap_limit=resources.memory_bytes,
         cpu_period=100_000,
-        cpu_quota=int(
-            resources.cpus * 100_000
-        ),  # the Docker host refuses nano_cpus above its number of cores
+        # Not nano_cpus: the Docker host refuses more of them than it has cores.
+        cpu_quota=int(resources.cpus * 100_000),
         pids_limit=resources.pids,
         cap_drop=["ALL"],
         cap_add=list(CAPABILITIES),

@@ -204,9 +204,8 @@ class ContainerShell:
             async with _answering():
                 await self._kill_all()
                 while not (await asyncio.wait({ending}, timeout=KILL_AGAIN_S))[0]:
-                    with suppress(
-                        SandboxError
-                    ):  # the container may have ended already, though its stream has not
+                    # The container may have ended already, though its stream has not.
+                    with suppress(SandboxError):
                         await self._kill_all()
             await ending
         finally:

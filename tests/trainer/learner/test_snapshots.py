@@ -41,9 +41,8 @@ def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Pa
         sampled_by[version] = feed.logprobs(samples, 1.0)
         train(feed.learner, 1)
     answered = []
-    for index, one in enumerate(
-        samples
-    ):  # the first half of each sample by one version, the second by the next
+    # One version sampled the first half of each sample, the next version the second half.
+    for index, one in enumerate(samples):
         versions = np.where(np.arange(one.num_tokens) < one.num_tokens // 2, index % 2, index % 2 + 1)
         logprobs = np.choose(versions, [sampled_by[version][index] for version in range(3)])
         answered.append(

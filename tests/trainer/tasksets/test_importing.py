@@ -94,10 +94,8 @@ PUBLISHED = {
     "swe-bench-pro": "swe_bench_pro/rows.jsonl",
     "swe-rebench": "swe_rebench/first.jsonl",
 }
-SCRIPTS = {
-    "run_script": "pytest\n",
-    "parser": "print()\n",
-}  # which a row of SWE-bench Pro is not published with
+# The rows of SWE-bench Pro are published without these.
+SCRIPTS = {"run_script": "pytest\n", "parser": "print()\n"}
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -80,9 +80,8 @@ class PytestSession:
             return
         report = outcome.get_result()
         marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
-        if (
-            report.outcome == "skipped" and not marked
-        ):  # under any exception class: the report has the outcome
+        # Any exception class may mean a skip, so the report's outcome decides.
+        if report.outcome == "skipped" and not marked:
             self.run.stop(item.nodeid, excinfo.value, excinfo.tb)
 
     def pytest_runtest_logreport(self, report):
