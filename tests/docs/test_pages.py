@@ -80,3 +80,14 @@ def test_each_foreseeable_change_has_its_place_in_two_files_at_most() -> None:
     for change, files in places.items():
         assert 1 <= len(files) <= 2, change
         assert [name for name in files if not (ROOT / name).is_file()] == [], change
+
+
+@pytest.mark.parametrize("package", ["benchmarks", "infra", "pipeline", "trainer", "workers"])
+def test_the_map_of_a_package_names_each_module_and_nothing_else(package: str) -> None:
+    folder = ROOT / package
+    lines = (folder / "README.md").read_text().splitlines()
+    cells = [line.split(" | ")[0] for line in lines if line.startswith("| `")]
+    named = {name for cell in cells for name in re.findall(r"`([\w./-]+\.(?:py|sh)|[\w./-]+/)`", cell)}
+    modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert modules <= named
+    assert [name for name in named if not any(folder.rglob(name.rstrip("/")))] == []
