@@ -1,7 +1,7 @@
 """What can break a rollout, by the boundary that was crossed.
 
     RolloutError
-    ├── SandboxError     the container or the engine that runs it      (ImageMissing: no other try helps)
+    ├── SandboxError     the container or its Docker host              (ImageMissing: no other try helps)
     ├── EngineError      sampling                                      (EngineRefused: no other try helps)
     ├── GraderError      the grading container, scripts or parser      (TaskBroken: no other try helps)
     ├── RequestError     the request itself cannot be carried out
@@ -92,3 +92,10 @@ class RequestError(RolloutError):
 
 class LeaseLost(RolloutError):
     """The request was withdrawn or another worker claimed it; whatever this worker finishes is refused."""
+
+
+def describe_error(error: Exception) -> str:
+    """The error as one line for the user of a command: `PATH: No such file or directory` of one about a file."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -49,9 +49,10 @@ def fingerprint(task: Task) -> str:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Writes `tasks` in order. Raises ValueError, and writes nothing, if two have one id."""
+    """Writes `tasks` in order, into a directory that is made if need be. Raises ValueError, and writes nothing, if two have one id."""
     tasks = list(tasks)
     _refuse_duplicates(path, [task.id for task in tasks])
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.errors import describe_error
 from pipeline.taskfile import gold_path, write_gold, write_tasks
 from trainer.tasksets import splitting
 from trainer.tasksets.exports import add_export_parser
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{len(refused.reasons)} refused{refused.hint}; nothing was written", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         return 1
     return 0
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeline.errors import describe_error
 from pipeline.taskfile import read_tasks
 from workers.display import Display, open_display
 from workers.images.api import ImageApi
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings = image_settings()
         return verbs[arguments.verb](arguments, settings, stopping)
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         return 2
     except ImageError as error:
         print(error, file=sys.stderr)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.errors import RolloutError, SandboxError
+from pipeline.errors import RolloutError, SandboxError, describe_error
 from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tasks, golds = _read(options.tasks)
         sandboxes = command_sandboxes(fleet=f"leaks-{secrets.token_hex(6)}")
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     if not tasks or options.jobs < 1:
         print(

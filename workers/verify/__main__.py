@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.errors import describe_error
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = _read(options)
         sandboxes = command_sandboxes(fleet=f"verify-{os.getpid()}")
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     try:
         return _verify(work, options, sandboxes)

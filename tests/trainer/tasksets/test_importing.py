@@ -199,9 +199,10 @@ def test_filters_that_leave_nothing_are_refused(
 def test_a_place_that_cannot_be_written_to_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "nowhere/tasks.jsonl"
+    (tmp_path / "a_file").touch()
+    out = tmp_path / "a_file/tasks.jsonl"
     assert main(["import", "swe-bench", str(lines(tmp_path, row("a"))), "--out", str(out)]) == 1
-    assert str(out) in capsys.readouterr().err
+    assert f"{out.parent}: File exists" in capsys.readouterr().err
 
 
 def test_a_task_file_says_which_line_is_no_task(tmp_path: Path) -> None:
@@ -273,3 +274,11 @@ def test_a_split_that_tasks_do_not_suffice_for_is_refused(
     assert main(["split", str(tmp_path / "tasks.jsonl"), *options]) == 1
     assert "10 tasks cannot be divided into" in capsys.readouterr().err
     assert not (tmp_path / "tasks.train.jsonl").exists()
+
+
+def test_an_import_makes_the_directory_that_it_writes_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "tasks.jsonl"
+    assert main(["import", "fleet", str(FIXTURES / "fleet"), "--out", str(out)]) == 0, capsys.readouterr().err
+    assert len(read_tasks(out)) == 2
