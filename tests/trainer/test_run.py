@@ -74,13 +74,15 @@ async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_
         trainer = await start(redis_url, recipe, "--run-dir", run, *sets("num_steps=1"))
         assert await trainer.ended() == 0, trainer.output
     spans = [json.loads(line) for line in file.read_text().splitlines()]
-    asked = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "enqueue"}
+    enqueue_spans = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "enqueue"}
     trained = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "train"}
     assert set(trained) == {request_id for row in steps(run) for request_id in row.request_ids}
     for request_id, one in trained.items():
-        assert one["trace_id"] == asked[request_id]["trace_id"]
-        assert one["parent_id"] == asked[request_id]["span_id"], "the scripted fleet has no span between"
-    assert len({one["trace_id"] for one in asked.values()}) == len(asked)
+        assert one["trace_id"] == enqueue_spans[request_id]["trace_id"]
+        assert one["parent_id"] == enqueue_spans[request_id]["span_id"], (
+            "the scripted fleet has no span between"
+        )
+    assert len({one["trace_id"] for one in enqueue_spans.values()}) == len(enqueue_spans)
 
 
 async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(

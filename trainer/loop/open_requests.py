@@ -13,7 +13,7 @@ from arq.connections import ArqRedis
 from pipeline import queue, request_store
 from pipeline.message import MalformedMessage
 from pipeline.request import RolloutRequest
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import evaluation_of
@@ -25,7 +25,7 @@ class HeldOutRequests(Protocol):
     """The requests of the held-out evaluation that may be under way."""
 
     @property
-    def outstanding(self) -> Sequence[Asked]: ...
+    def outstanding(self) -> Sequence[OutstandingRequest]: ...
 
     async def send(self) -> None: ...
 
@@ -110,4 +110,4 @@ class OpenRequests:
         for request_id in await queue.withdraw(self._redis, self._run_id, list(by_id)):
             request = by_id[request_id]
             name = evaluation_of(request.group_id) if request.purpose == "eval" else ""
-            self._ledger.withdraw(Asked.of(request), evaluation=name)
+            self._ledger.withdraw(OutstandingRequest.of(request), evaluation=name)

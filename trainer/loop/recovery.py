@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 
 from pipeline import queue, stream
 from trainer.loop.open_requests import OpenRequests
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
@@ -65,14 +65,15 @@ class RunRecovery:
         """
         known = set(await queue.open_ids(self._redis, self._run_id))
         forgotten = [
-            asked
-            for asked in self._book.outstanding
-            if asked.request_id not in known and not self._dispatcher.has_yet_to_send(asked.request_id)
+            outstanding
+            for outstanding in self._book.outstanding
+            if outstanding.request_id not in known
+            and not self._dispatcher.has_yet_to_send(outstanding.request_id)
         ]
-        for asked in forgotten:
-            self._ledger.withdraw(asked)
-            self._book.forget(asked.cursor, asked.member)
-            self._dispatcher.refill(asked.cursor, asked.member)
+        for outstanding in forgotten:
+            self._ledger.withdraw(outstanding)
+            self._book.forget(outstanding.cursor, outstanding.member)
+            self._dispatcher.refill(outstanding.cursor, outstanding.member)
         return len(forgotten)
 
     async def _expect_open_groups(self) -> None:
@@ -80,9 +81,9 @@ class RunRecovery:
         for request in await self._requests.unsettled():
             if request.purpose != "train":
                 continue
-            asked = Asked.of(request)
+            outstanding = OutstandingRequest.of(request)
             if self._ledger.is_closed(request.cursor):
-                self._book.surplus[request.id] = asked
+                self._book.surplus[request.id] = outstanding
                 continue
             group = self._book.expect(
                 request.cursor,
@@ -91,4 +92,4 @@ class RunRecovery:
                 task_id=request.task.id,
             )
             group.enqueued_at = request.group_asked_at or request.enqueued_at
-            self._book.expect_request(asked)
+            self._book.expect_request(outstanding)

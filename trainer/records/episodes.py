@@ -38,7 +38,7 @@ def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluatio
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OutstandingRequest:
     """What the trainer keeps of a request until its trajectory arrives: enough for its row, without task and prompts."""
 
     request_id: str
@@ -66,45 +66,45 @@ class Asked:
         )
 
 
-def failed_head(run_id: str, asked: Asked) -> TrajectoryHead:
+def failed_head(run_id: str, request: OutstandingRequest) -> TrajectoryHead:
     """The head that is published for a request that no worker can carry out, because it cannot be read."""
     now = time.time()
     return TrajectoryHead(
-        request_id=asked.request_id,
+        request_id=request.request_id,
         run_id=run_id,
-        purpose=asked.purpose,
-        group_id=asked.group_id,
-        member=asked.member,
-        group_size=asked.group_size,
-        task_id=asked.task_id,
+        purpose=request.purpose,
+        group_id=request.group_id,
+        member=request.member,
+        group_size=request.group_size,
+        task_id=request.task_id,
         outcome="failed:request",
         reward=None,
         num_turns=0,
         sampled_tokens=0,
         body_bytes=0,
-        version_at_enqueue=asked.version,
+        version_at_enqueue=request.version,
         version_first=None,
         version_last=None,
         attempt=0,
         worker="",
-        enqueued_at=asked.enqueued_at,
+        enqueued_at=request.enqueued_at,
         claimed_at=now,
         finished_at=now,
     )
 
 
-def withdrawn_row(asked: Asked, *, evaluation: str = "") -> EpisodeRow:
+def withdrawn_row(request: OutstandingRequest, *, evaluation: str = "") -> EpisodeRow:
     """The row of a request that was withdrawn."""
     return EpisodeRow(
-        request_id=asked.request_id,
-        group_id=asked.group_id,
-        task_id=asked.task_id,
-        purpose=asked.purpose,
-        member=asked.member,
-        group_size=asked.group_size,
+        request_id=request.request_id,
+        group_id=request.group_id,
+        task_id=request.task_id,
+        purpose=request.purpose,
+        member=request.member,
+        group_size=request.group_size,
         fate="withdrawn",
-        cursor=asked.cursor,
+        cursor=request.cursor,
         evaluation=evaluation,
-        version_at_enqueue=asked.version,
-        enqueued_at=asked.enqueued_at,
+        version_at_enqueue=request.version,
+        enqueued_at=request.enqueued_at,
     )

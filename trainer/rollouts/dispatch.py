@@ -19,7 +19,7 @@ from pipeline import queue
 from pipeline.request import Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import current_traceparent, span
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.quarantine import Quarantine
@@ -191,6 +191,6 @@ class Dispatcher:
             for member in members
         ]
         for request in made:
-            self._book.expect_request(Asked.of(request))
+            self._book.expect_request(OutstandingRequest.of(request))
         self._unsent += made
         return True

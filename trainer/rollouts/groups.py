@@ -15,7 +15,7 @@ from pipeline.trajectory import TrajectoryHead
 from trainer.batching.advantages import has_signal
 from trainer.batching.batch import Sample
 from trainer.recipe import Stragglers
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.records.journal import Fate
 from trainer.rollouts.admission import Admission
 
@@ -68,7 +68,8 @@ class Group:
     enqueued_version: int
     task_id: str
     members: dict[int, Member] = field(default_factory=dict[int, Member])
-    requests: dict[int, Asked] = field(default_factory=dict[int, Asked])  # by member: the one that counts now
+    # By member: the one that counts now.
+    requests: dict[int, OutstandingRequest] = field(default_factory=dict[int, OutstandingRequest])
     enqueued_at: float = 0.0  # when it was first enqueued, Unix seconds
     started_at: float | None = None  # first claim of a member, on the caller's clock
 
@@ -85,10 +86,12 @@ class Group:
         return sum(member.num_bytes for member in self.members.values())
 
     @property
-    def outstanding(self) -> list[Asked]:
+    def outstanding(self) -> list[OutstandingRequest]:
         """Requests whose trajectories have not arrived."""
         held = {number: member.head.request_id for number, member in self.members.items()}
-        return [asked for number, asked in self.requests.items() if held.get(number) != asked.request_id]
+        return [
+            request for number, request in self.requests.items() if held.get(number) != request.request_id
+        ]
 
     def is_overdue(self, now: float, deadline_s: float) -> bool:
         return self.started_at is not None and now >= self.started_at + deadline_s
@@ -124,7 +127,8 @@ class GroupBook:
         self._open: dict[int, Group] = {}
         self._ready: dict[int, Group] = {}
         self._taken: set[int] = set()
-        self.surplus: dict[str, Asked] = {}  # by request id: outstanding when their groups left the book
+        # By request id: outstanding when their groups left the book.
+        self.surplus: dict[str, OutstandingRequest] = {}
         self._live_by_version: Counter[int] = Counter()  # by the weights that groups were enqueued with
         self.num_awaited = 0  # members whose trajectories have not arrived
         self.held_bytes = 0  # of memory that the samples of all groups in the book take
@@ -150,9 +154,9 @@ class GroupBook:
         return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
 
     @property
-    def outstanding(self) -> list[Asked]:
+    def outstanding(self) -> list[OutstandingRequest]:
         """Outstanding requests of the open groups."""
-        return [asked for group in self._open.values() for asked in group.outstanding]
+        return [request for group in self._open.values() for request in group.outstanding]
 
     @property
     def end(self) -> int:
@@ -178,11 +182,11 @@ class GroupBook:
         self.num_awaited += size
         return group
 
-    def expect_request(self, asked: Asked) -> None:
+    def expect_request(self, request: OutstandingRequest) -> None:
         """Let this request of an expected group count for its member from now on, instead of an earlier one."""
-        group = self._open.get(asked.cursor)
+        group = self._open.get(request.cursor)
         if group is not None:
-            group.requests[asked.member] = asked
+            group.requests[request.member] = request
 
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
@@ -191,8 +195,8 @@ class GroupBook:
     def awaits(self, cursor: int, head: TrajectoryHead) -> bool:
         """Whether this request is the one that counts for its member; it is if the book does not know the group."""
         group = self._open.get(cursor) or self._ready.get(cursor)
-        asked = group.requests.get(head.member) if group else None
-        return group is None or (asked is not None and asked.request_id == head.request_id)
+        request = group.requests.get(head.member) if group else None
+        return group is None or (request is not None and request.request_id == head.request_id)
 
     def has_taken(self, cursor: int) -> bool:
         """Whether a step has taken the group: what still arrives for it is too late."""
@@ -218,7 +222,7 @@ class GroupBook:
     def unclaimed(self) -> list[str]:
         """Requests of the open groups of which no claim is known yet."""
         fresh = (group for group in self._open.values() if group.started_at is None)
-        return [asked.request_id for group in fresh for asked in group.requests.values()]
+        return [request.request_id for group in fresh for request in group.requests.values()]
 
     def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
         """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
@@ -292,7 +296,7 @@ class GroupBook:
         if group is not None:
             self.num_awaited -= group.num_missing
         group = self._uncounted(group or self._ready.pop(cursor))
-        self.surplus |= {asked.request_id: asked for asked in group.outstanding}
+        self.surplus |= {request.request_id: request for request in group.outstanding}
         group.requests.clear()
         return group
 

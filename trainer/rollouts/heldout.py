@@ -21,7 +21,7 @@ from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
 from trainer.recipe import EvaluationRecipe
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.records.journal import EvaluationRow
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
@@ -68,7 +68,7 @@ class HeldOut:
         self._step = 0
         self._version = 0
         self._unsent: deque[RolloutRequest] = deque()
-        self._awaited: dict[str, Asked] = {}
+        self._awaited: dict[str, OutstandingRequest] = {}
         self._arrived: list[Delivery] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -86,7 +86,7 @@ class HeldOut:
         return f"{self._name}: {len(self._arrived)} of {total} held-out episodes"
 
     @property
-    def outstanding(self) -> list[Asked]:
+    def outstanding(self) -> list[OutstandingRequest]:
         """Outstanding requests of the evaluation under way."""
         return list(self._awaited.values())
 
@@ -95,7 +95,7 @@ class HeldOut:
         assert self._idle.is_set(), "one evaluation at a time"
         self._name, self._version, self._step = name, version, step
         self._unsent = deque(self._requests())
-        self._awaited = {request.id: Asked.of(request) for request in self._unsent}
+        self._awaited = {request.id: OutstandingRequest.of(request) for request in self._unsent}
         self._arrived = []
         self._idle.clear()
 

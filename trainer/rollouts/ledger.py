@@ -17,7 +17,7 @@ from msgspec import field, structs
 
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
-from trainer.records.episodes import Asked, episode_row, withdrawn_row
+from trainer.records.episodes import OutstandingRequest, episode_row, withdrawn_row
 from trainer.records.journal import Fate, Journal, SkippedRow
 from trainer.rollouts.admission import Brake
 from trainer.rollouts.groups import Group
@@ -112,11 +112,11 @@ class Ledger:
         self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
         self.settle(head, entries, "failed", cursor=cursor)
 
-    def withdraw(self, asked: Asked, *, evaluation: str = "") -> None:
+    def withdraw(self, request: OutstandingRequest, *, evaluation: str = "") -> None:
         """Settle a withdrawn request; it has no stream entry to acknowledge."""
-        self._journal.append(withdrawn_row(asked, evaluation=evaluation))
+        self._journal.append(withdrawn_row(request, evaluation=evaluation))
         since = self.since_step
-        self.since_step = structs.replace(since, withdrawn=since.withdrawn + (asked.purpose == "train"))
+        self.since_step = structs.replace(since, withdrawn=since.withdrawn + (request.purpose == "train"))
 
     def note_signal(self) -> None:
         """A group with a signal came back: the streaks of groups without signal and of failures end."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, queue, stream
-from trainer.records.episodes import Asked, failed_head
+from trainer.records.episodes import OutstandingRequest, failed_head
 
 
-async def sweep(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> list[str]:
+async def sweep(redis: ArqRedis, run_id: str, outstanding: Iterable[OutstandingRequest]) -> list[str]:
     """Enqueue lost requests again; returns their ids. Fail those of `outstanding` that were dead-lettered as unreadable.
 
     Nothing may be enqueued meanwhile: a half-enqueued request looks like a lost one.
@@ -18,9 +18,9 @@ async def sweep(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> l
     return requeued
 
 
-async def fail_unreadable(redis: ArqRedis, run_id: str, outstanding: Iterable[Asked]) -> None:
+async def fail_unreadable(redis: ArqRedis, run_id: str, outstanding: Iterable[OutstandingRequest]) -> None:
     """Publish a failed trajectory for each request that no worker can read, so that nobody waits for it."""
     dead = set(await deadletters.unanswered(redis, run_id))
-    for asked in outstanding:
-        if asked.request_id in dead:
-            await stream.publish_unreadable(redis, failed_head(run_id, asked))
+    for request in outstanding:
+        if request.request_id in dead:
+            await stream.publish_unreadable(redis, failed_head(run_id, request))

@@ -35,7 +35,7 @@ def broken(boundary: Boundary, *, transient: bool) -> Failed:
     return Failed(boundary=boundary, message="broke", transient=transient)
 
 
-async def asked(side: TrainerSide) -> list[RolloutRequest]:
+async def open_requests(side: TrainerSide) -> list[RolloutRequest]:
     """Open requests, in the order they were enqueued."""
     waiting = [await request_store.read(side.pool, one) for one in await queue.open_ids(side.pool, "run")]
     return [request for request in waiting if request is not None]
@@ -47,7 +47,7 @@ def rows(side: TrainerSide) -> list[tuple[int, str]]:
 
 async def fail_member(side: TrainerSide, member: int, failed: Failed) -> str:
     """Answer the newest request for a member with a failure; returns its id."""
-    newest = [request.id for request in await asked(side) if request.member == member][-1]
+    newest = [request.id for request in await open_requests(side) if request.member == member][-1]
     await answer(side.pool, newest, lambda request: failed)
     await side.reader.read(block_ms=10)
     return newest
@@ -72,7 +72,7 @@ async def test_a_member_is_enqueued_again_if_it_failed_through_no_fault_of_polic
     await side.dispatcher.open_groups(1, version=0)
     first = await fail_member(side, 1, failed)
     await side.dispatcher.open_groups(0, version=3)
-    again = [request for request in await asked(side) if request.member == 1 and request.id != first]
+    again = [request for request in await open_requests(side) if request.member == 1 and request.id != first]
     assert [(one.cursor, one.group_id, one.version_at_enqueue) for one in again] == [(0, "g00000000", 3)] * (
         is_refilled
     )
@@ -119,7 +119,7 @@ async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: Train
     await side.pool.xadd(keys.stream("run"), {"head": encode(head)})
     await side.reader.read(block_ms=10)
     await side.dispatcher.open_groups(0, version=0)
-    assert len([request for request in await asked(side) if request.member == 1]) == 2
+    assert len([request for request in await open_requests(side) if request.member == 1]) == 2
     assert (rows(side), len(side.pending())) == ([(1, "failed")], 2)
 
 
@@ -130,7 +130,9 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Train
     other = TrainerSide(side.pool, side.journal, max_refills=2)
     await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=0))
     await other.recovery.enqueue_missing(3, version=0)
-    assert len([request for request in await asked(other) if request.member == 1]) == 2, "not a third time"
+    assert len([request for request in await open_requests(other) if request.member == 1]) == 2, (
+        "not a third time"
+    )
     await work_off(side.pool)
     await other.reader.read(block_ms=10)
     (group,) = other.book.take(behind(0)) or []
@@ -145,7 +147,7 @@ async def test_a_refill_that_was_never_enqueued_is_enqueued_after_a_restart(side
     other = TrainerSide(side.pool, side.journal, max_refills=2)
     await other.recovery.restore(state)
     await other.recovery.enqueue_missing(3, version=0)
-    assert sorted(request.member for request in await asked(other)) == [0, 1, 2]
+    assert sorted(request.member for request in await open_requests(other)) == [0, 1, 2]
 
 
 # Deadlines
@@ -154,7 +156,9 @@ async def test_a_refill_that_was_never_enqueued_is_enqueued_after_a_restart(side
 async def claimed(side: TrainerSide, *members: int) -> list[Claim]:
     """Claims of these members, by a worker that takes its time."""
     found = [
-        await queue.claim(side.pool, one.id, "slow") for one in await asked(side) if one.member in members
+        await queue.claim(side.pool, one.id, "slow")
+        for one in await open_requests(side)
+        if one.member in members
     ]
     return [claim for claim in found if isinstance(claim, Claim)]
 
@@ -187,7 +191,7 @@ async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(
 
 async def test_a_request_that_nobody_can_read_counts_as_failed(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
-    spoilt = (await asked(side))[0]
+    spoilt = (await open_requests(side))[0]
     await side.pool.set(keys.request(spoilt.id), b"\xc1")
     await census.beat_run(side.pool, census.RunStatus(run_id="run", phase="waiting"))
     await queue.take(side.pool, "w", 1)
@@ -253,13 +257,13 @@ async def test_what_a_closed_group_left_behind_is_withdrawn_after_a_restart(side
     other = TrainerSide(side.pool, side.journal, restored=state)
     await other.recovery.restore(state)
     await other.requests.withdraw_surplus()
-    assert await asked(other) == []
+    assert await open_requests(other) == []
     assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
 
 
 async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_ending(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(1, version=0)
-    spoilt = (await asked(side))[0]
+    spoilt = (await open_requests(side))[0]
     await side.pool.set(keys.request(spoilt.id), b"\xc1")
     other = TrainerSide(side.pool, side.journal)
     await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=1))

@@ -79,8 +79,8 @@ async def test_a_group_is_one_task_enqueued_once_per_member(pool: ArqRedis, jour
     asking = dispatcher(pool, journal)
     await asking.open_groups(2, version=4)
     requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
-    asked = [(r.group_id, r.cursor, r.member, r.version_at_enqueue) for r in requests if r is not None]
-    assert asked == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
+    enqueued = [(r.group_id, r.cursor, r.member, r.version_at_enqueue) for r in requests if r is not None]
+    assert enqueued == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
     assert len({r.task.id for r in requests if r is not None}) == 2
     assert await pool.zcard(keys.queue()) == 6
 
@@ -118,11 +118,11 @@ async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_sta
     requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
     order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
     skipped = [row.cursor for row in read(journal.directory, SkippedRow)]
-    asked = sorted({(r.cursor, r.task.id) for r in requests if r is not None})
-    assert len(asked) == 4
-    assert all(order[cursor].id == task_id for cursor, task_id in asked)
+    enqueued = sorted({(r.cursor, r.task.id) for r in requests if r is not None})
+    assert len(enqueued) == 4
+    assert all(order[cursor].id == task_id for cursor, task_id in enqueued)
     assert all(order[cursor].id == order[1].id for cursor in skipped)
-    assert sorted([*skipped, *(cursor for cursor, _ in asked)]) == list(range(asking.cursor))
+    assert sorted([*skipped, *(cursor for cursor, _ in enqueued)]) == list(range(asking.cursor))
 
 
 async def test_with_every_task_in_quarantine_nothing_is_enqueued(pool: ArqRedis, journal: Journal) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.trajectories import behind, member
 from trainer.batching.collate import make_batch
 from trainer.recipe import Stragglers
-from trainer.records.episodes import Asked
+from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of
 
@@ -109,8 +109,10 @@ def test_a_group_without_signal_is_trained_where_the_recipe_says_so() -> None:
     assert all((sample.advantages_T == 0).all() for sample in batch.samples)
 
 
-def asked(cursor: int, number: int, *, size: int = 3, request_id: str = "") -> Asked:
-    return Asked(
+def outstanding_request(
+    cursor: int, number: int, *, size: int = 3, request_id: str = ""
+) -> OutstandingRequest:
+    return OutstandingRequest(
         request_id=request_id or f"r{cursor}.{number}",
         group_id=group_id_of(cursor),
         task_id=f"t{cursor}",
@@ -123,15 +125,15 @@ def asked(cursor: int, number: int, *, size: int = 3, request_id: str = "") -> A
     )
 
 
-def ask(into: GroupBook, cursor: int, *, size: int = 3) -> None:
+def expect_group(into: GroupBook, cursor: int, *, size: int = 3) -> None:
     into.expect(cursor, size=size, version=0, task_id=f"t{cursor}")
     for number in range(size):
-        into.expect_request(asked(cursor, number, size=size))
+        into.expect_request(outstanding_request(cursor, number, size=size))
 
 
 def test_a_groups_time_runs_from_its_first_claim() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     b.hold(0, member(0, 0, group_size=3, reward=1.0))
     b.hold(0, member(0, 1, group_size=3, reward=0.0))
     assert b.overdue(1e9, 60.0) == [], "nobody is known to have claimed any of it"
@@ -144,7 +146,7 @@ def test_a_groups_time_runs_from_its_first_claim() -> None:
 
 def test_at_its_deadline_a_group_is_judged_by_its_members_and_the_rest_is_surplus() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     for number in (0, 1):
         b.hold(0, member(0, number, group_size=3, reward=float(number)))
     b.note_claims({"r0.0": 0.0}, now=0.0)
@@ -158,7 +160,7 @@ def test_at_its_deadline_a_group_is_judged_by_its_members_and_the_rest_is_surplu
 
 def test_a_group_with_too_few_valid_members_waits_beyond_its_deadline() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     b.hold(0, member(0, 0, group_size=3, reward=1.0))
     b.hold(0, member(0, 1, group_size=3, reward=None))
     b.note_claims({"r0.0": 0.0}, now=0.0)
@@ -168,7 +170,7 @@ def test_a_group_with_too_few_valid_members_waits_beyond_its_deadline() -> None:
 
 def test_an_answer_that_makes_it_before_the_step_joins_a_group_that_closed_without_it() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     for number in (0, 1):
         b.hold(0, member(0, number, group_size=3, reward=float(number)))
     b.note_claims({"r0.0": 0.0}, now=0.0)
@@ -182,8 +184,8 @@ def test_an_answer_that_makes_it_before_the_step_joins_a_group_that_closed_witho
 
 def test_of_two_requests_for_a_member_the_later_one_counts() -> None:
     b = book()
-    ask(b, 0)
-    b.expect_request(asked(0, 1, request_id="again"))
+    expect_group(b, 0)
+    b.expect_request(outstanding_request(0, 1, request_id="again"))
     assert not b.awaits(0, member(0, 1, group_size=3).head)
     assert b.awaits(0, member(0, 2, group_size=3).head)
     assert b.awaits(7, member(7, 0, group_size=3).head), "nobody heard of that group yet"
@@ -191,7 +193,7 @@ def test_of_two_requests_for_a_member_the_later_one_counts() -> None:
 
 def test_a_member_without_trajectory_and_without_request_is_missing() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     b.forget(0, 1)
     b.hold(0, member(0, 2, group_size=3))
     assert b.missing(0, size=3) == [1]
@@ -202,7 +204,7 @@ def test_a_member_without_trajectory_and_without_request_is_missing() -> None:
 
 def test_the_book_knows_how_much_memory_its_answers_take() -> None:
     b = book()
-    ask(b, 0)
+    expect_group(b, 0)
     one = member(0, 0, group_size=3)
     b.hold(0, one)
     b.hold(0, member(0, 1, group_size=3, reward=None))
