@@ -73,10 +73,11 @@ def test_no_module_is_called_after_nothing() -> None:
     assert [str(path) for path in PYTHON if {path.stem, *path.parts} & BANNED] == []
 
 
-def test_a_comment_is_no_reason_to_put_a_value_into_parentheses() -> None:
-    # What a formatter makes of a comment that does not fit behind its value. Such a comment goes on the line above.
+def test_a_comment_is_no_reason_to_break_a_statement_at_its_brackets() -> None:
+    # A formatter puts a comment that does not fit behind its value into brackets, or behind them. It goes on the line above instead.
     scar = re.compile(
-        r"= \(\n +[^\n]*[^\n,]  # [^\n]*\n *\)$|= \(\n +[^\n]*[^\n,]\n *\)  # (?!fmt:)", flags=re.MULTILINE
+        r"= \(\n +[^\n]*[^\n,]  # [^\n]*\n *\)$|^ *[\])}][^\n]*  # (?!fmt:|pyright:)[^\n]*",
+        flags=re.MULTILINE,
     )
     found = {str(path): scar.findall((ROOT / path).read_text()) for path in PYTHON}
     assert {name: scars for name, scars in found.items() if scars} == {}

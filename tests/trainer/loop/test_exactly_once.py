@@ -366,9 +366,8 @@ ONE_GROUP = [("ask", 0), ("work", 0), ("work", 1), ("work", 0), ("take_in", 0), 
 
 @example(script=[*ONE_GROUP, ("keep", 0)], has_deadlines=False)  # dies while the learner writes
 @example(script=[*ONE_GROUP, ("keep", 1), *ONE_GROUP, ("keep", 0)], has_deadlines=False)
-@example(
-    script=[*ONE_GROUP, ("die", 2), ("keep", 1)], has_deadlines=False
-)  # before its first acknowledgement
+# dies before its first acknowledgement
+@example(script=[*ONE_GROUP, ("die", 2), ("keep", 1)], has_deadlines=False)
 @example(script=[*ONE_GROUP, ("die", 5), ("keep", 1)], has_deadlines=False)  # after Redis heard of it
 @settings(
     max_examples=MAX_EXAMPLES,
