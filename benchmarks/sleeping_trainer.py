@@ -13,6 +13,7 @@ from pipeline.task import Task
 from trainer.batching.batch import Batch
 from trainer.inputs import Inputs
 from trainer.learner.config import LearnerConfig, StepMetrics
+from trainer.learner.directories import atomic_directory
 from trainer.loop.assembly import assembled
 from trainer.recipe import (
     AdmissionRecipe,
@@ -111,8 +112,8 @@ class SleepingLearner:
         (directory / "model.safetensors").write_bytes(bytes(64))
 
     def save(self, directory: Path, extra: bytes) -> None:
-        directory.mkdir(parents=True)
-        (directory / "extra").write_bytes(extra)
+        with atomic_directory(directory) as partial:
+            (partial / "extra").write_bytes(extra)
 
     def stop(self) -> None:
         """There are no other ranks."""

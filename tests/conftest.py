@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import docker
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,6 +42,15 @@ class Serving:
     router_url: str
     engine_url: str
     model_dir: Path
+
+    async def name_weights(self, name: str) -> None:
+        """Have the engine report its weights as `name`, as after a publication."""
+        update = {"model_path": str(self.model_dir), "weight_version": name, "flush_cache": True}
+        async with (
+            aiohttp.ClientSession(raise_for_status=True) as session,
+            session.post(f"{self.engine_url}/update_weights_from_disk", json=update) as response,
+        ):
+            await response.read()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,14 +19,15 @@ from pipeline import census, connection, keys, queue, stream
 from pipeline.request import Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from pipeline.tokenizer import put_tokenizer, read_bundle
+from pipeline.weights import version_name
 from tests.conftest import Serving
 from tests.workers.agent.episode import AGENT
 
-TAKEOVER_S = 10.0  # promised: at most one lease and a poll after the last breath
+TAKEOVER_S = 10.0  # promised: at most one lease and a poll after the last renewal
 
 
 def endless_request(image: str, tokenizer: str, number: int) -> RolloutRequest:
-    """An episode that an untrained policy babbles on in for a good while: no reply of its is ever a command."""
+    """An episode that an untrained policy keeps going for a good while: none of its replies is a command."""
     return RolloutRequest(
         id=f"journey-{number}",
         run_id="journey",
@@ -105,6 +106,7 @@ async def test_the_requests_of_a_killed_worker_are_taken_over_answered_once_and_
     docker_client: docker.DockerClient,
     worker_process: Callable[[str], processes.Child],
 ) -> None:
+    await serving.name_weights(version_name("journey", 0))
     tokenizer = await put_tokenizer(redis, read_bundle(serving.model_dir))
     requests = [endless_request(task_image, tokenizer, number) for number in range(2)]
     for request in requests:

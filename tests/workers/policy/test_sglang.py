@@ -36,12 +36,7 @@ def bundle(serving: Serving) -> TokenizerBundle:
 @pytest.fixture(autouse=True)
 async def published(serving: Serving) -> None:
     """The engine serves a version of the run whose requests are played here."""
-    update = {"model_path": str(serving.model_dir), "weight_version": "run-1@7", "flush_cache": True}
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as session,
-        session.post(f"{serving.engine_url}/update_weights_from_disk", json=update) as response,
-    ):
-        await response.read()
+    await serving.name_weights("run-1@7")
 
 
 @pytest.fixture
