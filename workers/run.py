@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 from pipeline import census, connection
 from pipeline.connection import RedisUnavailable
 from pipeline.errors import SandboxError
-from pipeline.kinds import ROLLOUT
-from pipeline.request import Claim
+from pipeline.kinds import ROLLOUT, H, T
+from pipeline.request import Claim, R
 from pipeline.settings import redis_settings, telemetry_settings
 from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
@@ -98,7 +98,7 @@ def _claimer(
     hosts: WorkerHosts,
     policies: LivePolicies,
 ) -> Claimer:
-    """Plays claims on `hosts`, guarded by a breaker for each thing that the worker depends on."""
+    """Plays rollouts on `hosts`, guarded by a breaker for each thing that the worker depends on."""
     from workers.grading.grade import Grader
 
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
@@ -116,8 +116,8 @@ def _claimer(
     return Claimer(kind=ROLLOUT, redis=redis, worker=settings.name, stage=stage, breakers=breakers)
 
 
-async def work(claimer: Claimer, settings: WorkerSettings) -> None:
-    """Take and play requests until a signal; then take no more, and give running episodes the grace time."""
+async def work(claimer: Claimer[R, T, H], settings: WorkerSettings) -> None:
+    """Take and run requests until a signal; then take no more, and give running episodes the grace time."""
     taker = Taker(claimer, slots=settings.slots)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +126,7 @@ async def work(claimer: Claimer, settings: WorkerSettings) -> None:
     await taker.drain(settings.drain_s)
 
 
-async def _beat(redis: ArqRedis, claimer: Claimer, settings: WorkerSettings) -> None:
+async def _beat(redis: ArqRedis, claimer: Claimer[R, T, H], settings: WorkerSettings) -> None:
     """Send heartbeats for ever."""
     started_at, every_s = time.time(), census.BEAT_S
     while True:
