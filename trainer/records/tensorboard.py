@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainer.records.journal import EvaluationRow, Row, StepRow
 
-_NOT_SHOWN = {"step", "at"}
+_NOT_SHOWN = {"step", "at", "greedy"}  # they are the point's place, time and tag
 _GAP = {"logprob_gap_max", "logprob_gap_mean"}
 
 

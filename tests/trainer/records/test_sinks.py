@@ -65,6 +65,7 @@ def test_held_out_success_is_one_curve_from_before_to_after_sampled_and_greedy_a
         "sampled": [(0, 0.0), (5, 0.5), (9, 0.9)],
         "greedy": [(0, 0.0), (5, 0.25), (9, 0.45)],
     }
+    assert "heldout/sampled/greedy" not in shown.Tags()["scalars"], "what the tag says is no curve"
 
 
 def test_tensorboard_shows_no_log_prob_gap_where_it_was_not_measured(tmp_path: Path) -> None:
