@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_written_is_misuse_in_a_line(place: Place) -> None
     done = place.run("pull", "--json", "--image", image, "--failures", "/etc/passwd/failed.txt")
     assert (done.status, done.stderr.splitlines()[-1]) == (
         2,
-        "[Errno 20] Not a directory: '/etc/passwd/failed.txt'",
+        "/etc/passwd/failed.txt: Not a directory",
     )
 
 

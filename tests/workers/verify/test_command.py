@@ -86,7 +86,7 @@ def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["absent.jsonl"], "error: absent.jsonl: No such file or directory"),
+        (["absent.jsonl"], "absent.jsonl: No such file or directory"),
         (["broken.jsonl"], "broken.jsonl:1: not a Task"),
         (["empty.jsonl"], "holds no task"),
         (["tasks.jsonl", "--only", "test:other"], "holds no task 'test:other'"),
