@@ -4,6 +4,7 @@ Exit status: 0 every request is accounted for; 1 a request was lost or a traject
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -31,4 +32,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A reader such as `head`, which stops early, ends this command silently.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -1,6 +1,10 @@
 """The report says what the journal holds, how the run ended, and whether every request is accounted for."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -356,3 +360,14 @@ def test_a_finished_run_is_told_as_finished(run: Run, capsys: pytest.CaptureFixt
     run.end(7)
     assert reported(run, capsys)[1]["state"] == "finished"
     assert told(run, capsys).endswith("finished")
+
+
+def test_a_reader_that_stops_early_gets_no_traceback(run: Run) -> None:
+    run.group(0, [1.0, 0.0])
+    run.write()
+    gone, pipe = os.pipe()
+    os.close(gone)
+    command = [sys.executable, "-m", "trainer.report", str(run.directory)]
+    with open(pipe, "w") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
