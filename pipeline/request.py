@@ -120,6 +120,8 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     agent_config: str  # the agent's YAML, verbatim
     tokenizer: str  # content hash under which the tokenizer is stored
     cursor: Count = 0  # position of the group's task in the run's task order
+    # The share of passes, drawn by chance, whose tests are run once more with contradicted expectations.
+    control_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
     @property
     def task_id(self) -> str:

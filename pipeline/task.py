@@ -109,3 +109,6 @@ class Task(Message, frozen=True, kw_only=True):
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Whether the image's builder may have left commits of its own on top of base_commit.
     builder_commits: bool = False
+    # What verification measured of the tests with the known fix, packed (see calibration.py); b"": nothing. The trainer adds
+    # it to the tasks of its requests; in a task file it is empty.
+    calibration: bytes = b""

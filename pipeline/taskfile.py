@@ -41,11 +41,15 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
+    calibration: bytes = b""  # packed, as it travels in a task; see calibration.py
 
 
 def fingerprint(task: Task) -> str:
-    """Changes with anything that the task says: a verification counts for the very task that it was made of."""
-    return hashlib.sha256(msgspec.json.encode(task, order="deterministic")).hexdigest()
+    """Changes with anything that the task says: a verification counts for the very task that it was made of. The calibration is
+    no part of that: it is a result of the verification.
+    """
+    said = msgspec.structs.replace(task, calibration=b"")
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:

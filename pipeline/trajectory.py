@@ -86,6 +86,12 @@ class Tally(Message, frozen=True, kw_only=True):
     total: int
 
 
+# What the control said of a pass: every controlled test failed, as it must (confirmed); one passed all the same, so the value
+# is 0 (refuted); each control ran into its time limit (undecided); no test has a control (none); the recipe wanted none (off).
+# "": the patch did not pass, so no control was run.
+Control = Literal["", "confirmed", "refuted", "undecided", "none", "off"]
+
+
 class Reward(Message, frozen=True, kw_only=True):
     """A grader's finished verdict. Exists only if a grader finished."""
 
@@ -101,6 +107,8 @@ class Reward(Message, frozen=True, kw_only=True):
     log_tail: str = ""  # the end of the log of grading
     grade_s: float = 0.0
     grade_cpu_s: float = 0.0
+    control: Control = ""
+    num_controlled: Count = 0  # tests that had to fail in the control run
 
 
 class JobResult(Message, Generic[R], frozen=True, kw_only=True):

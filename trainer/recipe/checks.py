@@ -70,6 +70,9 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
     ):
         if getattr(limits, name) <= 0:
             yield f"rollout.limits.{name} is {getattr(limits, name)}; it must be above 0"
+    controls = recipe.grading.controls
+    if not isinstance(controls, str) and not 0 < controls < 1:
+        yield f'grading.controls is {controls}; it must be "always", "never", or a share above 0 and below 1'
     if recipe.group_deadline_s <= 0:
         yield f"rollout.group_deadline_s is {recipe.group_deadline_s}; it must be above 0"
     yield from _retry_faults(limits.retries)

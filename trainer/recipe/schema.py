@@ -60,6 +60,20 @@ class TaskFiles(Table, frozen=True, kw_only=True):
     unverified: Unverified = "refuse"
 
 
+class GradingRecipe(Table, frozen=True, kw_only=True):
+    """How far a pass has to prove itself before it is worth a reward."""
+
+    # How many passes are followed by a control run, in which the same tests must fail because what they expect was made wrong:
+    # always, never, or a share of them drawn by chance, above 0 and below 1.
+    controls: Literal["always", "never"] | float = "always"
+
+    @property
+    def control_share(self) -> float:
+        return (
+            {"always": 1.0, "never": 0.0}[self.controls] if isinstance(self.controls, str) else self.controls
+        )
+
+
 class Rollout(Table, frozen=True, kw_only=True):
     """What one group of rollouts is: several episodes of one task, whose rewards are compared with each other."""
 
@@ -144,6 +158,7 @@ class Recipe(Table, frozen=True, kw_only=True):
     batch: BatchRecipe
     learner: LearnerConfig
     seed: int = 0  # of the order of the tasks
+    grading: GradingRecipe = GradingRecipe()
     admission: AdmissionRecipe = AdmissionRecipe()
     weights: WeightsRecipe = WeightsRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()

@@ -21,7 +21,7 @@ from pipeline.request import Claim
 from pipeline.task import ExitCode, File, SwebenchLog, Task, TestsJson
 from pipeline.trajectory import Reward
 from workers.grading import scripts, witness
-from workers.grading.runner import Control, hides_names, same_runner_settings
+from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Evidence, check, judge
 from workers.sandbox.protocol import CommandResult, LastResult, Sandbox, Sandboxes
@@ -72,8 +72,8 @@ class Grader:
         task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
-            control = Control(task.verdict.eval_script, sandbox.workdir)
-            grading = _Grading(claim, sandbox, patch, marks, control)
+            governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
+            grading = _Grading(claim, sandbox, patch, marks, governing)
             applied_by, complaints = await grading.apply()
             if not applied_by:
                 return Graded(
@@ -132,7 +132,7 @@ class _Grading:
     sandbox: Sandbox
     patch: bytes
     marks: Marks
-    control: Control
+    governing: GoverningFiles
 
     async def apply(self) -> tuple[str, str]:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
@@ -146,10 +146,10 @@ class _Grading:
                 " workdir to the repository's directory in the image"
             )
         await self.sandbox.put(_files(task, self.patch, self.marks))
-        touches = self.control.touched_by(self.patch)
+        touches = self.governing.touched_by(self.patch)
         if touches:
-            await self._succeed(scripts.save(self.control))
-        result = await self._step(scripts.apply(self.control, loosely=not hides_names(self.patch)))
+            await self._succeed(scripts.save(self.governing))
+        result = await self._step(scripts.apply(self.governing, loosely=not hides_names(self.patch)))
         complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return "", complaints
@@ -192,11 +192,11 @@ class _Grading:
             raise
 
     async def _restore_runner(self) -> None:
-        changed = await self._succeed(scripts.changed_settings(self.control))
+        changed = await self._succeed(scripts.changed_settings(self.governing))
         tampered = b"".join(path + b"\0" for path in self._tampered_settings(changed.output))
         if tampered:
             await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
-        await self._succeed(scripts.restore_control(self.control))
+        await self._succeed(scripts.restore_governing(self.governing))
 
     def _tampered_settings(self, listing: bytes) -> list[bytes]:
         """The paths in the output of `changed_settings` whose old and new content tell the runner different things."""
@@ -210,7 +210,7 @@ class _Grading:
                 raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
             assert path is not None
             name = posixpath.basename(path.decode("utf-8", "replace"))
-            if not same_runner_settings(name, old, new, self.control.script):
+            if not same_runner_settings(name, old, new, self.governing.script):
                 tampered.append(path)
         return tampered
 

@@ -9,12 +9,12 @@ shells and git use.
 import shlex
 from collections.abc import Iterable
 
-from workers.grading.runner import (
+from workers.grading.governing import (
     CHECKING_MODULES,
-    CONTROL_DIRECTORIES,
+    GOVERNING_DIRECTORIES,
     RUNNER_MODULES,
     STANDARD_MODULES,
-    Control,
+    GoverningFiles,
 )
 from workers.grading.witness import PACKAGES, USER_PACKAGES
 from workers.sandbox.git import GIT
@@ -61,13 +61,13 @@ _PRUNED = "\\( -path ./.git -o -name site-packages -o -name dist-packages -o -na
 _COPY = "xargs -0 -r cp -a --parents -t"
 
 
-def apply(control: Control, *, loosely: bool) -> str:
+def apply(governing: GoverningFiles, *, loosely: bool) -> str:
     """Installs the witness, then applies the patch by the first command that accepts it, without the files that it may not
     bring.
 
     git apply refuses a path inside .git, but patch does not; it is used only if `loosely`.
     """
-    return f"""{GIT}{_left_out(control)}
+    return f"""{GIT}{_left_out(governing)}
 chmod 700 {GRADE_DIR}
 touch {START}
 . {WITNESS}
@@ -91,12 +91,12 @@ exit {DOES_NOT_APPLY}
 """
 
 
-def _left_out(control: Control) -> str:
+def _left_out(governing: GoverningFiles) -> str:
     """Sets `left_out`, patterns of repository-relative paths in git apply's form: installed packages, compiled modules, and
     what the shell reads or runs by itself.
     """
     return f"""
-image_path={shlex.quote("".join(f"{entry}:" for entry in control.program_directories))}$TASK_PATH
+image_path={shlex.quote("".join(f"{entry}:" for entry in governing.program_directories))}$TASK_PATH
 left_out=({_quoted((*INSTALLED, *COMPILED))})
 for configuration in */pyvenv.cfg .*/pyvenv.cfg */*/pyvenv.cfg; do
   [ -e "$configuration" ] && left_out+=("${{configuration%/*}}" "${{configuration%/*}}/*")
@@ -118,23 +118,23 @@ reaches_left_out() {{
 """
 
 
-def save(control: Control) -> str:
+def save(governing: GoverningFiles) -> str:
     """Keeps a copy of the files that govern the test runner, as the image has them."""
-    return f"""{_modules(control)}
-mkdir -p {GRADE_DIR}/control {GRADE_DIR}/settings &&
-{_governing(control)} | {_COPY} {GRADE_DIR}/control &&
-{_find(_named(control.settings))} | {_COPY} {GRADE_DIR}/settings &&
+    return f"""{_modules(governing)}
+mkdir -p {GRADE_DIR}/governing {GRADE_DIR}/settings &&
+{_governing(governing)} | {_COPY} {GRADE_DIR}/governing &&
+{_find(_named(governing.settings))} | {_COPY} {GRADE_DIR}/settings &&
 modules >{MODULES}
 """
 
 
-def changed_settings(control: Control) -> str:
+def changed_settings(governing: GoverningFiles) -> str:
     """Prints a line for each settings file that differs from its copy: path, old and new content in base64, "-" for an absent
     file.
     """
     return f"""
 show() {{ if [ -e "$1" ]; then base64 -w 0 "$1"; else printf -; fi; }}
-{{ {_find(_named(control.settings))}; cd {GRADE_DIR}/settings && find . -type f -print0; }} | sort -zu |
+{{ {_find(_named(governing.settings))}; cd {GRADE_DIR}/settings && find . -type f -print0; }} | sort -zu |
 while IFS= read -r -d '' path; do
   cmp -s "$path" {GRADE_DIR}/settings/"$path" && continue
   echo "$(printf %s "$path" | base64 -w 0) $(show {GRADE_DIR}/settings/"$path") $(show "$path")"
@@ -155,14 +155,14 @@ clear_way() {
 """
 
 
-def restore_control(control: Control) -> str:
+def restore_governing(governing: GoverningFiles) -> str:
     """Puts the copies back and removes what was added."""
-    return f"""{_CLEAR_WAY}{_modules(control)}
-{_governing(control)} | xargs -0 -r rm -f --
-(cd {GRADE_DIR}/control && find . \\( -type f -o -type l \\) -print0) | while IFS= read -r -d '' path; do
+    return f"""{_CLEAR_WAY}{_modules(governing)}
+{_governing(governing)} | xargs -0 -r rm -f --
+(cd {GRADE_DIR}/governing && find . \\( -type f -o -type l \\) -print0) | while IFS= read -r -d '' path; do
   clear_way "$path"
   rm -rf -- "$path"
-  cp -a {GRADE_DIR}/control/"$path" "$path" || exit 1
+  cp -a {GRADE_DIR}/governing/"$path" "$path" || exit 1
 done || exit 1
 declare -A known
 while IFS= read -r -d '' module; do known[$module]=1; done <{MODULES}
@@ -180,7 +180,7 @@ done <{TAMPERED}
 """
 
 
-def _modules(control: Control) -> str:
+def _modules(governing: GoverningFiles) -> str:
     """Defines `modules`, which prints what Python might import in place of the runner's modules or its own."""
     runners = [shlex.quote(pattern) for name in RUNNER_MODULES for pattern in (name, f"{name}.*")]
     return f"""
@@ -204,7 +204,7 @@ modules() {{
   find . {_PRUNED} \\( -name {" -o -name ".join(runners)} \\) -print0 |
     while IFS= read -r -d '' entry; do importable "$entry"; done
   IFS=: read -r -a folders <<<"${{PYTHONPATH-}}"
-  for folder in {_quoted(control.directories)} "${{folders[@]}}"; do
+  for folder in {_quoted(governing.directories)} "${{folders[@]}}"; do
     case $folder/ in "$PWD"/*) folder=./${{folder#"$PWD"}} ;; /*) continue ;; esac
     for entry in "$folder"/*; do
       name=${{entry##*/}}
@@ -218,10 +218,10 @@ modules() {{
 """
 
 
-def _governing(control: Control) -> str:
-    folders = [f"{folder}/*" for folder in CONTROL_DIRECTORIES]
+def _governing(governing: GoverningFiles) -> str:
+    folders = [f"{folder}/*" for folder in GOVERNING_DIRECTORIES]
     return _find(
-        [*_named(control.names), *_at([f"*/{folder}" for folder in folders]), *_at(control.paths, "./")]
+        [*_named(governing.names), *_at([f"*/{folder}" for folder in folders]), *_at(governing.paths, "./")]
     )
 
 

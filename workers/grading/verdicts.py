@@ -15,7 +15,7 @@ from pipeline.errors import TaskBroken
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, Verdict
 from pipeline.trajectory import Reward
 from workers.grading import crosscheck, swebench_rules, witness
-from workers.grading.runner import contradiction, each_must_pass, num_pytest_sessions
+from workers.grading.closing_line import closing_line_fault, each_must_pass, num_pytest_sessions
 from workers.grading.witness import WitnessedRun
 
 MOST_OUTCOMES = 1000  # kept for a verdict that names no tests
@@ -95,7 +95,7 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
         )
         unseen = num_pytest_sessions(evidence.log) > len(witness.sessions(evidence.runs, "pytest"))
         if refuted_by is None and (unseen or not sessions):
-            refuted_by = contradiction(verdict.eval_script, evidence.log)
+            refuted_by = closing_line_fault(verdict.eval_script, evidence.log)
     seen = witness.outcomes(evidence.runs)
     return _reward(
         f"exit status {evidence.exit_code}",

@@ -1,49 +1,6 @@
 import pytest
 
-from workers.grading.runner import Control, contradiction, each_must_pass, hides_names, same_runner_settings
-
-PASSED = "=========== test session starts ===========\n...\n=========== 3 passed in 0.05s ===========\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "log"),
-    [
-        ("pytest -q", "3 passed in 0.05s\n"),
-        ("python -m pytest tests", PASSED),
-        ("pytest", PASSED.replace("3 passed", "3 passed, 1 skipped, 2 xfailed, 1 warning")),
-        ("pytest", "\x1b[32m=== \x1b[1m3 passed\x1b[0m, 1 warning\x1b[32m in 62.10s (0:01:02)\x1b[0m ===\n"),
-        ("pytest", "1 failed in 0.1s\n" + PASSED),
-        ("pytest", PASSED.replace("\n", "\r\n")),
-        ("py.test", "=== 12 passed, 2 deselected in 3.14 seconds ===\n"),
-        ("pip install pytest\nmake check", "all is well\n"),
-        ("# pytest would be nice\n./run", ""),
-        ("python -m unittest", "..\n----\nRan 2 tests in 0.001s\n\nOK (skipped=1)\n"),
-        ("npm test", ""),
-    ],
-)  # fmt: skip
-def test_a_log_that_agrees_is_believed(script: str, log: str) -> None:
-    assert contradiction(script, log) is None
-
-
-@pytest.mark.parametrize(
-    ("script", "log", "why"),
-    [
-        ("pytest", "", "did not report its end"),
-        ("set -e\npytest -x", "=== test session starts ===\ncollected 4 items\n", "did not report its end"),
-        ("./run", "=== test session starts ===\n", "did not report its end"),
-        ("pytest", PASSED + "=== 1 failed, 3 passed in 0.05s ===\n", "1 failed, 3 passed"),
-        ("pytest", "=== 2 passed, 1 error in 0.05s ===\n", "1 error"),
-        ("pytest", "=== 3 skipped in 0.05s ===\n", "passed no test"),
-        ("pytest", "=== no tests ran in 0.05s ===\n", "did not report its end"),
-        ("pytest", "we saw 3 passed in 0.05s, honestly\n", "did not report its end"),
-        ("cd x && python -m unittest -v", "Ran 0 tests in 0.0s\n\nOK\n", "did not report OK"),
-        ("python -m unittest", "Ran 2 tests in 0.0s\n\nFAILED (errors=1)\n", "did not report OK"),
-    ],
-)
-def test_a_log_that_disagrees_is_told(script: str, log: str, why: str) -> None:
-    told = contradiction(script, log)
-    assert told is not None
-    assert why in told
+from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
 
 
 @pytest.mark.parametrize(
@@ -61,11 +18,11 @@ def test_a_log_that_disagrees_is_told(script: str, log: str, why: str) -> None:
     ],
 )
 def test_files_that_govern_the_runner_are_seen_in_any_header(header: str) -> None:
-    assert Control("pytest\n", "/workspace").touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
+    assert GoverningFiles("pytest\n", "/workspace").touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
 
 
 def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
-    assert not Control("pytest\n", "/workspace").touched_by(
+    assert not GoverningFiles("pytest\n", "/workspace").touched_by(
         b"--- a/myconftest.py\n+++ b/docs/pytest.ini.rst\n@@ -1 +1 @@\n-import conftest.py\n+x\n"
     )
 
@@ -110,11 +67,11 @@ def test_only_what_is_said_to_pytest_counts(
     ],
 )
 def test_modules_that_python_may_take_for_the_runners_are_seen(header: str) -> None:
-    control = Control(
+    governing = GoverningFiles(
         "make test\nnox -s tests\npipenv run bash ci/run_tests.sh\nbash ci/run_tests.sh\n", "/workspace"
     )
-    assert control.touched_by(f"{header}\n".encode())
-    assert not Control("pytest\n", "/workspace").touched_by(
+    assert governing.touched_by(f"{header}\n".encode())
+    assert not GoverningFiles("pytest\n", "/workspace").touched_by(
         b"+++ b/Makefile\n+++ b/run_tests.sh\n+++ b/.env\n"
     )
 
@@ -124,39 +81,21 @@ def test_only_scripts_that_are_tests_by_their_name_are_the_runners() -> None:
         "set -e\ncd /workspace\nsource activate testbed && ./ci/run_tests.sh -v; bash /workspace/check.sh\n"
     )
     script += "bash install.sh\n. tests/env.sh | tee log\nsource ./env\n"
-    assert Control(script, "/workspace").paths == ("check.sh", "ci/run_tests.sh", "tests/env.sh")
+    assert GoverningFiles(script, "/workspace").paths == ("check.sh", "ci/run_tests.sh", "tests/env.sh")
 
 
 def test_of_python_projects_what_the_script_sources_and_what_chooses_its_tests_are_the_runners() -> None:
     sources = "source activate x\n. ./.env\nsource /opt/conda/bin/activate && . 'ci/env.sh'\n"
-    assert Control(f"{sources}python3.9 -m pytest\n", "/workspace").paths == (".env", "ci/env.sh")
-    assert "*/tests/__init__.py" in Control("python -m unittest\n", "/workspace").paths
-    assert Control("python -m unittest\n", "/workspace").touched_by(b"+++ b/lib/tests/__init__.py\n")
-
-
-@pytest.mark.parametrize(
-    ("script", "num_runs", "must"),
-    [
-        ("#!/bin/bash\nset -euo pipefail\ncd x\npytest a\npython -m unittest b\n", 2, True),
-        ("set -e\npytest a\n", 2, False),
-        ("pytest a\npytest b\n", 2, False),
-        ("set -e\npytest a | tee log\npytest b\n", 2, False),
-        ("set -e\npytest a && echo well\npytest b\n", 2, False),
-        ("set -e\nset +e\npytest a\npytest b\n", 2, False),
-        ("set -e\nif pytest a; then pytest b; fi\n", 2, False),
-    ],
-)
-def test_a_run_must_pass_only_where_the_script_tolerates_nothing(
-    script: str, num_runs: int, must: bool
-) -> None:
-    assert each_must_pass(script, num_runs) is must
+    assert GoverningFiles(f"{sources}python3.9 -m pytest\n", "/workspace").paths == (".env", "ci/env.sh")
+    assert "*/tests/__init__.py" in GoverningFiles("python -m unittest\n", "/workspace").paths
+    assert GoverningFiles("python -m unittest\n", "/workspace").touched_by(b"+++ b/lib/tests/__init__.py\n")
 
 
 def test_directories_that_the_script_enters_or_runs_from_are_known() -> None:
     script = 'cd /workspace/lib\ncd "tests" && x\nexport PATH=$PWD/bin:/usr/bin:${PWD}/tools:$PATH\n'
-    control = Control(script, "/workspace")
-    assert control.directories == (".", "lib", "src", "tests")
-    assert control.program_directories == ("bin", "tools")
+    governing = GoverningFiles(script, "/workspace")
+    assert governing.directories == (".", "lib", "src", "tests")
+    assert governing.program_directories == ("bin", "tools")
 
 
 MAKEFILE = "CC = gcc\nTESTS = tests\n\nall: a.o\n\tgcc a.o\n\ntest: all\n\tpytest $(TESTS)\n"

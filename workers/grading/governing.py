@@ -1,7 +1,6 @@
-"""How a patch can manipulate the test runner instead of fixing the code, and which traces that leaves in a log.
+"""The files that govern the test runner: a patch could manipulate the runner by them instead of fixing the code.
 
-Two defences are here: files that govern the runner are restored to what the image has, or removed; and where the witness
-did not report, an exit status of 0 counts only if the runner's own closing line agrees.
+They are restored to what the image has, or removed.
 """
 
 import configparser
@@ -13,8 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from workers.grading.closing_line import RUNS_PYTEST, RUNS_UNITTEST
+
 # Restored whole if a patch touches one: they govern how tests run, or run code in every Python process.
-CONTROL_NAMES = (
+GOVERNING_NAMES = (
     "conftest.py",
     "pytest.ini",
     ".pytest.ini",
@@ -35,7 +36,7 @@ CONTROL_NAMES = (
     "phpunit.xml*",
 )
 # The same for directories with all their content: entry points make plugins.
-CONTROL_DIRECTORIES = ("*.egg-info", "*.dist-info")
+GOVERNING_DIRECTORIES = ("*.egg-info", "*.dist-info")
 # The same for files that a program reads, if the eval script runs that program.
 NAMES_OF_PROGRAMS = {
     "direnv": (".envrc",),
@@ -140,25 +141,9 @@ _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=(\S+)", re.MULTILINE)
 _HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`")
 _CHANGES_DIRECTORY = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w./-]+)")
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|apt-get|apt|uv|poetry)\b.*\b(?:install|add)\b")
-_RUNS_PYTEST = re.compile(r"(?:^|[\s;&|(/!`])(?:pytest|py\.test)(?:$|[\s;&|)`])")
-_RUNS_UNITTEST = re.compile(r"\s-m\s+unittest\b")
-_ENDS_AT_FAILURE = re.compile(r"^\s*set\s+-\w*e", re.MULTILINE)
-_TOLERATES_FAILURE = re.compile(
-    r"[|&!`]|\$\(|\(\)|<<|\b(?:if|while|until|case|trap|eval|function)\b|\bset\s+\+\w*e"
-)
-_PYTEST_STARTS = re.compile(r"^=+ test session starts =+$", re.MULTILINE)
-_PYTEST_ENDS = re.compile(
-    r"^(?:=+ )?(\d+ [a-z]+(?: [a-z]+)?(?:, \d+ [a-z]+(?: [a-z]+)?)*)"
-    r" in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?$",
-    re.MULTILINE,
-)
-_UNITTEST_ENDS = re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+OK(?: \(.*\))?$", re.MULTILINE)
-
 
 @dataclass(frozen=True)
-class Control:
+class GoverningFiles:
     """The files that govern the runner of the eval script `script`, which runs in `workdir`."""
 
     script: str
@@ -168,7 +153,7 @@ class Control:
     def names(self) -> tuple[str, ...]:
         """Names of files that are restored whole; `*` as in a shell."""
         read = [names for program, names in NAMES_OF_PROGRAMS.items() if _uses(self.script, program)]
-        return (*CONTROL_NAMES, *dict.fromkeys(name for names in read for name in names))
+        return (*GOVERNING_NAMES, *dict.fromkeys(name for names in read for name in names))
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -183,10 +168,10 @@ class Control:
         words = {
             word for word in _SCRIPT_RUN.findall(self.script) if _NAMED_TEST.search(self._in_workdir(word))
         }
-        if _RUNS_PYTEST.search(self.script) or _RUNS_UNITTEST.search(self.script):
+        if RUNS_PYTEST.search(self.script) or RUNS_UNITTEST.search(self.script):
             words.update(_SOURCED.findall(self.script))
         inside = {self._in_workdir(word) for word in words} - {""}
-        return tuple(sorted({*inside, *(LOADERS if _RUNS_UNITTEST.search(self.script) else ())}))
+        return tuple(sorted({*inside, *(LOADERS if RUNS_UNITTEST.search(self.script) else ())}))
 
     @cached_property
     def directories(self) -> tuple[str, ...]:
@@ -208,7 +193,7 @@ class Control:
         either = "|".join(
             (
                 *(_as_regex(name) for name in files),
-                *(rf"{_as_regex(name)}(?:/[^\s\"]*)?" for name in CONTROL_DIRECTORIES),
+                *(rf"{_as_regex(name)}(?:/[^\s\"]*)?" for name in GOVERNING_DIRECTORIES),
                 rf"(?:{modules})(?:\.(?:py|pyc|[^/\s\"]*so)|/__init__\.[^/\s\"]*)?",
             )
         )
@@ -237,53 +222,6 @@ def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script
         return _runner_settings(name, old, script) == _runner_settings(name, new, script)
     except (ValueError, RecursionError, configparser.Error):
         return False  # unreadable now: tomllib's, JSON's and Unicode's errors are ValueErrors
-
-
-def num_pytest_sessions(log: str) -> int:
-    """Number of pytest sessions whose start `log` shows."""
-    return len(_PYTEST_STARTS.findall(_plain(log)))
-
-
-def contradiction(script: str, log: str) -> str | None:
-    """Why `log` contradicts an exit status of 0 of `script`; None if it does not.
-
-    A pytest run must close with its summary (at most one `-q`), a unittest run with its OK. Other runners are not checked.
-    """
-    plain = _plain(log)
-    commands = [
-        line
-        for line in script.splitlines()
-        if not line.lstrip().startswith("#") and not _INSTALLS.search(line)
-    ]
-    if any(_RUNS_PYTEST.search(line) for line in commands) or _PYTEST_STARTS.search(plain):
-        return _pytest_contradiction(plain)
-    if any(_RUNS_UNITTEST.search(line) for line in commands) and not _UNITTEST_ENDS.search(plain):
-        return "unittest did not report OK"
-    return None
-
-
-def each_must_pass(script: str, num_runs: int) -> bool:
-    """Whether `script`, in which `num_runs` test runs were seen, would have failed if any of them had. False if in doubt."""
-    lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
-    runs = [line for line in lines if _RUNS_PYTEST.search(line) or _RUNS_UNITTEST.search(line)]
-    plain = not any(_TOLERATES_FAILURE.search(line) for line in lines)
-    return plain and len(runs) == num_runs and any(_ENDS_AT_FAILURE.search(line) for line in lines)
-
-
-def _plain(log: str) -> str:
-    return _ANSI.sub("", log).replace("\r\n", "\n")
-
-
-def _pytest_contradiction(log: str) -> str | None:
-    summaries: list[str] = _PYTEST_ENDS.findall(log)
-    if not summaries:
-        return "pytest did not report its end"
-    counts = {words.split(" ", 1)[1]: int(words.split(" ", 1)[0]) for words in summaries[-1].split(", ")}
-    if counts.keys() & {"failed", "error", "errors"}:
-        return f"pytest reported {summaries[-1]}"
-    if not counts.get("passed"):
-        return f"pytest passed no test: {summaries[-1]}"
-    return None
 
 
 def _as_regex(name: str) -> str:
