@@ -3,13 +3,15 @@
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import docker
 import pytest
 
+from tests.workers.runners import image_with_pytest
 from workers.docker.labels import FLEET
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
@@ -66,6 +68,21 @@ def built(client: docker.DockerClient, files: Mapping[str, str], base: str) -> I
 def repo_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoImage]:
     """`add` in calc.py subtracts. The same repository lies in /workspace and in /testbed."""
     with built(docker_client, FILES, task_image) as image:
+        yield image
+
+
+@pytest.fixture(scope="session")
+def repo_image_with_pytest(
+    docker_client: docker.DockerClient, task_image: str
+) -> Iterator[Callable[[int], RepoImage]]:
+    """The same as `repo_image` with pytest 7, 8 or 9."""
+    with ExitStack() as images:
+
+        @cache
+        def image(major: int) -> RepoImage:
+            base = image_with_pytest(docker_client, task_image, major)
+            return images.enter_context(built(docker_client, FILES, base))
+
         yield image
 
 
