@@ -36,7 +36,10 @@ class Calibration(Message, frozen=True, kw_only=True):
     witnessed: bool = False  # whether the witness reported the runs
     stops_early: bool = False  # whether the eval script ends its run at the first failure
     contradictions: tuple[Contradiction, ...] = ()
+    # Files in the repository that hold these tests and that the known fix leaves alone: restored before the tests run.
+    test_files: tuple[str, ...] = ()
     control_cpu_s: float = 0.0  # CPU time of the slowest control run with the known fix
+    control_wall_s: float = 0.0  # wall time of the slowest one
 
 
 def pack(calibration: Calibration) -> bytes:

@@ -1,36 +1,40 @@
-"""The grader: applies a patch and the hidden tests in a new container, runs the tests and returns a verdict.
+"""The grader: runs the hidden tests on a patch in a new container, and once more with contradicted expectations if they pass.
 
 An infrastructure failure is never a verdict: it raises GraderError, or TaskBroken where no other try helps. A patch that
-does not apply, tests that fail and tests that use up their CPU time are verdicts. No step is judged by what it prints,
-because code under test could print the same. Steps before the tests are judged by the exit status that the container's
-first process reports, since no code of the patch has run by then; the tests by the status that their container ends with.
+does not apply, tests that fail, tests that use up their CPU time and tests that cannot fail are verdicts.
 """
 
 import asyncio
-import base64
-import binascii
-import posixpath
-import shlex
+import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from pipeline.calibration import Calibration, Contradiction, unpack
 from pipeline.errors import GraderError, ImageMissing, SandboxError, TaskBroken
-from pipeline.request import Claim
-from pipeline.task import ExitCode, File, SwebenchLog, Task, TestsJson
-from pipeline.trajectory import Reward
+from pipeline.message import MalformedMessage
+from pipeline.request import Claim, Limits
+from pipeline.task import File, TestsJson
+from pipeline.trajectory import Control, Reward
 from workers.grading import scripts, witness
-from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
+from workers.grading.container import LOG_KEEP_BYTES, STEP_S, GradingContainer, OutOfTime
+from workers.grading.controls.drawing import Shuffles, draw
+from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes, outcomes, shortfall, survivors
+from workers.grading.governing import GoverningFiles
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Evidence, check, judge
-from workers.sandbox.protocol import CommandResult, LastResult, Sandbox, Sandboxes
+from workers.sandbox.protocol import Sandboxes
 
-STEP_S = 300.0  # for each step before the tests, and for a parser
-LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
-SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of the contents of settings files that a patch touches
 LOG_TAIL_CHARS = 4000
-WATCH_S = 5.0  # between looks at the CPU time of running tests
+NAMED_AT_MOST = 5  # tests in `decided_by`
+CONTROL_TRIES = 3  # draws of a control that runs into its time limit
+# The time that a control may take, by that of the runs it is compared with; and the same in wall time, which a loaded machine
+# makes longer.
+CONTROL_FACTOR, CONTROL_EXTRA_S = 3.0, 10.0
+CONTROL_WALL_FACTOR, CONTROL_EXTRA_WALL_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,28 @@ class Graded:
     log: str
 
 
-class Grader:
-    """Grades patches, each in a container of its own."""
+@dataclass(frozen=True, slots=True)
+class TestedPatch:
+    """One run of the tests on a patch: the verdict that it would lead to by itself, and the outcome of each test."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    reward: Reward
+    log: str
+    outcomes: Outcomes = NOTHING_RAN
+    wall_s: float = 0.0  # of the eval script
+
+
+class Chance(Shuffles, Protocol):
+    """Where random choices come from."""
+
+    def random(self) -> float: ...
+
+
+class Grader:
+    """Grades patches, each run of the tests in a container of its own."""
+
+    def __init__(self, sandboxes: Sandboxes, chance: Chance | None = None) -> None:
         self._sandboxes = sandboxes
+        self._chance = chance or random.SystemRandom()
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward:
         """What `patch` is worth. Raises GraderError, TaskBroken or ImageMissing for a failure that is not the patch's."""
@@ -54,48 +75,92 @@ class Grader:
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded:
         """The same, with the whole log, of which the reward has the end."""
         check(claim.request.task)
+        calibration = _calibration(claim)
         if not patch.strip():
             return Graded(Reward(value=0.0, resolved=False, decided_by="empty patch"), "")
         started = time.monotonic()
+        tested = await self.run_tests(claim, patch)
+        if tested.reward.resolved and calibration is not None:
+            tested = _as_expected(tested, calibration)
+        if tested.reward.resolved:
+            tested = await self._controlled(claim, patch, calibration or Calibration(), tested)
+        reward = replace(
+            tested.reward, log_tail=tested.log[-LOG_TAIL_CHARS:], grade_s=time.monotonic() - started
+        )
+        return Graded(reward, tested.log)
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+    ) -> TestedPatch:
+        """Runs the hidden tests once in a new container, with these expectations contradicted.
+
+        Raises OutOfTime at the wall deadline, and the errors of `grade`.
+        """
         try:
-            graded = await self._grade(claim, patch)
+            return await self._run_tests(claim, patch, contradictions, limits or claim.request.limits)
         except ImageMissing:
             raise
         except SandboxError as error:
             raise GraderError(f"the grading container failed: {error}") from error
-        reward = replace(
-            graded.reward, log_tail=graded.log[-LOG_TAIL_CHARS:], grade_s=time.monotonic() - started
-        )
-        return Graded(reward, graded.log)
 
-    async def _grade(self, claim: Claim, patch: bytes) -> Graded:
+    async def _controlled(
+        self, claim: Claim, patch: bytes, calibration: Calibration, passed: TestedPatch
+    ) -> TestedPatch:
+        """`passed`, with what a control run says of it."""
+        if not calibration.contradictions:
+            return _with_control(passed, "none")
+        if self._chance.random() >= claim.request.control_share:
+            return _with_control(passed, "off")
+        limits = _control_limits(claim.request.limits, calibration, passed)
+        cpu_s = passed.reward.grade_cpu_s
+        for _ in range(CONTROL_TRIES):
+            drawn = draw(calibration, self._chance)
+            try:
+                control = await self.run_tests(claim, patch, drawn, limits)
+            except OutOfTime:
+                continue
+            cpu_s += control.reward.grade_cpu_s
+            if control.outcomes.finished:
+                return _compared(passed, control, drawn, calibration, cpu_s)
+        return _with_control(passed, "undecided", grade_cpu_s=cpu_s)
+
+    async def _run_tests(
+        self, claim: Claim, patch: bytes, contradictions: Sequence[Contradiction], limits: Limits
+    ) -> TestedPatch:
         task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
-            grading = _Grading(claim, sandbox, patch, marks, governing)
-            applied_by, complaints = await grading.apply()
+            container = GradingContainer(claim, sandbox, patch, marks, limits, governing)
+            applied_by, complaints = await container.apply()
             if not applied_by:
-                return Graded(
+                return TestedPatch(
                     Reward(value=0.0, resolved=False, decided_by="patch does not apply"), complaints
                 )
-            result = await grading.run_tests()
+            if contradictions:
+                await container.contradict(contradictions)
+            started = time.monotonic()
+            result = await container.run_tests()
+            wall_s = time.monotonic() - started
         if result is None:
             reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
-            cpu_s = claim.request.limits.grade_cpu_s
-            return Graded(replace(reward, applied_by=applied_by, grade_cpu_s=cpu_s), "")
+            return TestedPatch(replace(reward, applied_by=applied_by, grade_cpu_s=limits.grade_cpu_s), "")
         log = marks.in_log(result.output.decode("utf-8", "replace"))
+        parsed = await self._parsed(claim, task.verdict, log) if isinstance(task.verdict, TestsJson) else None
         evidence = Evidence(
             patch=patch,
             exit_code=result.exit_code,
             log=log,
             runs=witness.testimony(result.notes),
-            parsed=await self._parsed(claim, task.verdict, log)
-            if isinstance(task.verdict, TestsJson)
-            else None,
+            parsed=parsed,
         )
         reward = await asyncio.to_thread(judge, task, evidence)
-        return Graded(replace(reward, applied_by=applied_by, grade_cpu_s=result.cpu_s), log)
+        reward = replace(reward, applied_by=applied_by, grade_cpu_s=result.cpu_s)
+        return TestedPatch(reward, log, outcomes(evidence.runs, reward.tests), wall_s)
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
         """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed."""
@@ -114,159 +179,60 @@ class Grader:
         return result.output if result.exit_code == 0 and not result.dropped_bytes else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Tests:
-    """How a test run ended that finished in time."""
-
-    exit_code: int
-    output: bytes
-    notes: bytes
-    cpu_s: float
+def _calibration(claim: Claim) -> Calibration | None:
+    try:
+        return unpack(claim.request.task.calibration)
+    except MalformedMessage as error:
+        raise TaskBroken(f"calibration: {error}: run workers.verify on the task again") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Grading:
-    """One patch in one container."""
-
-    claim: Claim
-    sandbox: Sandbox
-    patch: bytes
-    marks: Marks
-    governing: GoverningFiles
-
-    async def apply(self) -> tuple[str, str]:
-        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
-
-        Returns the command that applied the patch, "" if none could, and what the commands printed.
-        """
-        task = self.claim.request.task
-        if not self.sandbox.head:
-            raise TaskBroken(
-                f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
-                " workdir to the repository's directory in the image"
-            )
-        await self.sandbox.put(_files(task, self.patch, self.marks))
-        touches = self.governing.touched_by(self.patch)
-        if touches:
-            await self._succeed(scripts.save(self.governing))
-        result = await self._step(scripts.apply(self.governing, loosely=not hides_names(self.patch)))
-        complaints = result.output.decode("utf-8", "replace")
-        if result.exit_code == scripts.DOES_NOT_APPLY:
-            return "", complaints
-        if result.exit_code not in scripts.APPLIED_BY:
-            raise _broken_step("applying the patch", result)
-        if touches:
-            await self._restore_runner()
-        await self._restore_protected()
-        return scripts.APPLIED_BY[result.exit_code], complaints
-
-    async def run_tests(self) -> _Tests | None:
-        """How the eval script ended, and the container with it; None if it used up its CPU time."""
-        limits = self.claim.request.limits
-        tests = asyncio.create_task(
-            self.sandbox.finish(scripts.EVAL, timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES)
-        )
-        try:
-            while not (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
-                if await self._cpu_s(tests) > limits.grade_cpu_s:
-                    return None
-            result = await tests
-        finally:
-            tests.cancel()
-            await asyncio.wait({tests})
-        if result.exit_code is not None:
-            return _Tests(result.exit_code, result.output, result.notes, result.cpu_s)
-        if result.cpu_s > limits.grade_cpu_s:
-            return None
-        raise GraderError(
-            f"the tests took {limits.grade_wall_s:.0f} s but only {result.cpu_s:.0f} s of CPU time"
-        )
-
-    async def _cpu_s(self, tests: asyncio.Task[LastResult]) -> float:
-        """CPU time of the container; 0 while it is ending, when Docker has no useful answer."""
-        try:
-            return await self.sandbox.cpu_s()
-        except SandboxError:
-            if (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
-                return 0.0
-            raise
-
-    async def _restore_runner(self) -> None:
-        changed = await self._succeed(scripts.changed_settings(self.governing))
-        tampered = b"".join(path + b"\0" for path in self._tampered_settings(changed.output))
-        if tampered:
-            await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
-        await self._succeed(scripts.restore_governing(self.governing))
-
-    def _tampered_settings(self, listing: bytes) -> list[bytes]:
-        """The paths in the output of `changed_settings` whose old and new content tell the runner different things."""
-        tampered: list[bytes] = []
-        for line in listing.splitlines():
-            try:
-                path, old, new = (
-                    None if word == b"-" else base64.b64decode(word) for word in line.split(b" ")
-                )
-            except (ValueError, binascii.Error) as error:
-                raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
-            assert path is not None
-            name = posixpath.basename(path.decode("utf-8", "replace"))
-            if not same_runner_settings(name, old, new, self.governing.script):
-                tampered.append(path)
-        return tampered
-
-    async def _restore_protected(self) -> None:
-        """Restores files of the hidden tests from the base commit, then applies the hidden tests."""
-        task = self.claim.request.task
-        base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
-        result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
-        if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
-            raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
-        if result.exit_code != 0:
-            raise _broken_step("restoring protected files", result)
-        if not isinstance(task.verdict, SwebenchLog) and task.verdict.files:
-            await self.sandbox.put(task.verdict.files)
-
-    async def _succeed(self, script: str) -> CommandResult:
-        result = await self._step(script)
-        if result.exit_code != 0 or result.dropped_bytes:
-            raise _broken_step("putting the runner's files back", result)
-        return result
-
-    async def _step(self, script: str, *arguments: str) -> CommandResult:
-        return await self.sandbox.run(
-            f"set -- {shlex.join(arguments)}\n{script}",
-            timeout_s=STEP_S,
-            keep_bytes=SETTINGS_KEEP_BYTES,
-            plain=True,
-        )
+def _as_expected(tested: TestedPatch, calibration: Calibration) -> TestedPatch:
+    """A pass needs all tests that the known fix passes, and the witness if that reported of the known fix."""
+    lacks = shortfall(tested.outcomes, calibration)
+    return _refused(tested, lacks) if lacks else tested
 
 
-def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
-    """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
-    verdict = task.verdict
-    script = marks.in_script(verdict.eval_script) if isinstance(verdict, SwebenchLog) else verdict.eval_script
-    hidden = () if isinstance(verdict, SwebenchLog) else verdict.files
-    inside = [file.path for file in hidden if not file.path.startswith(("/", ".."))]
-    protected = "".join(f"{path}\0" for path in dict.fromkeys((*verdict.protected_paths, *inside)))
-    files = [
-        File(path=scripts.PATCH, content=_ended(patch)),
-        File(path=scripts.EVAL, content=script.encode("utf-8", "surrogateescape")),
-        File(path=scripts.PROTECTED, content=protected.encode("utf-8", "surrogateescape")),
-        File(path=scripts.WITNESS, content=witness.installer()),
-    ]
-    if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
-        files.append(File(path=scripts.TESTS, content=_ended(verdict.test_patch)))
-    return files
+def _compared(
+    passed: TestedPatch,
+    control: TestedPatch,
+    drawn: Sequence[Contradiction],
+    calibration: Calibration,
+    cpu_s: float,
+) -> TestedPatch:
+    """What the control run says of the pass: each controlled test must have failed."""
+    controlled = {name for contradiction in drawn for name in contradiction.fails}
+    says = {"num_controlled": len(controlled), "grade_cpu_s": cpu_s}
+    wrong = survivors(controlled, control.outcomes, calibration)
+    if not wrong:
+        return _with_control(passed, "confirmed", **says)
+    refused = _refused(passed, f"passes what must fail: {_few(wrong)}")
+    refused = TestedPatch(
+        refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes
+    )
+    return _with_control(refused, "refuted", **says)
 
 
-def _ended(patch: bytes) -> bytes:
-    return patch if patch.endswith(b"\n") else patch + b"\n"
+def _with_control(tested: TestedPatch, control: Control, **says: float) -> TestedPatch:
+    reward = replace(tested.reward, control=control, **says)
+    return TestedPatch(reward, tested.log, tested.outcomes, tested.wall_s)
 
 
-def _broken_step(doing: str, result: CommandResult) -> GraderError:
-    how = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
-    return GraderError(f"{doing} {how}: {_tail(result)}")
+def _refused(tested: TestedPatch, why: str) -> TestedPatch:
+    reward = replace(
+        tested.reward, value=0.0, resolved=False, decided_by=f"{tested.reward.decided_by}, but {why}"
+    )
+    return TestedPatch(reward, tested.log, tested.outcomes, tested.wall_s)
 
 
-def _tail(result: CommandResult) -> str:
-    return result.output[-500:].decode("utf-8", "replace").strip()
+def _control_limits(limits: Limits, calibration: Calibration, passed: TestedPatch) -> Limits:
+    """The time that a control may take: several times that of the runs it is compared with."""
+    cpu_s = CONTROL_EXTRA_S + CONTROL_FACTOR * max(calibration.control_cpu_s, passed.reward.grade_cpu_s)
+    wall_s = CONTROL_EXTRA_WALL_S + CONTROL_WALL_FACTOR * max(calibration.control_wall_s, passed.wall_s)
+    return replace(
+        limits, grade_cpu_s=min(cpu_s, limits.grade_cpu_s), grade_wall_s=min(wall_s, limits.grade_wall_s)
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    return f"{', '.join(names[:NAMED_AT_MOST])}{more}"

@@ -1,0 +1,201 @@
+"""One patch in one grading container: the patch applied, what it must not touch restored, the hidden tests put in place, run.
+
+No step is judged by what it prints, because code under test could print the same. Steps before the tests are judged by the
+exit status that the container's first process reports, since no code of the patch has run by then; the tests by the status
+that their container ends with.
+"""
+
+import asyncio
+import base64
+import binascii
+import posixpath
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.calibration import Contradiction
+from pipeline.errors import GraderError, SandboxError, TaskBroken
+from pipeline.request import Claim, Limits
+from pipeline.task import ExitCode, File, SwebenchLog, Task
+from workers.grading import scripts, witness
+from workers.grading.controls.placing import place
+from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
+from workers.grading.swebench_rules import Marks
+from workers.sandbox.protocol import CommandResult, LastResult, Sandbox
+
+STEP_S = 300.0  # for each step before the tests, and for a parser
+LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
+SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of the contents of settings files that a patch touches
+WATCH_S = 5.0  # between looks at the CPU time of running tests
+
+
+class OutOfTime(GraderError):
+    """The wall deadline passed although the tests had CPU time left."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTests:
+    """How a test run ended that finished in time."""
+
+    exit_code: int
+    output: bytes
+    notes: bytes
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradingContainer:
+    """One patch in one container."""
+
+    claim: Claim
+    sandbox: Sandbox
+    patch: bytes
+    marks: Marks
+    limits: Limits
+    governing: GoverningFiles
+
+    async def apply(self) -> tuple[str, str]:
+        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
+
+        Returns the command that applied the patch, "" if none could, and what the commands printed.
+        """
+        task = self.claim.request.task
+        if not self.sandbox.head:
+            raise TaskBroken(
+                f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
+                " workdir to the repository's directory in the image"
+            )
+        await self.sandbox.put(_files(task, self.patch, self.marks))
+        touches = self.governing.touched_by(self.patch)
+        if touches:
+            await self._succeed(scripts.save(self.governing))
+        result = await self._step(scripts.apply(self.governing, loosely=not hides_names(self.patch)))
+        complaints = result.output.decode("utf-8", "replace")
+        if result.exit_code == scripts.DOES_NOT_APPLY:
+            return "", complaints
+        if result.exit_code not in scripts.APPLIED_BY:
+            raise _broken_step("applying the patch", result)
+        if touches:
+            await self._restore_runner()
+        await self._restore_protected()
+        return scripts.APPLIED_BY[result.exit_code], complaints
+
+    async def contradict(self, contradictions: Sequence[Contradiction]) -> None:
+        """Makes these expectations of the hidden tests wrong. To be called between `apply` and `run_tests`."""
+        script = await place(self.sandbox, self.claim.request.task.verdict.eval_script, contradictions)
+        await self.sandbox.put([_script(self.claim.request.task, script, self.marks)])
+
+    async def run_tests(self) -> FinishedTests | None:
+        """How the eval script ended, and the container with it; None if it used up its CPU time."""
+        limits = self.limits
+        tests = asyncio.create_task(
+            self.sandbox.finish(scripts.EVAL, timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES)
+        )
+        try:
+            while not (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
+                if await self._cpu_s(tests) > limits.grade_cpu_s:
+                    return None
+            result = await tests
+        finally:
+            tests.cancel()
+            await asyncio.wait({tests})
+        if result.exit_code is not None:
+            return FinishedTests(result.exit_code, result.output, result.notes, result.cpu_s)
+        if result.cpu_s > limits.grade_cpu_s:
+            return None
+        raise OutOfTime(
+            f"the tests took {limits.grade_wall_s:.0f} s but only {result.cpu_s:.0f} s of CPU time"
+        )
+
+    async def _cpu_s(self, tests: asyncio.Task[LastResult]) -> float:
+        """CPU time of the container; 0 while it is ending, when Docker has no useful answer."""
+        try:
+            return await self.sandbox.cpu_s()
+        except SandboxError:
+            if (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
+                return 0.0
+            raise
+
+    async def _restore_runner(self) -> None:
+        changed = await self._succeed(scripts.changed_settings(self.governing))
+        tampered = b"".join(path + b"\0" for path in self._tampered_settings(changed.output))
+        if tampered:
+            await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
+        await self._succeed(scripts.restore_governing(self.governing))
+
+    def _tampered_settings(self, listing: bytes) -> list[bytes]:
+        """The paths in the output of `changed_settings` whose old and new content tell the runner different things."""
+        tampered: list[bytes] = []
+        for line in listing.splitlines():
+            try:
+                path, old, new = (
+                    None if word == b"-" else base64.b64decode(word) for word in line.split(b" ")
+                )
+            except (ValueError, binascii.Error) as error:
+                raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
+            assert path is not None
+            name = posixpath.basename(path.decode("utf-8", "replace"))
+            if not same_runner_settings(name, old, new, self.governing.script):
+                tampered.append(path)
+        return tampered
+
+    async def _restore_protected(self) -> None:
+        """Restores files of the hidden tests from the base commit, then applies the hidden tests."""
+        task = self.claim.request.task
+        base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
+        result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
+        if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
+            raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
+        if result.exit_code != 0:
+            raise _broken_step("restoring protected files", result)
+        if not isinstance(task.verdict, SwebenchLog) and task.verdict.files:
+            await self.sandbox.put(task.verdict.files)
+
+    async def _succeed(self, script: str) -> CommandResult:
+        result = await self._step(script)
+        if result.exit_code != 0 or result.dropped_bytes:
+            raise _broken_step("putting the runner's files back", result)
+        return result
+
+    async def _step(self, script: str, *arguments: str) -> CommandResult:
+        return await self.sandbox.run(
+            f"set -- {shlex.join(arguments)}\n{script}",
+            timeout_s=STEP_S,
+            keep_bytes=SETTINGS_KEEP_BYTES,
+            plain=True,
+        )
+
+
+def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
+    """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
+    verdict = task.verdict
+    hidden = () if isinstance(verdict, SwebenchLog) else verdict.files
+    inside = [file.path for file in hidden if not file.path.startswith(("/", ".."))]
+    protected = "".join(f"{path}\0" for path in dict.fromkeys((*verdict.protected_paths, *inside)))
+    files = [
+        File(path=scripts.PATCH, content=_ended(patch)),
+        _script(task, verdict.eval_script, marks),
+        File(path=scripts.PROTECTED, content=protected.encode("utf-8", "surrogateescape")),
+        File(path=scripts.WITNESS, content=witness.installer()),
+    ]
+    if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
+        files.append(File(path=scripts.TESTS, content=_ended(verdict.test_patch)))
+    return files
+
+
+def _script(task: Task, script: str, marks: Marks) -> File:
+    text = marks.in_script(script) if isinstance(task.verdict, SwebenchLog) else script
+    return File(path=scripts.EVAL, content=text.encode("utf-8", "surrogateescape"))
+
+
+def _ended(patch: bytes) -> bytes:
+    return patch if patch.endswith(b"\n") else patch + b"\n"
+
+
+def _broken_step(doing: str, result: CommandResult) -> GraderError:
+    how = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
+    return GraderError(f"{doing} {how}: {_tail(result)}")
+
+
+def _tail(result: CommandResult) -> str:
+    return result.output[-500:].decode("utf-8", "replace").strip()
