@@ -67,6 +67,7 @@ async def train(
         agent_config="",
         tokenizer=replace(chat_tokenizer.bundle(), vocab_size=vocab_size),
         num_unverified=0,
+        num_too_weak=0,
     )
     with open_console(io.StringIO()) as progress:
         run = assembled(

@@ -3,9 +3,10 @@
 `JobRequest` is what the queue reads of a request of any kind; `RolloutRequest` is the kind there is (`kinds.py`).
 """
 
-from typing import Annotated, Generic, Literal
+from typing import Annotated, Generic, Literal, Self
 
 import msgspec
+from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from pipeline.errors import FailureClass
@@ -122,6 +123,10 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     cursor: Count = 0  # position of the group's task in the run's task order
     # The share of passes, drawn by chance, whose tests are run once more with contradicted expectations.
     control_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+    def without_calibration(self) -> Self:
+        """The request as people and trajectories get it: what the grader knows of the hidden tests stays with the grader."""
+        return replace(self, task=replace(self.task, calibration=b""))
 
     @property
     def task_id(self) -> str:

@@ -29,6 +29,18 @@ Found = Literal[0, 1, "infrastructure"]
 EXPECTED: dict[State, Found] = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1}
 
 
+class Strength(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task's tests judge partial fixes: patches made of the known fix, each with a part of it taken back or changed."""
+
+    num_partial_fixes: int  # that were graded
+    passing: tuple[str, ...]  # those that passed all the same, each in a line: "calc.py:12: == becomes !="
+
+    @property
+    def weakness(self) -> float:
+        """The share of the partial fixes that passed; 0 if no partial fix could be made."""
+        return len(self.passing) / self.num_partial_fixes if self.num_partial_fixes else 0.0
+
+
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """What the production grader said of one task's four states, the worst of all repeats."""
 
@@ -42,6 +54,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
     calibration: bytes = b""  # packed, as it travels in a task; see calibration.py
+    strength: Strength | None = None  # None: it was not measured
+
+    @property
+    def weakness(self) -> float | None:
+        """The share of wrong patches that its tests let pass; None if that was not measured."""
+        return None if self.strength is None else self.strength.weakness
 
 
 def fingerprint(task: Task) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Generic, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
 from pipeline.request import Claim, Purpose, R, RolloutRequest
@@ -127,7 +128,7 @@ class JobHead(Message, frozen=True, kw_only=True):
 
 
 class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
-    """A finished episode, the result of a rollout."""
+    """A finished episode, the result of a rollout. Its claim is without the task's calibration."""
 
     turns: tuple[Turn, ...]
     outcome: Outcome
@@ -197,7 +198,12 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
 def failed_trajectory(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
     """The trajectory of a claim that has none of its own, because no agent ran or a bug of ours ended it."""
     return Trajectory(
-        claim=claim, turns=(), outcome=failed, reward=None, started_at=started_at, finished_at=time.time()
+        claim=replace(claim, request=claim.request.without_calibration()),
+        turns=(),
+        outcome=failed,
+        reward=None,
+        started_at=started_at,
+        finished_at=time.time(),
     )
 
 

@@ -3,6 +3,7 @@
 Tasks without a passed verification are refused unless the recipe allows them: see `python -m workers.verify`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from pipeline.agent_config import load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.task import Task
-from pipeline.taskfile import Verification, fingerprint, read_tasks, read_verified, verified_path
+from pipeline.taskfile import read_tasks
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.learner.architecture import layout_faults, read_architecture
-from trainer.recipe import Recipe, TaskFiles
+from trainer.recipe import Recipe, Unverified
+from trainer.verifications import Verifications, has_controls
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
+    """What a run reads besides its recipe. Every task carries the calibration that its verification holds."""
+
     train: list[Task]
     heldout: list[Task]
     agent_config: str
     tokenizer: TokenizerBundle
     num_unverified: int  # of all tasks; above 0 only where the recipe allows it
+    num_too_weak: int  # training tasks left out because of tasks.max_weakness
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
@@ -38,7 +43,11 @@ def read_inputs(recipe: Recipe) -> Inputs:
             f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}: "
             "leave them out of one of the two"
         )
-    num_unverified = _num_unverified(files, train, heldout)
+    of_train = Verifications.beside("tasks.train", files.train)
+    of_heldout = Verifications.beside("tasks.heldout", files.heldout)
+    num_unverified = _num_unverified(of_train, train, files.unverified, allowed=("allow",))
+    num_unverified += _num_unverified(of_heldout, heldout, files.unverified, allowed=("heldout", "allow"))
+    strong = train if files.max_weakness is None else of_train.strong(train, max_weakness=files.max_weakness)
     evaluation, num_heldout = recipe.evaluation, len(heldout)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
     if num_heldout < needed:
@@ -48,11 +57,12 @@ def read_inputs(recipe: Recipe) -> Inputs:
         )
     _check_model(recipe)
     return Inputs(
-        train=train,
-        heldout=heldout,
+        train=of_train.calibrated(strong),
+        heldout=of_heldout.calibrated(heldout),
         agent_config=_agent(recipe.rollout.agent),
         tokenizer=_tokenizer(Path(recipe.model)),
         num_unverified=num_unverified,
+        num_too_weak=len(train) - len(strong),
     )
 
 
@@ -79,7 +89,8 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
-            f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}",
+            f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
+            f"controls: {_controls_words(recipe, inputs)}",
             f"learner: {_processes_words(recipe)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
@@ -104,40 +115,19 @@ def _tasks(field: str, path: str) -> list[Task]:
     return tasks
 
 
-def _num_unverified(files: TaskFiles, train: list[Task], heldout: list[Task]) -> int:
-    """How many tasks are not verified as they are. Raises ValueError unless `files.unverified` allows it."""
-    num_unverified = 0
-    for field, path, tasks, allowed in (
-        ("tasks.train", files.train, train, ["allow"]),
-        ("tasks.heldout", files.heldout, heldout, ["heldout", "allow"]),
-    ):
-        doubts = _doubts(Path(path), tasks)
-        num_unverified += len(doubts)
-        if doubts and files.unverified not in allowed:
-            first, doubt = next(iter(doubts.items()))
-            raise ValueError(
-                f"{field}: {len(doubts)} of the {len(tasks)} tasks in {path} are not verified; the first, {first}, "
-                f"{doubt}. Run `python -m workers.verify {path}` (--passing FILE copies the tasks that are ok), or "
-                f"set tasks.unverified to {' or '.join(map(repr, allowed))}"
-            )
-    return num_unverified
-
-
-def _doubts(path: Path, tasks: list[Task]) -> dict[str, str]:
-    """Ids of the tasks whose grader may judge wrongly, and why."""
-    if not tasks:
-        return {}
-    verified = verified_path(path)
-    known = read_verified(verified) if verified.exists() else {}
-    return {task.id: doubt for task in tasks if (doubt := _doubt(task, known.get(task.id)))}
-
-
-def _doubt(task: Task, known: Verification | None) -> str:
-    if known is None:
-        return "was never verified"
-    if known.fingerprint != fingerprint(task):
-        return "has changed since it was verified"
-    return "" if known.ok else f"was found wrong ({known.reason})"
+def _num_unverified(
+    verifications: Verifications, tasks: list[Task], unverified: Unverified, *, allowed: Sequence[Unverified]
+) -> int:
+    """How many tasks are not verified as they are. Raises ValueError unless `unverified` is one of those `allowed`."""
+    doubts, path = verifications.doubts(tasks), verifications.path
+    if doubts and unverified not in allowed:
+        first, doubt = next(iter(doubts.items()))
+        raise ValueError(
+            f"{verifications.field}: {len(doubts)} of the {len(tasks)} tasks in {path} are not verified; the first, {first}, "
+            f"{doubt}. Run `python -m workers.verify {path}` (--passing FILE copies the tasks that are ok), or "
+            f"set tasks.unverified to {' or '.join(map(repr, allowed))}"
+        )
+    return len(doubts)
 
 
 def _check_model(recipe: Recipe) -> None:
@@ -191,6 +181,24 @@ def _verified_words(recipe: Recipe, inputs: Inputs) -> str:
     if not inputs.num_unverified:
         return "all verified"
     return f'{inputs.num_unverified} not verified, as tasks.unverified = "{recipe.tasks.unverified}" allows'
+
+
+def _weakness_words(recipe: Recipe, inputs: Inputs) -> str:
+    if recipe.tasks.max_weakness is None:
+        return ""
+    return f"; {inputs.num_too_weak} left out, whose weakness is above tasks.max_weakness = {recipe.tasks.max_weakness:g}"
+
+
+def _controls_words(recipe: Recipe, inputs: Inputs) -> str:
+    share = recipe.grading.control_share
+    if share == 0:
+        return 'none is run, as grading.controls = "never" says'
+    tasks = [*inputs.train, *inputs.heldout]
+    passes = "each pass" if share == 1 else f"{share:.0%} of the passes"
+    return (
+        f"{sum(map(has_controls, tasks))} of {len(tasks)} tasks have controls; {passes} of theirs is followed by a "
+        "control run, in which the same tests must fail"
+    )
 
 
 def _processes_words(recipe: Recipe) -> str:

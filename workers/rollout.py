@@ -46,7 +46,7 @@ async def run_rollout(
     except RolloutError as error:
         outcome = Failed(boundary=error.boundary, message=str(error), transient=error.transient)
     return Trajectory(
-        claim=claim,
+        claim=replace(claim, request=claim.request.without_calibration()),
         turns=tuple(turns),
         outcome=outcome,
         reward=reward,
@@ -68,7 +68,7 @@ async def _play_and_grade(
 
     with span("agent"):
         policy = await policies.open(claim)
-        async with sandboxes.open(_with_agent_env(claim), role="agent") as sandbox:
+        async with sandboxes.open(_agents_claim(claim), role="agent") as sandbox:
             outcome = await play(claim.request, policy=policy, sandbox=sandbox, turns=turns, on_turn=on_turn)
     status.phase = "grading"
     with span("grade"):
@@ -76,8 +76,10 @@ async def _play_and_grade(
     return outcome, reward
 
 
-def _with_agent_env(claim: Claim) -> Claim:
-    """The claim, with the environment variables of the agent's YAML added to the task's, which take precedence."""
-    request = claim.request
+def _agents_claim(claim: Claim) -> Claim:
+    """The claim without the task's calibration, and with the environment variables of the agent's YAML added to the task's, which
+    take precedence.
+    """
+    request = claim.request.without_calibration()
     env = dict(load_agent(request.agent_config).env) | request.task.env
     return replace(claim, request=replace(request, task=replace(request.task, env=env)))

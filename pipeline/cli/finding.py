@@ -51,7 +51,7 @@ async def find(redis: Redis, request_id: str) -> Found:
     return Found(
         request_id=request_id,
         state=state,
-        request=request,
+        request=request and request.without_calibration(),
         lease=lease,
         trajectory=trajectory,
         failures=failures,

@@ -151,7 +151,8 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
         row = dead.as_json(run_id, letter)
         try:
             request = await request_store.read(redis, letter.request_id)
-            row["request"] = _as_text(msgspec.to_builtins(request, builtin_types=(bytes,)))
+            shown = request and request.without_calibration()
+            row["request"] = _as_text(msgspec.to_builtins(shown, builtin_types=(bytes,)))
         except MalformedMessage as error:
             row |= {"request": None, "unreadable": str(error)}
         _print_json(row)

@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import task
+from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.task import Task
-from pipeline.taskfile import Verification, fingerprint, verified_path, write_tasks, write_verified
+from pipeline.taskfile import Strength, Verification, fingerprint, verified_path, write_tasks, write_verified
 from trainer.inputs import describe, read_inputs
 from trainer.recipe import Recipe, load_recipe
 
@@ -34,6 +35,14 @@ micro_batch_tokens = 128
 """
 TRAIN = [task("t0"), task("t1")]
 HELDOUT = [task("h0")]
+CALIBRATION = pack(
+    Calibration(
+        passing=("t.py::test_a",),
+        contradictions=(
+            Contradiction(path="t.py", offset_bytes=9, was="4", becomes="5", fails=("t.py::test_a",)),
+        ),
+    )
+)
 
 
 @pytest.fixture
@@ -45,8 +54,8 @@ def place(tmp_path: Path, tiny_model: Path) -> Path:
     return tmp_path
 
 
-def recipe(place: Path, unverified: str = "refuse") -> Recipe:
-    return load_recipe(place / "recipe.toml", [f"tasks.unverified={unverified}"])
+def recipe(place: Path, unverified: str = "refuse", *overrides: str) -> Recipe:
+    return load_recipe(place / "recipe.toml", [f"tasks.unverified={unverified}", *overrides])
 
 
 def verified(one: Task, *, reason: str = "") -> Verification:
@@ -120,3 +129,97 @@ def test_everything_may_be_let_through_and_the_plan_says_so(place: Path) -> None
     inputs = read_inputs(recipe(place, "allow"))
     assert inputs.num_unverified == 3
     assert '3 not verified, as tasks.unverified = "allow" allows' in describe(recipe(place, "allow"), inputs)
+
+
+def test_each_task_carries_the_calibration_of_its_verification(place: Path) -> None:
+    calibrated = [replace(verified(one), calibration=CALIBRATION) for one in (TRAIN[0], *HELDOUT)]
+    write(place, "train.jsonl", calibrated[0], verified(TRAIN[1]))
+    write(place, "heldout.jsonl", calibrated[1])
+    inputs = read_inputs(recipe(place))
+    assert [one.calibration for one in inputs.train] == [CALIBRATION, b""]
+    assert [one.calibration for one in inputs.heldout] == [CALIBRATION]
+    assert [fingerprint(one) for one in inputs.train] == [fingerprint(one) for one in TRAIN]
+
+
+@pytest.mark.parametrize(
+    ("controls", "line"),
+    [
+        ("always", "2 of 3 tasks have controls; each pass of theirs is followed by a control run, in which"),
+        ("0.25", "2 of 3 tasks have controls; 25% of the passes of theirs is followed by a control run"),
+        ("never", 'controls: none is run, as grading.controls = "never" says'),
+    ],
+)
+def test_the_plan_says_how_many_tasks_have_controls(place: Path, controls: str, line: str) -> None:
+    without = replace(verified(HELDOUT[0]), calibration=pack(Calibration(passing=("t.py::test_a",))))
+    write(place, "train.jsonl", *(replace(verified(one), calibration=CALIBRATION) for one in TRAIN))
+    write(place, "heldout.jsonl", without)
+    given = recipe(place, "refuse", f"grading.controls={controls}")
+    assert line in describe(given, read_inputs(given))
+
+
+def test_a_calibration_of_the_task_as_it_was_before_is_not_used(place: Path) -> None:
+    before = replace(verified(replace(TRAIN[0], problem="Else.")), calibration=CALIBRATION)
+    write(place, "train.jsonl", before, verified(TRAIN[1]))
+    assert read_inputs(recipe(place, "allow")).train[0].calibration == b""
+
+
+def test_a_calibration_that_a_task_file_brings_along_is_not_used(place: Path) -> None:
+    write_tasks(place / "train.jsonl", [replace(one, calibration=CALIBRATION) for one in TRAIN])
+    write(place, "train.jsonl", *map(verified, TRAIN))
+    assert [one.calibration for one in read_inputs(recipe(place, "heldout")).train] == [b"", b""]
+
+
+def test_a_damaged_calibration_is_refused_with_what_to_do(place: Path) -> None:
+    write(place, "train.jsonl", replace(verified(TRAIN[0]), calibration=b"rubbish"), verified(TRAIN[1]))
+    with pytest.raises(
+        ValueError, match=r"tasks\.train: the calibration of t0 in .* `python -m workers\.verify .*` again"
+    ):
+        read_inputs(recipe(place, "heldout"))
+
+
+def write_strengths(place: Path, *passing: int | None) -> None:
+    """Of the training tasks: how many of four partial fixes passed; None: their strength was not measured."""
+    strengths = [
+        None
+        if num is None
+        else Strength(num_partial_fixes=4, passing=("a.py:1: the line is taken back",) * num)
+        for num in passing
+    ]
+    known = [
+        replace(verified(one), strength=strength) for one, strength in zip(TRAIN, strengths, strict=True)
+    ]
+    write(place, "train.jsonl", *known)
+    write(place, "heldout.jsonl", *map(verified, HELDOUT))
+
+
+@pytest.mark.parametrize(("max_weakness", "kept"), [("0", ["t0"]), ("0.25", ["t0"]), ("0.5", ["t0", "t1"])])
+def test_weak_tasks_are_left_out_of_training(place: Path, max_weakness: str, kept: list[str]) -> None:
+    write_strengths(place, 0, 2)
+    given = recipe(place, "refuse", f"tasks.max_weakness={max_weakness}")
+    inputs = read_inputs(given)
+    assert [one.id for one in inputs.train] == kept
+    assert (
+        f"{2 - len(kept)} left out, whose weakness is above tasks.max_weakness = {max_weakness}"
+        in describe(given, inputs)
+    )
+
+
+def test_a_bound_on_weakness_needs_every_training_task_measured(place: Path) -> None:
+    write_strengths(place, 0, None)
+    read_inputs(recipe(place))
+    with pytest.raises(
+        ValueError, match=r"not measured for 1 of the 2 tasks in .*; the first is t1"
+    ) as refusal:
+        read_inputs(recipe(place, "refuse", "tasks.max_weakness=0.5"))
+    assert f"`python -m workers.verify {place / 'train.jsonl'} --strength`" in str(refusal.value)
+
+
+def test_a_bound_that_leaves_no_task_is_refused(place: Path) -> None:
+    write_strengths(place, 1, 2)
+    with pytest.raises(ValueError, match=r"tasks\.max_weakness is 0\.1; every task in .* is weaker"):
+        read_inputs(recipe(place, "refuse", "tasks.max_weakness=0.1"))
+
+
+def test_a_bound_that_is_no_share_is_refused(place: Path) -> None:
+    with pytest.raises(ValueError, match=r"tasks\.max_weakness is 20; .* between 0 and 1"):
+        recipe(place, "refuse", "tasks.max_weakness=20")

@@ -134,6 +134,7 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         agent_config=inputs.agent_config,
         tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
         ids=new_ids(),
+        control_share=recipe.grading.control_share,
     )
 
 

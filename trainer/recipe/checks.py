@@ -17,6 +17,9 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     yield from _rollout_faults(recipe)
     yield from _learning_faults(recipe)
     yield from _evaluation_faults(recipe.evaluation, has_heldout=bool(recipe.tasks.heldout))
+    weakness = recipe.tasks.max_weakness
+    if weakness is not None and not 0 <= weakness <= 1:
+        yield f"tasks.max_weakness is {weakness:g}; it is a share and must lie between 0 and 1"
     floors = {
         "num_steps": (recipe.num_steps, 1),
         "batch.groups_per_step": (recipe.batch.groups_per_step, 1),

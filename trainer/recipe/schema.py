@@ -58,6 +58,9 @@ class TaskFiles(Table, frozen=True, kw_only=True):
     heldout: str = ""  # the held-out tasks, another tasks.jsonl; needed for evaluations only
     # What to do with tasks that are not verified: refuse them, allow them among the held-out tasks only, or allow them.
     unverified: Unverified = "refuse"
+    # Leave tasks out of training whose weakness is above this: the share of wrong patches, made of the known fix by verification,
+    # that pass all the same. A number from 0 to 1; by default no task is left out for that.
+    max_weakness: float | None = None
 
 
 class GradingRecipe(Table, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ class RequestForm:
     agent_config: str
     tokenizer: str
     ids: Iterator[str]
+    control_share: float = 1.0  # of the passes, drawn by chance, that are followed by a control run
 
     def fill(
         self,
@@ -91,6 +92,7 @@ class RequestForm:
             enqueued_at=time.time(),
             group_asked_at=group_asked_at,
             cursor=cursor,
+            control_share=self.control_share,
         )
 
 

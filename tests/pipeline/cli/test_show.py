@@ -5,10 +5,11 @@ import json
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import keys, queue, stream
-from pipeline.trajectory import Observation, Reward
+from pipeline import deadletters, keys, queue, request_store, stream
+from pipeline.trajectory import Observation, Reward, failed_trajectory
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import (
+    BROKEN,
     RunCommand,
     answered,
     dead_lettered,
@@ -105,3 +106,22 @@ async def test_show_prints_the_issue_of_what_is_not_answered(pool: ArqRedis, run
     claim = await taken(pool)
     _, out, _ = await run("show", claim.request.id)
     assert out.endswith("issue\n  add() drops its second argument\n")
+
+
+async def test_a_tasks_calibration_is_never_shown(pool: ArqRedis, run: RunCommand) -> None:
+    """It is for the grader: whoever reads the queue learns nothing of the contradictions."""
+    await known_run(pool)
+    secret = replace(samples.TASK, calibration=b"what the hidden tests expect")
+    waiting, held = samples.request(task=secret), await taken(pool, task=secret)
+    await queue.enqueue(pool, waiting)
+    dead = failed_trajectory(held, BROKEN, held.claimed_at)
+    evidence = [deadletters.attempt_failure(held, BROKEN)]
+    shown = [await run("show", waiting.id, "--json"), await run("show", held.request.id, "--json")]
+    await deadletters.dead_letter(pool, dead, evidence)
+    shown += [await run("show", held.request.id, "--json"), await run("dead", "--json")]
+    for status, out, _ in shown:
+        assert (status, secret.id in out) == (0, True)
+        assert "what the hidden tests expect" not in out
+    stored = await request_store.read(pool, held.request.id)
+    assert stored is not None
+    assert stored.task.calibration, "a request that is requeued is graded with it"

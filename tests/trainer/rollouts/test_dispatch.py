@@ -1,4 +1,4 @@
-"""Asking: the order of tasks, ids, and requests that are owed before they are queued."""
+"""The order of tasks, the ids, and what requests say."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -12,12 +12,26 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import task
 from pipeline import connection, keys, queue, request_store
 from pipeline.request import Limits, Sampling
+from pipeline.tokenizer import read_bundle
+from trainer.inputs import Inputs
+from trainer.loop.assembly import request_form
+from trainer.recipe import load_recipe
 from trainer.records.journal import Journal, SkippedRow, read
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.quarantine import Quarantine
+
+RECIPE = """
+name = "r"
+model = "m"
+num_steps = 3
+tasks.train = "train.jsonl"
+rollout = { group_size = 4, agent = "agent.yaml" }
+batch.groups_per_step = 2
+learner = { lr = 1e-6, micro_batch_tokens = 32768 }
+"""
 
 
 @pytest.fixture
@@ -83,6 +97,33 @@ async def test_a_group_is_one_task_enqueued_once_per_member(pool: ArqRedis, jour
     assert enqueued == [(f"g0000000{g}", g, m, 4) for g in (0, 1) for m in range(3)]
     assert len({r.task.id for r in requests if r is not None}) == 2
     assert await pool.zcard(keys.queue()) == 6
+
+
+async def test_requests_say_which_share_of_passes_gets_a_control_run(
+    pool: ArqRedis, journal: Journal, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    inputs = Inputs(
+        train=[],
+        heldout=[],
+        agent_config="",
+        tokenizer=read_bundle(tiny_model),
+        num_unverified=0,
+        num_too_weak=0,
+    )
+    for controls, share in (("always", 1.0), ("never", 0.0), ("0.25", 0.25)):
+        recipe = load_recipe(tmp_path / "recipe.toml", [f"grading.controls={controls}"])
+        form = await request_form(pool, "run", recipe, inputs)
+        request = form.fill(
+            task("t0"),
+            purpose="eval",
+            group_id="g",
+            member=0,
+            group_size=1,
+            version=0,
+            sampling=Sampling(),
+        )
+        assert request.control_share == share
 
 
 async def test_a_group_that_was_enqueued_in_part_is_completed_for_the_same_task(

@@ -1,0 +1,68 @@
+"""What the rollout stage keeps from the agent and from the trajectory: what the grader knows of the hidden tests."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.calibration import Calibration, pack
+from pipeline.message import encode
+from pipeline.request import Claim
+from pipeline.task import ExitCode
+from pipeline.tokenizer import read_bundle
+from tests.workers.agent.episode import AGENT, SUBMIT, bash
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from workers.grading.grade import Grader
+from workers.policy.scripted import ScriptedPolicies
+from workers.rollout import run_rollout
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Sandbox
+from workers.status import EpisodeStatus
+
+pytestmark = pytest.mark.docker
+
+CALIBRATION = pack(Calibration(witnessed=True))
+FIX = "sed -i 's/a - b/a + b/' calc.py"
+SCRIPT = "python3 -c 'from calc import add; assert add(3, 1) == 4'\n"
+
+
+@dataclass(slots=True)
+class Recording:
+    """The calibrations that the containers of each role were opened with."""
+
+    sandboxes: DockerSandboxes
+    seen: dict[str, set[bytes]] = field(default_factory=dict[str, set[bytes]])
+
+    @asynccontextmanager
+    async def open(self, claim: Claim, *, role: Literal["agent", "grade"]) -> AsyncIterator[Sandbox]:
+        self.seen.setdefault(role, set()).add(claim.request.task.calibration)
+        async with self.sandboxes.open(claim, role=role) as sandbox:
+            yield sandbox
+
+    async def check(self) -> None:
+        await self.sandboxes.check()
+
+    async def close(self) -> None:
+        await self.sandboxes.close()
+
+
+async def test_the_calibration_reaches_the_grader_and_nobody_else(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    task = make_task(repo_image.tag, base_commit=repo_image.commit, verdict=ExitCode(eval_script=SCRIPT))
+    claim = make_claim(replace(task, calibration=CALIBRATION), turns=2)
+    claim = replace(claim, request=replace(claim.request, agent_config=AGENT))
+    policies = ScriptedPolicies(read_bundle(tiny_model), [bash(FIX), bash(SUBMIT)])
+    recording = Recording(sandboxes)
+    played = await run_rollout(
+        claim, EpisodeStatus(), policies=policies, sandboxes=recording, grader=Grader(recording)
+    )
+    assert played.reward is not None
+    assert recording.seen == {"agent": {b""}, "grade": {CALIBRATION}}
+    assert CALIBRATION not in encode(played)
+    assert played.claim.request.task == task, "all else is kept"
