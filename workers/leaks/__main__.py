@@ -23,7 +23,7 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Misconfigured, Sandboxes
-from workers.unqueued import unqueued_claim
+from workers.unqueued.claims import unqueued_claim
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,10 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Misconfigured, Sandboxes
+from workers.unqueued.options import add_grading_options, limits_of
+from workers.unqueued.outputs import LogDirectory, Unwritable
 from workers.verify.book import Book
-from workers.verify.outputs import Outputs, Unwritable
+from workers.verify.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Work:
 
     tasks: list[Task]
     golds: dict[str, Gold]
+    limits: Limits
     book: Book
     outputs: Outputs
 
@@ -66,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cores, limits = len(os.sched_getaffinity(0)), Limits()
     add = parser.add_argument
     add("tasks", type=Path, metavar="TASKS.jsonl")
     add("--repeat", type=int, default=1, metavar="N", help="grade each state N times, to find flaky tests")
@@ -85,26 +87,15 @@ def _parser() -> argparse.ArgumentParser:
         help="write the results there as one list, with the tests of each try",
     )
     add("--logs", type=Path, metavar="DIR", help="keep the whole log of each try as DIR/TASK/STATE.log")
-    add("--jobs", type=int, default=cores, metavar="N", help="tasks verified at once; default: cores")
-    add(
-        "--cpu-s",
-        type=float,
-        default=limits.grade_cpu_s,
-        help="CPU time of one test run; default: %(default)s",
-    )
-    add(
-        "--wall-s",
-        type=float,
-        default=limits.grade_wall_s,
-        help="wall time of one test run; default: %(default)s",
-    )
+    add_grading_options(parser, items="tasks verified")
     return parser
 
 
 def _read(options: argparse.Namespace) -> Work:
     """Raises ValueError or OSError for what cannot be verified at all."""
-    if min(options.repeat, options.jobs) < 1 or min(options.cpu_s, options.wall_s) <= 0:
-        raise ValueError("--repeat and --jobs must be 1 or more, --cpu-s and --wall-s above 0")
+    limits = limits_of(options)
+    if options.repeat < 1:
+        raise ValueError("--repeat must be 1 or more")
     path: Path = options.tasks
     tasks = read_tasks(path)
     wanted = {one for one in options.only.split(",") if one}
@@ -114,10 +105,10 @@ def _read(options: argparse.Namespace) -> Work:
     chosen = [task for task in tasks if not wanted or task.id in wanted]
     if not chosen:
         raise ValueError(f"{path} holds no task")
-    golds, outputs = gold_path(path), Outputs(options.json, options.passing, options.logs)
+    golds, outputs = gold_path(path), Outputs(options.json, options.passing, LogDirectory(options.logs))
     book = Book.beside(path)
     outputs.check()
-    return Work(chosen, read_gold(golds) if golds.exists() else {}, book, outputs)
+    return Work(chosen, read_gold(golds) if golds.exists() else {}, limits, book, outputs)
 
 
 def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
@@ -139,7 +130,7 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
                 work.book,
                 work.outputs,
                 sandboxes=sandboxes,
-                limits=Limits(grade_cpu_s=options.cpu_s, grade_wall_s=options.wall_s),
+                limits=work.limits,
                 num_repeats=options.repeat,
                 num_jobs=options.jobs,
                 image_fix=f"`python -m workers.images pull {options.tasks}`, or `python -m workers.images build DIR`",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.task import Task
 from pipeline.taskfile import Verification, fingerprint, read_verified, verified_path, write_verified
-from workers.verify.outputs import writing
+from workers.unqueued.outputs import writing
 
 
 @dataclass(slots=True)

@@ -1,17 +1,9 @@
-"""What a verification leaves on disk besides TASKS.verified.jsonl: --json, --passing and --logs.
+"""What a verification leaves on disk besides TASKS.verified.jsonl: --json, --passing and --logs."""
 
-All of it is checked for being writable before anything is graded, which may take hours.
-"""
-
-import errno
-import os
-import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import msgspec
 
@@ -27,13 +19,10 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
+from workers.unqueued.outputs import LogDirectory, must_be_writable, writing
 
 if TYPE_CHECKING:
     from workers.verify.states import Tries
-
-
-class Unwritable(ValueError):
-    """Results cannot be written where an option wants them; the text names both."""
 
 
 class JsonTry(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,29 +52,20 @@ class Outputs:
 
     json: Path | None
     passing: Path | None
-    logs: Path | None
+    logs: LogDirectory
 
     def check(self) -> None:
         """Raises Unwritable for anything that could not be written later. Makes the directory for logs, writes nothing else."""
         if self.json:
-            _must_be_writable(self.json, "--json")
+            must_be_writable(self.json, "--json")
         if self.passing:
             for beside in (Path, gold_path, verified_path):
-                _must_be_writable(beside(self.passing), "--passing")
-        if self.logs:
-            with writing("--logs", self.logs):
-                self.logs.mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(dir=self.logs).close()
+                must_be_writable(beside(self.passing), "--passing")
+        self.logs.check()
 
     def keep(self, task: Task, state: State, number: int, log: str) -> None:
         """Writes the whole log of one try to LOGS/TASK/STATE.log, of a repeat to STATE-NUMBER.log; nothing if it is empty."""
-        if self.logs is None or not log:
-            return
-        name = f"{state}.log" if number == 1 else f"{state}-{number}.log"
-        file = self.logs / quote(task.id, safe=":+@,= ") / name
-        with writing("--logs", file):
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(log.encode("utf-8", "surrogateescape"))
+        self.logs.write(task.id, f"{state}.log" if number == 1 else f"{state}-{number}.log", log)
 
     def write_json(self, found: Sequence[Verification], tries: Mapping[str, "Tries"]) -> None:
         """`tries` by task id."""
@@ -104,25 +84,6 @@ class Outputs:
                 write_tasks(self.passing, [task for task, _ in passing])
                 write_gold(gold_path(self.passing), [golds[task.id] for task, _ in passing])
                 write_verified(verified_path(self.passing), [one for _, one in passing])
-
-
-@contextmanager
-def writing(option: str, path: Path) -> Generator[None]:
-    """Raises Unwritable if the file operations within fail."""
-    try:
-        yield
-    except OSError as error:
-        raise Unwritable(f"{option}: {path} cannot be written: {error.strerror}") from error
-
-
-def _must_be_writable(path: Path, option: str) -> None:
-    with writing(option, path):
-        if not path.exists():
-            tempfile.TemporaryFile(dir=path.parent).close()
-        elif path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        elif not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _json_line(one: Verification, tries: "Tries | None") -> JsonLine:

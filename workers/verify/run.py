@@ -1,21 +1,21 @@
 """Verifies tasks side by side, records each as soon as it is done, and shows progress."""
 
 import asyncio
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import SandboxError
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification
 from workers.grading.grade import Grader
-from workers.sandbox.protocol import Misconfigured, Sandboxes
+from workers.sandbox.protocol import Sandboxes
+from workers.unqueued.outputs import Unwritable
+from workers.unqueued.session import session
 from workers.verify.book import Book
 from workers.verify.display import VerificationTable, open_table
 from workers.verify.judging import evidence, verification
-from workers.verify.outputs import Outputs, Unwritable
+from workers.verify.outputs import Outputs
 from workers.verify.states import Prober, Tries
 
 
@@ -66,11 +66,7 @@ async def verify(
     image_fix: str,
 ) -> Verifier:
     """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it."""
-    running = asyncio.current_task()
-    assert running is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    try:
+    async with session(sandboxes) as outage:
         prober = Prober(
             grader=Grader(sandboxes),
             sandboxes=sandboxes,
@@ -78,21 +74,8 @@ async def verify(
             limits=limits,
             num_repeats=num_repeats,
             image_fix=image_fix,
-            outage=await _outage(sandboxes),
+            outage=outage,
         )
         verifier = Verifier(prober, golds, book)
         await verifier.run(tasks, num_jobs=num_jobs)
-    finally:
-        await sandboxes.close()
     return verifier
-
-
-async def _outage(sandboxes: Sandboxes) -> str:
-    """Why nothing can be graded on this machine; "" if something can. Raises Misconfigured."""
-    try:
-        await sandboxes.check()
-    except Misconfigured:
-        raise
-    except SandboxError as error:
-        return f"no Docker host answers ({error}): start Docker, or set DOCKER_HOST"
-    return ""

@@ -8,19 +8,18 @@
 A failure of the infrastructure is "infrastructure", never a 0. Transient failures are retried first, as the queue would.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from pipeline.errors import ImageMissing, RolloutError
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
 from pipeline.trajectory import Reward
 from workers.grading.grade import Graded
-from workers.unqueued import unqueued_claim
+from workers.unqueued.attempts import Broken, tried
+from workers.unqueued.claims import unqueued_claim
 from workers.verify.base_commit import SOUND, BaseCommit, Repository, look_at_base
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
@@ -30,7 +29,6 @@ new file mode 100644
 @@ -0,0 +1 @@
 +This file changes nothing.
 """
-RETRY_PAUSES_S = (1.0, 4.0)  # before the second and the third try
 NO_SOLUTION = "its solution is not in the gold file; import the task again"
 
 T = TypeVar("T")
@@ -75,13 +73,6 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Broken:
-    """Why something could not be done."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Prober:
     """Grades each state of a task with `grader`. `limits` are those of the run that the tasks are meant for."""
 
@@ -98,7 +89,7 @@ class Prober:
         if self.outage:
             return Probed({state: [Try("infrastructure", self.outage, None)] for state in EXPECTED})
         base = await self._retried(task, lambda: self._base(task))
-        if isinstance(base, _Broken):
+        if isinstance(base, Broken):
             return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
         patches = _patches(task, gold)
         tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
@@ -123,23 +114,13 @@ class Prober:
 
     async def _graded(self, task: Task, state: State, number: int, patch: bytes) -> Try:
         graded = await self._retried(task, lambda: self.grader.grade_with_log(self._claim(task), patch))
-        if isinstance(graded, _Broken):
+        if isinstance(graded, Broken):
             return Try("infrastructure", graded.why, None)
         self.logs.keep(task, state, number, graded.log)
         return Try(1 if graded.reward.resolved else 0, graded.reward.decided_by, graded.reward)
 
-    async def _retried(self, task: Task, work: Callable[[], Awaitable[T]]) -> T | _Broken:
-        """What `work` returns, or the failure that remained after all retries."""
-        for pause_s in (*RETRY_PAUSES_S, None):
-            try:
-                return await work()
-            except ImageMissing:
-                return _Broken(f"no image {task.image} on this host: {self.image_fix}")
-            except RolloutError as error:
-                if pause_s is None or not error.transient:
-                    return _Broken(str(error))
-                await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns")
+    async def _retried(self, task: Task, work: Callable[[], Awaitable[T]]) -> T | Broken:
+        return await tried(work, task, image_fix=self.image_fix)
 
     def _claim(self, task: Task) -> Claim:
         return unqueued_claim(task, command="verify", limits=self.limits)

@@ -90,7 +90,9 @@ def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
         (["broken.jsonl"], "broken.jsonl:1: not a Task"),
         (["empty.jsonl"], "holds no task"),
         (["tasks.jsonl", "--only", "test:other"], "holds no task 'test:other'"),
-        (["tasks.jsonl", "--repeat", "0"], "--repeat and --jobs must be 1 or more"),
+        (["tasks.jsonl", "--repeat", "0"], "--repeat must be 1 or more"),
+        (["tasks.jsonl", "--jobs", "0"], "--jobs must be 1 or more, --cpu-s and --wall-s above 0"),
+        (["tasks.jsonl", "--wall-s", "0"], "--jobs must be 1 or more, --cpu-s and --wall-s above 0"),
         (["tasks.jsonl", "--json", "gone/o.json"], "--json: gone/o.json cannot be written: No such file"),
         (["tasks.jsonl", "--json", "."], "--json: . cannot be written: Is a directory"),
         (

@@ -13,6 +13,7 @@ from tests.workers.conftest import RepoImage
 from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
+from workers.unqueued.outputs import LogDirectory
 from workers.verify.judging import verification
 from workers.verify.outputs import Outputs
 from workers.verify.states import Probed, Prober, Tries, Try
@@ -86,7 +87,7 @@ async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandbo
     prober = Prober(
         grader=Moody(Grader(sandboxes)),
         sandboxes=sandboxes,
-        logs=Outputs(json=None, passing=None, logs=None),
+        logs=Outputs(json=None, passing=None, logs=LogDirectory(None)),
         limits=Limits(),
         num_repeats=3,
         image_fix="",

@@ -1,4 +1,4 @@
-"""Claims for commands that open sandboxes without a queue: workers.verify and workers.leaks. Such a claim has no lease."""
+"""Claims for commands that open sandboxes without a queue. Such a claim has no lease."""
 
 import secrets
 import time
