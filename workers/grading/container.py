@@ -19,7 +19,7 @@ from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, File, SwebenchLog, Task
 from workers.grading import scripts, witness
 from workers.grading.controls.placing import place
-from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
+from workers.grading.governing import GoverningFiles, hidden_paths, hides_names, same_runner_settings
 from workers.grading.swebench_rules import Marks
 from workers.sandbox.protocol import CommandResult, LastResult, Sandbox
 
@@ -31,6 +31,18 @@ WATCH_S = 5.0  # between looks at the CPU time of running tests
 
 class OutOfTime(GraderError):
     """The wall deadline passed although the tests had CPU time left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How a patch was applied: by which command, "" if by none, and what the commands printed.
+
+    `fault` is why its tests are not run at all, which is a verdict of 0.
+    """
+
+    by: str
+    complaints: str
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +66,29 @@ class GradingContainer:
     limits: Limits
     governing: GoverningFiles
 
-    async def apply(self) -> tuple[str, str]:
-        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
-
-        Returns the command that applied the patch, "" if none could, and what the commands printed.
-        """
+    async def apply(self) -> Applied:
+        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
         task = self.claim.request.task
         if not self.sandbox.head:
             raise TaskBroken(
                 f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
                 " workdir to the repository's directory in the image"
             )
-        await self.sandbox.put(_files(task, self.patch, self.marks))
+        await self.sandbox.put(_files(task, self.patch, self.marks, self.sandbox.workdir))
         touches = self.governing.touched_by(self.patch)
         if touches:
             await self._succeed(scripts.save(self.governing))
         result = await self._step(scripts.apply(self.governing, loosely=not hides_names(self.patch)))
         complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == scripts.DOES_NOT_APPLY:
-            return "", complaints
+            return Applied("", complaints, fault="patch does not apply")
         if result.exit_code not in scripts.APPLIED_BY:
             raise _broken_step("applying the patch", result)
         if touches:
             await self._restore_runner()
-        await self._restore_protected()
-        return scripts.APPLIED_BY[result.exit_code], complaints
+        return Applied(
+            scripts.APPLIED_BY[result.exit_code], complaints, fault=await self._restore_protected()
+        )
 
     async def contradict(self, contradictions: Sequence[Contradiction]) -> None:
         """Makes these expectations of the hidden tests wrong. To be called between `apply` and `run_tests`."""
@@ -139,17 +149,23 @@ class GradingContainer:
                 tampered.append(path)
         return tampered
 
-    async def _restore_protected(self) -> None:
-        """Restores files of the hidden tests from the base commit, then applies the hidden tests."""
+    async def _restore_protected(self) -> str | None:
+        """Restores files of the hidden tests from the base commit, then applies the hidden tests.
+
+        Returns why the patch is to blame if they cannot be applied. Raises TaskBroken if nobody could apply them.
+        """
         task = self.claim.request.task
         base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
         result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
         if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
             raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
+        if result.exit_code == scripts.IN_THE_WAY:
+            return "the patch is in the way of the hidden tests"
         if result.exit_code != 0:
             raise _broken_step("restoring protected files", result)
         if not isinstance(task.verdict, SwebenchLog) and task.verdict.files:
             await self.sandbox.put(task.verdict.files)
+        return None
 
     async def _succeed(self, script: str) -> CommandResult:
         result = await self._step(script)
@@ -166,12 +182,10 @@ class GradingContainer:
         )
 
 
-def _files(task: Task, patch: bytes, marks: Marks) -> list[File]:
+def _files(task: Task, patch: bytes, marks: Marks, workdir: str) -> list[File]:
     """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
-    hidden = () if isinstance(verdict, SwebenchLog) else verdict.files
-    inside = [file.path for file in hidden if not file.path.startswith(("/", ".."))]
-    protected = "".join(f"{path}\0" for path in dict.fromkeys((*verdict.protected_paths, *inside)))
+    protected = "".join(f"{path}\0" for path in hidden_paths(verdict, workdir))
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
         _script(task, verdict.eval_script, marks),

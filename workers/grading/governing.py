@@ -5,6 +5,7 @@ They are restored to what the image has, or removed.
 
 import configparser
 import json
+import posixpath
 import re
 import sys
 import tomllib
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from pipeline.task import ExitCode, SwebenchLog, Verdict
 from workers.grading.closing_line import RUNS_PYTEST, RUNS_UNITTEST
+from workers.grading.witness import touched_paths
 
 # Restored whole if a patch touches one: they govern how tests run, or run code in every Python process.
 GOVERNING_NAMES = (
@@ -125,6 +128,7 @@ STANDARD_MODULES = tuple(
 _HEADER = re.compile(
     rb"^(?:diff --git|---|\+\+\+|rename (?:from|to)|copy (?:from|to)|Index:) (.*)$", re.MULTILINE
 )
+_RENAMED = re.compile(r"^rename (?:from|to) (.*)$", re.MULTILINE)
 _ESCAPE = re.compile(rb"\\[0-7]{3}")  # git quotes names; an escaped letter may hide any name
 _ESCAPED_ASCII = re.compile(rb"\\[01][0-7]{2}")  # git itself never escapes a letter or a dot
 
@@ -205,10 +209,29 @@ class GoverningFiles:
         return any(touching.search(header) or _ESCAPE.search(header) for header in _HEADER.findall(patch))
 
     def _in_workdir(self, path: str) -> str:
-        """`path` relative to the workdir, "" if it lies elsewhere."""
-        inside = path.removeprefix(f"{self.workdir}/") if path != self.workdir else "."
-        inside = inside.removeprefix("./").rstrip("/") or "."
-        return "" if inside.startswith(("/", "..")) else inside
+        return path_inside(path, self.workdir)
+
+
+def path_inside(path: str, workdir: str) -> str:
+    """`path` relative to `workdir`, "" if it lies elsewhere."""
+    inside = posixpath.relpath(posixpath.join(workdir, path), workdir) if path else ""
+    return "" if inside == ".." or inside.startswith("../") else inside
+
+
+def hidden_paths(verdict: Verdict, workdir: str) -> list[str]:
+    """Paths in `workdir` of the hidden tests, whichever way they arrive: their files return to the base commit first.
+
+    A renamed file counts by both names, also in a patch that the eval script applies by itself. Of other files that such a
+    patch changes only tests count, because it may be there to change the code.
+    """
+    files = () if isinstance(verdict, SwebenchLog) else verdict.files
+    applied = verdict.test_patch if isinstance(verdict, ExitCode) else b""
+    script = verdict.eval_script.encode("utf-8", "surrogateescape")
+    renamed = set(_RENAMED.findall(verdict.eval_script))
+    by_script = [path for path in touched_paths(script) if path in renamed or _NAMED_TEST.search(path)]
+    given = [*verdict.protected_paths, *(file.path for file in files), *touched_paths(applied), *by_script]
+    inside = (path_inside(path, workdir) for path in given)
+    return [path for path in dict.fromkeys(inside) if path not in ("", ".")]
 
 
 def hides_names(patch: bytes) -> bool:

@@ -136,11 +136,10 @@ class Grader:
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
             container = GradingContainer(claim, sandbox, patch, marks, limits, governing)
-            applied_by, complaints = await container.apply()
-            if not applied_by:
-                return TestedPatch(
-                    Reward(value=0.0, resolved=False, decided_by="patch does not apply"), complaints
-                )
+            applied = await container.apply()
+            if applied.fault:
+                reward = Reward(value=0.0, resolved=False, decided_by=applied.fault, applied_by=applied.by)
+                return TestedPatch(reward, applied.complaints)
             if contradictions:
                 await container.contradict(contradictions)
             started = time.monotonic()
@@ -148,7 +147,7 @@ class Grader:
             wall_s = time.monotonic() - started
         if result is None:
             reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
-            return TestedPatch(replace(reward, applied_by=applied_by, grade_cpu_s=limits.grade_cpu_s), "")
+            return TestedPatch(replace(reward, applied_by=applied.by, grade_cpu_s=limits.grade_cpu_s), "")
         log = marks.in_log(result.output.decode("utf-8", "replace"))
         parsed = await self._parsed(claim, task.verdict, log) if isinstance(task.verdict, TestsJson) else None
         evidence = Evidence(
@@ -159,7 +158,7 @@ class Grader:
             parsed=parsed,
         )
         reward = await asyncio.to_thread(judge, task, evidence)
-        reward = replace(reward, applied_by=applied_by, grade_cpu_s=result.cpu_s)
+        reward = replace(reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
         return TestedPatch(reward, log, outcomes(evidence.runs, reward.tests), wall_s)
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:

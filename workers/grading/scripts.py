@@ -28,7 +28,6 @@ PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a N
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same for settings files that a patch may not keep
 MODULES = f"{GRADE_DIR}/modules"  # the same for modules that were there before the patch
 START = f"{GRADE_DIR}/start"  # made in the first step: files that are not older came with the patch
-RESTORED = f"{GRADE_DIR}/restored"  # paths again: what is restored
 PARSER = f"{GRADE_DIR}/parser.py"
 LOG = f"{GRADE_DIR}/stdout.log"
 NO_LOG = f"{GRADE_DIR}/stderr.log"
@@ -36,8 +35,9 @@ PARSED = f"{GRADE_DIR}/parsed.json"
 
 APPLIED_BY = {70: "git apply", 71: "git apply --3way", 72: "patch --fuzz"}
 DOES_NOT_APPLY = 73
-TESTS_DO_NOT_APPLY = 74
+TESTS_DO_NOT_APPLY = 74  # not even to the base commit
 NO_PYTHON = 75
+IN_THE_WAY = 76  # the hidden tests apply to the base commit, but not with the patch
 
 # Prints what the parser wrote. What the parser prints is ignored.
 PARSE = f"""
@@ -243,8 +243,20 @@ def _quoted(words: Iterable[str]) -> str:
 
 # $1 base commit, or "" for HEAD; $2 HEAD at the start. Files of the hidden tests are protected whether listed or not. Many
 # paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a protected
-# module are removed first, because they may be protected themselves.
-RESTORE_PROTECTED = f"""{GIT}{_CLEAR_WAY}
+# module are removed first, because they may be protected themselves. `open_way` removes a file or link where the base has a
+# directory, or nothing, on the way to a protected path; if the base has a file or link there, that returns.
+RESTORE_PROTECTED = f"""{GIT}
+open_way() {{
+  local parent=${{1%/*}}
+  [ "$parent" = "$1" ] && return
+  open_way "$parent"
+  [ -d "$parent" ] && [ ! -L "$parent" ] && return
+  [ -e "$parent" ] || [ -L "$parent" ] || return
+  case $(git ls-tree "$base" -- "$parent") in
+    *' blob '*) git --literal-pathspecs checkout -q "$base" -- "$parent" ;;
+    *) rm -f -- "$parent" ;;
+  esac
+}}
 behind_link() {{
   local parent=${{1%/*}}
   [ "$parent" = "$1" ] && return 1
@@ -263,22 +275,14 @@ uncover() {{
 }}
 restore() {{
   local path gone=() present=()
+  for path; do open_way "$path"; done
   for path; do behind_link "$path" || gone+=("$path"); done
   rm -rf -- "${{gone[@]}}"
-  while IFS= read -r -d '' path; do
-    clear_way "$path"
-    present+=("$path")
-  done < <(git ls-tree -z --name-only "$base" -- "$@")
+  while IFS= read -r -d '' path; do present+=("$path"); done < <(git ls-tree -z --name-only "$base" -- "$@")
   [ ${{#present[@]}} = 0 ] || git --literal-pathspecs checkout -q "$base" -- "${{present[@]}}"
 }}
-{{
-  cat {PROTECTED}
-  [ ! -e {TESTS} ] || git apply --numstat -z {TESTS} | while IFS=$'\\t' read -r -d '' _ _ path; do
-    printf '%s\\0' "$path"
-  done
-}} >{RESTORED} || exit 1
 shopt -s nullglob
-while IFS= read -r -d '' path; do uncover "$path"; done <{RESTORED}
+while IFS= read -r -d '' path; do uncover "$path"; done <{PROTECTED}
 shopt -u nullglob
 paths=()
 while IFS= read -r -d '' path; do
@@ -286,7 +290,10 @@ while IFS= read -r -d '' path; do
   [ ${{#paths[@]}} -lt 500 ] && continue
   restore "${{paths[@]}}" || exit 1
   paths=()
-done <{RESTORED}
+done <{PROTECTED}
 [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
-[ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} || exit {TESTS_DO_NOT_APPLY}
+[ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} && exit
+export GIT_INDEX_FILE={GRADE_DIR}/index
+git read-tree "$base" && git apply --cached --check {TESTS} || exit {TESTS_DO_NOT_APPLY}
+exit {IN_THE_WAY}
 """

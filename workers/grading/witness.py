@@ -24,7 +24,7 @@ PLUGIN = Path(__file__).with_name("witness_plugin")
 # The modules of the plugin, in the order in which they are joined.
 MODULES = ("parts", "run", "unittest_runs", "pytest_runs")
 _BETWEEN_MODULES = re.compile(r"^from workers\.grading\.witness_plugin\.\w+ import .*\n", re.MULTILINE)
-_HEADER = re.compile(r"(---|\+\+\+|Index:|rename to|copy to|diff --git) (.*)")
+_HEADER = re.compile(r"(---|\+\+\+|Index:|rename from|rename to|copy to|diff --git) (.*)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _BOTH_SIDES = re.compile(r"(?:[^/\s]*/)?(.+) (?:[^/\s]*/)?\1")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
@@ -280,7 +280,7 @@ def _path(kind: str, words: str) -> str:
         return both[1]
     else:
         path = words.partition("\t")[0]
-    return path if kind.endswith("to") else re.sub(r"^[^/\s]*/", "", path)
+    return path if kind.startswith(("rename", "copy")) else re.sub(r"^[^/\s]*/", "", path)
 
 
 def _unescaped(text: str) -> str:
