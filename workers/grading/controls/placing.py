@@ -1,45 +1,281 @@
-"""Puts contradicted test files where the eval script will run them."""
+"""Reads the test files that an eval script will run, and puts contradictions into them.
+
+Both are done in a grading container in which no code of the patch has run: the patch is applied, the hidden tests are in
+place, and the eval script is about to start. So what is read there can be trusted. A text comes to the tests in one of the
+ways that arrivals.py knows, and a contradiction is put where that text comes from.
+
+A control run must look like a real one. So a real run calls `place` as well, with contradictions that change nothing
+(`unchanged`): it takes the same steps, and writes the same files with the same text.
+"""
 
 import base64
+import binascii
+import itertools
 import shlex
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from pipeline.calibration import Contradiction
 from pipeline.errors import GraderError
 from pipeline.task import File
-from workers.sandbox.protocol import Sandbox
+from workers.grading.controls import patches
+from workers.grading.controls.arrivals import Arrivals, Body, InCommit, InContainer, Patched, Source
+from workers.grading.controls.commands import Heredoc
+from workers.grading.scripts import GRADE_DIR
+from workers.sandbox.git import GIT
+from workers.sandbox.protocol import CommandResult, Sandbox
 
-READ_S = 60.0
-READ_KEEP_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 1024 * 1024  # a larger test file gets no contradiction
+MAX_READ_BYTES = 64 * 1024 * 1024  # of all test files together; what follows gets none either
+STEP_S = 300.0
+FILES_PER_STEP = 24
+_STEP_KEEP_BYTES = FILES_PER_STEP * MAX_FILE_BYTES * 3 // 2  # in base64
+_TEXT = f"{GRADE_DIR}/text"
+_INDEX = f"{GRADE_DIR}/index"
+
+_Edits = list[tuple[int, int, bytes]]
+_Leaf = InContainer | InCommit
 
 
 class NotAsCalibrated(GraderError):
-    """A test file does not have the text that verification saw."""
+    """A contradiction cannot be placed: the test file is not what it was, or nothing can write it that way."""
+
+
+def unchanged(contradiction: Contradiction) -> Contradiction:
+    """The contradiction that leaves the text as it is; for the run that counts."""
+    return replace(contradiction, becomes=contradiction.was)
+
+
+async def read_tests(sandbox: Sandbox, script: str, paths: Iterable[str]) -> dict[str, bytes]:
+    """The text of each test file as the eval script `script` will run it, by its path in the workdir, or absolute.
+
+    A file is left out if it is absent, too large or comes in a way that is not understood.
+    """
+    text = _bytes(script)
+    arrivals = Arrivals(text, sandbox.workdir)
+    sources = {path: source for path in paths if (source := arrivals.source(path)) is not None}
+    found = await _texts(sandbox, text, sources.values())
+    return {path: found[source] for path, source in sources.items() if source in found}
+
+
+def written_by(script: str, workdir: str) -> tuple[str, ...]:
+    """Paths of the files that `script`, started in `workdir`, writes or patches from here-documents."""
+    return Arrivals(_bytes(script), workdir).written()
 
 
 async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradiction]) -> str:
-    """Writes the contradicted files and returns the eval script to run. Raises NotAsCalibrated."""
-    by_path: dict[str, list[Contradiction]] = defaultdict(list)
-    for contradiction in contradictions:
-        by_path[contradiction.path].append(contradiction)
-    files: list[File] = []
-    for path, wanted in by_path.items():
-        result = await sandbox.run(
-            f"base64 -w 0 {shlex.quote(path)}", timeout_s=READ_S, keep_bytes=READ_KEEP_BYTES, plain=True
-        )
-        files.append(File(path=path, content=contradicted(base64.b64decode(result.output), wanted)))
-    await sandbox.put(files)
-    return script
+    """Puts `contradictions` in place. Returns the eval script with those in files that it writes itself.
+
+    Files keep their mode, owner and place behind links. Raises NotAsCalibrated, having changed nothing, if one of them does not
+    fit.
+    """
+    text = _bytes(script)
+    arrivals = Arrivals(text, sandbox.workdir)
+    sources: dict[Source, list[Contradiction]] = {}
+    for one in contradictions:
+        source = arrivals.source(one.path)
+        if source is None:
+            raise NotAsCalibrated(f"{one.path} comes in a way that is not understood")
+        sources.setdefault(source, []).append(one)
+    found = await _texts(sandbox, text, sources)
+    edits = {source: _edits(ones, found.get(source)) for source, ones in sources.items()}
+    spans = _heredocs(text, edits, found)
+    await _write(
+        sandbox,
+        {one.path: _edited(found[one], at) for one, at in edits.items() if isinstance(one, InContainer)},
+    )
+    commits = {one: _edited(found[one], at) for one, at in edits.items() if isinstance(one, InCommit)}
+    spans += await _commit(sandbox, commits)
+    for start, end, becomes in sorted(spans, reverse=True):
+        text = text[:start] + becomes + text[end:]
+    return text.decode("utf-8", "surrogateescape")
 
 
-def contradicted(text: bytes, contradictions: Sequence[Contradiction]) -> bytes:
-    """`text` with these contradictions, which do not overlap. Raises NotAsCalibrated."""
-    for one in sorted(contradictions, key=lambda each: each.offset_bytes, reverse=True):
-        end = one.offset_bytes + len(one.was.encode())
-        if text[one.offset_bytes : end] != one.was.encode():
-            raise NotAsCalibrated(
-                f"{one.path} is not as it was verified: run workers.verify on the task again"
-            )
-        text = text[: one.offset_bytes] + one.becomes.encode() + text[end:]
+def _edits(contradictions: Sequence[Contradiction], text: bytes | None) -> _Edits:
+    """The edits of one text, in order."""
+    if text is None:
+        raise NotAsCalibrated(f"{contradictions[0].path} cannot be read")
+    edits: set[tuple[int, int, bytes]] = set()
+    for one in contradictions:
+        was = _bytes(one.was)
+        end = one.offset_bytes + len(was)
+        if text[one.offset_bytes : end] != was:
+            raise NotAsCalibrated(f"{one.path} does not have {one.was[:80]!r} at byte {one.offset_bytes}")
+        edits.add((one.offset_bytes, end, _bytes(one.becomes)))
+    ordered = sorted(edits)
+    for (_, end, _), (start, _, _) in itertools.pairwise(ordered):
+        if start < end:
+            raise NotAsCalibrated(f"{contradictions[0].path} has two contradictions at byte {start}")
+    return ordered
+
+
+def _edited(text: bytes, edits: _Edits) -> bytes:
+    for start, end, becomes in reversed(edits):
+        text = text[:start] + becomes + text[end:]
     return text
+
+
+def _heredocs(
+    script: bytes, edits: Mapping[Source, _Edits], texts: Mapping[Source, bytes]
+) -> list[tuple[int, int, bytes]]:
+    """What becomes of the bodies of here-documents in `script`."""
+    bodies = {one.heredoc: _edited(texts[one], at) for one, at in edits.items() if isinstance(one, Body)}
+    patched = [one for one in edits if isinstance(one, Patched)]
+    for heredoc, strip in {(one.heredoc, one.strip) for one in patched}:
+        diff = [section.raw for section in _sections(script, heredoc, strip)]
+        for one in patched:
+            if one.heredoc == heredoc:
+                old = b"" if one.old is None else texts[one.old]
+                section = patches.rewritten(_sections(script, heredoc, strip)[one.number], old, edits[one])
+                if section is None:
+                    raise NotAsCalibrated("the eval script's patch does not apply to its base")
+                diff[one.number] = section
+        bodies[heredoc] = b"".join(diff)
+    spans: list[tuple[int, int, bytes]] = []
+    for heredoc, becomes in bodies.items():
+        body = heredoc.body(script, becomes)
+        if body is None:
+            raise NotAsCalibrated("the eval script's here-document cannot hold the contradiction")
+        spans.append((heredoc.start, heredoc.end, body))
+    return spans
+
+
+async def _texts(sandbox: Sandbox, script: bytes, sources: Iterable[Source]) -> dict[Source, bytes]:
+    """The text of each source that has one, and of those that it is made from."""
+    chains = [_chain(source) for source in sources]
+    leaves = dict.fromkeys(one for chain in chains for one in chain if isinstance(one, _Leaf))
+    texts = await _read(sandbox, list(leaves))
+    for chain in chains:
+        for source in reversed(chain):
+            match source:
+                case Body(heredoc=heredoc):
+                    text = heredoc.text(script)
+                case Patched(old=old) as patched:
+                    text = None
+                    if old is None or old in texts:
+                        section = _sections(script, patched.heredoc, patched.strip)[patched.number]
+                        text = patches.applied(section, b"" if old is None else texts[old])
+                case _:
+                    continue
+            if text is not None and len(text) <= MAX_FILE_BYTES:
+                texts[source] = text
+    return texts
+
+
+def _chain(source: Source) -> list[Source]:
+    """`source`, and what each is made from."""
+    chain = [source]
+    while isinstance(last := chain[-1], Patched) and last.old is not None:
+        chain.append(last.old)
+    return chain
+
+
+def _sections(script: bytes, heredoc: Heredoc, strip: int) -> list[patches.Section]:
+    text = heredoc.text(script)
+    assert text is not None
+    return patches.sections(text, strip=strip)
+
+
+async def _read(sandbox: Sandbox, leaves: Sequence[_Leaf]) -> dict[Source, bytes]:
+    texts: dict[Source, bytes] = {}
+    left = MAX_READ_BYTES
+    for start in range(0, len(leaves), FILES_PER_STEP):
+        some = leaves[start : start + FILES_PER_STEP]
+        result = await _succeed(sandbox, "reading test files", GIT + "\n".join(_shows(one) for one in some))
+        for leaf, line in zip(some, result.output.split(b"\n"), strict=False):
+            try:
+                text = None if line == b"-" else base64.b64decode(line, validate=True)
+            except binascii.Error as error:
+                raise GraderError(f"unreadable test file: {line[:200]!r}") from error
+            if text is not None and len(text) <= min(left, MAX_FILE_BYTES):
+                texts[leaf] = text
+                left -= len(text)
+    return texts
+
+
+def _shows(leaf: _Leaf) -> str:
+    """The command that prints a line with the file in base64, its first bytes if it is too large, "-" if there is none."""
+    path = shlex.quote(leaf.path)
+    match leaf:
+        case InContainer():
+            there, read = f"[ -f {path} ]", f"cat -- {path}"
+        case InCommit(commit=commit):
+            name = shlex.quote(f"{commit}:./{leaf.path}")
+            there, read = f"git cat-file -e {name} 2>/dev/null", f"git cat-file blob {name}"
+    return f"if {there}; then {read} | head -c {MAX_FILE_BYTES + 1} | base64 -w 0; echo; else echo -; fi"
+
+
+async def _write(sandbox: Sandbox, texts: Mapping[str, bytes]) -> None:
+    """Writes files that are there. Those that git knows to be as in its index stay so to `git status` and `git diff`: in a real
+    run and in a control run alike, it does not look at them any more.
+    """
+    if not texts:
+        return
+    contents = [File(path=f"{_TEXT}{number}", content=text) for number, text in enumerate(texts.values())]
+    await sandbox.put(contents)
+    paths = [shlex.quote(path) for path in texts]
+    inside = [path for path in texts if not path.startswith("/")]
+    writes = "\n".join(
+        f"cat {content.path} >{path} && rm {content.path} || exit 1"
+        for content, path in zip(contents, paths, strict=True)
+    )
+    await _succeed(
+        sandbox,
+        "writing test files",
+        f"""{GIT}
+unchanged=()
+for path in {shlex.join(inside)}; do
+  git ls-files --error-unmatch -- "$path" >/dev/null 2>&1 && git diff-files --quiet -- "$path" && unchanged+=("$path")
+done
+{writes}
+[ ${{#unchanged[@]}} = 0 ] || git update-index --assume-unchanged -- "${{unchanged[@]}}"
+""",
+    )
+
+
+async def _commit(sandbox: Sandbox, texts: Mapping[InCommit, bytes]) -> list[tuple[int, int, bytes]]:
+    """Makes commits like those that the script checks files out of, but for the text of those files.
+
+    Returns what must stand in the script in the place of each commit's name.
+    """
+    spans: list[tuple[int, int, bytes]] = []
+    for start, end, commit in {(one.start, one.end, one.commit) for one in texts}:
+        files = {one.path: text for one, text in texts.items() if one.start == start}
+        contents = [File(path=f"{_TEXT}{number}", content=text) for number, text in enumerate(files.values())]
+        await sandbox.put(contents)
+        adds = "\n".join(
+            f"add {content.path} {shlex.quote(path)} || exit 1"
+            for content, path in zip(contents, files, strict=True)
+        )
+        result = await _succeed(
+            sandbox,
+            "committing test files",
+            f"""{GIT}
+commit=$(git rev-parse --verify {shlex.quote(commit)}'^{{commit}}') || exit 1
+export GIT_INDEX_FILE={_INDEX}
+git read-tree "$commit" || exit 1
+add() {{
+  local mode blob
+  mode=$(git ls-files -s -- "$2") && blob=$(git hash-object -w -- "$1") && rm "$1" &&
+    git update-index --cacheinfo "${{mode%% *}}" "$blob" "$(git rev-parse --show-prefix)$2"
+}}
+{adds}
+tree=$(git write-tree) && rm {_INDEX} &&
+git cat-file commit "$commit" | sed "1s/.*/tree $tree/" | git hash-object -t commit -w --stdin
+""",
+        )
+        spans.append((start, end, result.output.strip()))
+    return spans
+
+
+async def _succeed(sandbox: Sandbox, doing: str, command: str) -> CommandResult:
+    result = await sandbox.run(command, timeout_s=STEP_S, keep_bytes=_STEP_KEEP_BYTES, plain=True)
+    if result.exit_code != 0 or result.dropped_bytes:
+        how = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
+        raise GraderError(f"{doing} {how}: {result.output[-500:].decode('utf-8', 'replace').strip()}")
+    return result
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
