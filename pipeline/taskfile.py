@@ -5,7 +5,7 @@ tasks.verified.jsonl, what the grader made of them.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -68,6 +68,12 @@ def fingerprint(task: Task) -> str:
     """
     said = msgspec.structs.replace(task, calibration=b"")
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+
+
+def standing(verifications: Mapping[str, Verification], task: Task) -> Verification | None:
+    """The verification of the task as it is now; None if it was never verified, or has changed since."""
+    found = verifications.get(task.id)
+    return found if found is not None and found.fingerprint == fingerprint(task) else None
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
