@@ -3,12 +3,13 @@
 import re
 
 from pipeline.cli.finding import Found
-from pipeline.cli.ink import Ink, age, clock, count, indented, shortened, visible
+from pipeline.cli.ink import Ink, age, clock, count, indented, shortened
 from pipeline.cli.status_text import where
 from pipeline.deadletters import AttemptFailure
 from pipeline.message import unpack_float32s
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
+from pipeline.visible import visible
 
 LOG_LINES = 20  # of the log of grading, unless shown in full
 _OPENING_FENCE = re.compile(r"```\w*\s*$")

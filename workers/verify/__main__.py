@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
     except Misconfigured as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     except Unwritable as error:
-        print(f"error: {error}; {work.book.path} has what was verified", file=sys.stderr)
+        print(f"error: {describe_error(error)}; {work.book.path} has what was verified", file=sys.stderr)
         return 2
 
 
