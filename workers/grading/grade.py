@@ -26,6 +26,7 @@ from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes, outcomes, s
 from workers.grading.governing import GoverningFiles
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Evidence, check, judge
+from workers.isolation.calls import ProcessLost
 from workers.sandbox.protocol import Sandboxes
 
 LOG_TAIL_CHARS = 4000
@@ -106,6 +107,8 @@ class Grader:
             raise
         except SandboxError as error:
             raise GraderError(f"the grading container failed: {error}") from error
+        except ProcessLost as error:
+            raise GraderError(str(error)) from error
 
     async def _controlled(
         self, claim: Claim, patch: bytes, calibration: Calibration, passed: TestedPatch
