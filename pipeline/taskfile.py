@@ -54,6 +54,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
     calibration: bytes = b""  # packed, as it travels in a task; see calibration.py
+    num_tests: int = 0  # that the known fix passes in every run
+    num_controlled: int = 0  # of these, tests that can be made to fail by a contradiction
     strength: Strength | None = None  # None: it was not measured
 
     @property

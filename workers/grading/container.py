@@ -64,6 +64,7 @@ class GradingContainer:
     marks: Marks
     limits: Limits
     governing: GoverningFiles
+    test_files: Sequence[str] = ()  # in the repository, to be protected beside what the task names
 
     async def apply(self) -> Applied:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
@@ -73,7 +74,8 @@ class GradingContainer:
                 f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
                 " workdir to the repository's directory in the image"
             )
-        await self.sandbox.put(_files(task, self.patch, self.marks, self.sandbox.workdir))
+        protected = (*hidden_paths(task.verdict, self.sandbox.workdir), *self.test_files)
+        await self.sandbox.put(_files(task, self.patch, self.marks, protected))
         script, workdir = self.governing.script, self.governing.workdir
         try:
             headers = await isolation.call(reading.headers, self.patch, script, workdir)
@@ -172,10 +174,10 @@ class GradingContainer:
         )
 
 
-def _files(task: Task, patch: bytes, marks: Marks, workdir: str) -> list[File]:
+def _files(task: Task, patch: bytes, marks: Marks, protected_paths: Sequence[str]) -> list[File]:
     """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
-    protected = "".join(f"{path}\0" for path in hidden_paths(verdict, workdir))
+    protected = "".join(f"{path}\0" for path in dict.fromkeys(protected_paths))
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
         _script(task, verdict.eval_script, marks),

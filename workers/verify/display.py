@@ -46,7 +46,7 @@ def open_table(task_ids: Sequence[str]) -> Generator[VerificationTable]:
 
 def heading(width: int) -> str:
     states = "".join(name.rjust(room) for name, room in _COLUMNS.items())
-    return f"{'task'.ljust(width)}{states}{'s':>8}"
+    return f"{'task'.ljust(width)}{states}{'controls':>10}{'s':>8}"
 
 
 def row(verification: Verification, width: int) -> Text:
@@ -56,12 +56,18 @@ def row(verification: Verification, width: int) -> Text:
         found = verification.states[state]
         cell = "broken" if found == "infrastructure" else str(found)
         text.append(cell.rjust(room), _style(state, found))
+    text.append(_controls(verification).rjust(10))
     text.append(f"{verification.seconds:8.1f}  ")
     reason = "ok" if verification.ok else visible_line(verification.reason)
     text.append(reason, "green" if verification.ok else "red")
     if verification.warning:
         text.append(f"; {visible_line(verification.warning)}", "yellow")
     return text
+
+
+def _controls(verification: Verification) -> str:
+    """How many of the tests can be made to fail."""
+    return f"{verification.num_controlled}/{verification.num_tests}" if verification.num_tests else "-"
 
 
 def _style(state: State, found: Found) -> str:

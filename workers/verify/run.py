@@ -12,6 +12,7 @@ from workers.sandbox.protocol import Sandboxes
 from workers.unqueued.parallel import side_by_side
 from workers.unqueued.session import session
 from workers.verify.book import Book
+from workers.verify.calibrating import Calibrator
 from workers.verify.display import VerificationTable, open_table
 from workers.verify.judging import evidence, verification
 from workers.verify.outputs import Outputs
@@ -55,12 +56,15 @@ async def verify(
     limits: Limits,
     num_repeats: int,
     num_jobs: int,
+    num_controls: int,
     image_fix: str,
 ) -> Verifier:
     """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it."""
     async with session(sandboxes) as outage:
+        grader = Grader(sandboxes)
         prober = Prober(
-            grader=Grader(sandboxes),
+            grader=grader,
+            calibrator=Calibrator(grader, sandboxes, num_controls),
             sandboxes=sandboxes,
             logs=outputs,
             limits=limits,
