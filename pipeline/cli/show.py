@@ -99,6 +99,8 @@ def _verdict(trajectory: Trajectory) -> str:
         for name, tally in (("fail-to-pass", reward.fail_to_pass), ("pass-to-pass", reward.pass_to_pass))
         if tally is not None
     ]
+    if reward.control:
+        tallies.append(f"control: {reward.control}, {reward.num_controlled} tests")
     decided = ", ".join([visible(reward.decided_by), *tallies])
     return f"{reward.value:g} ({decided}; graded in {reward.grade_s:.1f} s)"
 

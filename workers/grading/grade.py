@@ -211,9 +211,7 @@ def _compared(
     if not wrong:
         return _with_control(passed, "confirmed", **says)
     refused = _refused(passed, f"passes what must fail: {_few(wrong)}")
-    refused = PatchRun(
-        refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes
-    )
+    refused = PatchRun(refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes)
     return _with_control(refused, "refuted", **says)
 
 

@@ -142,7 +142,9 @@ class _Measured:
     async def try_all(self, num_controls: int) -> None:
         """Tries contradictions until each test has `num_controls` that it failed under twice, or none are left."""
         for number in range(2 * num_controls):
-            chosen = self.trials.choose(num_controls, confirm=bool(number % 2), shared_first=bool(number // 2 % 2))
+            chosen = self.trials.choose(
+                num_controls, confirm=bool(number % 2), shared_first=bool(number // 2 % 2)
+            )
             if not chosen:
                 continue
             await self._try(chosen)

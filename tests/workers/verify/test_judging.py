@@ -14,8 +14,8 @@ from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.unqueued.outputs import LogDirectory
-from workers.verify.judging import verification
 from workers.verify.calibrating import Calibrator
+from workers.verify.judging import verification
 from workers.verify.outputs import Outputs
 from workers.verify.states import Probed, Prober, Tries, Try
 

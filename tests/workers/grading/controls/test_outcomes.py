@@ -64,7 +64,9 @@ def test_outcomes_are_the_witnesses_where_it_reported() -> None:
         stopped=(),
     )
     seen = outcomes((WitnessedRun("pytest", end),), {"test_a": "PASSED"})
-    assert seen == Outcomes({"test_a.py::test_a": "PASSED"}, witnessed=True, stopped_early=True, finished=True)
+    assert seen == Outcomes(
+        {"test_a.py::test_a": "PASSED"}, witnessed=True, stopped_early=True, finished=True
+    )
 
 
 def test_outcomes_are_the_logs_where_no_run_was_witnessed() -> None:
