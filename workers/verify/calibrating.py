@@ -19,7 +19,8 @@ from workers.grading import witness
 from workers.grading.container import GradingContainer, OutOfTime
 from workers.grading.controls.drawing import draw
 from workers.grading.controls.outcomes import Outcomes, survivors
-from workers.grading.controls.placing import locate, read_tests
+from workers.grading.controls.locating import locate
+from workers.grading.controls.placing import read_tests
 from workers.grading.controls.writing import candidates
 from workers.grading.governing import GoverningFiles
 from workers.grading.grade import PatchRun, control_limits
@@ -91,7 +92,7 @@ class Calibrator:
             texts = await read_tests(sandbox, task.verdict.eval_script, paths)
         names_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for name, place in located.items():
-            names_of[place.path, place.function].append(name)
+            names_of[place.path, place.name].append(name)
         return Trials(list(self._written(texts, names_of)), self.chance), tuple(sorted(texts))
 
     def _written(
