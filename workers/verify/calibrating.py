@@ -18,8 +18,8 @@ from pipeline.request import Claim, Limits
 from workers.grading import witness
 from workers.grading.container import GradingContainer, OutOfTime
 from workers.grading.controls.drawing import draw
-from workers.grading.controls.outcomes import Outcomes, survivors
 from workers.grading.controls.locating import locate
+from workers.grading.controls.outcomes import Outcomes, survivors
 from workers.grading.controls.placing import read_tests
 from workers.grading.controls.writing import candidates
 from workers.grading.governing import GoverningFiles
