@@ -58,9 +58,8 @@ class Trials:
 
     def __post_init__(self) -> None:
         self.chance.shuffle(self.trials)
-        self.trials.sort(
-            key=lambda trial: len(trial.names)
-        )  # one test's own before those that many tests share
+        # One test's own come before those that many tests share.
+        self.trials.sort(key=lambda trial: len(trial.names))
         for trial in self.trials:
             for name in trial.names:
                 self._by_name[name].append(trial)
