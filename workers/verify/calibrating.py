@@ -92,7 +92,7 @@ class Calibrator:
             texts = await read_tests(sandbox, task.verdict.eval_script, paths)
         names_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for name, place in located.items():
-            names_of[place.path, place.name].append(name)
+            names_of[place.path, place.function].append(name)
         return Trials(list(self._written(texts, names_of)), self.chance), tuple(sorted(texts))
 
     def _written(
