@@ -50,7 +50,7 @@ def write_family(directory: Path, *, seed: int, num_train: int, num_heldout: int
 def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
     """Write one task's directory."""
     tests = hidden_tests(task)
-    script = eval_script(tests, len(task.checks))
+    script = eval_script(tests)
     repo = directory / "repo"
     base_commit = _commit_base(task, repo)
     head_commit, fix_patch, test_patch = _derive_patches(task, repo, tests)
@@ -81,28 +81,25 @@ def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
 
 
 def hidden_tests(task: DemoTask) -> dict[str, str]:
-    """The test file by path: one assertion for each of the task's checks."""
+    """The test file by path: one test for each of the task's checks."""
     module = task.path.removesuffix(".py").rsplit("/", 1)[1]
-    lines = [
-        "import sys",
-        "",
-        'sys.path.insert(0, ".")',
-        f"from {task.module} import {task.function}",
-        "",
-        *(f"assert {call} == {value}" for call, value in task.checks),
-        f'print("passed {len(task.checks)}")',
-        "",
+    tests = [
+        f"    def test_{task.function}_{number}(self):\n        self.assertEqual({call}, {value})\n"
+        for number, (call, value) in enumerate(task.checks, 1)
     ]
-    return {f"tests/test_{module}.py": "\n".join(lines)}
+    head = f"import unittest\n\nfrom {task.module} import {task.function}\n\n\n"
+    name = task.function.title().replace("_", "")
+    return {f"tests/test_{module}.py": f"{head}class {name}(unittest.TestCase):\n" + "\n".join(tests)}
 
 
-def eval_script(tests: Iterable[str], num_checks: int) -> str:
-    """The grading script: exit status 0 only when every test file reaches its last line.
+def eval_script(tests: Iterable[str]) -> str:
+    """The grading script: exit status 0 only when unittest ran the test files and its last line is OK.
 
-    The script looks for the last line because a patched module could end the interpreter early with status 0.
+    The script looks for that line because a patched module could end the interpreter early with status 0.
     """
-    runs = (f'test "$(python3 {path} | tail -n 1)" = "passed {num_checks}"' for path in tests)
-    return "\n".join(["#!/bin/bash", "set -e", f"cd {WORKDIR}", *runs, ""])
+    modules = " ".join(path.removesuffix(".py").replace("/", ".") for path in tests)
+    run = f"python3 -m unittest {modules} 2>&1 | tee /dev/stderr | tail -n 1 | grep -qx OK"
+    return "\n".join(["#!/bin/bash", "set -eo pipefail", f"cd {WORKDIR}", run, ""])
 
 
 def _commit_base(task: DemoTask, repo: Path) -> str:
