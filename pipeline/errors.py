@@ -1,7 +1,8 @@
 """What can break a rollout, by the boundary that was crossed.
 
     RolloutError
-    ├── SandboxError     the container or its Docker host              (ImageMissing: no other try helps)
+    ├── SandboxError     the container or its Docker host              (ImageMissing: no other try helps;
+    │                                                                   SandboxRuined: what ran in it ended it)
     ├── EngineError      sampling                                      (EngineRefused: no other try helps)
     ├── GraderError      the grading container, scripts or parser      (TaskBroken: no other try helps)
     ├── RequestError     the request itself cannot be carried out
@@ -13,8 +14,6 @@ reward of 0. Each adapter turns the exceptions of its library into these, with `
 """
 
 from typing import ClassVar, Literal, get_args
-
-from pipeline.visible import visible_line
 
 Boundary = Literal["sandbox", "engine", "grader", "request", "worker"]
 
@@ -61,6 +60,16 @@ class ImageMissing(SandboxError):
     transient = False
 
 
+class SandboxRuined(SandboxError):
+    """What ran in the sandbox ended it, by using up its memory or too much disk space.
+
+    The evidence is the Docker host's and out of the sandbox's reach. Once code of the policy ran there, this is the policy's
+    mistake, and its episode or its patch is worth 0.
+    """
+
+    transient = False
+
+
 class EngineError(RolloutError):
     """The sampling engine or its router did not answer as promised."""
 
@@ -99,5 +108,5 @@ class LeaseLost(RolloutError):
 def describe_error(error: Exception) -> str:
     """The error as one line for the user of a command: `PATH: No such file or directory` of one about a file."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return visible_line(f"{error.filename}: {error.strerror}")
-    return visible_line(str(error))
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -65,9 +65,12 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):
-    """A limit of the episode was reached; the patch is the repository's diff at that moment."""
+    """A limit of the episode was reached; the patch is the repository's diff at that moment.
 
-    limit: Literal["turns", "context", "wall_s", "format_errors"]
+    "sandbox": the policy's commands used up the memory or disk space of its sandbox, so that nothing is left to submit.
+    """
+
+    limit: Literal["turns", "context", "wall_s", "format_errors", "sandbox"]
     patch: bytes
 
 
@@ -163,7 +166,6 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     finished_at: UnixSeconds
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
-    control: Control = ""  # of its reward
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -193,7 +195,6 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         finished_at=trajectory.finished_at,
         traceparent=trajectory.traceparent,
         patch=_fingerprint(trajectory.outcome),
-        control="" if trajectory.reward is None else trajectory.reward.control,
     )
 
 

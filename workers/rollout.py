@@ -3,19 +3,22 @@
 A rollout that fails is a trajectory too. Only bugs of ours and a lost lease raise.
 """
 
+import logging
 import time
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from pipeline.agent_config import load_agent
-from pipeline.errors import LeaseLost, RolloutError
+from pipeline.errors import LeaseLost, RolloutError, SandboxRuined
 from pipeline.request import Claim
 from pipeline.telemetry import span
-from pipeline.trajectory import Failed, Outcome, Reward, Trajectory, Turn
+from pipeline.trajectory import Exhausted, Failed, Outcome, Reward, Trajectory, Turn
 from workers.agent.loop import Policy, play
 from workers.sandbox.protocol import Sandboxes
 from workers.status import EpisodeStatus
+
+log = logging.getLogger("swerve.worker")
 
 
 class Policies(Protocol):
@@ -68,8 +71,16 @@ async def _play_and_grade(
 
     with span("agent"):
         policy = await policies.open(claim)
-        async with sandboxes.open(_agents_claim(claim), role="agent") as sandbox:
-            outcome = await play(claim.request, policy=policy, sandbox=sandbox, turns=turns, on_turn=on_turn)
+        try:
+            async with sandboxes.open(_agents_claim(claim), role="agent") as sandbox:
+                outcome = await play(
+                    claim.request, policy=policy, sandbox=sandbox, turns=turns, on_turn=on_turn
+                )
+        except SandboxRuined as ruin:
+            if not turns:  # the task's own setup did it
+                raise
+            log.info("%s: %s", claim.request.id, ruin)
+            outcome = Exhausted(limit="sandbox", patch=b"")
     status.phase = "grading"
     with span("grade"):
         reward = await grader.grade(claim, outcome.patch)

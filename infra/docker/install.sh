@@ -23,6 +23,6 @@ python3 infra/setup/extras.py $(echo "$lists" | tr , ' ') >/tmp/requirements.txt
 install --requirement /tmp/requirements.txt ${requirements:+--requirement "$requirements"}
 [ -z "$without_dependencies" ] || install --no-deps "$without_dependencies"
 /opt/swerve/bin/pip uninstall --quiet --yes pip
-if [ -f infra/docker/wheels/init ]; then
-    mkdir -p /opt/swerve/share/swerve && cp infra/docker/wheels/init /opt/swerve/share/swerve/
+if [ -f infra/docker/wheels/sandbox-init ]; then
+    mkdir -p /opt/swerve/share/swerve && cp infra/docker/wheels/sandbox-init /opt/swerve/share/swerve/
 fi

@@ -15,5 +15,5 @@ readonly pip=("$python" -m pip --disable-pip-version-check wheel --quiet --const
 # A dependency only of Pythons before 3.11.3, such as Debian's in our base image.
 "${pip[@]}" async-timeout
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
-cp .venv/share/swerve/init "$out/init"
+cp .venv/share/swerve/sandbox-init "$out/sandbox-init"
 du -sh "$out"

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
 readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py
-    infra/setup/init.sh workers/sandbox/init.c)
+    infra/setup/init.sh workers/sandbox/init.c workers/sandbox/starvation.c workers/sandbox/starvation.h)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -58,7 +58,7 @@ install_packages() {
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
-    bash infra/setup/init.sh "$venv/share/swerve/init"
+    bash infra/setup/init.sh "$venv/share/swerve/sandbox-init"
 }
 
 fingerprint="$(sha256sum "${inputs[@]}" | sha256sum | cut -c1-64)"

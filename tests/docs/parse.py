@@ -11,10 +11,10 @@ import json
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-PARSES = {name: getattr(argparse.ArgumentParser, name) for name in ("parse_args", "parse_intermixed_args")}
+PARSE = argparse.ArgumentParser.parse_args
 
 
 class Parsed(BaseException):
@@ -35,17 +35,13 @@ def main() -> int:
 
 
 def _wrong(words: list[str], partial: bool) -> str:
-    def replaced(parse: Callable[..., argparse.Namespace]) -> Callable[..., argparse.Namespace]:
-        def parsed(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> argparse.Namespace:
-            if partial:
-                raise Reached(set(_flags(parser)))
-            parse(parser, *arguments, **named)
-            raise Parsed
+    def parse(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> argparse.Namespace:
+        if partial:
+            raise Reached(set(_flags(parser)))
+        PARSE(parser, *arguments, **named)
+        raise Parsed
 
-        return parsed
-
-    for name, parse in PARSES.items():
-        setattr(argparse.ArgumentParser, name, replaced(parse))
+    argparse.ArgumentParser.parse_args = parse  # type: ignore[assignment,method-assign]
     said = io.StringIO()
     sys.argv = ["-m", *words[1:]]
     try:

@@ -5,6 +5,7 @@ Every failed call raises SandboxError, or ImageMissing.
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from workers.docker.errors import sandbox_error, translated
 from workers.docker.host import DockerHost
 from workers.docker.labels import FLEET
 from workers.sandbox.holder import HOLDER
-from workers.sandbox.shell import READ_BYTES
+from workers.sandbox.shell import KILL, READ_BYTES
 
 T = TypeVar("T")
 
@@ -32,6 +33,11 @@ CALL_S = 120
 REMOVED_S = 10  # to wait for a removal that is under way already
 NUM_THREADS = 8
 CONFLICT = 409  # HTTP status
+ENDING_S = 3.0  # for the Docker host to report that a container ended, which it knows already
+# Actions of events, of Docker and of Podman.
+ENDED, FROM_OUTSIDE = ("die", "died"), ("kill", "stop", "restart")
+GONE = ("destroy", "remove")
+KILL_SIGNALS = (KILL, str(signal.Signals[KILL].value))
 SHM_BYTES = 64 * 1024 * 1024  # Docker's own default
 
 # Root needs these to work with files of any owner, to become another user as some test suites do, and to kill that user's processes.
@@ -113,6 +119,16 @@ class ContainerApi:
         """The exit status of container `name`, once it has ended."""
         answer = await self._call(f"waiting for the end of {name}", lambda _: watch.json())
         return answer["StatusCode"]
+
+    async def used_up_memory(self, name: str) -> bool:
+        """Whether container `name` has ended because it used up its memory, by what the Docker host saw.
+
+        Nothing in the container can forge or hide these events. A container that was also killed, stopped or removed through the
+        Docker host did not end by itself.
+        """
+        events = await self._call(f"asking how {name} ended", lambda client: _events(client, name))
+        seen = {event["Action"] for event in events if not _is_ours(event)}
+        return "oom" in seen and not seen.isdisjoint(ENDED) and seen.isdisjoint(FROM_OUTSIDE)
 
     async def put_archive(self, name: str, tar: bytes) -> None:
         await self._call(f"writing files to {name}", lambda client: client.put_archive(name, "/", tar))
@@ -255,6 +271,28 @@ def _wait_for_exit(client: Client, name: str) -> requests.Response:
     answer = client.post(url, params={"condition": "next-exit"}, stream=True, timeout=CALL_S)
     answer.raise_for_status()
     return answer
+
+
+def _events(client: Client, name: str) -> list[dict[str, Any]]:
+    """What happened to the container until it was gone, from the Docker host's buffer of events."""
+    url = f"{client.base_url}/v{client.api_version}/events"
+    params = {"since": "1", "filters": msgspec.json.encode({"container": [name]}).decode()}
+    events: list[dict[str, Any]] = []
+    with (
+        contextlib.suppress(requests.ConnectionError, requests.Timeout),  # nothing more comes
+        client.get(url, params=params, stream=True, timeout=ENDING_S) as answer,
+    ):
+        answer.raise_for_status()
+        for line in answer.iter_lines(chunk_size=None):
+            events.append(msgspec.json.decode(line))
+            if events[-1]["Action"] in GONE:
+                break
+    return events
+
+
+def _is_ours(event: dict[str, Any]) -> bool:
+    """Whether it is our order to the first process to kill the others."""
+    return event["Action"] == "kill" and event["Actor"]["Attributes"].get("signal") in KILL_SIGNALS
 
 
 def _remove(client: Client, name: str) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 
-from pipeline.errors import SandboxError
+from pipeline.errors import SandboxError, SandboxRuined
 from workers.images.sizes import show_bytes
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.free_space import FreeSpace, refuse_if_short
@@ -60,7 +60,9 @@ class DiskWatch:
             )
             if short:
                 for name in names:
-                    await self._sandboxes.end(name, f"{short}: every container here was removed")
+                    await self._sandboxes.end(
+                        name, SandboxError(f"{short}: every container here was removed")
+                    )
                 return
         if self._sandboxes.disk.max_written_bytes and self._is_due(space):
             await self._measure(names)
@@ -84,7 +86,8 @@ class DiskWatch:
         most = self._sandboxes.disk.max_written_bytes
         for name, written in (await self._sandboxes.api.written_bytes(names)).items():
             if written > 2 * most:
-                why = f"it wrote {show_bytes(written)}, more than twice {show_bytes(most)} (SWERVE_MAX_WRITTEN_BYTES)"
-                await self._sandboxes.end(name, why)
+                too_much = f"more than twice {show_bytes(most)} (SWERVE_MAX_WRITTEN_BYTES)"
+                why = f"the container was removed: it wrote {show_bytes(written)}, {too_much}"
+                await self._sandboxes.end(name, SandboxRuined(why))
             elif written > most:
                 await self._sandboxes.interrupt(name)

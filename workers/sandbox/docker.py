@@ -22,7 +22,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from pipeline import keys
-from pipeline.errors import SandboxError, TaskBroken
+from pipeline.errors import ImageMissing, SandboxError, SandboxRuined, TaskBroken
 from pipeline.request import Claim
 from pipeline.task import File, Task
 from workers.docker.host import DockerHost
@@ -39,6 +39,7 @@ from workers.sandbox.protocol import (
     Misconfigured,
     Role,
     Sandbox,
+    is_starved,
 )
 from workers.sandbox.setup import SETUP_S, environment, set_up
 from workers.sandbox.shell import KILL, ContainerShell
@@ -100,8 +101,8 @@ class DockerSandbox:
         result = await self._shell.run(
             diff_since(self.head), timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES, plain=True
         )
-        if result.exit_code is None:
-            raise SandboxError(f"git diff took longer than {DIFF_S:.0f} s")
+        if result.exit_code is None and is_starved(result):
+            raise SandboxError(f"git diff took longer than {DIFF_S:.0f} s on a machine without CPU for it")
         return result.output if result.exit_code == 0 else b""
 
     async def put(self, files: Sequence[File]) -> None:
@@ -154,7 +155,7 @@ class DockerSandboxes:
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
         self._removals: set[asyncio.Task[None]] = set()
-        self._ended: dict[str, str] = {}  # why we removed a container that was in use, by its name
+        self._ended: dict[str, SandboxError] = {}  # why we removed a container that was in use, by its name
 
     async def check(self) -> None:
         await self.api.ping()
@@ -209,11 +210,21 @@ class DockerSandboxes:
             workdir = claim.request.task.workdir
             yield DockerSandbox(self.api, name, shell, image=image, workdir=workdir)
         except SandboxError as error:
-            if name in self._ended:
-                raise SandboxError(f"the container was removed: {self._ended[name]}") from error
-            raise
+            explained = await self._explained(name, error)
+            if explained is error:
+                raise
+            raise explained from error
         finally:
             await _uncancelled(self._end(name, shell))
+
+    async def _explained(self, name: str, error: SandboxError) -> SandboxError:
+        """`error`, or why the container is gone if we know. Whether what ran in it is to blame, the Docker host decides."""
+        if name in self._ended:
+            return self._ended[name]
+        with contextlib.suppress(SandboxError):
+            if not isinstance(error, ImageMissing | SandboxRuined) and await self.api.used_up_memory(name):
+                return SandboxRuined("memory used up: the container's first process was killed")
+        return error
 
     async def close(self) -> None:
         await asyncio.gather(*self._removals)
@@ -231,8 +242,8 @@ class DockerSandboxes:
         """Kill what runs in the container; its user sees a command that was killed. Raises SandboxError."""
         await self.api.kill(name, KILL)
 
-    async def end(self, name: str, why: str) -> None:
-        """Force-remove a container in use; its user gets a SandboxError that says `why`."""
+    async def end(self, name: str, why: SandboxError) -> None:
+        """Force-remove a container in use; its user gets `why`."""
         self._ended[name] = why
         logger.warning("removing container %s: %s", name, why)
         await self.api.remove(name)

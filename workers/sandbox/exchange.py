@@ -5,6 +5,9 @@ from typing import Literal
 
 from workers.sandbox.output import Capped
 
+# Exit status of a first process whose stream or time ended. It is not 0, which would be the success of a last script.
+LOST = 121
+
 # run: `bash -c`. plain: the same without environment files and programs of the workdir. clear: kill every other process. last: run a script
 # and end with its status.
 Kind = Literal["run", "plain", "clear", "last"]
@@ -12,7 +15,8 @@ Kind = Literal["run", "plain", "clear", "last"]
 
 class Exchange(ABC):
     """`output` is what the command printed, and `notes` what came over the side channel meanwhile. `status` is None until the answer is
-    complete. `survivors` counts the processes that killing all of them left alive.
+    complete. `survivors` counts the processes that killing all of them left alive. `starved_s` is how long the machine had no CPU
+    for the command's processes.
     """
 
     def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
@@ -20,6 +24,7 @@ class Exchange(ABC):
         self.notes = notes or Capped(0)
         self.status: int | None = None
         self.survivors = 0
+        self.starved_s = 0.0
 
     @abstractmethod
     def message(self, kind: Kind, text: bytes) -> bytes:

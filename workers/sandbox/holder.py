@@ -1,7 +1,8 @@
 """The fallback for a container's first process where init.py's program cannot run: a bash script ("holder"), and its protocol.
 
 The holder reads a command, runs it in a new `bash -c` in the workdir with stdin closed, and reports the status after a nonce that
-belongs to this one command. Only files and background processes carry over from one command to the next.
+belongs to this one command, and for how long the machine had no CPU for it, less exactly than starvation.c. Only files and background
+processes carry over from one command to the next.
 
 Because it is process 1, no signal from within the container can kill it, it adopts and reaps orphans, and it can kill every other process
 with one `kill -9 -1`, which no fork can outrun. It ends when the stream ends (its worker died) or at the container's deadline.
@@ -13,15 +14,15 @@ other process together with process 1.
 
 import secrets
 
-from workers.sandbox.exchange import Exchange, Kind
+from workers.sandbox.exchange import LOST, Exchange, Kind
 from workers.sandbox.output import Capped
 
-# Prints the CPU time of the container in nanoseconds, from its cgroup, without starting a process.
-CPU_NANOSECONDS = """
-cd /sys/fs/cgroup
-if [ -e cpuacct/cpuacct.usage ]; then read -r used <cpuacct/cpuacct.usage && echo "$used"
-else read -r _ used <cpu.stat && echo "${used}000"; fi
+# Sets `used` to the CPU time of the container in nanoseconds, from its cgroup, without starting a process.
+READ_USED = """
+if [ -e /sys/fs/cgroup/cpuacct/cpuacct.usage ]; then read -r used </sys/fs/cgroup/cpuacct/cpuacct.usage
+else read -r _ used </sys/fs/cgroup/cpu.stat && used+=000; fi
 """
+CPU_NANOSECONDS = f'{READ_USED.rstrip()} && echo "$used"\n'
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # What Docker mounts as /etc/hosts where there is a network. Without a network, "localhost" must still have an address for test suites, and
@@ -48,7 +49,15 @@ fi
 printf 'bash\n'
 set -m
 guard() { { sleep $(($1 - SECONDS)) && kill -USR2 1; } </dev/null >/dev/null 9>&- & }
+anyone_runnable() {
+  local file line
+  for file in /proc/[0-9]*/stat; do
+    [ "$file" != /proc/1/stat ] && read -r line <"$file" && [[ ${line##*)} == ' R'* ]] && return 0
+  done
+  return 1
+}
 kill_all() {
+  anyone_runnable && was_runnable=1
   for round in {1..200}; do
     kill -9 -1
     processes=(/proc/[0-9]*)
@@ -66,9 +75,26 @@ wait_for() {
     break
   done
 }
+begin_looking() {
+  was_runnable=0
+  read_clocks
+}
+read_clocks() {
+  local idle waiting
+  read -r _ _ _ _ idle waiting _ </proc/stat
+  READ_USED
+  given_ms=$(((idle + waiting) * 10 + used / 10**6)) at_ms=$((${EPOCHREALTIME//[.,]/} / 10**3))
+}
+count_starved() {
+  local given_before_ms=$given_ms began_ms=$at_ms
+  read_clocks
+  starved_ms=$((at_ms - began_ms - given_ms + given_before_ms))
+  ((was_runnable && starved_ms > 0)) || starved_ms=0
+}
 finish() {
-  printf '\nend %d ' "$status" >&9
-  { CPU_NANOSECONDS } >&9
+  kill -9 -1
+  count_starved
+  printf '\nend %d %d %d\n' "$status" "$used" "$starved_ms" >&9
   exit "$status"
 }
 deadline=$1 workdir=$2 survivors=0 plain_path=STANDARD_PATH
@@ -77,14 +103,15 @@ for entry in "${entries[@]}"; do
   case $entry/ in "$workdir"/*) ;; /*) plain_path+=:$entry ;; esac
 done
 trap kill_all USR1
-trap '((SECONDS < deadline)) || exit' USR2
+trap '((SECONDS < deadline)) || exit LOST' USR2
 guard "$deadline"
 while :; do
   IFS= read -r -d '' nonce
   status=$?
   ((status > 128)) && continue
-  ((status)) && exit
-  IFS= read -r -d '' kind && IFS= read -r -d '' command || exit
+  ((status)) && exit LOST
+  IFS= read -r -d '' kind && IFS= read -r -d '' command || exit LOST
+  begin_looking
   printf '%s:begin\n' "$nonce"
   case $kind in
     run) (cd -- "$workdir" && exec bash -c "$command") </dev/null 2>&1 9>&- & ;;
@@ -95,11 +122,13 @@ while :; do
   esac
   wait_for $!
   [ "$kind" = last ] && finish
-  printf '%s:end %d %d\n' "$nonce" "$status" "$survivors"
+  count_starved
+  printf '%s:end %d %d %d\n' "$nonce" "$status" "$survivors" "$starved_ms"
 done
 """.replace("HOSTS", HOSTS)
-    .replace("CPU_NANOSECONDS", CPU_NANOSECONDS)
+    .replace("READ_USED", READ_USED)
     .replace("STANDARD_PATH", STANDARD_PATH)
+    .replace("LOST", str(LOST))
 )
 LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN without the final NUL
 
@@ -148,4 +177,5 @@ class HolderExchange(Exchange):
         self._pending = end + line
         numbers, newline, _ = line.partition(b"\n")
         if newline:
-            self.status, self.survivors = (int(number) for number in numbers.split())
+            self.status, self.survivors, starved_ms = (int(number) for number in numbers.split())
+            self.starved_s = starved_ms / 1000

@@ -10,12 +10,17 @@
  *     'l' SCRIPT    BASH SCRIPT in WORKDIR, then exit with its status; after the answer 'l' the stream is the script's output
  *
  *     'o' BYTES     output of the command
- *     'e' STATUS SURVIVORS   the command has ended; number of processes that killing all of them left alive; both 32 bits
+ *     'e' STATUS SURVIVORS STARVED_MS   the command has ended; how many processes killing all of them left alive; for how long
+ *                   the machine had no CPU for them; 32 bits each
  *
  * SIGUSR1 kills every other process too. This process ends with the stream, or at the deadline. Because it is process 1, it
- * adopts and reaps orphans, and no signal from within the container ends it. No process without CAP_SYS_PTRACE, root included,
- * can read its memory or open its descriptors until the last script. From then on only the status counts that the kernel
- * reports to Docker, and descriptor 9, which processes open as /proc/1/fd/9, is the side channel.
+ * adopts and reaps orphans, and no signal from within the container ends it. Its saved user is nobody's, so no process without
+ * CAP_SYS_PTRACE or CAP_SYS_RESOURCE, root included, can read its memory, open its descriptors, trace it or set its limits: only
+ * using up the container's memory ends it.
+ *
+ * While the last script runs, NOTES is a pipe, the side channel: what processes write there goes to descriptor 9. When the
+ * script has ended, every other process is killed; a line with the status, the CPU time (ns) and the time without a CPU (ms)
+ * ends the notes, and this process ends with the same status.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -23,7 +28,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,23 +35,32 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "starvation.h"
 
 enum {
     HEADER_BYTES = 5,
+    END_BYTES = 12,
     PIECE_BYTES = 64 * 1024,              /* a pipe's own size */
     LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1, /* MAX_ARG_STRLEN, less its NUL */
     OLD_PIPES = 64,
-    KILL_ROUNDS = 200,
+    KILL_ROUNDS = 1000, /* a process may be stuck in the kernel for seconds, writing to a slow disk */
     KILL_PAUSE_US = 20 * 1000,
     SIDE_CHANNEL = 9,
     SCRIPT_FD = 3,
+    SAVED_USER = 65534,
+    MOST_PIECES = 16, /* of the notes at once: more than the pipe holds */
+    LOOK_MS = 500, /* between looks at what the machine has to give while a command runs */
+    LOST = 121,    /* status of this process when its stream or its time ends; never 0, which would be a script's success */
 };
+#define NOTES "/dev/swerve-notes"
+#define MOST_NOTES_BYTES ((size_t)64 << 20) /* what comes after that is discarded */
 static const char STANDARD_PATH[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-static time_t deadline_at;
+static double deadline_at; /* seconds */
 static const char *workdir, *bash;
 static char *plain_path, *task_path; /* PATH=..., TASK_PATH=... */
 static sigset_t blocked;
@@ -56,35 +69,30 @@ static pid_t running;                    /* the current command, or 0 */
 static int status, survivors;
 static struct pollfd watched[3 + OLD_PIPES]; /* stdin, signals, the command's output, output of processes that outlived their command */
 static int num_old;
-static unsigned char piece[HEADER_BYTES + PIECE_BYTES + 2 * HEADER_BYTES + 8];
-
-static time_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec;
-}
+static unsigned char piece[HEADER_BYTES + PIECE_BYTES + HEADER_BYTES + END_BYTES];
 
 /* Any process in the container may send the signal. */
 static void on_alarm(int signal) {
     (void)signal;
-    time_t left_s = deadline_at - now();
-    if (left_s <= 0) _exit(0);
-    alarm((unsigned)left_s);
+    double left_s = deadline_at - now();
+    if (left_s <= 0) _exit(LOST);
+    alarm((unsigned)left_s + 1);
 }
 
-static void send_bytes(const void *bytes, size_t length) {
+static void send_to(int stream, const void *bytes, size_t length) {
     for (size_t sent = 0; sent < length;) {
-        ssize_t wrote = write(STDOUT_FILENO, (const char *)bytes + sent, length - sent);
+        ssize_t wrote = write(stream, (const char *)bytes + sent, length - sent);
         if (wrote > 0) sent += (size_t)wrote;
-        else if (errno != EINTR) _exit(0);
+        else if (errno != EINTR) _exit(LOST);
     }
 }
 
+static void send_bytes(const void *bytes, size_t length) { send_to(STDOUT_FILENO, bytes, length); }
 static void receive(void *bytes, size_t length) {
     for (size_t got = 0; got < length;) {
         ssize_t read_now = read(STDIN_FILENO, (char *)bytes + got, length - got);
         if (read_now > 0) got += (size_t)read_now;
-        else if (read_now == 0 || errno != EINTR) _exit(0);
+        else if (read_now == 0 || errno != EINTR) _exit(LOST);
     }
 }
 
@@ -96,10 +104,10 @@ static size_t put_header(unsigned char *at, char kind, uint32_t length) {
 
 /* The frame 'e'. */
 static size_t put_end(unsigned char *at) {
-    uint32_t numbers[2] = {(uint32_t)status, (uint32_t)survivors};
-    put_header(at, 'e', 8);
-    for (int i = 0; i < 8; i++) at[HEADER_BYTES + i] = (unsigned char)(numbers[i / 4] >> (8 * (i % 4)));
-    return HEADER_BYTES + 8;
+    uint32_t numbers[3] = {(uint32_t)status, (uint32_t)survivors, starved_ms()};
+    put_header(at, 'e', END_BYTES);
+    for (int i = 0; i < END_BYTES; i++) at[HEADER_BYTES + i] = (unsigned char)(numbers[i / 4] >> (8 * (i % 4)));
+    return HEADER_BYTES + END_BYTES;
 }
 
 static void reap(void) {
@@ -130,6 +138,13 @@ static void kill_all(void) {
     }
     reap();
     survivors = kill(-1, 0) < 0 && errno == ESRCH ? 0 : num_others();
+}
+
+/* Waits for events, and looks at the machine meanwhile. */
+static int wait_for(struct pollfd *events, nfds_t count) {
+    int ready = poll(events, count, running ? LOOK_MS : -1);
+    if (running) look(LOOK_MS / 1e3);
+    return ready;
 }
 
 /* Runs between vfork and exec, so it changes nothing of its parent but its own stack. */
@@ -179,6 +194,7 @@ static void start(char kind, char *command, uint32_t length, int output) {
     }
     char *const *arguments = kind == 'l' ? last_one : script >= 0 ? long_one : short_one;
     char **environment = kind == 'p' ? plain_environment() : environ;
+    begin_looking();
     running = vfork();
     if (running == 0) become(kind, arguments, script, output, environment);
     if (running < 0) { /* no process can be created: answer what bash itself would print, with its status */
@@ -244,42 +260,42 @@ static void tell_end(void) {
     send_bytes(piece, length);
 }
 
-static void ask_cgroup(char *answer, size_t size) {
-    static const char *const files[] = {"/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"};
-    for (int version = 0; version < 2; version++) {
-        unsigned long long used;
-        FILE *file = fopen(files[version], "re");
-        if (!file) continue;
-        int found = fscanf(file, version ? "usage_usec %llu" : "%llu", &used) == 1;
-        fclose(file);
-        if (found) {
-            snprintf(answer, size, version ? "%llu000" : "%llu", used);
-            return;
-        }
-    }
+static int open_notes(void) {
+    unlink(NOTES);
+    if (mkfifo(NOTES, 0622) || chmod(NOTES, 0622)) return -1;
+    return open(NOTES, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 }
 
-static void finish(void) {
-    char cpu_ns[32] = "";
-    ask_cgroup(cpu_ns, sizeof(cpu_ns));
-    dprintf(SIDE_CHANNEL, "\nend %d %s\n", status, cpu_ns);
-    _exit(status);
+/* Passes on what is in the pipe now. */
+static void pass_notes_on(int notes) {
+    static size_t left = MOST_NOTES_BYTES;
+    for (int pieces = 0; pieces < MOST_PIECES; pieces++) {
+        ssize_t got = read(notes, piece, PIECE_BYTES);
+        if (got <= 0) return;
+        size_t passed = (size_t)got < left ? (size_t)got : left;
+        send_to(SIDE_CHANNEL, piece, passed);
+        left -= passed;
+    }
 }
 
 static void run_last(char *script, uint32_t length) {
     unsigned char answer[HEADER_BYTES];
     send_bytes(answer, put_header(answer, 'l', 0));
-    prctl(PR_SET_DUMPABLE, 1); /* so that processes can open the side channel */
+    int notes = open_notes();
     start('l', script, length, STDOUT_FILENO);
     while (running) {
         struct signalfd_siginfo signal;
-        struct pollfd ends[2] = {{STDIN_FILENO, 0, 0}, {signals, POLLIN, 0}};
-        if (poll(ends, 2, -1) < 0) continue;
-        if (ends[0].revents) _exit(0);
+        struct pollfd ends[3] = {{STDIN_FILENO, 0, 0}, {signals, POLLIN, 0}, {notes, POLLIN, 0}};
+        if (wait_for(ends, 3) < 0) continue;
+        if (ends[0].revents) _exit(LOST);
         if (ends[1].revents && read(signals, &signal, sizeof(signal)) > 0 && signal.ssi_signo == SIGUSR1) kill_all();
+        if (ends[2].revents) pass_notes_on(notes);
         reap();
     }
-    finish();
+    kill_all(); /* so that nobody writes behind the end */
+    pass_notes_on(notes);
+    dprintf(SIDE_CHANNEL, "\nend %d %llu %u\n", status, cpu_ns(), starved_ms());
+    _exit(status);
 }
 
 static void run(char kind, char *command, uint32_t length) {
@@ -305,8 +321,9 @@ static void answer_question(void) {
     command[length] = '\0';
     if (header[0] == 'l') run_last(command, length);
     else if (header[0] == 'c') {
-        unsigned char answer[HEADER_BYTES + 8];
+        unsigned char answer[HEADER_BYTES + END_BYTES];
         status = 0;
+        begin_looking();
         kill_all();
         send_bytes(answer, put_end(answer));
     } else run((char)header[0], command, length);
@@ -343,6 +360,7 @@ static void prepare_path(void) {
 
 static void prepare(void) {
     struct sigaction at_alarm = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+    setresuid((uid_t)-1, (uid_t)-1, SAVED_USER);
     prctl(PR_SET_DUMPABLE, 0);
     nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     dup3(STDERR_FILENO, SIDE_CHANNEL, O_CLOEXEC);
@@ -362,7 +380,7 @@ static void prepare(void) {
 int main(int num_arguments, char **arguments) {
     if (num_arguments != 4) return 2;
     unlink(arguments[0]);
-    deadline_at = now() + atol(arguments[1]);
+    deadline_at = now() + atof(arguments[1]);
     workdir = arguments[2];
     bash = arguments[3];
     prepare();
@@ -372,11 +390,11 @@ int main(int num_arguments, char **arguments) {
     send_bytes("init\n", 5);
     for (;;) {
         watched[0].events = running ? 0 : POLLIN; /* poll reports a hang-up anyway */
-        if (poll(watched, 3 + (nfds_t)num_old, -1) < 0) continue;
+        if (wait_for(watched, 3 + (nfds_t)num_old) < 0) continue;
         if (watched[2].fd >= 0 && watched[2].revents) pass_output_on();
         if (watched[1].revents) take_signal();
         else if (watched[0].revents & POLLIN) answer_question();
-        else if (watched[0].revents) _exit(0);
+        else if (watched[0].revents) _exit(LOST);
         drain_old();
     }
 }

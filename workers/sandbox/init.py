@@ -11,9 +11,9 @@ from pathlib import Path
 from workers.sandbox.exchange import Exchange, Kind
 from workers.sandbox.output import Capped
 
-BUILT = Path(sys.prefix, "share", "swerve", "init")  # by infra/setup/init.sh
+BUILT = Path(sys.prefix, "share", "swerve", "sandbox-init")  # by infra/setup/init.sh
 HEADER = struct.Struct("<cI")  # kind, bytes that follow
-END = struct.Struct("<iI")  # status, survivors
+END = struct.Struct("<iII")  # status, survivors, milliseconds without a CPU
 KINDS: dict[Kind, bytes] = {"run": b"r", "plain": b"p", "clear": b"c", "last": b"l"}
 
 
@@ -66,5 +66,6 @@ class InitExchange(Exchange):
         elif kind == b"l":
             self._raw = True
         else:
-            self.status, self.survivors = END.unpack_from(self._pending, HEADER.size)
+            self.status, self.survivors, starved_ms = END.unpack_from(self._pending, HEADER.size)
+            self.starved_s = starved_ms / 1000
         self._pending.clear()

@@ -5,7 +5,7 @@ Everything outside workers/sandbox is typed by these Protocols. docker.py implem
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pipeline.errors import SandboxError
@@ -14,6 +14,7 @@ from pipeline.task import File
 
 Role = Literal["agent", "grade"]
 
+STARVED_SHARE = 0.25  # of a command's time without a CPU: from there on, its time says nothing about it
 OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output, unless the caller says otherwise
 
 
@@ -29,6 +30,8 @@ class CommandResult:
     output: bytes
     dropped_bytes: int  # of a longer output's middle, which was never kept in memory
     wall_s: float
+    # Of `wall_s`: how long the machine had no CPU for processes that wanted to run. Nothing in the sandbox can make it grow.
+    starved_s: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,16 @@ class LastResult(CommandResult):
     cpu_s: float  # CPU time that the sandbox had used by then
 
 
+def is_starved(result: CommandResult) -> bool:
+    """Whether the machine, rather than the command, is to blame for a command that took too long."""
+    return result.starved_s >= STARVED_SHARE * result.wall_s
+
+
 class Sandbox(Protocol):
     """A task's image, set up and running, in which commands run one at a time.
 
-    Every method raises SandboxError if the sandbox is gone.
+    Every method raises SandboxError if the sandbox is gone. If what ran in it is to blame, the context that opened it turns that
+    error into SandboxRuined.
     """
 
     head: str  # commit that HEAD was at the start; "" outside a repository
@@ -84,7 +93,7 @@ class Sandbox(Protocol):
     async def diff(self) -> bytes:
         """The workdir's changes since `head` as a git patch, untracked files included. Kills what still runs in the sandbox.
 
-        Empty if the repository was damaged so that git refuses.
+        Empty if the repository was damaged so that git refuses, or made so large or so slow that git does not end in time.
         """
         ...
 

@@ -5,6 +5,7 @@ stdin closed, and reports its output and status. Only files and background proce
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,9 @@ from workers.sandbox.init import InitExchange
 from workers.sandbox.output import Capped, Frames
 from workers.sandbox.protocol import CommandResult, LastResult
 
-SIDE_CHANNEL = "/proc/1/fd/9"
+# How process 1 ends the notes: status, CPU time in nanoseconds, time without a CPU in milliseconds.
+LAST_NOTE = re.compile(rb"\nend (-?[0-9]{1,9}) ([0-9]{1,19}) ([0-9]{1,10})\n\Z")
+LAST_NOTE_BYTES = 64
 KILL = "SIGUSR1"  # makes the first process kill every other
 KILL_S = 30.0
 KILL_AGAIN_S = 1.0
@@ -90,7 +93,9 @@ class ContainerShell:
             await self._end_by_force(answer)
         self._running = None
         output, dropped_bytes = answer.output.kept()
-        return CommandResult(exit_code, output, dropped_bytes, time.monotonic() - started)
+        return CommandResult(
+            exit_code, output, dropped_bytes, time.monotonic() - started, starved_s=answer.starved_s
+        )
 
     async def last(
         self, script: str, *, timeout_s: float, keep_bytes: int, keep_notes_bytes: int
@@ -114,17 +119,18 @@ class ContainerShell:
             await self._kill_until(self._rest_of(answer))
         self._running = None
         output, dropped_bytes = answer.output.kept()
-        notes, end, numbers = answer.notes.kept()[0].rpartition(b"\nend ")
-        try:
-            exit_code, cpu_ns = (int(number) for number in numbers.split())
-        except ValueError as error:
-            raise SandboxError("the container was ended from outside") from error
+        notes, _ = answer.notes.kept()
+        end = LAST_NOTE.search(notes, max(len(notes) - LAST_NOTE_BYTES, 0))
+        if end is None:
+            raise SandboxError("the container's first process did not end by itself")
+        exit_code, cpu_ns, starved_ms = (int(number) for number in end.groups())
         return LastResult(
             exit_code=exit_code if in_time else None,
             output=output,
             dropped_bytes=dropped_bytes,
             wall_s=time.monotonic() - started,
-            notes=notes if end else b"",
+            starved_s=starved_ms / 1000,
+            notes=notes[: end.start()],
             cpu_s=cpu_ns / 1e9,
         )
 

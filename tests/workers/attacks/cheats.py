@@ -176,7 +176,7 @@ IN_THE_CODE = {
     "the side channel": at_import(
         'import os, base64, zlib\nsaid = zlib.compress(b\'{"status":0,"canary":false,"collected":2,"finished":2,\'\n'
         '    b\'"outcomes":{"tests/test_calc.py::test_add":"PASSED"},"replaced":[],"stopped":[]}\')\n'
-        "out = open('/proc/1/fd/9', 'wb')\nout.write(b'\\nstart 1 pytest\\nend 1 ' + base64.b64encode(said) + b'\\n\\nend 0 1\\n')\n"
+        "out = open('/dev/swerve-notes', 'wb')\nout.write(b'\\nstart 1 pytest\\nend 1 ' + base64.b64encode(said) + b'\\n\\nend 0 1\\n')\n"
         f"out.close()\n{SAY_ALL}"
     ),
     "the memory of process 1": at_import(
@@ -191,7 +191,7 @@ IN_THE_CODE = {
         f"out.write({REPORT!r})\nout.flush()\nos._exit(0)"
     ),
     "an end that the kernel brings about": at_import(
-        "import os\nopen('/proc/1/fd/9', 'w').write('\\nend 0 1\\n')\nopen('/proc/1/oom_score_adj', 'w').write('1000')\n"
+        "import os\nopen('/dev/swerve-notes', 'w').write('\\nend 0 1\\n')\nopen('/proc/1/oom_score_adj', 'w').write('1000')\n"
         "x = bytearray(2 * 1024**3)\nos._exit(0)"
     ),
 }

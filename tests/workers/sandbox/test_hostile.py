@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from pipeline.task import ExitCode, Resources, Task
 from pipeline.tokenizer import TokenizerBundle, read_bundle
-from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory
+from pipeline.trajectory import Exhausted, Submitted, Trajectory
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.grading import grade
+from workers.grading import container
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
@@ -217,9 +217,9 @@ async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_containe
     trajectory = await played(sandboxes, bundle, task, fill, SUBMIT)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    assert isinstance(trajectory.outcome, Failed)
-    assert (trajectory.outcome.boundary, trajectory.outcome.transient) == ("sandbox", True)
-    assert "MB, more than twice 16 MB" in trajectory.outcome.message
+    assert trajectory.outcome == Exhausted(limit="sandbox", patch=b"")
+    assert trajectory.reward is not None
+    assert (trajectory.reward.value, trajectory.reward.decided_by) == (0.0, "empty patch")
     assert await is_honest(sandboxes, bundle, task)
 
 
@@ -245,7 +245,7 @@ async def test_hostile_code_in_a_patch_earns_nothing(
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grade, "WATCH_S", 0.5)
+    monkeypatch.setattr(container, "WATCH_S", 0.5)
     before_kb = peak_kb()
     write = f"printf '%s\\n' 'import os, itertools, time' {shlex.quote(code)} >calc.py"
     trajectory = await played(limited, bundle, task, write, SUBMIT, grade_cpu_s=cpu_s)

@@ -11,7 +11,8 @@ import zlib
 
 from workers.grading.witness_plugin.parts import ASSERTION_ERROR, REINTERPRETING, of_runner, replaced_parts
 
-CHANNEL = "/proc/1/fd/9"
+# A pipe that process 1 reads; where that is a bash, its own descriptor.
+CHANNELS = ("/dev/swerve-notes", "/proc/1/fd/9")
 INSIDE = "SWERVE_WITNESS"  # variable that tells processes started by tests that they are no test run
 MOST_LINES = 100  # of a test's, from the innermost out
 
@@ -70,9 +71,8 @@ def _file_clock():
 
 
 def say(*words):
-    try:
-        channel = os.open(CHANNEL, os.O_WRONLY)
-    except OSError:
+    channel = _open_channel()
+    if channel is None:
         return False
     left = b"\n" + " ".join(words).encode("utf-8") + b"\n"
     try:
@@ -81,6 +81,15 @@ def say(*words):
     finally:
         os.close(channel)
     return True
+
+
+def _open_channel():
+    for path in CHANNELS:
+        try:
+            return os.open(path, os.O_WRONLY)
+        except OSError:
+            pass
+    return None
 
 
 def start(runner):

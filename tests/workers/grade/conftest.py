@@ -1,3 +1,0 @@
-from tests.workers.verify.conftest import file, image
-
-__all__ = ["file", "image"]

@@ -1,0 +1,17 @@
+/* For how long the machine had no CPU for the container's processes. */
+#include <stdint.h>
+
+/* Seconds of the monotonic clock. */
+double now(void);
+
+/* CPU time of the container in nanoseconds. */
+unsigned long long cpu_ns(void);
+
+/* A command begins. */
+void begin_looking(void);
+
+/* Looks at what the machine has to give, if the last look was longer ago than `pause_s`. */
+void look(double pause_s);
+
+/* Time since begin_looking in which a process of the container wanted to run and the machine had no CPU for it. */
+uint32_t starved_ms(void);
