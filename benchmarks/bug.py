@@ -7,11 +7,12 @@ measures what carries them.
 import io
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import docker
 from docker.errors import ImageNotFound
+from msgspec.structs import replace
 
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Resources, Task
@@ -81,7 +82,21 @@ COMMANDS = (
     "git status --short && git diff --stat",
     SUBMIT,
 )
-REPLIES = tuple(f"THOUGHT: the next thing to do.\n\n```bash\n{command}\n```" for command in COMMANDS)
+FIX = COMMANDS[12]
+WRONG_COMMANDS = tuple(FIX.replace("100", "10") if command == FIX else command for command in COMMANDS)
+KNOWN_FIX = b"""diff --git a/pricing/discount.py b/pricing/discount.py
+--- a/pricing/discount.py
++++ b/pricing/discount.py
+@@ -1,2 +1,2 @@
+ def discounted(price, percent):
+-    return price - price * percent
++    return price - price * percent / 100
+"""
+
+
+def replies(commands: Sequence[str]) -> tuple[str, ...]:
+    """What the scripted policy says to have them run."""
+    return tuple(f"THOUGHT: the next thing to do.\n\n```bash\n{command}\n```" for command in commands)
 
 
 @contextmanager
@@ -116,12 +131,14 @@ def task() -> Task:
     )
 
 
-def claim(number: int = 0, *, agent_config: str = "") -> Claim:
+def claim(
+    number: int = 0, *, agent_config: str = "", calibration: bytes = b"", control_share: float = 1.0
+) -> Claim:
     request = RolloutRequest(
         id=f"bench-{number}",
         run_id="bench",
         purpose="train",
-        task=task(),
+        task=replace(task(), calibration=calibration),
         group_id="g00000000",
         member=number,
         group_size=1,
@@ -131,6 +148,7 @@ def claim(number: int = 0, *, agent_config: str = "") -> Claim:
         agent_config=agent_config,
         tokenizer="",
         enqueued_at=time.time(),
+        control_share=control_share,
     )
     return Claim(request=request, attempt=1, worker="bench/1", claimed_at=time.time())
 

@@ -1,6 +1,7 @@
-"""Whole episodes per second: 20 scripted turns in a container, then the patch is graded in a fresh one.
+"""Whole episodes per second: 20 scripted turns in a container, then the patch is graded in a fresh one. Every other patch is wrong.
 
-Ours is the worker's own stage with its scripted policy and its grader. The rival is mini-swe-agent's agent with its Docker
+Ours is the worker's own stage with its scripted policy and its grader, which runs a control after each pass; the same
+without controls shows what they cost. The rival is mini-swe-agent's agent with its Docker
 environment and its replaying model, and the simplest possible grading in a second environment. Both have the same
 commands, image, cores and concurrency. Ours ends when both containers are removed. The rival only requests their removal;
 what is left of them after a block is removed before the next measurement.
@@ -21,13 +22,16 @@ from benchmarks import bug, chat_tokenizer, mini_swe_agent
 from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison, Measurements, compared, main, p50, shuffled
+from pipeline.calibration import Calibration, pack
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
 from workers.status import EpisodeStatus
+from workers.verify.calibrating import Calibrator
 
 OURS = "ours"
+UNCONTROLLED = "ours without controls"
 
 Episode = Callable[[int], Awaitable[None]]
 
@@ -45,33 +49,74 @@ SHORT = EpisodesPlan(at_once=2, num_rounds=1, num_episodes=2)
 
 async def episodes(short: bool) -> list[Comparison]:
     plan = SHORT if short else LONG
-    loop = asyncio.get_running_loop()
     agent_config = resources.files("workers.agent").joinpath("prompts/default.yaml").read_text()
-    policies = ScriptedPolicies(chat_tokenizer.bundle(), bug.REPLIES)
     fleet = DockerSandboxes(fleet=f"bench-{secrets.token_hex(4)}")
-
-    async def ours(number: int) -> None:
-        claim = bug.claim(number, agent_config=agent_config)
-        trajectory = await run_rollout(
-            claim, EpisodeStatus(), policies=policies, sandboxes=fleet, grader=Grader(fleet)
-        )
-        assert trajectory.reward is not None, trajectory.outcome
-        assert trajectory.reward.resolved, trajectory.reward
-        assert len(trajectory.turns) == len(bug.COMMANDS)
 
     with bug.image() as image, ThreadPoolExecutor(plan.at_once) as threads:
         mini_swe_agent.parts()
-
-        async def rival(_: int) -> None:
-            play = partial(mini_swe_agent.play_and_grade, image, bug.COMMANDS)
-            assert await loop.run_in_executor(threads, play)
-
         try:
-            await ours(0)  # inspects the image, once per process
-            blocks = await measured({OURS: ours, RIVAL: rival}, plan)
+            ours = Ours(fleet, agent_config, pack(await calibrated(fleet)))
+            sides = {
+                OURS: partial(ours.play, control_share=1.0),
+                UNCONTROLLED: partial(ours.play, control_share=0.0),
+                RIVAL: partial(rival, image, threads),
+            }
+            for episode in (sides[OURS], sides[UNCONTROLLED]):
+                await episode(0)  # inspects the image, once per process
+            blocks = await measured(sides, plan)
         finally:
             await fleet.close()
     return comparisons(blocks, plan)
+
+
+def is_right(number: int) -> bool:
+    """Whether the policy of this episode finds the fix: a success rate of one half."""
+    return number % 2 == 0
+
+
+async def calibrated(fleet: DockerSandboxes) -> Calibration:
+    """The calibration of the task, as verification makes it."""
+    calibration = await Calibrator(Grader(fleet), fleet, num_controls=3).calibrate(bug.claim(), bug.KNOWN_FIX)
+    assert calibration.contradictions, "no test of the benchmark's task can be made to fail"
+    return calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """Episodes by the worker's own stage."""
+
+    fleet: DockerSandboxes
+    agent_config: str
+    calibration: bytes
+
+    async def play(self, number: int, *, control_share: float) -> None:
+        commands = bug.COMMANDS if is_right(number) else bug.WRONG_COMMANDS
+        trajectory = await run_rollout(
+            bug.claim(
+                number,
+                agent_config=self.agent_config,
+                calibration=self.calibration,
+                control_share=control_share,
+            ),
+            EpisodeStatus(),
+            policies=ScriptedPolicies(chat_tokenizer.bundle(), bug.replies(commands)),
+            sandboxes=self.fleet,
+            grader=Grader(self.fleet),
+        )
+        reward = trajectory.reward
+        assert reward is not None, trajectory.outcome
+        assert reward.resolved == is_right(number), reward
+        assert reward.control == (("confirmed" if control_share else "off") if reward.resolved else ""), (
+            reward
+        )
+        assert len(trajectory.turns) == len(commands)
+
+
+async def rival(image: str, threads: ThreadPoolExecutor, number: int) -> None:
+    """The same episode by the rival."""
+    commands = bug.COMMANDS if is_right(number) else bug.WRONG_COMMANDS
+    play = partial(mini_swe_agent.play_and_grade, image, commands)
+    assert await asyncio.get_running_loop().run_in_executor(threads, play) == is_right(number)
 
 
 async def measured(sides: dict[str, Episode], plan: EpisodesPlan) -> dict[str, Measurements]:
@@ -84,18 +129,19 @@ async def measured(sides: dict[str, Episode], plan: EpisodesPlan) -> dict[str, M
 
 
 async def _block(into: Measurements, episode: Episode, plan: EpisodesPlan) -> None:
-    remaining, latencies = iter(range(plan.num_episodes)), list[float]()
+    remaining, passed_s = iter(range(plan.num_episodes)), list[float]()
 
     async def slot() -> None:
         for number in remaining:
             began = time.perf_counter()
             await episode(number)
-            latencies.append(time.perf_counter() - began)
+            if is_right(number):
+                passed_s.append(time.perf_counter() - began)
 
     began = time.perf_counter()
     await asyncio.gather(*(slot() for _ in range(plan.at_once)))
     into.per_s.append([plan.num_episodes / (time.perf_counter() - began)])
-    into.latencies_s.append(latencies)
+    into.latencies_s.append(passed_s)
 
 
 async def _remove_leftovers() -> None:
@@ -106,13 +152,16 @@ async def _remove_leftovers() -> None:
 
 
 def comparisons(blocks: dict[str, Measurements], plan: EpisodesPlan) -> list[Comparison]:
-    ours, theirs = blocks[OURS], blocks[RIVAL]
-    against = partial(compared, "episodes", rival_name=RIVAL)
-    what = f"{len(bug.COMMANDS)} steps and a fresh grading container, {plan.at_once} at once"
-    return [
-        against(ours.per_s, theirs.per_s, p50, unit=f"episodes per second, {what}"),
-        against(ours.latencies_s, theirs.latencies_s, p50, unit=f"s per episode, p50, {what}"),
-    ]
+    ours = blocks[OURS]
+    what = f"{len(bug.COMMANDS)} steps and a fresh grading container, half of the patches right, {plan.at_once} at once"
+    found: list[Comparison] = []
+    for name in (RIVAL, UNCONTROLLED):
+        other, against = blocks[name], partial(compared, "episodes", rival_name=name)
+        found += [
+            against(ours.per_s, other.per_s, p50, unit=f"episodes per second, {what}"),
+            against(ours.latencies_s, other.latencies_s, p50, unit=f"s per passed episode, p50, {what}"),
+        ]
+    return found
 
 
 if __name__ == "__main__":

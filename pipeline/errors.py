@@ -15,6 +15,8 @@ reward of 0. Each adapter turns the exceptions of its library into these, with `
 
 from typing import ClassVar, Literal, get_args
 
+from pipeline.visible import visible_line
+
 Boundary = Literal["sandbox", "engine", "grader", "request", "worker"]
 
 FailureClass = Literal["policy", "environment", "infrastructure", "grader", "poison"]
@@ -108,5 +110,5 @@ class LeaseLost(RolloutError):
 def describe_error(error: Exception) -> str:
     """The error as one line for the user of a command: `PATH: No such file or directory` of one about a file."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        return visible_line(f"{error.filename}: {error.strerror}")
+    return visible_line(str(error))

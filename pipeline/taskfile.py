@@ -5,7 +5,7 @@ tasks.verified.jsonl, what the grader made of them.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -54,6 +54,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
     calibration: bytes = b""  # packed, as it travels in a task; see calibration.py
+    num_tests: int = 0  # that the known fix passes in every run
+    num_controlled: int = 0  # of these, tests that can be made to fail by a contradiction
     strength: Strength | None = None  # None: it was not measured
 
     @property
@@ -68,6 +70,12 @@ def fingerprint(task: Task) -> str:
     """
     said = msgspec.structs.replace(task, calibration=b"")
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+
+
+def standing(verifications: Mapping[str, Verification], task: Task) -> Verification | None:
+    """The verification of the task as it is now; None if it was never verified, or has changed since."""
+    found = verifications.get(task.id)
+    return found if found is not None and found.fingerprint == fingerprint(task) else None
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:

@@ -166,6 +166,7 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     finished_at: UnixSeconds
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
+    control: Control = ""  # of its reward
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -195,6 +196,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         finished_at=trajectory.finished_at,
         traceparent=trajectory.traceparent,
         patch=_fingerprint(trajectory.outcome),
+        control="" if trajectory.reward is None else trajectory.reward.control,
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pipeline.calibration import unpack
 from pipeline.message import MalformedMessage
 from pipeline.task import Task
-from pipeline.taskfile import Verification, fingerprint, read_verified, verified_path
+from pipeline.taskfile import Verification, read_verified, standing, verified_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class Verifications:
 
     def strong(self, tasks: list[Task], *, max_weakness: float) -> list[Task]:
         """The tasks whose weakness is `max_weakness` at most. Raises ValueError if it was not measured, or if none is left."""
-        weakness = {task.id: one.weakness if (one := self._current(task)) else None for task in tasks}
+        weakness = {
+            task.id: one.weakness if (one := standing(self.by_task, task)) else None for task in tasks
+        }
         unmeasured = [task_id for task_id, share in weakness.items() if share is None]
         if unmeasured:
             raise ValueError(
@@ -54,21 +56,16 @@ class Verifications:
             )
         return strong
 
-    def _current(self, task: Task) -> Verification | None:
-        """The verification of the task as it is now."""
-        known = self.by_task.get(task.id)
-        return known if known is not None and known.fingerprint == fingerprint(task) else None
-
     def _doubt(self, task: Task) -> str:
         if task.id not in self.by_task:
             return "was never verified"
-        known = self._current(task)
+        known = standing(self.by_task, task)
         if known is None:
             return "has changed since it was verified"
         return "" if known.ok else f"was found wrong ({known.reason})"
 
     def _calibration(self, task: Task) -> bytes:
-        known = self._current(task)
+        known = standing(self.by_task, task)
         packed = known.calibration if known else b""
         try:
             unpack(packed)

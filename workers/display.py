@@ -1,6 +1,7 @@
 """Shows work on a list of items: a line for each item that is done and, on a terminal, a bar for each that is under way.
 
-One display for every command of workers that works off a list: pulling and building images, verifying tasks.
+One display for every command of workers that works off a list: pulling and building images, verifying tasks. Items, notes and lines
+come from data sets and logs; the display makes their control characters visible.
 """
 
 import threading
@@ -11,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from pipeline.visible import visible_line
 
 NAME_CHARS = 60
 
@@ -68,7 +71,7 @@ class PlainDisplay:
 
     def _print(self, *lines: str) -> None:
         with self._one_at_a_time:
-            print(*lines, sep="\n", file=self._stream, flush=True)
+            print(*map(visible_line, lines), sep="\n", file=self._stream, flush=True)
 
     def __enter__(self) -> Self:
         if self._heading:
@@ -100,21 +103,22 @@ class TerminalDisplay:
     def begin(self, item: str, note: str = "") -> None:
         with self._one_at_a_time:
             if item not in self._under_way:
-                shown = item if len(item) <= NAME_CHARS else f"…{item[-NAME_CHARS + 1 :]}"
+                name = visible_line(item)
+                shown = name if len(name) <= NAME_CHARS else f"…{name[-NAME_CHARS + 1 :]}"
                 self._under_way[item] = self._bars.add_task(escape(shown), total=None, note="")
         self.remark(item, note)
 
     def advance(self, item: str, note: str, *, done: float, total: float) -> None:
-        self._bars.update(self._under_way[item], completed=done, total=total, note=escape(note))
+        self._bars.update(self._under_way[item], completed=done, total=total, note=_note(note))
 
     def remark(self, item: str, text: str) -> None:
-        self._bars.update(self._under_way[item], note=escape(text[:NAME_CHARS]))
+        self._bars.update(self._under_way[item], note=_note(text[:NAME_CHARS]))
 
     def finish(self, item: str, lines: list[Text], *, ok: bool) -> None:
         with self._one_at_a_time:
             self._bars.remove_task(self._under_way.pop(item))
             for line in lines:
-                self._bars.console.print(line, soft_wrap=True)
+                self._bars.console.print(_visible(line), soft_wrap=True)
             self._num_done += 1
             self._num_not_ok += not ok
             not_ok = f", {self._num_not_ok} not ok" if self._num_not_ok else ""
@@ -123,7 +127,7 @@ class TerminalDisplay:
 
     def __enter__(self) -> Self:
         if self._heading:
-            self._bars.console.print(Text(self._heading, style="bold"), soft_wrap=True)
+            self._bars.console.print(Text(visible_line(self._heading), style="bold"), soft_wrap=True)
         self._bars.start()
         return self
 
@@ -131,3 +135,13 @@ class TerminalDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+
+def _note(text: str) -> str:
+    return escape(visible_line(text))
+
+
+def _visible(line: Text) -> Text:
+    """The line as it is, or without its colours if something in it has to be made visible."""
+    shown = visible_line(line.plain)
+    return line if shown == line.plain else Text(shown)

@@ -9,9 +9,10 @@ from msgspec import to_builtins
 
 from pipeline import deadletters
 from pipeline.cli import listing, runs
-from pipeline.cli.ink import Ink, age, count, visible
+from pipeline.cli.ink import Ink, age, count
 from pipeline.cli.show import failure_block
 from pipeline.deadletters import DeadLetter
+from pipeline.visible import visible
 
 Change = Callable[[ArqRedis, str, str], Awaitable[None]]
 Letters = Sequence[tuple[str, DeadLetter]]

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 
 from pipeline import census, events, keys, stream
 from pipeline.cli import finding
-from pipeline.cli.ink import Ink, age, visible
+from pipeline.cli.ink import Ink, age
 from pipeline.cli.listing import State
 from pipeline.message import UnixSeconds
+from pipeline.visible import visible
 
 EPISODES, STEPS = "episodes.jsonl", "steps.jsonl"
 

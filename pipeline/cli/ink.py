@@ -1,11 +1,7 @@
-"""How text reads on a terminal: colours, ages, counts and shortened output.
-
-Policies and commands wrote much of what is printed, so control characters are made visible.
-"""
+"""How text reads on a terminal: colours, ages, counts and shortened output."""
 
 import time
 
-_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 _HEAD_LINES, _TAIL_LINES = 12, 6  # of a long output, unless shown in full
 
 
@@ -32,11 +28,6 @@ class Ink:
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._coloured and text else text
-
-
-def visible(text: str) -> str:
-    """The text with pictures of its control characters: it cannot move the cursor or set the title."""
-    return text if text.isprintable() else text.translate(_CONTROL)
 
 
 def age(seconds: float) -> str:

@@ -14,12 +14,13 @@ from redis.asyncio import Redis
 from pipeline import census, deadletters, request_store, stream
 from pipeline.census import Claimed, Queued
 from pipeline.cli import runs
-from pipeline.cli.ink import Ink, count, visible
+from pipeline.cli.ink import Ink, count
 from pipeline.deadletters import DeadLetter
 from pipeline.queue import Lease
 from pipeline.request_store import Label
 from pipeline.stream import Delivery
 from pipeline.trajectory import TrajectoryHead
+from pipeline.visible import visible
 
 State = Literal["queued", "claimed", "answered", "dead", "lost", "withdrawn"]
 

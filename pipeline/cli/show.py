@@ -3,12 +3,13 @@
 import re
 
 from pipeline.cli.finding import Found
-from pipeline.cli.ink import Ink, age, clock, count, indented, shortened, visible
+from pipeline.cli.ink import Ink, age, clock, count, indented, shortened
 from pipeline.cli.status_text import where
 from pipeline.deadletters import AttemptFailure
 from pipeline.message import unpack_float32s
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
+from pipeline.visible import visible
 
 LOG_LINES = 20  # of the log of grading, unless shown in full
 _OPENING_FENCE = re.compile(r"```\w*\s*$")
@@ -98,6 +99,8 @@ def _verdict(trajectory: Trajectory) -> str:
         for name, tally in (("fail-to-pass", reward.fail_to_pass), ("pass-to-pass", reward.pass_to_pass))
         if tally is not None
     ]
+    if reward.control:
+        tallies.append(f"control: {reward.control}, {reward.num_controlled} tests")
     decided = ", ".join([visible(reward.decided_by), *tallies])
     return f"{reward.value:g} ({decided}; graded in {reward.grade_s:.1f} s)"
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from pipeline.census import Claimed, RunCensus, RunStatus
-from pipeline.cli.ink import Ink, age, count, visible
+from pipeline.cli.ink import Ink, age, count
 from pipeline.cli.listing import where
 from pipeline.cli.status import FleetCensus
+from pipeline.visible import visible
 
 MOST_WORKERS = 40  # shown; those that are paused or lack something first
 MOST_PAST_RUNS = 5

@@ -11,10 +11,10 @@ import json
 import runpy
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-PARSE = argparse.ArgumentParser.parse_args
+PARSES = {name: getattr(argparse.ArgumentParser, name) for name in ("parse_args", "parse_intermixed_args")}
 
 
 class Parsed(BaseException):
@@ -35,13 +35,17 @@ def main() -> int:
 
 
 def _wrong(words: list[str], partial: bool) -> str:
-    def parse(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> argparse.Namespace:
-        if partial:
-            raise Reached(set(_flags(parser)))
-        PARSE(parser, *arguments, **named)
-        raise Parsed
+    def replaced(parse: Callable[..., argparse.Namespace]) -> Callable[..., argparse.Namespace]:
+        def parsed(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> argparse.Namespace:
+            if partial:
+                raise Reached(set(_flags(parser)))
+            parse(parser, *arguments, **named)
+            raise Parsed
 
-    argparse.ArgumentParser.parse_args = parse  # type: ignore[assignment,method-assign]
+        return parsed
+
+    for name, parse in PARSES.items():
+        setattr(argparse.ArgumentParser, name, replaced(parse))
     said = io.StringIO()
     sys.argv = ["-m", *words[1:]]
     try:

@@ -51,7 +51,13 @@ class Run:
     episodes: int = 0
 
     def group(
-        self, cursor: int, rewards: list[float | None], *, fate: Fate = "trained", missing: int = 0
+        self,
+        cursor: int,
+        rewards: list[float | None],
+        *,
+        fate: Fate = "trained",
+        missing: int = 0,
+        control: str = "",
     ) -> list[str]:
         ids: list[str] = []
         for member, reward in enumerate(rewards):
@@ -70,6 +76,7 @@ class Run:
                     outcome="submitted" if reward is not None else "failed:sandbox",
                     reward=reward,
                     finished_at=float(self.episodes),
+                    control=control,
                 )
             )
         return ids
@@ -267,6 +274,15 @@ def test_the_table_gives_percent_with_their_sampling_error(
     report.main([str(run.directory)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("held out  ")]
     assert line.split() == ["held", "out", "25.0", "±", "10.0", "75.0", "±", "10.0", "+50.0"]
+
+
+def test_what_controls_said_of_passed_episodes_is_counted(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0, 1.0], control="confirmed") + run.group(1, [0.0], control="refuted"))
+    assert reported(run, capsys)[1]["controls"] == {"confirmed": 2, "refuted": 1}
+    report.main([str(run.directory)])
+    assert "of passed episodes: 2 confirmed, 1 refuted" in capsys.readouterr().out
 
 
 def test_a_directory_without_a_journal_is_misuse(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluatio
         claimed_at=head.claimed_at,
         finished_at=head.finished_at,
         patch=head.patch,
+        control=head.control,
     )
 
 

@@ -66,6 +66,7 @@ class EpisodeRow(Row, frozen=True, kw_only=True):
     finished_at: float = 0.0
     at: float = 0.0  # when the row was made
     patch: str = ""  # fingerprint of the patch that was graded, as in the head
+    control: str = ""  # what the control run said of a pass, as in the head
 
 
 class StepRow(Row, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, str]  # why each task is in quarantine, by its id
     state: State
     state_sentence: str
+    # Training episodes whose tests passed, by what the control run said of it ("refuted": worth 0).
+    controls: dict[str, int] = {}
 
     @property
     def is_accounted_for(self) -> bool:
@@ -125,6 +127,7 @@ def summarize(run_dir: Path) -> RunSummary:
         quarantined={row.task_id: row.reason for row in read(directory, QuarantineRow)},
         state=state.state,
         state_sentence=state.sentence,
+        controls=dict(Counter(row.control for row in episodes if row.control)),
     )
 
 
@@ -223,6 +226,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
             ", ".join(f"{count:,} {fate.replace('_', ' ')}" for fate, count in summary.fates.items())
             or "none yet"
         ),
+        f"{'controls':<22}{_controls(summary)}",
         f"{'requests':<22}{summary.lost} lost, {summary.trained_twice} trained twice, "
         f"{summary.dead} dead, {summary.open} open",
         *(
@@ -231,6 +235,11 @@ def table(summary: RunSummary, run_dir: Path) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _controls(summary: RunSummary) -> str:
+    said = ", ".join(f"{count:,} {word}" for word, count in sorted(summary.controls.items()))
+    return f"of passed episodes: {said}" if said else "no episode passed its tests yet"
 
 
 def _gap(summary: RunSummary) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeline.errors import describe_error
 from pipeline.taskfile import gold_path, write_gold, write_tasks
+from pipeline.visible import visible, visible_line
 from trainer.tasksets import splitting
 from trainer.tasksets.exports import add_export_parser
 from trainer.tasksets.fields import Fields
@@ -25,10 +26,11 @@ from trainer.tasksets.sources import SOURCES
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        print(options.run(options))
+        print(visible(options.run(options)))
     except Refused as refused:
-        print("\n".join(refused.reasons), file=sys.stderr)
-        print(f"{len(refused.reasons)} refused{refused.hint}; nothing was written", file=sys.stderr)
+        print(*map(visible_line, refused.reasons), sep="\n", file=sys.stderr)
+        hint = visible_line(refused.hint)
+        print(f"{len(refused.reasons)} refused{hint}; nothing was written", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         print(describe_error(error), file=sys.stderr)

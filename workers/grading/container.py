@@ -6,9 +6,6 @@ that their container ends with.
 """
 
 import asyncio
-import base64
-import binascii
-import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +14,12 @@ from pipeline.calibration import Contradiction
 from pipeline.errors import GraderError, SandboxError, TaskBroken
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, File, SwebenchLog, Task
-from workers.grading import scripts, witness
+from workers.grading import reading, scripts, witness
 from workers.grading.controls.placing import place
-from workers.grading.governing import GoverningFiles, hidden_paths, hides_names, same_runner_settings
+from workers.grading.governing import GoverningFiles, hidden_paths
 from workers.grading.swebench_rules import Marks
+from workers.isolation import calls as isolation
+from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import CommandResult, LastResult, Sandbox
 
 STEP_S = 300.0  # for each step before the tests, and for a parser
@@ -65,6 +64,7 @@ class GradingContainer:
     marks: Marks
     limits: Limits
     governing: GoverningFiles
+    test_files: Sequence[str] = ()  # in the repository, to be protected beside what the task names
 
     async def apply(self) -> Applied:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
@@ -74,21 +74,28 @@ class GradingContainer:
                 f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
                 " workdir to the repository's directory in the image"
             )
-        await self.sandbox.put(_files(task, self.patch, self.marks, self.sandbox.workdir))
-        touches = self.governing.touched_by(self.patch)
-        if touches:
+        protected = (*hidden_paths(task.verdict, self.sandbox.workdir), *self.test_files)
+        await self.sandbox.put(_files(task, self.patch, self.marks, protected))
+        script, workdir = self.governing.script, self.governing.workdir
+        try:
+            headers = await isolation.call(reading.headers, self.patch, script, workdir)
+        except LimitExceeded as error:
+            return Applied("", "", fault=f"the patch could not be read {error}")
+        if headers.touches_runner:
             await self._succeed(scripts.save(self.governing))
-        result = await self._step(scripts.apply(self.governing, loosely=not hides_names(self.patch)))
+        result = await self._step(scripts.apply(self.governing, loosely=not headers.hides_names))
         complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return Applied("", complaints, fault="patch does not apply")
         if result.exit_code not in scripts.APPLIED_BY:
             raise _broken_step("applying the patch", result)
-        if touches:
-            await self._restore_runner()
-        return Applied(
-            scripts.APPLIED_BY[result.exit_code], complaints, fault=await self._restore_protected()
-        )
+        applied_by = scripts.APPLIED_BY[result.exit_code]
+        try:
+            if headers.touches_runner:
+                await self._restore_runner()
+        except LimitExceeded as error:
+            return Applied(applied_by, complaints, fault=f"its settings files could not be parsed {error}")
+        return Applied(applied_by, complaints, fault=await self._restore_protected())
 
     async def contradict(self, contradictions: Sequence[Contradiction]) -> None:
         """Makes these expectations of the hidden tests wrong. To be called between `apply` and `run_tests`."""
@@ -128,26 +135,11 @@ class GradingContainer:
 
     async def _restore_runner(self) -> None:
         changed = await self._succeed(scripts.changed_settings(self.governing))
-        tampered = b"".join(path + b"\0" for path in self._tampered_settings(changed.output))
-        if tampered:
-            await self.sandbox.put([File(path=scripts.TAMPERED, content=tampered)])
+        paths = await isolation.call(reading.tampered_settings, changed.output, self.governing.script)
+        if paths:
+            listed = b"".join(path + b"\0" for path in paths)
+            await self.sandbox.put([File(path=scripts.TAMPERED, content=listed)])
         await self._succeed(scripts.restore_governing(self.governing))
-
-    def _tampered_settings(self, listing: bytes) -> list[bytes]:
-        """The paths in the output of `changed_settings` whose old and new content tell the runner different things."""
-        tampered: list[bytes] = []
-        for line in listing.splitlines():
-            try:
-                path, old, new = (
-                    None if word == b"-" else base64.b64decode(word) for word in line.split(b" ")
-                )
-            except (ValueError, binascii.Error) as error:
-                raise GraderError(f"unreadable list of settings files: {line[:200]!r}") from error
-            assert path is not None
-            name = posixpath.basename(path.decode("utf-8", "replace"))
-            if not same_runner_settings(name, old, new, self.governing.script):
-                tampered.append(path)
-        return tampered
 
     async def _restore_protected(self) -> str | None:
         """Restores files of the hidden tests from the base commit, then applies the hidden tests.
@@ -182,10 +174,10 @@ class GradingContainer:
         )
 
 
-def _files(task: Task, patch: bytes, marks: Marks, workdir: str) -> list[File]:
+def _files(task: Task, patch: bytes, marks: Marks, protected_paths: Sequence[str]) -> list[File]:
     """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
-    protected = "".join(f"{path}\0" for path in hidden_paths(verdict, workdir))
+    protected = "".join(f"{path}\0" for path in dict.fromkeys(protected_paths))
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
         _script(task, verdict.eval_script, marks),

@@ -26,6 +26,7 @@ from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes, outcomes, s
 from workers.grading.governing import GoverningFiles
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Evidence, check, judge
+from workers.isolation.calls import ProcessLost
 from workers.sandbox.protocol import Sandboxes
 
 LOG_TAIL_CHARS = 4000
@@ -46,7 +47,7 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
-class TestedPatch:
+class PatchRun:
     """One run of the tests on a patch: the verdict that it would lead to by itself, and the outcome of each test."""
 
     reward: Reward
@@ -95,7 +96,7 @@ class Grader:
         patch: bytes,
         contradictions: Sequence[Contradiction] = (),
         limits: Limits | None = None,
-    ) -> TestedPatch:
+    ) -> PatchRun:
         """Runs the hidden tests once in a new container, with these expectations contradicted.
 
         Raises OutOfTime at the wall deadline, and the errors of `grade`.
@@ -106,16 +107,18 @@ class Grader:
             raise
         except SandboxError as error:
             raise GraderError(f"the grading container failed: {error}") from error
+        except ProcessLost as error:
+            raise GraderError(str(error)) from error
 
     async def _controlled(
-        self, claim: Claim, patch: bytes, calibration: Calibration, passed: TestedPatch
-    ) -> TestedPatch:
+        self, claim: Claim, patch: bytes, calibration: Calibration, passed: PatchRun
+    ) -> PatchRun:
         """`passed`, with what a control run says of it."""
         if not calibration.contradictions:
             return _with_control(passed, "none")
         if self._chance.random() >= claim.request.control_share:
             return _with_control(passed, "off")
-        limits = _control_limits(claim.request.limits, calibration, passed)
+        limits = control_limits(claim.request.limits, calibration, passed)
         cpu_s = passed.reward.grade_cpu_s
         for _ in range(CONTROL_TRIES):
             drawn = draw(calibration, self._chance)
@@ -130,16 +133,19 @@ class Grader:
 
     async def _run_tests(
         self, claim: Claim, patch: bytes, contradictions: Sequence[Contradiction], limits: Limits
-    ) -> TestedPatch:
+    ) -> PatchRun:
         task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
-            container = GradingContainer(claim, sandbox, patch, marks, limits, governing)
+            calibration = _calibration(claim) or Calibration()
+            container = GradingContainer(
+                claim, sandbox, patch, marks, limits, governing, calibration.test_files
+            )
             applied = await container.apply()
             if applied.fault:
                 reward = Reward(value=0.0, resolved=False, decided_by=applied.fault, applied_by=applied.by)
-                return TestedPatch(reward, applied.complaints)
+                return PatchRun(reward, applied.complaints)
             if contradictions:
                 await container.contradict(contradictions)
             started = time.monotonic()
@@ -147,7 +153,7 @@ class Grader:
             wall_s = time.monotonic() - started
         if result is None:
             reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
-            return TestedPatch(replace(reward, applied_by=applied.by, grade_cpu_s=limits.grade_cpu_s), "")
+            return PatchRun(replace(reward, applied_by=applied.by, grade_cpu_s=limits.grade_cpu_s), "")
         log = marks.in_log(result.output.decode("utf-8", "replace"))
         parsed = await self._parsed(claim, task.verdict, log) if isinstance(task.verdict, TestsJson) else None
         evidence = Evidence(
@@ -159,7 +165,7 @@ class Grader:
         )
         reward = await asyncio.to_thread(judge, task, evidence)
         reward = replace(reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
-        return TestedPatch(reward, log, outcomes(evidence.runs, reward.tests), wall_s)
+        return PatchRun(reward, log, outcomes(evidence.runs, reward.tests), wall_s)
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
         """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed."""
@@ -185,19 +191,19 @@ def _calibration(claim: Claim) -> Calibration | None:
         raise TaskBroken(f"calibration: {error}: run workers.verify on the task again") from error
 
 
-def _as_expected(tested: TestedPatch, calibration: Calibration) -> TestedPatch:
+def _as_expected(tested: PatchRun, calibration: Calibration) -> PatchRun:
     """A pass needs all tests that the known fix passes, and the witness if that reported of the known fix."""
     lacks = shortfall(tested.outcomes, calibration)
     return _refused(tested, lacks) if lacks else tested
 
 
 def _compared(
-    passed: TestedPatch,
-    control: TestedPatch,
+    passed: PatchRun,
+    control: PatchRun,
     drawn: Sequence[Contradiction],
     calibration: Calibration,
     cpu_s: float,
-) -> TestedPatch:
+) -> PatchRun:
     """What the control run says of the pass: each controlled test must have failed."""
     controlled = {name for contradiction in drawn for name in contradiction.fails}
     says = {"num_controlled": len(controlled), "grade_cpu_s": cpu_s}
@@ -205,25 +211,23 @@ def _compared(
     if not wrong:
         return _with_control(passed, "confirmed", **says)
     refused = _refused(passed, f"passes what must fail: {_few(wrong)}")
-    refused = TestedPatch(
-        refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes
-    )
+    refused = PatchRun(refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes)
     return _with_control(refused, "refuted", **says)
 
 
-def _with_control(tested: TestedPatch, control: Control, **says: float) -> TestedPatch:
+def _with_control(tested: PatchRun, control: Control, **says: float) -> PatchRun:
     reward = replace(tested.reward, control=control, **says)
-    return TestedPatch(reward, tested.log, tested.outcomes, tested.wall_s)
+    return PatchRun(reward, tested.log, tested.outcomes, tested.wall_s)
 
 
-def _refused(tested: TestedPatch, why: str) -> TestedPatch:
+def _refused(tested: PatchRun, why: str) -> PatchRun:
     reward = replace(
         tested.reward, value=0.0, resolved=False, decided_by=f"{tested.reward.decided_by}, but {why}"
     )
-    return TestedPatch(reward, tested.log, tested.outcomes, tested.wall_s)
+    return PatchRun(reward, tested.log, tested.outcomes, tested.wall_s)
 
 
-def _control_limits(limits: Limits, calibration: Calibration, passed: TestedPatch) -> Limits:
+def control_limits(limits: Limits, calibration: Calibration, passed: PatchRun) -> Limits:
     """The time that a control may take: several times that of the runs it is compared with."""
     cpu_s = CONTROL_EXTRA_S + CONTROL_FACTOR * max(calibration.control_cpu_s, passed.reward.grade_cpu_s)
     wall_s = CONTROL_EXTRA_WALL_S + CONTROL_WALL_FACTOR * max(calibration.control_wall_s, passed.wall_s)

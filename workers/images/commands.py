@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.errors import describe_error
 from pipeline.taskfile import read_tasks
+from pipeline.visible import visible_line
 from workers.display import Display, open_display
 from workers.images.api import ImageApi
 from workers.images.building import Builder, BuildPlan, read_build_directories
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(describe_error(error), file=sys.stderr)
         return 2
     except ImageError as error:
-        print(error, file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         stopping.set()
@@ -118,7 +119,7 @@ def _report(results: Sequence[ImageResult], arguments: argparse.Namespace) -> in
     """Print the results, failures last. Failures also go to the file of --failures, which is empty if there are none."""
     failed = [result for result in results if result.state == "failed"]
     if arguments.failures is not None:
-        lines = [f"{result.image}\t{result.reason}\n" for result in failed]
+        lines = [f"{result.image}\t{visible_line(result.reason)}\n" for result in failed]
         arguments.failures.write_text("".join(lines))
     if arguments.json:
         for result in results:
@@ -130,7 +131,7 @@ def _report(results: Sequence[ImageResult], arguments: argparse.Namespace) -> in
     parts = [f"{number} {state}" for state, number in tally.items() if number]
     print(", ".join([*parts, f"{len(failed)} failed"]))
     for result in failed:
-        print(result)
+        print(visible_line(str(result)))
     return 1 if failed else 0
 
 
@@ -140,7 +141,7 @@ def _ls(arguments: argparse.Namespace, settings: ImageSettings, _: threading.Eve
     ours = our_images(api, shelf)
     rows = list_named(names, ours, api, shelf) if arguments.tasks else list_ours(ours, shelf)
     lines = (json.dumps(asdict(row)) for row in rows) if arguments.json else table(rows, ours)
-    print(*lines, sep="\n")
+    print(*map(visible_line, lines), sep="\n")
     return 0 if all(row.present for row in rows) else 1
 
 
@@ -154,7 +155,8 @@ def _evict(arguments: argparse.Namespace, settings: ImageSettings, _: threading.
         print(json.dumps({"evicted": evicted, "dry_run": arguments.dry_run, **facts}))
         return 0 if found.within else 1
     for image in found.evicted:
-        print(f"{'would evict' if arguments.dry_run else 'evicted'}  {', '.join(image.names) or image.id}")
+        names = visible_line(", ".join(image.names) or image.id)
+        print(f"{'would evict' if arguments.dry_run else 'evicted'}  {names}")
     print(f"{show_bytes(found.before_bytes)} before, {show_bytes(found.after_bytes)} after")
     if not found.within:
         print(

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from pipeline.errors import RolloutError, SandboxError, describe_error
 from pipeline.task import Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
+from pipeline.visible import visible_line
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Misconfigured, Sandboxes
 from workers.unqueued.claims import unqueued_claim
@@ -93,7 +94,7 @@ def _row(finding: Finding) -> str:
     )
     head = f"{state}  {cleaned:7}  {finding.task}  {finding.image}"
     more = [*finding.leaks, *([finding.failure] if finding.failure else [])]
-    return "\n".join([head, *(f"{'':16}{text}" for text in more)])
+    return "\n".join(map(visible_line, [head, *(f"{'':16}{text}" for text in more)]))
 
 
 def _read(path: Path) -> tuple[list[Task], dict[str, Gold]]:
@@ -131,10 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         findings = asyncio.run(_look_at_all(sandboxes, tasks, golds, options.jobs))
     except Misconfigured as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     except SandboxError as error:
-        print(f"error: no Docker host answers ({error}): start it, or set DOCKER_HOST", file=sys.stderr)
+        print(
+            f"error: no Docker host answers ({describe_error(error)}): start it, or set DOCKER_HOST",
+            file=sys.stderr,
+        )
         return 2
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(findings)) + b"\n")

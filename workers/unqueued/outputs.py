@@ -51,7 +51,13 @@ class LogDirectory:
         """Writes LOGS/TASK/`name`; nothing if the log is empty. Raises Unwritable."""
         if self.path is None or not log:
             return
-        file = self.path / quote(task_id, safe=":+@,= ") / name
+        file = self.path / _directory_of(task_id) / name
         with writing("--logs", file):
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(log.encode("utf-8", "surrogateescape"))
+
+
+def _directory_of(task_id: str) -> str:
+    """The task's directory within LOGS: its id in plain characters, and no way out of LOGS."""
+    name = quote(task_id, safe=":+@,= ")
+    return name.replace(".", "%2E") if name in (".", "..") else name

@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
     except Misconfigured as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     except Unwritable as error:
-        print(f"error: {error}; {work.book.path} has what was verified", file=sys.stderr)
+        print(f"error: {describe_error(error)}; {work.book.path} has what was verified", file=sys.stderr)
         return 2
 
 
@@ -87,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         help="write the results there as one list, with the tests of each try",
     )
     add("--logs", type=Path, metavar="DIR", help="keep the whole log of each try as DIR/TASK/STATE.log")
+    add(
+        "--controls",
+        type=int,
+        default=3,
+        metavar="N",
+        help="contradicted expectations to keep for each test; 0: none, and passes are not controlled; default: %(default)s",
+    )
     add_grading_options(parser, items="tasks verified")
     return parser
 
@@ -96,6 +103,8 @@ def _read(options: argparse.Namespace) -> Work:
     limits = limits_of(options)
     if options.repeat < 1:
         raise ValueError("--repeat must be 1 or more")
+    if options.controls < 0:
+        raise ValueError("--controls must be 0 or more")
     path: Path = options.tasks
     tasks = read_tasks(path)
     wanted = {one for one in options.only.split(",") if one}
@@ -132,6 +141,7 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
                 sandboxes=sandboxes,
                 limits=work.limits,
                 num_repeats=options.repeat,
+                num_controls=options.controls,
                 num_jobs=options.jobs,
                 image_fix=f"`python -m workers.images pull {options.tasks}`, or `python -m workers.images build DIR`",
             )

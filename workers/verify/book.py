@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.task import Task
-from pipeline.taskfile import Verification, fingerprint, read_verified, verified_path, write_verified
+from pipeline.taskfile import Verification, read_verified, standing, verified_path, write_verified
 from workers.unqueued.outputs import writing
 
 
@@ -27,8 +27,8 @@ class Book:
 
     def stands(self, task: Task) -> bool:
         """Whether `task`, as it is now, was found to be ok."""
-        entry = self.entries.get(task.id)
-        return entry is not None and entry.ok and entry.fingerprint == fingerprint(task)
+        entry = standing(self.entries, task)
+        return entry is not None and entry.ok
 
     def enter(self, new: Verification) -> None:
         """Records `new`. An infrastructure failure does not replace an earlier verdict on the same version of a task.

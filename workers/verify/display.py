@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.text import Text
 
 from pipeline.taskfile import EXPECTED, Found, State, Verification
+from pipeline.visible import visible_line
 from workers.display import Display, open_display
 
 ID_CHARS = 44
@@ -28,37 +29,45 @@ class VerificationTable:
     def finish(self, verification: Verification, evidence: str) -> None:
         """The task is done; `evidence` is the end of a log that shows what is wrong with it."""
         lines = [line for line in evidence.splitlines() if line.strip()][-EVIDENCE_LINES:]
-        shown = [row(verification, self._width), *(Text(f"    | {line}", style="dim") for line in lines)]
+        shown = [
+            row(verification, self._width),
+            *(Text(f"    | {visible_line(line)}", style="dim") for line in lines),
+        ]
         self._display.finish(verification.task, shown, ok=verification.ok)
 
 
 @contextmanager
 def open_table(task_ids: Sequence[str]) -> Generator[VerificationTable]:
     """A table of these tasks on standard output."""
-    width = min(max((len(one) for one in task_ids), default=4), ID_CHARS)
+    width = min(max((len(visible_line(one)) for one in task_ids), default=4), ID_CHARS)
     with open_display(sys.stdout, items="tasks", num_items=len(task_ids), heading=heading(width)) as display:
         yield VerificationTable(display, width=width)
 
 
 def heading(width: int) -> str:
     states = "".join(name.rjust(room) for name, room in _COLUMNS.items())
-    return f"{'task'.ljust(width)}{states}{'s':>8}"
+    return f"{'task'.ljust(width)}{states}{'controls':>10}{'s':>8}"
 
 
 def row(verification: Verification, width: int) -> Text:
     """One task in one line, with the reason at its end if it is not ok."""
-    text = Text(verification.task[-width:].ljust(width))
+    text = Text(visible_line(verification.task)[-width:].ljust(width))
     for state, room in _COLUMNS.items():
         found = verification.states[state]
         cell = "broken" if found == "infrastructure" else str(found)
         text.append(cell.rjust(room), _style(state, found))
+    text.append(_controls(verification).rjust(10))
     text.append(f"{verification.seconds:8.1f}  ")
-    text.append("ok" if verification.ok else verification.reason, "green" if verification.ok else "red")
+    reason = "ok" if verification.ok else visible_line(verification.reason)
+    text.append(reason, "green" if verification.ok else "red")
     if verification.warning:
-        text.append(f"; {verification.warning}", "yellow")
-    if verification.warning:
-        text.append(f"; {verification.warning}", "yellow")
+        text.append(f"; {visible_line(verification.warning)}", "yellow")
     return text
+
+
+def _controls(verification: Verification) -> str:
+    """How many of the tests can be made to fail."""
+    return f"{verification.num_controlled}/{verification.num_tests}" if verification.num_tests else "-"
 
 
 def _style(state: State, found: Found) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from pipeline.calibration import Calibration, pack
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
 from pipeline.taskfile import EXPECTED, Found, State, Verification, fingerprint
 from pipeline.trajectory import Reward
@@ -30,6 +31,8 @@ def verification(task: Task, probed: Probed, *, seconds: float, verified_at: flo
         faults = [fault for one in tries["gold"] for fault in _uncollected(task, one)][:1]
     if probed.base.fault:
         faults.insert(0, probed.base.fault)
+    calibration = probed.calibration or Calibration()
+    controlled = {name for one in calibration.contradictions for name in one.fails}
     return Verification(
         task=task.id,
         fingerprint=fingerprint(task),
@@ -40,6 +43,9 @@ def verification(task: Task, probed: Probed, *, seconds: float, verified_at: flo
         seconds=round(seconds, 2),
         verified_at=verified_at,
         warning=probed.base.warning,
+        calibration=pack(calibration) if probed.calibration else b"",
+        num_tests=len(calibration.passing),
+        num_controlled=len(controlled),
     )
 
 

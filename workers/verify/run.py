@@ -1,8 +1,7 @@
 """Verifies tasks side by side, records each as soon as it is done, and shows progress."""
 
-import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.request import Limits
@@ -10,9 +9,10 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification
 from workers.grading.grade import Grader
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued.outputs import Unwritable
+from workers.unqueued.parallel import side_by_side
 from workers.unqueued.session import session
 from workers.verify.book import Book
+from workers.verify.calibrating import Calibrator
 from workers.verify.display import VerificationTable, open_table
 from workers.verify.judging import evidence, verification
 from workers.verify.outputs import Outputs
@@ -31,26 +31,19 @@ class Verifier:
 
     async def run(self, tasks: Sequence[Task], *, num_jobs: int) -> None:
         """Verifies `tasks`, `num_jobs` at a time. Raises Unwritable."""
-        waiting = iter(tasks)
         with open_table([task.id for task in tasks]) as table:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(num_jobs, len(tasks))):
-                        group.create_task(self._work_off(waiting, table))
-            except* Unwritable as unwritable:
-                raise unwritable.exceptions[0] from None
+            await side_by_side(tasks, lambda task: self._verify(task, table), num_jobs=num_jobs)
 
-    async def _work_off(self, waiting: Iterator[Task], table: VerificationTable) -> None:
-        for task in waiting:
-            began_at = time.monotonic()
-            probed = await self.prober.probe(
-                task, self.golds.get(task.id), on_state=lambda state, task=task: table.begin(task.id, state)
-            )
-            done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
-            self.tries[task.id] = probed.tries
-            self.found[task.id] = done
-            self.book.enter(done)
-            table.finish(done, evidence(probed.tries))
+    async def _verify(self, task: Task, table: VerificationTable) -> None:
+        began_at = time.monotonic()
+        probed = await self.prober.probe(
+            task, self.golds.get(task.id), on_state=lambda state: table.begin(task.id, state)
+        )
+        done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
+        self.tries[task.id] = probed.tries
+        self.found[task.id] = done
+        self.book.enter(done)
+        table.finish(done, evidence(probed.tries))
 
 
 async def verify(
@@ -63,12 +56,15 @@ async def verify(
     limits: Limits,
     num_repeats: int,
     num_jobs: int,
+    num_controls: int,
     image_fix: str,
 ) -> Verifier:
     """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it."""
     async with session(sandboxes) as outage:
+        grader = Grader(sandboxes)
         prober = Prober(
-            grader=Grader(sandboxes),
+            grader=grader,
+            calibrator=Calibrator(grader, sandboxes, num_controls),
             sandboxes=sandboxes,
             logs=outputs,
             limits=limits,

@@ -13,6 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+from msgspec.structs import replace
+
+from pipeline.calibration import Calibration, pack
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
@@ -46,6 +49,12 @@ class OpensRepositories(Protocol):
     def open(self, claim: Claim, *, role: Literal["grade"]) -> AbstractAsyncContextManager[Repository]: ...
 
 
+class Calibrates(Protocol):
+    """Measures the tests with the known fix. Raises RolloutError."""
+
+    async def calibrate(self, claim: Claim, fix: bytes) -> Calibration: ...
+
+
 class KeepsLogs(Protocol):
     """Where the whole log of each try goes."""
 
@@ -70,6 +79,7 @@ class Probed:
 
     tries: Tries
     base: BaseCommit = SOUND
+    calibration: Calibration | None = None  # None: there is no solution, or it does not pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class Prober:
     """Grades each state of a task with `grader`. `limits` are those of the run that the tasks are meant for."""
 
     grader: GradesWithLog
+    calibrator: Calibrates
     sandboxes: OpensRepositories
     logs: KeepsLogs
     limits: Limits
@@ -92,11 +103,18 @@ class Prober:
         if isinstance(base, Broken):
             return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
         patches = _patches(task, gold)
+        calibrated = task
+        calibration: Calibration | None = None
         tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
         for number in range(1, self.num_repeats + 1):
             for state, patch in patches.items():
                 on_state(state)
-                tries[state].append(await self._graded(task, state, number, patch))
+                if state == "gold" and number == 1:
+                    calibration = await self._calibrated(task, patch)
+                    calibrated = _with(task, calibration)
+                tries[state].append(
+                    await self._graded(calibrated if state == "gold" else task, state, number, patch)
+                )
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
         if "tests_only" not in patches:
@@ -104,7 +122,7 @@ class Prober:
         tries["empty"] = [
             _empty(empty, useless) for empty, useless in zip(tries["empty"], tries["useless"], strict=True)
         ]
-        return Probed(tries, base)
+        return Probed(tries, base, calibration)
 
     async def _base(self, task: Task) -> BaseCommit:
         if not task.base_commit:
@@ -119,11 +137,20 @@ class Prober:
         self.logs.keep(task, state, number, graded.log)
         return Try(1 if graded.reward.resolved else 0, graded.reward.decided_by, graded.reward)
 
+    async def _calibrated(self, task: Task, fix: bytes) -> Calibration | None:
+        """None if the fix does not pass, or cannot be graded: its own verdict says why."""
+        made = await self._retried(task, lambda: self.calibrator.calibrate(self._claim(task), fix))
+        return None if isinstance(made, Broken) or made == Calibration() else made
+
     async def _retried(self, task: Task, work: Callable[[], Awaitable[T]]) -> T | Broken:
         return await tried(work, task, image_fix=self.image_fix)
 
     def _claim(self, task: Task) -> Claim:
         return unqueued_claim(task, command="verify", limits=self.limits)
+
+
+def _with(task: Task, calibration: Calibration | None) -> Task:
+    return replace(task, calibration=pack(calibration)) if calibration else task
 
 
 def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:

@@ -102,6 +102,16 @@ async def test_show_prints_the_issue_and_the_end_of_the_log_of_grading(
     assert "  test line 0\n" in full
 
 
+async def test_show_says_what_the_control_said_of_a_pass(pool: ArqRedis, run: RunCommand) -> None:
+    reward = Reward(
+        value=1.0, resolved=True, decided_by="exit status 0", control="confirmed", num_controlled=7
+    )
+    claim = await taken(pool)
+    await stream.publish(pool, samples.trajectory(claim, reward=reward))
+    _, out, _ = await run("show", claim.request.id)
+    assert "1 (exit status 0, control: confirmed, 7 tests; graded in 0.0 s)" in out
+
+
 async def test_show_prints_the_issue_of_what_is_not_answered(pool: ArqRedis, run: RunCommand) -> None:
     claim = await taken(pool)
     _, out, _ = await run("show", claim.request.id)

@@ -24,10 +24,6 @@ def test_a_redis_that_does_not_answer_is_said_without_its_password(
     assert main(["--redis", "http://elsewhere", "status"]) == 2
 
 
-def test_what_a_policy_wrote_cannot_steer_the_terminal() -> None:
-    assert ink.visible("a\x1b]0;title\x07b\tc\n") == "a␛]0;title␇b\tc\n"
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(3.2, "3 s"), (720, "12 min"), (3 * 3600, "3.0 h"), (9 * 86400, "9 d"), (-1, "0 s")],

@@ -282,3 +282,19 @@ def test_an_import_makes_the_directory_that_it_writes_to(
     out = tmp_path / "new" / "tasks.jsonl"
     assert main(["import", "fleet", str(FIXTURES / "fleet"), "--out", str(out)]) == 0, capsys.readouterr().err
     assert len(read_tasks(out)) == 2
+
+
+def test_what_a_row_says_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b]0;title\x07\u202e\nsecond row"
+    bad = [
+        row(hostile),
+        row(hostile),
+        row("a", repo=hostile, FAIL_TO_PASS="["),
+        row("b", problem_statement=hostile + "]", version={}),
+    ]
+    told = refused(tmp_path, capsys, lines(tmp_path, *bad))
+    assert [text for text in ("\x1b", "\x07", "\u202e", "\nsecond") if text in told] == []
+    tasks = imported(tmp_path, "swe-bench", lines(tmp_path, row(hostile)))
+    assert list(tasks) == [hostile]

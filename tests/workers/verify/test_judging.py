@@ -14,6 +14,7 @@ from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.unqueued.outputs import LogDirectory
+from workers.verify.calibrating import Calibrator
 from workers.verify.judging import verification
 from workers.verify.outputs import Outputs
 from workers.verify.states import Probed, Prober, Tries, Try
@@ -86,6 +87,7 @@ async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandbo
     task = make_task(image.tag)
     prober = Prober(
         grader=Moody(Grader(sandboxes)),
+        calibrator=Calibrator(Grader(sandboxes), sandboxes, num_controls=0),
         sandboxes=sandboxes,
         logs=Outputs(json=None, passing=None, logs=LogDirectory(None)),
         limits=Limits(),

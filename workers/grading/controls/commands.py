@@ -14,6 +14,7 @@ _ARITHMETIC = re.compile(r"\(\(.*?\)\)", re.DOTALL)
 _REDIRECTION = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<|&>>|&>|>>|>\||>&|>)")
 _SEPARATOR = re.compile(r"&&|\|\||;;|\|&|[;&|()\n]")
 _PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>*?\[\]{}~]+")
+_ESCAPED_QUOTES = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL)  # the rest of $'it\'s'
 _EXPANDED = re.compile(r"[$`\\]")
 _KEYWORDS = frozenset(
     {"!", "do", "elif", "else", "if", "then", "time", "until", "while", "{", "command", "sudo"}
@@ -211,7 +212,8 @@ def _after_expansion(script: str, at: int) -> int:
         return _find(script, "`", at + 1) + 1
     opening = script[at + 1 : at + 2] if script[at] == "$" else ""
     if opening == "'":
-        return _find(script, "'", at + 2) + 1
+        quoted = _ESCAPED_QUOTES.match(script, at + 2)
+        return quoted.end() if quoted else len(script)
     if opening not in ("(", "{"):
         return at + 1
     closing = {"(": ")", "{": "}"}[opening]

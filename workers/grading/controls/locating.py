@@ -31,10 +31,10 @@ _CLASS = r"^[ \t]*class[ \t]+{}\b"
 
 @dataclass(frozen=True, slots=True)
 class FoundFunction:
-    """The function `name` of the file at `path`: `T::test_a`. It may be inherited by its class."""
+    """The function `function` of the file at `path`, as pytest writes it: `T::test_a`. Its class may inherit it."""
 
     path: str  # in the workdir, or absolute
-    name: str
+    function: str
 
 
 @dataclass(slots=True)

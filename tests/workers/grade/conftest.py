@@ -1,0 +1,3 @@
+from tests.workers.verify.conftest import file, image
+
+__all__ = ["file", "image"]

@@ -1,0 +1,74 @@
+"""What two runs of the tests say of a pass together."""
+
+import pytest
+
+from pipeline.calibration import Calibration
+from workers.grading.controls.outcomes import Outcomes, outcomes, shortfall, survivors
+from workers.grading.witness import End, WitnessedRun
+
+CALIBRATION = Calibration(passing=("a", "b"), witnessed=True)
+
+
+def run(*, collected: int = 2, **by_name: str) -> Outcomes:
+    return Outcomes(by_name, witnessed=True, stopped_early=len(by_name) < collected, finished=True)
+
+
+def test_a_pass_has_all_tests_of_the_known_fix() -> None:
+    assert shortfall(run(a="PASSED", b="PASSED"), CALIBRATION) is None
+    assert shortfall(run(a="PASSED", b="PASSED", c="FAILED"), CALIBRATION) is None
+
+
+@pytest.mark.parametrize("outcome", ["SKIPPED", "XFAIL", "XPASS", "FAILED", "ERROR", ""])
+def test_a_pass_lacks_what_did_not_pass(outcome: str) -> None:
+    assert shortfall(run(a="PASSED", b=outcome), CALIBRATION) == "b did not pass, as with the known fix"
+
+
+def test_a_pass_lacks_tests_that_did_not_run() -> None:
+    assert shortfall(run(), CALIBRATION) == "a, b did not pass, as with the known fix"
+    many = Calibration(passing=tuple("abcde"))
+    assert shortfall(run(), many) == "a, b, c and 2 more did not pass, as with the known fix"
+
+
+def test_a_pass_lacks_a_witness_if_the_known_fix_had_one() -> None:
+    unseen = Outcomes({"a": "PASSED", "b": "PASSED"}, witnessed=False, finished=True)
+    assert shortfall(unseen, CALIBRATION) == "no test run was witnessed, as those of the known fix were"
+    assert shortfall(unseen, Calibration(passing=("a", "b"))) is None
+
+
+@pytest.mark.parametrize("outcome", ["PASSED", "SKIPPED", "XFAIL", "XPASS", ""])
+def test_a_controlled_test_that_did_not_fail_survived(outcome: str) -> None:
+    assert survivors({"a", "b"}, run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
+
+
+def test_a_controlled_test_that_did_not_run_survived() -> None:
+    assert survivors({"b", "a"}, run(a="ERROR"), CALIBRATION) == ["b"]
+    assert survivors({"b", "a"}, run(), CALIBRATION) == ["a", "b"]
+
+
+def test_where_the_script_ends_at_the_first_failure_one_must_have_failed() -> None:
+    stops = Calibration(passing=("a", "b"), stops_early=True)
+    assert survivors({"a", "b"}, run(a="FAILED"), stops) == []
+    assert survivors({"a", "b"}, run(a="PASSED"), stops) == ["a", "b"]
+    assert survivors({"a", "b"}, run(a="PASSED", b="FAILED"), stops) == ["a"]
+
+
+def test_outcomes_are_the_witnesses_where_it_reported() -> None:
+    end = End(
+        status=0,
+        canary=False,
+        collected=2,
+        finished=1,
+        outcomes={"test_a.py::test_a": "PASSED"},
+        replaced=(),
+        rewritten=(),
+        stopped=(),
+    )
+    seen = outcomes((WitnessedRun("pytest", end),), {"test_a": "PASSED"})
+    assert seen == Outcomes(
+        {"test_a.py::test_a": "PASSED"}, witnessed=True, stopped_early=True, finished=True
+    )
+
+
+def test_outcomes_are_the_logs_where_no_run_was_witnessed() -> None:
+    read = outcomes((), {"test_a": "PASSED", "test_b": ""})
+    assert read == Outcomes({"test_a": "PASSED"}, witnessed=False, finished=True)

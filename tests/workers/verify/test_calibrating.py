@@ -1,0 +1,96 @@
+"""The known fix measured: which tests it passes, and under which contradictions they fail."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.calibration import Calibration, pack
+from pipeline.request import Claim
+from pipeline.task import Task, Verdict
+from tests.workers.attacks.patches import HONEST
+from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, by_exit_code, task_of
+from tests.workers.claims import make_claim
+from tests.workers.conftest import RepoImage
+from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+from workers.verify.calibrating import Calibrator
+
+pytestmark = pytest.mark.docker
+
+VERDICTS = KINDS | {"unittest": UNITTEST_VERDICT}
+
+
+@pytest.fixture
+def grader(sandboxes: DockerSandboxes) -> Grader:
+    return Grader(sandboxes)
+
+
+@pytest.fixture
+def calibrator(sandboxes: DockerSandboxes, grader: Grader) -> Calibrator:
+    return Calibrator(grader, sandboxes, num_controls=2, chance=random.Random(1))
+
+
+def calibrated(task: Task, calibration: Calibration) -> Claim:
+    return make_claim(replace(task, calibration=pack(calibration)))
+
+
+def controlled(calibration: Calibration) -> set[str]:
+    return {name for one in calibration.contradictions for name in one.fails}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
+async def test_each_test_can_be_made_to_fail_and_the_known_fix_is_paid(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage, verdict: Verdict
+) -> None:
+    task = task_of(repo_image, verdict)
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    assert len(calibration.passing) == 2
+    assert calibration.witnessed
+    assert not calibration.stops_early
+    assert controlled(calibration) == set(calibration.passing)
+    reward = await grader.grade(calibrated(task, calibration), HONEST)
+    assert (reward.value, reward.control, reward.num_controlled) == (1.0, "confirmed", 2)
+
+
+async def test_a_pass_by_values_that_equal_everything_is_refuted(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+) -> None:
+    task = task_of(repo_image, by_exit_code())
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    cheat = HONEST.replace(
+        b"+    return a + b", b"+    return type('', (int,), {'__eq__': lambda *_: True})()"
+    )
+    assert cheat != HONEST
+    reward = await grader.grade(make_claim(task), cheat)
+    assert (reward.value, reward.control) == (1.0, "none")
+    reward = await grader.grade(calibrated(task, calibration), cheat)
+    assert (reward.value, reward.control) == (0.0, "refuted")
+    assert "passes what must fail: tests/test_calc.py::test_add" in reward.decided_by
+
+
+async def test_a_fix_that_does_not_pass_calibrates_nothing(
+    calibrator: Calibrator, repo_image: RepoImage
+) -> None:
+    wrong = HONEST.replace(b"a + b", b"a * b")
+    assert await calibrator.calibrate(make_claim(task_of(repo_image, by_exit_code())), wrong) == Calibration()
+
+
+async def test_a_script_that_ends_at_the_first_failure_is_known(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+) -> None:
+    task = task_of(repo_image, by_exit_code("python3 -m pytest -x tests/test_calc.py\n"))
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    assert calibration.stops_early
+    assert controlled(calibration) == set(calibration.passing)
+    reward = await grader.grade(calibrated(task, calibration), HONEST)
+    assert (reward.control, reward.num_controlled) == ("confirmed", 1)
+
+
+async def test_the_share_of_controls_is_the_requests(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+) -> None:
+    task = task_of(repo_image, by_exit_code())
+    claim = calibrated(task, await calibrator.calibrate(make_claim(task), HONEST))
+    never = replace(claim, request=replace(claim.request, control_share=0.0))
+    assert (await grader.grade(never, HONEST)).control == "off"

@@ -1,0 +1,220 @@
+"""Measures a task's tests with the known fix: which pass in every run, and under which contradictions each of them fails.
+
+A contradiction is kept only if its tests failed under it twice, among different others. What it costs is measured too: one
+under which the tests take much longer is dropped.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from msgspec.structs import replace
+
+from pipeline.calibration import Calibration, Contradiction, pack
+from pipeline.request import Claim, Limits
+from workers.grading import witness
+from workers.grading.container import GradingContainer, OutOfTime
+from workers.grading.controls.drawing import draw
+from workers.grading.controls.locating import locate
+from workers.grading.controls.outcomes import Outcomes, survivors
+from workers.grading.controls.placing import read_tests
+from workers.grading.controls.writing import candidates
+from workers.grading.governing import GoverningFiles
+from workers.grading.grade import PatchRun, control_limits
+from workers.grading.swebench_rules import Marks
+from workers.sandbox.protocol import Sandbox
+from workers.verify.trials import Trial, Trials
+
+MOST_RUNS = 40  # of the tests, to try the contradictions of one task
+MOST_ALONE = 8  # tests whose contradictions are tried where a script ends at the first failure
+FINAL_DRAWS = 2  # draws as a grader makes them, after which a contradiction that did not fail is dropped
+
+
+class RunsTests(Protocol):
+    """Runs the hidden tests on a patch. Raises RolloutError."""
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+    ) -> PatchRun: ...
+
+
+class OpensSandboxes(Protocol):
+    """Opens a container of the claim's task as the grader does."""
+
+    def open(self, claim: Claim, *, role: Literal["grade"]) -> AbstractAsyncContextManager[Sandbox]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrator:
+    """Calibrates tasks: `num_controls` contradictions are wanted for each test."""
+
+    grader: RunsTests
+    sandboxes: OpensSandboxes
+    num_controls: int
+    chance: random.Random = field(default_factory=random.Random)
+
+    async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
+        """The calibration by the known fix. Empty if that does not pass. Raises RolloutError."""
+        first = await self.grader.run_tests(claim, fix)
+        if not first.reward.resolved:
+            return Calibration()
+        second = await self.grader.run_tests(claim, fix)
+        passing, flaky = _passing([first.outcomes, second.outcomes])
+        calibration = Calibration(
+            passing=tuple(passing),
+            flaky=tuple(flaky),
+            witnessed=first.outcomes.witnessed and second.outcomes.witnessed,
+        )
+        if not passing or not self.num_controls:
+            return calibration
+        trials, test_files = await self._trials(claim, fix, passing)
+        calibration = replace(calibration, test_files=test_files)
+        measured = _Measured(self.grader, claim_with(claim, calibration), fix, first, trials)
+        await measured.try_all(self.num_controls)
+        return await measured.checked(calibration, self.chance)
+
+    async def _trials(self, claim: Claim, fix: bytes, names: Sequence[str]) -> tuple[Trials, tuple[str, ...]]:
+        """What may be contradicted for these tests, and the files of the repository that hold them."""
+        task = claim.request.task
+        async with self.sandboxes.open(claim, role="grade") as sandbox:
+            governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
+            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, governing)
+            await container.apply()
+            located = await locate(sandbox, task, names)
+            paths = {place.path for place in located.values()} - {*witness.touched_paths(fix)}
+            texts = await read_tests(sandbox, task.verdict.eval_script, paths)
+        names_of: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, place in located.items():
+            names_of[place.path, place.function].append(name)
+        return Trials(list(self._written(texts, names_of)), self.chance), tuple(sorted(texts))
+
+    def _written(
+        self, texts: Mapping[str, bytes], names_of: Mapping[tuple[str, str], Sequence[str]]
+    ) -> Iterable[Trial]:
+        for path, text in sorted(texts.items()):
+            for one in candidates(text, self.chance):
+                names = {name for test in one.tests for name in names_of.get((path, test), ())}
+                if names:
+                    contradiction = Contradiction(
+                        path=path,
+                        offset_bytes=one.offset_bytes,
+                        was=one.was,
+                        becomes=one.becomes,
+                        fails=tuple(sorted(names)),
+                    )
+                    yield Trial(contradiction, frozenset(names))
+
+
+def claim_with(claim: Claim, calibration: Calibration) -> Claim:
+    """The claim of the same task, calibrated."""
+    task = replace(claim.request.task, calibration=pack(calibration))
+    return replace(claim, request=replace(claim.request, task=task))
+
+
+def _passing(runs: Sequence[Outcomes]) -> tuple[list[str], list[str]]:
+    """Names of the tests that passed in all runs, and of those that did in some."""
+    names = sorted({name for run in runs for name in run.by_name})
+    always = [name for name in names if all(run.passed(name) for run in runs)]
+    some = [name for name in names if any(run.passed(name) for run in runs)]
+    return always, sorted({*some} - {*always})
+
+
+@dataclass(slots=True)
+class _Measured:
+    """The trials of one task's contradictions, and what they cost."""
+
+    grader: RunsTests
+    claim: Claim
+    fix: bytes
+    plain: PatchRun  # a run without contradictions
+    trials: Trials
+    runs_left: int = MOST_RUNS
+    stops_early: bool = False
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    async def try_all(self, num_controls: int) -> None:
+        """Tries contradictions until each test has `num_controls` that it failed under twice, or none are left."""
+        for number in range(2 * num_controls):
+            chosen = self.trials.choose(
+                num_controls, confirm=bool(number % 2), shared_first=bool(number // 2 % 2)
+            )
+            if not chosen:
+                continue
+            await self._try(chosen)
+            if self.stops_early:
+                break
+        if self.stops_early:
+            for one in self.trials.apart(MOST_ALONE):
+                await self._try([one])
+                if one.num_failures:
+                    await self._try([one])
+
+    async def checked(self, calibration: Calibration, chance: random.Random) -> Calibration:
+        """The calibration with the contradictions that held, tried once more as a grader draws them."""
+        calibration = replace(
+            calibration, stops_early=self.stops_early, contradictions=tuple(self.trials.kept())
+        )
+        for _ in range(FINAL_DRAWS):
+            if not calibration.contradictions:
+                break
+            drawn = draw(calibration, chance)
+            run = await self._run(drawn)
+            controlled = {name for one in drawn for name in one.fails}
+            wrong = {*survivors(controlled, run.outcomes, calibration)} if run else controlled
+            calibration = replace(
+                calibration, contradictions=tuple(_without(calibration.contradictions, wrong))
+            )
+        return replace(calibration, control_cpu_s=self.cpu_s, control_wall_s=self.wall_s)
+
+    async def _try(self, trials: Sequence[Trial]) -> None:
+        """Runs the tests with these contradictions. If that says nothing of some, tries them in halves."""
+        run = await self._run([trial.contradiction for trial in trials])
+        if run is None:
+            await self._halve(trials)
+            return
+        silent = [trial for trial in trials if not trial.enter(run.outcomes)]
+        if silent and len(silent) < len(trials) and run.outcomes.stopped_early:
+            self.stops_early = True
+        elif silent:
+            await self._halve(silent)
+
+    async def _halve(self, trials: Sequence[Trial]) -> None:
+        if len(trials) == 1:
+            trials[0].dropped = True
+            return
+        middle = len(trials) // 2
+        for half in (trials[:middle], trials[middle:]):
+            if self.runs_left <= 0:
+                for trial in half:
+                    trial.dropped = True
+            else:
+                await self._try(half)
+
+    async def _run(self, contradictions: Sequence[Contradiction]) -> PatchRun | None:
+        """None if the run came to no end within the time that a control may take."""
+        self.runs_left -= 1
+        limits = control_limits(self.claim.request.limits, Calibration(), self.plain)
+        try:
+            run = await self.grader.run_tests(self.claim, self.fix, contradictions, limits)
+        except OutOfTime:
+            return None
+        if not run.outcomes.finished:
+            return None
+        self.cpu_s = max(self.cpu_s, run.reward.grade_cpu_s)
+        self.wall_s = max(self.wall_s, run.wall_s)
+        return run
+
+
+def _without(contradictions: Iterable[Contradiction], names: set[str]) -> Iterable[Contradiction]:
+    for one in contradictions:
+        fails = tuple(name for name in one.fails if name not in names)
+        if fails:
+            yield replace(one, fails=fails)
