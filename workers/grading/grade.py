@@ -4,7 +4,7 @@ An infrastructure failure is never a verdict: it raises GraderError, or TaskBrok
 does not apply, tests that fail, tests that use up their CPU time and tests that cannot fail are verdicts.
 """
 
-import asyncio
+import dataclasses
 import random
 import time
 from collections.abc import Sequence
@@ -19,17 +19,18 @@ from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Limits
 from pipeline.task import File, TestsJson
 from pipeline.trajectory import Control, Reward
-from workers.grading import scripts, witness
-from workers.grading.container import LOG_KEEP_BYTES, STEP_S, GradingContainer, OutOfTime
+from workers.grading import scripts
+from workers.grading.container import LOG_KEEP_BYTES, STEP_S, FinishedTests, GradingContainer, OutOfTime
 from workers.grading.controls.drawing import Shuffles, draw
-from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes, outcomes, shortfall, survivors
+from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes
 from workers.grading.governing import GoverningFiles
+from workers.grading.judging import LOG_TAIL_CHARS, Remains, decoded, judged, lacking, readable, surviving
 from workers.grading.swebench_rules import Marks
-from workers.grading.verdicts import Evidence, check, judge
-from workers.isolation.calls import ProcessLost
+from workers.grading.verdicts import check
+from workers.isolation import calls as isolation
+from workers.isolation.calls import LimitExceeded, ProcessLost
 from workers.sandbox.protocol import Sandboxes
 
-LOG_TAIL_CHARS = 4000
 NAMED_AT_MOST = 5  # tests in `decided_by`
 CONTROL_TRIES = 3  # draws of a control that runs into its time limit
 # The time that a control may take, by that of the runs it is compared with; and the same in wall time, which a loaded machine
@@ -51,9 +52,15 @@ class PatchRun:
     """One run of the tests on a patch: the verdict that it would lead to by itself, and the outcome of each test."""
 
     reward: Reward
-    log: str
-    outcomes: Outcomes = NOTHING_RAN
+    log: bytes = b""
+    recorded: bytes = b""  # the encoded outcomes; empty if the eval script came to no end
     wall_s: float = 0.0  # of the eval script
+    readable: bool = True  # whether what the tests left behind could be parsed within limits
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Decoded. Code under test decides how long that takes."""
+        return decoded(self.recorded) if self.recorded else NOTHING_RAN
 
 
 class Chance(Shuffles, Protocol):
@@ -71,24 +78,31 @@ class Grader:
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward:
         """What `patch` is worth. Raises GraderError, TaskBroken or ImageMissing for a failure that is not the patch's."""
-        return (await self.grade_with_log(claim, patch)).reward
+        return (await self._grade(claim, patch)).reward
 
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded:
         """The same, with the whole log, of which the reward has the end."""
+        tested = await self._grade(claim, patch)
+        return Graded(tested.reward, tested.log.decode())
+
+    async def _grade(self, claim: Claim, patch: bytes) -> PatchRun:
         check(claim.request.task)
         calibration = _calibration(claim)
         if not patch.strip():
-            return Graded(Reward(value=0.0, resolved=False, decided_by="empty patch"), "")
+            return PatchRun(Reward(value=0.0, resolved=False, decided_by="empty patch"))
         started = time.monotonic()
-        tested = await self.run_tests(claim, patch)
-        if tested.reward.resolved and calibration is not None:
-            tested = _as_expected(tested, calibration)
-        if tested.reward.resolved:
-            tested = await self._controlled(claim, patch, calibration or Calibration(), tested)
-        reward = replace(
-            tested.reward, log_tail=tested.log[-LOG_TAIL_CHARS:], grade_s=time.monotonic() - started
-        )
-        return Graded(reward, tested.log)
+        try:
+            tested = await self.run_tests(claim, patch)
+            if tested.reward.resolved and calibration is not None:
+                tested = await _as_expected(tested, calibration)
+            if tested.reward.resolved:
+                tested = await self._controlled(claim, patch, calibration or Calibration(), tested)
+        except LimitExceeded as error:
+            tested = _unresolved(f"the outcomes of the tests could not be compared {error}")
+        except ProcessLost as error:
+            raise GraderError(str(error)) from error
+        reward = replace(tested.reward, grade_s=time.monotonic() - started)
+        return dataclasses.replace(tested, reward=reward)
 
     async def run_tests(
         self,
@@ -127,8 +141,11 @@ class Grader:
             except OutOfTime:
                 continue
             cpu_s += control.reward.grade_cpu_s
-            if control.outcomes.finished:
-                return _compared(passed, control, drawn, calibration, cpu_s)
+            if control.recorded:
+                return await _compared(passed, control, drawn, calibration, cpu_s)
+            if not control.readable:
+                refused = _refused(passed, f"in the control run {control.reward.decided_by}")
+                return _with_control(refused, "refuted", grade_cpu_s=cpu_s)
         return _with_control(passed, "undecided", grade_cpu_s=cpu_s)
 
     async def _run_tests(
@@ -144,34 +161,38 @@ class Grader:
             )
             applied = await container.apply()
             if applied.fault:
-                reward = Reward(value=0.0, resolved=False, decided_by=applied.fault, applied_by=applied.by)
-                return PatchRun(reward, applied.complaints)
+                return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())
             if contradictions:
                 await container.contradict(contradictions)
             started = time.monotonic()
             result = await container.run_tests()
             wall_s = time.monotonic() - started
         if result is None:
-            reward = Reward(value=0.0, resolved=False, decided_by="cpu time used up")
-            return PatchRun(replace(reward, applied_by=applied.by, grade_cpu_s=limits.grade_cpu_s), "")
-        log = marks.in_log(result.output.decode("utf-8", "replace"))
-        parsed = await self._parsed(claim, task.verdict, log) if isinstance(task.verdict, TestsJson) else None
-        evidence = Evidence(
-            patch=patch,
-            exit_code=result.exit_code,
-            log=log,
-            runs=witness.testimony(result.notes),
-            parsed=parsed,
-        )
-        reward = await asyncio.to_thread(judge, task, evidence)
-        reward = replace(reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
-        return PatchRun(reward, log, outcomes(evidence.runs, reward.tests), wall_s)
+            tested = _unresolved("cpu time used up", applied_by=applied.by)
+            return dataclasses.replace(tested, reward=replace(tested.reward, grade_cpu_s=limits.grade_cpu_s))
+        tested = await self._judged(claim, patch, result, marks)
+        reward = replace(tested.reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
+        return dataclasses.replace(tested, reward=reward, wall_s=wall_s)
 
-    async def _parsed(self, claim: Claim, verdict: TestsJson, log: str) -> bytes | None:
+    async def _judged(self, claim: Claim, patch: bytes, ran: FinishedTests, marks: Marks) -> PatchRun:
+        """The verdict on a finished run of the tests, which may have written what cannot be read in bounded time."""
+        task, log, parsed = claim.request.task, b"", None
+        try:
+            log = await isolation.call(readable, ran.output, marks)
+            if isinstance(task.verdict, TestsJson):
+                parsed = await self._parsed(claim, task.verdict, log)
+            remains = Remains(patch, ran.exit_code, log, ran.notes, parsed)
+            found = await isolation.call(judged, task, remains)
+        except LimitExceeded as error:
+            unread = _unresolved(f"the log could not be parsed {error}", log=log)
+            return dataclasses.replace(unread, readable=False)
+        return PatchRun(found.reward, log, bytes(found.outcomes))
+
+    async def _parsed(self, claim: Claim, verdict: TestsJson, log: bytes) -> bytes | None:
         """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed."""
         files = [
             File(path=scripts.PARSER, content=verdict.parser.encode("utf-8", "surrogateescape")),
-            File(path=scripts.LOG, content=log.encode("utf-8", "surrogateescape")),
+            File(path=scripts.LOG, content=log),
             File(path=scripts.NO_LOG, content=b""),
         ]
         async with self._sandboxes.open(claim, role="grade") as sandbox:
@@ -191,13 +212,19 @@ def _calibration(claim: Claim) -> Calibration | None:
         raise TaskBroken(f"calibration: {error}: run workers.verify on the task again") from error
 
 
-def _as_expected(tested: PatchRun, calibration: Calibration) -> PatchRun:
+def _unresolved(decided_by: str, *, applied_by: str = "", log: bytes = b"") -> PatchRun:
+    tail = log[-LOG_TAIL_CHARS:].decode("utf-8", "replace")
+    reward = Reward(value=0.0, resolved=False, decided_by=decided_by, applied_by=applied_by, log_tail=tail)
+    return PatchRun(reward, log)
+
+
+async def _as_expected(tested: PatchRun, calibration: Calibration) -> PatchRun:
     """A pass needs all tests that the known fix passes, and the witness if that reported of the known fix."""
-    lacks = shortfall(tested.outcomes, calibration)
+    lacks = await isolation.call(lacking, tested.recorded, calibration)
     return _refused(tested, lacks) if lacks else tested
 
 
-def _compared(
+async def _compared(
     passed: PatchRun,
     control: PatchRun,
     drawn: Sequence[Contradiction],
@@ -205,26 +232,25 @@ def _compared(
     cpu_s: float,
 ) -> PatchRun:
     """What the control run says of the pass: each controlled test must have failed."""
-    controlled = {name for contradiction in drawn for name in contradiction.fails}
+    controlled = sorted({name for contradiction in drawn for name in contradiction.fails})
     says = {"num_controlled": len(controlled), "grade_cpu_s": cpu_s}
-    wrong = survivors(controlled, control.outcomes, calibration)
+    wrong = await isolation.call(surviving, controlled, control.recorded, calibration)
     if not wrong:
         return _with_control(passed, "confirmed", **says)
     refused = _refused(passed, f"passes what must fail: {_few(wrong)}")
-    refused = PatchRun(refused.reward, f"{passed.log}\n--- control run ---\n{control.log}", passed.outcomes)
-    return _with_control(refused, "refuted", **says)
+    log = b"\n--- control run ---\n".join((passed.log, control.log))
+    reward = replace(refused.reward, log_tail=control.reward.log_tail)
+    return _with_control(dataclasses.replace(refused, reward=reward, log=log), "refuted", **says)
 
 
 def _with_control(tested: PatchRun, control: Control, **says: float) -> PatchRun:
-    reward = replace(tested.reward, control=control, **says)
-    return PatchRun(reward, tested.log, tested.outcomes, tested.wall_s)
+    return dataclasses.replace(tested, reward=replace(tested.reward, control=control, **says))
 
 
 def _refused(tested: PatchRun, why: str) -> PatchRun:
-    reward = replace(
-        tested.reward, value=0.0, resolved=False, decided_by=f"{tested.reward.decided_by}, but {why}"
-    )
-    return PatchRun(reward, tested.log, tested.outcomes, tested.wall_s)
+    decided_by = f"{tested.reward.decided_by}, but {why}"
+    reward = replace(tested.reward, value=0.0, resolved=False, decided_by=decided_by)
+    return dataclasses.replace(tested, reward=reward)
 
 
 def control_limits(limits: Limits, calibration: Calibration, passed: PatchRun) -> Limits:

@@ -4,11 +4,12 @@ The ordinary import of `swebench.harness` loads some eighty packages (Docker, da
 not need. An empty module in its place, with the package's real path, lets its modules be imported one by one.
 """
 
+import functools
 import importlib.util
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,13 +76,13 @@ def check(verdict: SwebenchLog) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Marks:
     """Makes the script's marks unforgeable: each carries a nonce that only the script knows, instead of text that any test can
     print.
     """
 
-    def __init__(self) -> None:
-        self._nonce = secrets.token_hex(8)
+    nonce: str = field(default_factory=functools.partial(secrets.token_hex, 8))
 
     def in_script(self, script: str) -> str:
         """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
@@ -104,7 +105,7 @@ class Marks:
         return log
 
     def _secret(self, mark: str) -> str:
-        return f"<{self._nonce}>{mark[5:]}"
+        return f"<{self.nonce}>{mark[5:]}"
 
 
 def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:

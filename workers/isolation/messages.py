@@ -27,7 +27,7 @@ class Limits:
 
     cpu_s: int = 30
     memory_bytes: int = 2 * 1024**3  # of address space
-    result_bytes: int = 4 * 1024**2  # encoded; the worker decodes it while its event loop waits
+    result_bytes: int = 64 * 1024**2  # encoded
 
 
 class Request(msgspec.Struct, frozen=True):
