@@ -237,6 +237,12 @@ def _called_with(call: ast.Call, file: TestFile, values: Values) -> _Edits:
         yield from _renamed(call, file, f"{name_of_call(call)}({values.equal_to_nothing()})")
 
 
+def _calls(call: ast.Call, file: TestFile, values: Values) -> _Edits:
+    """Of the calls that a mock must have had, one is another."""
+    for calls in call.args[:1]:
+        yield file.replace(calls, f"[{values.equal_to_nothing()}]")
+
+
 def _called(call: ast.Call, file: TestFile, values: Values) -> _Edits:
     """`assert_called` becomes `assert_not_called` and the other way around."""
     del values
@@ -292,9 +298,10 @@ _FAMILIES: dict[_Form, str] = {
     _not_regex: "assertnotregex assertnotregexpmatches",
     _logs: "assertlogs",
     _lines: "fnmatchlines fnmatchlinesrandom rematchlines rematchlinesrandom",
-    _called_with: """assertcalledwith assertcalledoncewith assertanycall asserthascalls assertawaitedwith assertawaitedoncewith
-        assertanyawait assertHasawaits""",
+    _called_with: """assertcalledwith assertcalledoncewith assertanycall assertawaitedwith assertawaitedoncewith
+        assertanyawait""",
+    _calls: "asserthascalls asserthasawaits",
     _called: "assertcalled assertcalledonce assertnotcalled assertawaited assertawaitedonce assertnotawaited",
     _first: "assertnumqueries assertinhtml asserttemplateused assertoutcomes assertaddsmessages",
 }
-_FORMS = {name.lower(): form for form, names in _FAMILIES.items() for name in names.split()}
+_FORMS = {name: form for form, names in _FAMILIES.items() for name in names.split()}
