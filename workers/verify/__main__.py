@@ -152,6 +152,10 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
     work.outputs.write_json(results, tries)
     work.outputs.write_passing(work.tasks, work.golds, results)
     num_wrong = sum(not one.ok for one in results)
+    num_tests = sum(one.num_tests for one in results)
+    if num_tests:
+        share = sum(one.num_controlled for one in results) / num_tests
+        print(f"{share:.1%} of {num_tests} tests that the known fixes pass can be made to fail by a control")
     print(f"{len(results) - num_wrong} of {len(results)} tasks are ok; {work.book.path} says so of each")
     return 1 if num_wrong else 0
 

@@ -6,7 +6,7 @@ under which the tests take much longer is dropped.
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -21,13 +21,16 @@ from workers.grading.controls.drawing import draw
 from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
 from workers.grading.controls.placing import read_tests
-from workers.grading.controls.writing import candidates
+from workers.grading.controls.writing import Candidate, candidates
 from workers.grading.governing import GoverningFiles
 from workers.grading.grade import PatchRun, control_limits
 from workers.grading.swebench_rules import Marks
+from workers.isolation import calls as isolation
+from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import Sandbox
 from workers.verify.trials import Trial, Trials
 
+WRITING_CPU_S = 120  # to find the contradictions of one file
 MOST_RUNS = 40  # of the tests, to try the contradictions of one task
 MOST_ALONE = 8  # tests whose contradictions are tried where a script ends at the first failure
 FINAL_DRAWS = 2  # draws as a grader makes them, after which a contradiction that did not fail is dropped
@@ -93,23 +96,40 @@ class Calibrator:
         names_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for name, place in located.items():
             names_of[place.path, place.function].append(name)
-        return Trials(list(self._written(texts, names_of)), self.chance), tuple(sorted(texts))
+        trials = [
+            trial
+            for path, text in sorted(texts.items())
+            for trial in _as_trials(path, await self._candidates(text), names_of)
+        ]
+        return Trials(trials, self.chance), tuple(sorted(texts))
 
-    def _written(
-        self, texts: Mapping[str, bytes], names_of: Mapping[tuple[str, str], Sequence[str]]
-    ) -> Iterable[Trial]:
-        for path, text in sorted(texts.items()):
-            for one in candidates(text, self.chance):
-                names = {name for test in one.tests for name in names_of.get((path, test), ())}
-                if names:
-                    contradiction = Contradiction(
-                        path=path,
-                        offset_bytes=one.offset_bytes,
-                        was=one.was,
-                        becomes=one.becomes,
-                        fails=tuple(sorted(names)),
-                    )
-                    yield Trial(contradiction, frozenset(names))
+    async def _candidates(self, text: bytes) -> list[Candidate]:
+        """None for a file that takes too long to be read."""
+        try:
+            return await isolation.call(candidates_of, text, self.chance.getrandbits(32), cpu_s=WRITING_CPU_S)
+        except LimitExceeded:
+            return []
+
+
+def candidates_of(text: bytes, seed: int) -> list[Candidate]:
+    """The candidates of a test file, by chance from `seed`: to be called in a process of its own."""
+    return candidates(text, random.Random(seed))
+
+
+def _as_trials(
+    path: str, found: Iterable[Candidate], names_of: Mapping[tuple[str, str], Sequence[str]]
+) -> Iterator[Trial]:
+    for one in found:
+        names = sorted({name for test in one.tests for name in names_of.get((path, test), ())})
+        if names:
+            contradiction = Contradiction(
+                path=path,
+                offset_bytes=one.offset_bytes,
+                was=one.was,
+                becomes=one.becomes,
+                fails=tuple(names),
+            )
+            yield Trial(contradiction, frozenset(names))
 
 
 def claim_with(claim: Claim, calibration: Calibration) -> Claim:

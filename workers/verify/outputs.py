@@ -43,6 +43,8 @@ class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
     verdict_kind: str
     seconds: float
+    num_tests: int  # that the known fix passes in every run
+    num_controlled: int  # of these, tests that can be made to fail by a contradiction
     tries: dict[State, list[JsonTry]]
 
 
@@ -95,6 +97,8 @@ def _json_line(one: Verification, tries: "Tries | None") -> JsonLine:
         warning=one.warning,
         verdict_kind=one.verdict_kind,
         seconds=one.seconds,
+        num_tests=one.num_tests,
+        num_controlled=one.num_controlled,
         tries={
             state: [
                 JsonTry(found=each.found, why=each.why, tests=each.reward.tests if each.reward else {})
