@@ -38,6 +38,8 @@ class Calibration(Message, frozen=True, kw_only=True):
     contradictions: tuple[Contradiction, ...] = ()
     # Files in the repository that hold these tests and that the known fix leaves alone: restored before the tests run.
     test_files: tuple[str, ...] = ()
+    # Parts of the test runner that became something else in its runs, and ways of failing in which a test did not fail there.
+    replaced: tuple[str, ...] = ()
     control_cpu_s: float = 0.0  # CPU time of the slowest control run with the known fix
     control_wall_s: float = 0.0  # wall time of the slowest one
 

@@ -22,7 +22,7 @@ import msgspec
 
 PLUGIN = Path(__file__).with_name("witness_plugin")
 # The modules of the plugin, in the order in which they are joined.
-MODULES = ("parts", "run", "unittest_runs", "pytest_runs")
+MODULES = ("parts", "run", "failing", "unittest_runs", "session_parts", "pytest_failing", "pytest_runs")
 _BETWEEN_MODULES = re.compile(r"^from workers\.grading\.witness_plugin\.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"(---|\+\+\+|Index:|rename from|rename to|copy to|diff --git) (.*)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -75,11 +75,13 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended, as the witness reports it. `status` None: no test was to be run, as for `--version`."""
 
     status: int | None
-    canary: bool | None  # whether a test that must fail passed; None: not known
+    ways: tuple[str, ...] = ()  # ways of failing that were tried on the runner; none if it did not allow it
+    unfailing: tuple[str, ...] = ()  # those in which a test did not fail
     collected: int  # -1: not known
     finished: int
     outcomes: dict[str, str]  # for unittest as far as its result class reports them
-    replaced: tuple[tuple[str, str], ...]  # replaced parts of the runner, and the file of each replacement
+    # Parts of the runner that became something else, and the file of what stands in for each, "" if not known.
+    replaced: tuple[tuple[str, str], ...]
     rewritten: tuple[str, ...]  # files of tests that were written after the run had started
     # Test, file and text of a line on the way to where the test was skipped; text "": the file may have turned another line
     # into one that skips.
@@ -92,6 +94,8 @@ class WitnessedRun:
 
     runner: str  # "pytest", "unittest"
     end: End | None
+    # Whether it started while another was under way, as in a script that runs several at a time.
+    beside: bool = False
 
 
 def installer() -> bytes:
@@ -125,22 +129,53 @@ def plugin_source() -> str:
 
 
 def testimony(notes: bytes) -> tuple[WitnessedRun, ...]:
-    """The runs that the side channel reports, in the order of their starts. Lines without a known secret are ignored: anybody
-    may write them.
+    """The runs that the side channel reports, in the order of their starts, without those that other runs started.
+
+    Lines without a known secret are ignored: anybody may write them.
     """
-    runners: dict[bytes, str] = {}
+    starts: dict[bytes, _Start] = {}
     ends: dict[bytes, End] = {}
     for line in notes.splitlines():
         match line.split():
-            case [b"start", secret, runner]:
-                runners.setdefault(secret, runner.decode("utf-8", "replace"))
-            case [b"end", secret, packed] if secret in runners and secret not in ends:
+            case [b"start", secret, runner, lineage] if secret not in starts:
+                start = _Start(runner.decode("utf-8", "replace"), tuple(lineage.split(b",")))
+                counted = {other: starts[other] for other in starts if not starts[other].nested}
+                start.nested = any(start.descends_from(counted[other], ends.get(other)) for other in counted)
+                start.beside = not counted.keys() <= ends.keys()
+                starts[secret] = start
+            case [b"end", secret, packed] if secret in starts and secret not in ends:
                 end = _unpacked(packed)
                 if end is not None:
                     ends[secret] = end
             case _:
                 pass
-    return tuple(WitnessedRun(runner, ends.get(secret)) for secret, runner in runners.items())
+    return tuple(
+        WitnessedRun(start.runner, ends.get(secret), start.beside)
+        for secret, start in starts.items()
+        if not start.nested
+    )
+
+
+@dataclass(slots=True)
+class _Start:
+    """The start of a run. `lineage` is its process and those that it descends from, down to a child of process 1."""
+
+    runner: str
+    lineage: tuple[bytes, ...]
+    nested: bool = False
+    beside: bool = False
+
+    def descends_from(self, other: "_Start", end: End | None) -> bool:
+        """Whether the code that `other` runs may have started this run. `end` is that of `other`, None before it.
+
+        A process that runs unittest may run it again, or give way to pytest. A process whose oldest ancestor is not that of
+        the eval script has left the one that started it.
+        """
+        if self.lineage[-1] != other.lineage[-1]:
+            return True
+        if end is not None and self.lineage == other.lineage:
+            return not (end.status is None or self.runner == other.runner == "unittest")
+        return other.lineage[0] in self.lineage
 
 
 def tampering(
@@ -158,8 +193,8 @@ def tampering(
     for run in runs:
         if run.end is None:
             return f"{run.runner} was cut short"
-        if run.end.canary:
-            return f"{run.runner} let a test pass that must fail"
+        if run.end.unfailing:
+            return f"{run.runner} let a test pass that must fail, by {run.end.unfailing[0]}"
         for part, path in run.end.replaced:
             if path == "<string>" or changes.touch(path):
                 return f"the patch replaced {part} of {run.runner}"
@@ -201,8 +236,20 @@ def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
 
 
 def outcomes(runs: Iterable[WitnessedRun]) -> dict[str, str]:
-    """Outcome of each test by name, as the last run saw it that had it."""
-    return {name: outcome for run in runs if run.end for name, outcome in run.end.outcomes.items()}
+    """Outcome of each test by name, as the last run saw it that had it; of runs at the same time, the worse one."""
+    found: dict[str, str] = {}
+    for run in runs:
+        for name, outcome in run.end.outcomes.items() if run.end else ():
+            if not (run.beside and found.get(name) in BAD):
+                found[name] = outcome
+    return found
+
+
+def replaced(runs: Iterable[WitnessedRun]) -> frozenset[str]:
+    """The parts of the runner that became something else, and the ways of failing in which a test did not fail."""
+    ends = [run.end for run in runs if run.end is not None]
+    parts = {part for end in ends for part, _ in end.replaced}
+    return frozenset(parts.union(*(end.unfailing for end in ends)))
 
 
 def _unpacked(packed: bytes) -> End | None:

@@ -174,9 +174,12 @@ IN_THE_CODE = {
         "    except OSError: pass"
     ),
     "the side channel": at_import(
-        'import os, base64, zlib\nsaid = zlib.compress(b\'{"status":0,"canary":false,"collected":2,"finished":2,\'\n'
+        'import os, base64, zlib\nsaid = zlib.compress(b\'{"status":0,"ways":[],"collected":2,"finished":2,\'\n'
         '    b\'"outcomes":{"tests/test_calc.py::test_add":"PASSED"},"replaced":[],"stopped":[]}\')\n'
-        "out = open('/dev/swerve-notes', 'wb')\nout.write(b'\\nstart 1 pytest\\nend 1 ' + base64.b64encode(said) + b'\\n\\nend 0 1\\n')\n"
+        "pid, lineage = os.getppid(), []\nwhile pid > 1:\n    stat = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "    lineage.append(f'{pid}:{stat[19]}')\n    pid = int(stat[1])\nlineage = ','.join(lineage).encode()\n"
+        "out = open('/dev/swerve-notes', 'wb')\nout.write(b'\\nstart 1 pytest ' + lineage + b'\\nend 1 ' + base64.b64encode(said))\n"
+        "out.write(b'\\n\\nend 0 1\\n')\n"
         f"out.close()\n{SAY_ALL}"
     ),
     "the memory of process 1": at_import(

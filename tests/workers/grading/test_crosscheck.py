@@ -23,7 +23,6 @@ OUTCOMES = {
 def runs(status: int = 1, **outcomes: str) -> tuple[WitnessedRun, ...]:
     end = End(
         status=status,
-        canary=False,
         collected=-1,
         finished=0,
         outcomes=outcomes or OUTCOMES,

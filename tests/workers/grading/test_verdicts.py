@@ -12,7 +12,6 @@ from workers.grading.witness import End, WitnessedRun
 
 END = End(
     status=0,
-    canary=False,
     collected=2,
     finished=2,
     outcomes={"tests/t.py::new": "PASSED", "tests/t.py::old": "PASSED"},
@@ -64,7 +63,7 @@ def test_an_exit_status_is_believed_as_far_as_the_witness_bears_it_out() -> None
     ("end", "why"),
     [
         (None, "pytest was cut short"),
-        (replace(END, canary=True), "pytest let a test pass that must fail"),
+        (replace(END, unfailing=("assert",)), "pytest let a test pass that must fail, by assert"),
         (replace(END, finished=1), "pytest ended after 1 of 2 tests"),
         (replace(END, replaced=(("runner.x", "/repo/calc.py"),)), "the patch replaced runner.x of pytest"),
         (replace(END, replaced=(("runner.x", "<string>"),)), "the patch replaced runner.x of pytest"),
@@ -93,7 +92,7 @@ def test_tampering_takes_every_kind_of_verdict_down(end: End | None, why: str) -
     "end",
     [
         replace(END, status=None, outcomes={}, collected=-1, finished=0),
-        replace(END, canary=None),
+        replace(END, ways=("assert",)),
         replace(END, replaced=(("runner.x", "/usr/lib/python3/dist-packages/plugin.py"),)),
         replace(END, stopped=(("tests/t.py::new", "/repo/calc.py", "pytest.skip('as ever')"),)),
         replace(END, stopped=(("tests/t.py::new", "/repo/tests/t.py", "pytest.skip('no')"),)),

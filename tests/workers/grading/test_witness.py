@@ -179,7 +179,7 @@ async def test_the_repositorys_own_plugin_may_be_mended(grader: Grader, repo_ima
 
 
 def test_only_who_was_told_the_secret_can_end_a_run() -> None:
-    notes = b"\nstart aa pytest\n\nend aa !\nend bb eJw=\nstart\nend aa\nstart cc pytest extra\n\xff\xfe\n"
+    notes = b"\nstart aa pytest 7:1\n\nend aa !\nend bb eJw=\nstart\nend aa\nstart cc pytest 7:1 extra\n\xff\xfe\n"
     (run,) = read_testimony(notes)
     assert (run.runner, run.end) == ("pytest", None)
 

@@ -3,7 +3,7 @@
 Names are the runner's own where the witness reported; else those that the verdict's parser reads in the log.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.calibration import Calibration
@@ -22,6 +22,8 @@ class Outcomes:
     witnessed: bool = False
     stopped_early: bool = False  # the runner ended before all collected tests had run
     finished: bool = False  # the eval script came to its end
+    # Parts of the runner that became something else, and ways of failing in which a test did not fail.
+    replaced: frozenset[str] = frozenset()
 
     def passed(self, name: str) -> bool:
         """Whether the test ran and passed."""
@@ -43,6 +45,7 @@ def outcomes(runs: tuple[WitnessedRun, ...], parsed: Mapping[str, str]) -> Outco
         witnessed=bool(sessions),
         stopped_early=any(end.finished < end.collected for end in sessions),
         finished=True,
+        replaced=witness.replaced(runs),
     )
 
 
@@ -50,11 +53,13 @@ def shortfall(found: Outcomes, calibration: Calibration) -> str | None:
     """What a pass lacks of what the known fix has; None if nothing."""
     if calibration.witnessed and not found.witnessed:
         return "no test run was witnessed, as those of the known fix were"
+    changed = sorted(found.replaced.difference(calibration.replaced)) if calibration.witnessed else []
+    if changed:
+        return f"the test runner was changed otherwise than with the known fix: {_few(changed)}"
     missing = [name for name in calibration.passing if not found.passed(name)]
     if not missing:
         return None
-    more = f" and {len(missing) - NAMED_AT_MOST} more" if len(missing) > NAMED_AT_MOST else ""
-    return f"{', '.join(missing[:NAMED_AT_MOST])}{more} did not pass, as with the known fix"
+    return f"{_few(missing)} did not pass, as with the known fix"
 
 
 def survivors(controlled: Iterable[str], control: Outcomes, calibration: Calibration) -> list[str]:
@@ -69,3 +74,8 @@ def survivors(controlled: Iterable[str], control: Outcomes, calibration: Calibra
     if any(control.failed(name) for name in names):
         return [name for name in names if name in control.by_name and not control.failed(name)]
     return names
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    return f"{', '.join(names[:NAMED_AT_MOST])}{more}"

@@ -6,11 +6,14 @@ import sys
 import types
 
 from workers.grading.witness_plugin.parts import files_of, note_parts, of_runner
-from workers.grading.witness_plugin.run import INSIDE, Canary, start
-from workers.grading.witness_plugin.unittest_runs import takes_over, unittest_canary_passes
+from workers.grading.witness_plugin.pytest_failing import try_pytest
+from workers.grading.witness_plugin.run import INSIDE, quietly, start
+from workers.grading.witness_plugin.session_parts import SessionParts
+from workers.grading.witness_plugin.unittest_runs import takes_over
 
 pytest = sys.modules.get("pytest") if "_pytest.config" in sys.modules else None
 
+OWN_CHANGES = "legacypath.py"  # with this module pytest changes itself
 # One of these is on the stack below everything that the tests' code does in a session.
 SESSION_FUNCTIONS = {"pytest_make_collect_report", "perform_collect", "pytest_runtestloop", "wrap_session"}
 
@@ -28,18 +31,22 @@ class PytestSession:
         self.conftests_loaded = False
         self.session = None
         self.trace = None
-        self.canary = None
+        self.failed = None  # node ids of failing tests that failed; None while the session's own tests run
+        self.parts = SessionParts(getattr(config, "known_args_namespace", None))
 
+    @_hook(trylast=True)
     def pytest_sessionstart(self, session):
         self.session = session
         self.trace = sys.gettrace()
+        quietly(self.parts.note, self.config)
 
     def pytest_plugin_registered(self):
         """Code under test that registers plugins could choose with them which tests run."""
         frame = sys._getframe(1) if self.session else None
         while frame is not None and frame.f_code.co_name not in SESSION_FUNCTIONS:
-            if not of_runner(frame.f_code.co_filename):
-                self.run.replaced[frame.f_code.co_filename] = "the plugins"
+            path = frame.f_code.co_filename
+            if not of_runner(path):
+                self.run.replace("the plugins, by " + os.path.basename(path), (path,))
                 return
             frame = frame.f_back
 
@@ -49,6 +56,9 @@ class PytestSession:
         is_file = isinstance(collector, pytest.Module) and not isinstance(
             collector, getattr(pytest, "Package", ())
         )
+        if self.failed is not None:
+            yield
+            return
         if is_file and self.run.wrote(path):
             self.run.rewritten.append(path)
         outcome = yield
@@ -56,14 +66,14 @@ class PytestSession:
         if isinstance(module, types.ModuleType):
             origin = getattr(getattr(module, "__spec__", None), "origin", None) or "<string>"
             if os.path.realpath(origin) != os.path.realpath(path):
-                self.run.replaced[origin] = collector.nodeid
+                self.run.replace(collector.nodeid, (origin,))
         report = outcome.get_result() if outcome.excinfo is None else None
         excinfo = getattr(getattr(report, "call", None), "excinfo", None)
         if excinfo is not None and report.outcome == "skipped":
             self.run.stop(collector.nodeid, excinfo.value, excinfo.tb)
 
     def pytest_collectreport(self, report):
-        if report.outcome != "passed":
+        if report.outcome != "passed" and self.failed is None:
             self.run.outcomes[self._name(report)] = "ERROR" if report.outcome == "failed" else "SKIPPED"
 
     @_hook(trylast=True)
@@ -73,10 +83,10 @@ class PytestSession:
     @_hook(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
         if sys.gettrace() is not self.trace:  # a tracer of lines can also skip them
-            self.run.replaced.update(dict.fromkeys(files_of(sys.gettrace()), "sys.settrace"))
+            self.run.replace("sys.settrace", files_of(sys.gettrace()))
         excinfo = call.excinfo  # before the runner replaces unittest's skip by its own
         outcome = yield
-        if excinfo is None or outcome.excinfo is not None:
+        if excinfo is None or outcome.excinfo is not None or self.failed is not None:
             return
         report = outcome.get_result()
         marked = hasattr(report, "wasxfail") and not isinstance(excinfo.value, pytest.xfail.Exception)
@@ -85,10 +95,18 @@ class PytestSession:
             self.run.stop(item.nodeid, excinfo.value, excinfo.tb)
 
     def pytest_runtest_logreport(self, report):
-        if hasattr(report, "context") or report.outcome not in ("passed", "failed", "skipped"):
-            return  # a subtest, or a try that is repeated
-        self.run.finished += report.when == "teardown"
+        if self.failed is not None:
+            if report.when == "call" and report.outcome == "failed":
+                self.failed.add(report.nodeid)
+            return
         name = self._name(report)
+        if hasattr(report, "context"):  # a subtest, which its test may pass without
+            if report.outcome == "failed":
+                self.run.outcomes[name] = "FAILED"
+            return
+        if report.outcome not in ("passed", "failed", "skipped"):  # a try that is repeated
+            return
+        self.run.finished += report.when == "teardown"
         before = "" if report.when == "setup" else self.run.outcomes.get(name, "")
         if report.outcome == "failed":
             outcome = "FAILED" if report.when == "call" else "ERROR"
@@ -108,12 +126,18 @@ class PytestSession:
 
     @_hook(tryfirst=True)
     def pytest_sessionfinish(self, session):
-        items = [item for item in getattr(session, "items", None) or () if type(item) is pytest.Function]
+        quietly(self.run.compare_parts)
+        for part, paths in quietly(self.parts.changed, self.config, session) or ():
+            self.run.replace(part, paths)
+        items = [item for item in getattr(session, "items", None) or () if isinstance(item, pytest.Function)]
+        if not items:
+            return
+        case = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", ())
+        cases = any(isinstance(item, case) for item in items)
         try:
-            self.canary = bool(items) and _pytest_canary_passes(items[0])
+            try_pytest(self.run, session, self, cases)
         except Exception:  # some plugins and pytest versions do not allow it
-            self.canary = None
-        self.canary = self.canary or unittest_canary_passes()
+            self.run.ways, self.run.unfailing = [], []
 
     def end(self):
         if not self.conftests_loaded:
@@ -122,27 +146,24 @@ class PytestSession:
             status = None
         else:
             status = int(self.session.exitstatus)
-        self.run.end(status=status, canary=self.canary)
+        self.run.end(status)
 
 
-def _pytest_canary_passes(item):
-    """Whether the runner, in its present state, passes a test that fails."""
+class BeforeConftests:
+    """Compares the parts of the runner once every installed plugin is loaded, and notes them anew."""
 
-    def fails():
-        raise Canary()
+    def __init__(self, run):
+        self.run = run
 
-    module = item.getparent(pytest.Module)
-    if hasattr(pytest.Function, "from_parent"):
-        canary = pytest.Function.from_parent(module, name="swerve_canary", callobj=fails)
-    else:
-        canary = pytest.Function("swerve_canary", module, callobj=fails)
-    try:
-        canary.runtest()
-    except Canary:
-        calls = sys.modules["_pytest.runner"].CallInfo
-        call = getattr(calls, "from_call", calls)(canary.runtest, "call")
-        return canary.ihook.pytest_runtest_makereport(item=canary, call=call).outcome == "passed"
-    return True
+    # Neither first nor last: pytest's own changes to itself come before, and conftest.py files after.
+    def pytest_load_initial_conftests(self):
+        quietly(self.run.compare_parts, True, OWN_CHANGES)
+        quietly(note_parts)
+
+
+def pytest_plugin_registered(plugin, manager):
+    if RUN is not None and plugin is sys.modules.get(__name__):
+        manager.register(BeforeConftests(RUN), "swerve-witness-start")
 
 
 @_hook(hookwrapper=True, tryfirst=True)
@@ -163,4 +184,6 @@ if pytest and takes_over():
     del os.environ[INSIDE]
 RUN = start("pytest") if pytest else None
 if RUN:
-    note_parts()
+    import unittest  # noqa: F401 - before any code under test, so that its parts are noted
+
+    quietly(note_parts)

@@ -13,12 +13,10 @@ from workers.grading.witness_plugin.parts import ASSERTION_ERROR, REINTERPRETING
 
 # A pipe that process 1 reads; where that is a bash, its own descriptor.
 CHANNELS = ("/dev/swerve-notes", "/proc/1/fd/9")
-INSIDE = "SWERVE_WITNESS"  # variable that tells processes started by tests that they are no test run
+INSIDE = __name__.upper()  # variable that tells the processes that tests start that they are no test run
 MOST_LINES = 100  # of a test's, from the innermost out
-
-
-class Canary(Exception):
-    """What the test that must fail raises."""
+MOST_PARTS = 1000  # of those replaced
+MOST_ANCESTORS = 200
 
 
 class WatchedRun:
@@ -32,9 +30,11 @@ class WatchedRun:
         self.finished = 0  # of them
         self.outcomes = {}
         self.stopped = []  # (test, file, source line) of lines that led to a skip or an expected failure
-        self.replaced = {}  # by file of what stands in for a part of the runner: that part, or one of them
+        self.replaced = set()  # (part of the runner, file of what stands in for it or "")
         self.rewritten = []  # files of tests that were written when the run had started
-        self.said = say("start", self.secret, runner)
+        self.ways = []  # ways of failing that were tried
+        self.unfailing = []  # those in which a test did not fail
+        self.said = say("start", self.secret, runner, lineage())
 
     def stop(self, test, error, frames):
         for path, text in _stopping_lines(error, frames):
@@ -47,17 +47,58 @@ class WatchedRun:
         except OSError:
             return False
 
-    def end(self, **said):
+    def replace(self, part, paths):
+        """Something of the code in files of these `paths` stands in for the part."""
+        for path in paths or ("",):
+            self.replaced.add((part, "<string>" if path and self.wrote(path) else path))
+
+    def compare_parts(self, note_anew=False, own_changes="/"):
+        """Reports what has become something else, except by the runner's own file of the name `own_changes`."""
+        if AssertionError is not ASSERTION_ERROR and AssertionError.__module__ != REINTERPRETING:
+            self.replace("AssertionError", ("<string>",))
+        for part, paths in replaced_parts(note_anew):
+            if not paths or not all(path.endswith(own_changes) and of_runner(path) for path in paths):
+                self.replace(part, paths)
+
+    def end(self, status):
+        """Reports the end. `status` None: no test was to be run."""
         if os.getpid() != self.pid:  # a test forked, and its child came this far
             return
-        if AssertionError is not ASSERTION_ERROR and AssertionError.__module__ != REINTERPRETING:
-            self.replaced["<string>"] = "AssertionError"
-        for part, path in replaced_parts():
-            self.replaced["<string>" if self.wrote(path) else path] = part
-        said.update(collected=self.collected, finished=self.finished, outcomes=self.outcomes)
-        said.update(stopped=self.stopped, rewritten=self.rewritten)
-        said.update(replaced=[[part, path] for path, part in self.replaced.items()])
-        say("end", self.secret, base64.b64encode(zlib.compress(json.dumps(said).encode("utf-8"))).decode())
+        said = {
+            "status": status,
+            "ways": self.ways,
+            "unfailing": self.unfailing,
+            "collected": self.collected,
+            "finished": self.finished,
+            "outcomes": self.outcomes,
+            "stopped": self.stopped,
+            "rewritten": self.rewritten,
+            "replaced": sorted(self.replaced)[:MOST_PARTS],
+        }
+        text = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
+        say("end", self.secret, base64.b64encode(zlib.compress(text)).decode())
+
+
+def quietly(function, *arguments):
+    """What the function returns; None if it fails. Tests must not fail because the witness does."""
+    try:
+        return function(*arguments)
+    except Exception:
+        return None
+
+
+def lineage():
+    """This process and those that it descends from, without process 1: of each its number and start, which no two share."""
+    found, pid = [], os.getpid()
+    while pid > 1 and len(found) < MOST_ANCESTORS:
+        try:
+            with open("/proc/" + str(pid) + "/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            break
+        found.append(str(pid) + ":" + fields[19].decode())
+        pid = int(fields[1])
+    return ",".join(found) or "-"
 
 
 def _file_clock():

@@ -1,27 +1,24 @@
 """Watches what unittest's TextTestRunner runs, and notices if pytest is run in its place."""
 # pyright: basic, reportOptionalMemberAccess=false
 
+import io
 import os
 import sys
+import time
 
-from workers.grading.witness_plugin.parts import note_parts
-from workers.grading.witness_plugin.run import WatchedRun, start
+from workers.grading.witness_plugin.failing import FailingFile
+from workers.grading.witness_plugin.parts import note_parts, shadowed
+from workers.grading.witness_plugin.run import WatchedRun, quietly, start
 
-UNITTEST_OUTCOMES = (("addSuccess", "PASSED"), ("addSkip", "SKIPPED"), ("addExpectedFailure", "XFAIL"))
-
-
-def unittest_canary_passes():
-    unittest = sys.modules.get("unittest")
-    if unittest is None:
-        return False
-
-    class MustFail(unittest.TestCase):
-        def runTest(self):
-            self.assertEqual(1, 2)  # noqa: PT009 - the very method may have been replaced
-
-    result = unittest.TestResult()
-    MustFail().run(result)
-    return not (result.failures or result.errors)
+UNITTEST_OUTCOMES = {
+    "addSuccess": "PASSED",
+    "addSkip": "SKIPPED",
+    "addExpectedFailure": "XFAIL",
+    "addFailure": "FAILED",
+    "addError": "FAILED",
+    "addUnexpectedSuccess": "FAILED",  # as unittest counts it
+}
+NEWEST_S = 1.0  # CPU time after which no further failing test is started
 
 
 def watch_unittest():
@@ -35,49 +32,140 @@ def watch_unittest():
         return
     import unittest
 
-    note_parts()
     waiting, depth = [run], [0]
     run_tests = unittest.TextTestRunner.run
-    adding = [(name, getattr(unittest.TestResult, name), outcome) for name, outcome in UNITTEST_OUTCOMES]
 
     def observed(self, test):
         if depth[0] or os.getpid() != run.pid:
             return run_tests(self, test)
-        depth[0] += 1
         current = waiting.pop() if waiting else WatchedRun("unittest")
-        for name, add, outcome in adding:
-            setattr(unittest.TestResult, name, noticed(current, add, outcome))
+        results = _Results(self, current)
+        depth[0] += 1
         try:
             result = run_tests(self, test)
         finally:
             depth[0] -= 1
-        for case, _ in list(result.failures) + list(result.errors):
-            current.outcomes[str(getattr(case, "test_case", case))] = "FAILED"
-        current.collected = current.finished = result.testsRun
-        current.end(status=0 if result.wasSuccessful() else 1, canary=unittest_canary_passes())
+            results.let_go()
+        results.close(result)
+        current.end(0 if result.wasSuccessful() else 1)
         return result
-
-    def noticed(current, add, outcome):
-        def added(self, test, *why):
-            current.outcomes[str(test)] = outcome
-            if outcome == "SKIPPED":
-                current.stop(str(test), sys.exc_info()[1], sys.exc_info()[2])
-            return add(self, test, *why)
-
-        return added
 
     def give_way():
         """Ends a run that has not begun, and reports whose code started another one in its place."""
         paths = _callers()
         if not waiting or not paths or os.getpid() != run.pid:
             return False
-        waiting.pop().replaced.update(dict.fromkeys(paths, "the runner"))
-        run.end(status=None, canary=None)
+        waiting.pop()
+        for path in paths:
+            run.replace("the runner, by " + os.path.basename(path), (path,))
+        run.end(None)
         return True
 
     observed.give_way = give_way
     unittest.TextTestRunner.run = observed
     _notice_skipped_modules(unittest.loader, run)
+    note_parts()
+
+
+class _Results:
+    """Notices the outcome of each test as it is told to the result that a runner makes."""
+
+    def __init__(self, runner, run):
+        self.runner = runner
+        self.run = run
+        self.make = runner._makeResult
+        runner._makeResult = self.made
+
+    def let_go(self):
+        self.runner.__dict__.pop("_makeResult", None)
+
+    def made(self):
+        result = self.make()
+        try:
+            for name in [name for name in UNITTEST_OUTCOMES if hasattr(type(result), name)]:
+                setattr(result, name, self._noticed(result, name))
+            if hasattr(type(result), "addSubTest"):
+                result.addSubTest = self._noticed_subtest(result)
+        except AttributeError:  # it has no room for attributes
+            pass
+        return result
+
+    def _noticed(self, result, name):
+        def added(test, *why, **more):
+            self._note(test, UNITTEST_OUTCOMES[name])
+            if name == "addSkip":
+                self.run.stop(str(test), sys.exc_info()[1], sys.exc_info()[2])
+            return getattr(type(result), name)(result, test, *why, **more)
+
+        added.of_witness = True
+        return added
+
+    def _noticed_subtest(self, result):
+        def added(test, subtest, error):
+            if error is not None:
+                self._note(test, "FAILED")
+            return type(result).addSubTest(result, test, subtest, error)
+
+        added.of_witness = True
+        return added
+
+    def _note(self, test, outcome):
+        name = str(test)
+        if self.run.outcomes.get(name) not in ("FAILED", "ERROR"):
+            self.run.outcomes[name] = outcome
+
+    def close(self, result):
+        """The whole of the result, with tests that it has by another way than being told, and what stands in for its methods."""
+        for case, _ in list(result.failures) + list(result.errors):
+            self._note(getattr(case, "test_case", case), "FAILED")
+        self.run.collected = self.run.finished = result.testsRun
+        quietly(self.run.compare_parts)
+        own = [key for key, part in list(vars(result).items()) if hasattr(part, "of_witness")]
+        for part, paths in shadowed(result, own):
+            self.run.replace(part, paths)
+        loader = getattr(sys.modules.get("unittest"), "defaultTestLoader", None)
+        for part, paths in shadowed(loader):
+            self.run.replace(part, paths)
+        try:
+            _try_unittest(self.run, loader, self._silent_result)
+        except Exception:  # a result class or a loader that cannot be used a second time
+            self.run.ways, self.run.unfailing = [], []
+
+    def _silent_result(self):
+        stream, decorated = self.runner.stream, type(self.runner.stream)
+        self.runner.stream = decorated(io.StringIO())
+        try:
+            return self.make()
+        finally:
+            self.runner.stream = stream
+
+
+def _try_unittest(run, loader, make_result):
+    """Has the loader load a file of failing tests, runs it with another result of the same class, and notes which did not fail."""
+    failing = FailingFile(cases=True)
+    patterns, loader.testNamePatterns = getattr(loader, "testNamePatterns", None), None
+    try:
+        with failing.written() as path:
+            sys.path.insert(0, os.path.dirname(path))
+            suite = loader.loadTestsFromName(failing.name[: -len(".py")])
+            before = time.process_time()
+            for test in _cases(suite):
+                result, way = make_result(), failing.ways.get(getattr(test, "_testMethodName", None))
+                loader.suiteClass([test]).run(result)
+                run.ways += [way] if way else []
+                run.unfailing += [way] if way and result.wasSuccessful() else []
+                if time.process_time() - before > NEWEST_S:
+                    break
+    finally:
+        loader.testNamePatterns = patterns
+
+
+def _cases(suite):
+    for test in list(suite):
+        if hasattr(test, "__iter__"):
+            yield from _cases(test)
+        else:
+            yield test
 
 
 def _callers():
