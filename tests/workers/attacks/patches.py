@@ -53,6 +53,11 @@ def at_call(code: str) -> bytes:
     return edited("calc.py", "def add(a, b):\n", f"def add(a, b):\n{body}")
 
 
+def at_import_and_call(code: str, body: str) -> bytes:
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return edited("calc.py", "def add(a, b):\n", f"{code}\n\n\ndef add(a, b):\n{lines}")
+
+
 def as_binary(path: str, before: bytes | None, after: bytes) -> bytes:
     """As git writes a file that it takes for binary: no line of it shows."""
 
