@@ -78,12 +78,8 @@ def _alike(call: ast.Call, file: TestFile, values: Values) -> _Edits:
 
 
 def _something_else(expected: ast.expr, file: TestFile, values: Values) -> _Edits:
-    if isinstance(expected, ast.Constant) and isinstance(expected.value, str | bytes):
-        yield file.replace(expected, values.quoted(expected))
-    elif number_of(expected) is not None:
-        yield file.replace(expected, values.number())
     if not isinstance(expected, ast.Starred):
-        yield file.replace(expected, values.equal_to_nothing())
+        yield file.replace(expected, values.unlike(expected))
 
 
 def _almost(call: ast.Call, file: TestFile, values: Values) -> _Edits:
@@ -231,8 +227,8 @@ def _called_with(call: ast.Call, file: TestFile, values: Values) -> _Edits:
     expected = call.args or [keyword.value for keyword in call.keywords if keyword.arg is not None]
     for argument in expected[:2]:
         if not isinstance(argument, ast.Starred):
-            yield from values.other_literals(argument)
-            yield file.replace(argument, values.equal_to_nothing())
+            literals = list(values.other_literals(argument))
+            yield from literals or [file.replace(argument, values.equal_to_nothing())]
     if not call.args and not call.keywords:
         yield from _renamed(call, file, f"{name_of_call(call)}({values.equal_to_nothing()})")
 

@@ -35,16 +35,17 @@ def negation(node: ast.expr, file: TestFile) -> Edit:
 
 
 def unequal(left: ast.expr, right: ast.expr, file: TestFile, values: Values) -> Iterator[Edit]:
-    """Edits after which two equal values differ. The side that looks expected is changed."""
+    """Edits after which two equal values differ. The side that looks expected is changed, and a literal to one of its type: code
+    that reads there what to return passes, as code does that is equal to anything.
+    """
     for side in (left, right):
         if name_of_call(side) == "approx":
             assert isinstance(side, ast.Call)
             yield from moved_away(side, side.args[:1], file, values)
             return
-    yield from values.other_literals(right)
-    yield from values.other_literals(left)
+    literals = [*values.other_literals(right), *values.other_literals(left)]
     expected = left if has_literal(left) and not has_literal(right) else right
-    yield file.replace(expected, values.equal_to_nothing())
+    yield from literals or [file.replace(expected, values.equal_to_nothing())]
 
 
 def moved_away(call: ast.Call, operands: list[ast.expr], file: TestFile, values: Values) -> Iterator[Edit]:
@@ -54,6 +55,8 @@ def moved_away(call: ast.Call, operands: list[ast.expr], file: TestFile, values:
     if narrow and operands:
         numbers = [leaf for leaf in elements(operands[-1]) if number_of(leaf) is not None]
         yield from (file.replace(leaf, values.far_from(leaf)) for leaf in numbers[:2])
+        if numbers:
+            return
     if operands and not any(keyword.arg in ("nan_ok", "equal_nan") for keyword in call.keywords):
         is_of_numpy = name_of_call(call).startswith("assert_")  # whose checkers take one NaN for another
         yield file.replace(operands[-1], values.equal_to_nothing() if is_of_numpy else "float('nan')")
@@ -68,14 +71,10 @@ def elements(node: ast.expr) -> list[ast.expr]:
 
 def absent(item: ast.expr, container: ast.expr, file: TestFile, values: Values) -> Iterator[Edit]:
     """Edits after which the container does not have the item."""
-    if isinstance(item, ast.Constant) and isinstance(item.value, str | bytes):
-        yield file.replace(item, values.quoted(item))
-    elif number_of(item) is not None:
-        yield file.replace(item, values.number())
-    else:
-        yield file.replace(item, values.equal_to_nothing())
+    yield file.replace(item, values.unlike(item))
     if isinstance(container, ast.List | ast.Tuple | ast.Set):
-        yield file.replace(container, f"[{values.equal_to_nothing()}]")
+        others = [values.unlike(element) for element in container.elts]
+        yield file.replace(container, f"[{', '.join(others)}]")
 
 
 def name_of_call(node: ast.expr) -> str:

@@ -121,6 +121,12 @@ class Values:
             else "-1.0"
         )
 
+    def unlike(self, node: ast.expr) -> str:
+        """A value that is in nothing by chance, of the type of `node` if that is a number or a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            return self.quoted(node)
+        return self.equal_to_nothing() if number_of(node) is None else self.number()
+
     def other_literals(self, node: ast.expr) -> Iterator[Edit]:
         """Edits of a literal, or of literals in a list, tuple, set or dictionary, that make its value unequal to what it was."""
         if len(self._file.text(node)) > _LONG:

@@ -228,3 +228,15 @@ def test_every_edit_is_where_it_says_and_leaves_other_source_with_as_many_lines(
         becomes = edited(source, candidate)
         assert len(becomes.splitlines()) == len(source.splitlines())
         assert parsed(becomes) not in (None, original)
+
+
+@pytest.mark.parametrize(
+    "expectation", ["assert f() == 4", "self.assertEqual(f(), 'word')", "assert f() == [1, 'a']"]
+)
+def test_a_literal_becomes_a_literal_of_its_type_so_that_code_which_reads_it_gives_itself_away(
+    expectation: str,
+) -> None:
+    source = f"class Test:\n    def test_it(self):\n        {expectation}\n"
+    found = candidates(source.encode(), random.Random(0))
+    assert found
+    assert all(type(ast.literal_eval(one.was)) is type(ast.literal_eval(one.becomes)) for one in found)
