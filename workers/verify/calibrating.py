@@ -74,6 +74,7 @@ class Calibrator:
             passing=tuple(passing),
             flaky=tuple(flaky),
             witnessed=first.outcomes.witnessed and second.outcomes.witnessed,
+            replaced=tuple(sorted(first.outcomes.replaced | second.outcomes.replaced)),
         )
         if not passing or not self.num_controls:
             return calibration

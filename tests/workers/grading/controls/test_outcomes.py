@@ -35,6 +35,15 @@ def test_a_pass_lacks_a_witness_if_the_known_fix_had_one() -> None:
     assert shortfall(unseen, Calibration(passing=("a", "b"))) is None
 
 
+def test_what_the_known_fix_changed_of_the_runner_too_does_not_count() -> None:
+    changed = Outcomes(
+        {"a": "PASSED", "b": "PASSED"}, witnessed=True, replaced=frozenset({"pytest.raises", "open"})
+    )
+    why = "the test runner was changed otherwise than with the known fix: pytest.raises"
+    assert shortfall(changed, Calibration(passing=("a",), witnessed=True, replaced=("open", "x"))) == why
+    assert shortfall(changed, Calibration(witnessed=True, replaced=("open", "pytest.raises"))) is None
+
+
 @pytest.mark.parametrize("outcome", ["PASSED", "SKIPPED", "XFAIL", "XPASS", ""])
 def test_a_controlled_test_that_did_not_fail_survived(outcome: str) -> None:
     assert survivors({"a", "b"}, run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
