@@ -7,7 +7,7 @@ that their container ends with.
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.calibration import Contradiction
@@ -64,7 +64,7 @@ class GradingContainer:
     marks: Marks
     limits: Limits
     governing: GoverningFiles
-    test_files: Sequence[str] = ()  # in the repository, to be protected beside what the task names
+    test_files: Sequence[str] = ()  # further files with tests: HEAD's are put back
 
     async def apply(self) -> Applied:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
@@ -74,8 +74,7 @@ class GradingContainer:
                 f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
                 " workdir to the repository's directory in the image"
             )
-        protected = (*hidden_paths(task.verdict, self.sandbox.workdir), *self.test_files)
-        await self.sandbox.put(_files(task, self.patch, self.marks, protected))
+        await self.sandbox.put(_files(task, self.patch, self.sandbox.workdir, self.test_files))
         script, workdir = self.governing.script, self.governing.workdir
         try:
             headers = await isolation.call(reading.headers, self.patch, script, workdir)
@@ -97,10 +96,19 @@ class GradingContainer:
             return Applied(applied_by, complaints, fault=f"its settings files could not be parsed {error}")
         return Applied(applied_by, complaints, fault=await self._restore_protected())
 
-    async def contradict(self, contradictions: Sequence[Contradiction]) -> None:
-        """Makes these expectations of the hidden tests wrong. To be called between `apply` and `run_tests`."""
-        script = await place(self.sandbox, self.claim.request.task.verdict.eval_script, contradictions)
-        await self.sandbox.put([_script(self.claim.request.task, script, self.marks)])
+    async def put_script(self, contradictions: Sequence[Contradiction]) -> None:
+        """Makes these expectations of the hidden tests wrong and puts the eval script in place, alone in its directory.
+
+        To be called between `apply` and `run_tests`. Raises NotAsCalibrated.
+        """
+        verdict = self.claim.request.task.verdict
+        script = verdict.eval_script
+        if contradictions:
+            script = await place(self.sandbox, script, contradictions)
+        if isinstance(verdict, SwebenchLog):
+            script = self.marks.in_script(script)
+        content = script.encode("utf-8", "surrogateescape")
+        await self.sandbox.put([File(path=scripts.EVAL, content=content)])
 
     async def run_tests(self) -> FinishedTests | None:
         """How the eval script ended, and the container with it; None if it used up its CPU time."""
@@ -174,14 +182,13 @@ class GradingContainer:
         )
 
 
-def _files(task: Task, patch: bytes, marks: Marks, protected_paths: Sequence[str]) -> list[File]:
+def _files(task: Task, patch: bytes, workdir: str, test_files: Sequence[str]) -> list[File]:
     """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
-    protected = "".join(f"{path}\0" for path in dict.fromkeys(protected_paths))
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
-        _script(task, verdict.eval_script, marks),
-        File(path=scripts.PROTECTED, content=protected.encode("utf-8", "surrogateescape")),
+        File(path=scripts.PROTECTED, content=_listed(hidden_paths(verdict, workdir))),
+        File(path=scripts.TESTED, content=_listed(path for path in test_files if not path.startswith("/"))),
         File(path=scripts.WITNESS, content=witness.installer()),
     ]
     if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
@@ -189,9 +196,8 @@ def _files(task: Task, patch: bytes, marks: Marks, protected_paths: Sequence[str
     return files
 
 
-def _script(task: Task, script: str, marks: Marks) -> File:
-    text = marks.in_script(script) if isinstance(task.verdict, SwebenchLog) else script
-    return File(path=scripts.EVAL, content=text.encode("utf-8", "surrogateescape"))
+def _listed(paths: Iterable[str]) -> bytes:
+    return "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
 
 
 def _ended(patch: bytes) -> bytes:

@@ -19,10 +19,11 @@ from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Limits
 from pipeline.task import File, TestsJson
 from pipeline.trajectory import Control, Reward
-from workers.grading import scripts
+from workers.grading import reading, scripts
 from workers.grading.container import LOG_KEEP_BYTES, STEP_S, FinishedTests, GradingContainer, OutOfTime
 from workers.grading.controls.drawing import Shuffles, draw
 from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes
+from workers.grading.controls.placing import NotAsCalibrated, alike
 from workers.grading.governing import GoverningFiles
 from workers.grading.judging import LOG_TAIL_CHARS, Remains, decoded, judged, lacking, readable, surviving
 from workers.grading.swebench_rules import Marks
@@ -162,8 +163,13 @@ class Grader:
             applied = await container.apply()
             if applied.fault:
                 return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())
-            if contradictions:
-                await container.contradict(contradictions)
+            try:
+                await container.put_script(alike(contradictions, calibration.contradictions))
+            except NotAsCalibrated as error:
+                if not await isolation.call(reading.touches, patch, error.path):
+                    raise
+                fault = f"the patch changed {error.path}, which holds tests"
+                return _unresolved(fault, applied_by=applied.by, log=str(error).encode())
             started = time.monotonic()
             result = await container.run_tests()
             wall_s = time.monotonic() - started

@@ -25,6 +25,7 @@ TESTS = f"{GRADE_DIR}/tests.diff"
 EVAL = f"{GRADE_DIR}/eval.sh"
 WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
+TESTED = f"{GRADE_DIR}/tested"  # the same for further files with tests, which HEAD may have
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same for settings files that a patch may not keep
 MODULES = f"{GRADE_DIR}/modules"  # the same for modules that were there before the patch
 START = f"{GRADE_DIR}/start"  # made in the first step: files that are not older came with the patch
@@ -244,7 +245,8 @@ def _quoted(words: Iterable[str]) -> str:
 # $1 base commit, or "" for HEAD; $2 HEAD at the start. Files of the hidden tests are protected whether listed or not. Many
 # paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a protected
 # module are removed first, because they may be protected themselves. `open_way` removes a file or link where the base has a
-# directory, or nothing, on the way to a protected path; if the base has a file or link there, that returns.
+# directory, or nothing, on the way to a protected path; if the base has a file or link there, that returns. In the end GRADE_DIR
+# is empty: code under test finds nothing there to compare its tests with.
 RESTORE_PROTECTED = f"""{GIT}
 open_way() {{
   local parent=${{1%/*}}
@@ -262,8 +264,6 @@ behind_link() {{
   [ "$parent" = "$1" ] && return 1
   [ -L "$parent" ] || behind_link "$parent"
 }}
-base=$1
-git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
 uncover() {{
   local path=$1 entry
   entries=()
@@ -275,24 +275,35 @@ uncover() {{
 }}
 restore() {{
   local path gone=() present=()
+  while IFS= read -r -d '' path; do present+=("$path"); done < <(git ls-tree -z --name-only "$base" -- "$@")
+  [ -z "$only_present" ] || set -- "${{present[@]}}"
   for path; do open_way "$path"; done
   for path; do behind_link "$path" || gone+=("$path"); done
   rm -rf -- "${{gone[@]}}"
-  while IFS= read -r -d '' path; do present+=("$path"); done < <(git ls-tree -z --name-only "$base" -- "$@")
   [ ${{#present[@]}} = 0 ] || git --literal-pathspecs checkout -q "$base" -- "${{present[@]}}"
 }}
-shopt -s nullglob
-while IFS= read -r -d '' path; do uncover "$path"; done <{PROTECTED}
-shopt -u nullglob
-paths=()
-while IFS= read -r -d '' path; do
-  paths+=("$path")
-  [ ${{#paths[@]}} -lt 500 ] && continue
-  restore "${{paths[@]}}" || exit 1
-  paths=()
-done <{PROTECTED}
-[ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
-[ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS} && exit
+restore_listed() {{
+  local path paths=()
+  shopt -s nullglob
+  while IFS= read -r -d '' path; do uncover "$path"; done <"$1"
+  shopt -u nullglob
+  while IFS= read -r -d '' path; do
+    paths+=("$path")
+    [ ${{#paths[@]}} -lt 500 ] && continue
+    restore "${{paths[@]}}" || exit 1
+    paths=()
+  done <"$1"
+  [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
+}}
+base=$2 only_present=1
+restore_listed {TESTED}
+base=$1 only_present=
+git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
+restore_listed {PROTECTED}
+if [ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS}; then
+  rm -rf {GRADE_DIR}/*
+  exit
+fi
 export GIT_INDEX_FILE={GRADE_DIR}/index
 git read-tree "$base" && git apply --cached --check {TESTS} || exit {TESTS_DO_NOT_APPLY}
 exit {IN_THE_WAY}

@@ -20,7 +20,7 @@ from workers.grading.container import GradingContainer, OutOfTime
 from workers.grading.controls.drawing import draw
 from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
-from workers.grading.controls.placing import read_tests
+from workers.grading.controls.placing import NotAsCalibrated, read_tests
 from workers.grading.controls.writing import Candidate, candidates
 from workers.grading.governing import GoverningFiles
 from workers.grading.grade import PatchRun, control_limits
@@ -220,12 +220,12 @@ class _Measured:
                 await self._try(half)
 
     async def _run(self, contradictions: Sequence[Contradiction]) -> PatchRun | None:
-        """None if the run came to no end within the time that a control may take."""
+        """None if they cannot be placed, or if the run came to no end within the time that a control may take."""
         self.runs_left -= 1
         limits = control_limits(self.claim.request.limits, Calibration(), self.plain)
         try:
             run = await self.grader.run_tests(self.claim, self.fix, contradictions, limits)
-        except OutOfTime:
+        except (OutOfTime, NotAsCalibrated):
             return None
         if not run.outcomes.finished:
             return None

@@ -6,7 +6,7 @@ started the tests is not looked at.
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workers.grading.closing_line import RUNS_PYTEST, RUNS_UNITTEST
 from workers.grading.controls import patches
@@ -51,9 +51,9 @@ class Patched:
     """What the section `number` of a here-document's diff makes of `old`; of nothing if that is None."""
 
     heredoc: Heredoc
-    strip: int
     number: int
     old: "Source | None"
+    sections: tuple[patches.Section, ...] = field(compare=False)  # of the whole diff
 
 
 Source = InContainer | InCommit | Body | Patched
@@ -69,7 +69,6 @@ class _Written:
 class _Applied:
     directory: str
     heredoc: Heredoc
-    strip: int
     sections: tuple[patches.Section, ...]
 
 
@@ -154,7 +153,7 @@ class Arrivals:
         before = self._source(old, number) if old else None
         if old and before is None:
             return None
-        return Patched(event.heredoc, event.strip, index, before)
+        return Patched(event.heredoc, index, before, event.sections)
 
     def _joined(self, event: _Applied, path: bytes | None) -> str:
         if path is None:
@@ -261,7 +260,7 @@ class _Events:
         text = heredoc.text(self._script)
         if text is not None and strip is not None:
             found = tuple(patches.sections(text, strip=strip))
-            self._events.append(_Applied(directory, heredoc, strip, found))
+            self._events.append(_Applied(directory, heredoc, found))
 
     def _check_out(self, words: Sequence[str | None], plain: Sequence[Word], directory: str) -> None:
         """`git checkout COMMIT [--] PATH...`."""

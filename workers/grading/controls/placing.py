@@ -4,8 +4,8 @@ Both are done in a grading container in which no code of the patch has run: the 
 place, and the eval script is about to start. So what is read there can be trusted. A text comes to the tests in one of the
 ways that arrivals.py knows, and a contradiction is put where that text comes from.
 
-A control run must look like a real one. So a real run calls `place` as well, with contradictions that change nothing
-(`unchanged`): it takes the same steps, and writes the same files with the same text.
+A control run must look like a real one. So a real run calls `place` as well, with contradictions that change nothing: it
+takes the same steps and writes the same files, with the text that they have (`alike`).
 """
 
 import base64
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from pipeline.calibration import Contradiction
-from pipeline.errors import GraderError
+from pipeline.errors import GraderError, TaskBroken
 from pipeline.task import File
 from workers.grading.controls import patches
 from workers.grading.controls.arrivals import Arrivals, Body, InCommit, InContainer, Patched, Source
@@ -38,13 +38,22 @@ _Edits = list[tuple[int, int, bytes]]
 _Leaf = InContainer | InCommit
 
 
-class NotAsCalibrated(GraderError):
-    """A contradiction cannot be placed: the test file is not what it was, or nothing can write it that way."""
+class NotAsCalibrated(TaskBroken):
+    """A contradiction cannot be placed: the test file at `path` is not what it was, or nothing can write it that way."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}: run workers.verify on the task again")
+        self.path = path
 
 
-def unchanged(contradiction: Contradiction) -> Contradiction:
-    """The contradiction that leaves the text as it is; for the run that counts."""
-    return replace(contradiction, becomes=contradiction.was)
+def alike(drawn: Sequence[Contradiction], calibrated: Sequence[Contradiction]) -> list[Contradiction]:
+    """`drawn`, and for each file of `calibrated` that they leave out a contradiction that changes nothing in it.
+
+    So every run of the tests takes the same steps, whatever is drawn for it.
+    """
+    paths = {one.path for one in drawn}
+    others = {one.path: one for one in calibrated if one.path not in paths}
+    return [*drawn, *(replace(one, becomes=one.was) for one in others.values())]
 
 
 async def read_tests(sandbox: Sandbox, script: str, paths: Iterable[str]) -> dict[str, bytes]:
@@ -73,10 +82,10 @@ async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradi
     text = _bytes(script)
     arrivals = Arrivals(text, sandbox.workdir)
     sources: dict[Source, list[Contradiction]] = {}
-    for one in contradictions:
+    for one in sorted(contradictions, key=lambda one: (one.path, one.offset_bytes)):
         source = arrivals.source(one.path)
         if source is None:
-            raise NotAsCalibrated(f"{one.path} comes in a way that is not understood")
+            raise NotAsCalibrated(one.path, "comes in a way that is not understood")
         sources.setdefault(source, []).append(one)
     found = await _texts(sandbox, text, sources)
     edits = {source: _edits(ones, found.get(source)) for source, ones in sources.items()}
@@ -95,18 +104,18 @@ async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradi
 def _edits(contradictions: Sequence[Contradiction], text: bytes | None) -> _Edits:
     """The edits of one text, in order."""
     if text is None:
-        raise NotAsCalibrated(f"{contradictions[0].path} cannot be read")
+        raise NotAsCalibrated(contradictions[0].path, "cannot be read")
     edits: set[tuple[int, int, bytes]] = set()
     for one in contradictions:
         was = _bytes(one.was)
         end = one.offset_bytes + len(was)
         if text[one.offset_bytes : end] != was:
-            raise NotAsCalibrated(f"{one.path} does not have {one.was[:80]!r} at byte {one.offset_bytes}")
+            raise NotAsCalibrated(one.path, f"does not have {one.was[:80]!r} at byte {one.offset_bytes}")
         edits.add((one.offset_bytes, end, _bytes(one.becomes)))
     ordered = sorted(edits)
     for (_, end, _), (start, _, _) in itertools.pairwise(ordered):
         if start < end:
-            raise NotAsCalibrated(f"{contradictions[0].path} has two contradictions at byte {start}")
+            raise NotAsCalibrated(contradictions[0].path, f"has two contradictions at byte {start}")
     return ordered
 
 
@@ -121,22 +130,20 @@ def _heredocs(
 ) -> list[tuple[int, int, bytes]]:
     """What becomes of the bodies of here-documents in `script`."""
     bodies = {one.heredoc: _edited(texts[one], at) for one, at in edits.items() if isinstance(one, Body)}
-    patched = [one for one in edits if isinstance(one, Patched)]
-    for heredoc, strip in {(one.heredoc, one.strip) for one in patched}:
-        diff = [section.raw for section in _sections(script, heredoc, strip)]
-        for one in patched:
-            if one.heredoc == heredoc:
-                old = b"" if one.old is None else texts[one.old]
-                section = patches.rewritten(_sections(script, heredoc, strip)[one.number], old, edits[one])
-                if section is None:
-                    raise NotAsCalibrated("the eval script's patch does not apply to its base")
-                diff[one.number] = section
-        bodies[heredoc] = b"".join(diff)
+    diffs: dict[Heredoc, list[bytes]] = {}
+    for one, at in edits.items():
+        if isinstance(one, Patched):
+            section = one.sections[one.number]
+            rewritten = patches.rewritten(section, b"" if one.old is None else texts[one.old], at)
+            if rewritten is None:
+                raise NotAsCalibrated("a patch in the eval script", "cannot hold a contradiction")
+            diff = diffs.setdefault(one.heredoc, [each.raw for each in one.sections])
+            diff[one.number] = rewritten
     spans: list[tuple[int, int, bytes]] = []
-    for heredoc, becomes in bodies.items():
+    for heredoc, becomes in (bodies | {one: b"".join(diff) for one, diff in diffs.items()}).items():
         body = heredoc.body(script, becomes)
         if body is None:
-            raise NotAsCalibrated("the eval script's here-document cannot hold the contradiction")
+            raise NotAsCalibrated("a here-document of the eval script", "cannot hold a contradiction")
         spans.append((heredoc.start, heredoc.end, body))
     return spans
 
@@ -151,11 +158,9 @@ async def _texts(sandbox: Sandbox, script: bytes, sources: Iterable[Source]) -> 
             match source:
                 case Body(heredoc=heredoc):
                     text = heredoc.text(script)
-                case Patched(old=old) as patched:
-                    text = None
-                    if old is None or old in texts:
-                        section = _sections(script, patched.heredoc, patched.strip)[patched.number]
-                        text = patches.applied(section, b"" if old is None else texts[old])
+                case Patched(old=old, sections=sections, number=number):
+                    known = old is None or old in texts
+                    text = patches.applied(sections[number], texts[old] if old else b"") if known else None
                 case _:
                     continue
             if text is not None and len(text) <= MAX_FILE_BYTES:
@@ -169,12 +174,6 @@ def _chain(source: Source) -> list[Source]:
     while isinstance(last := chain[-1], Patched) and last.old is not None:
         chain.append(last.old)
     return chain
-
-
-def _sections(script: bytes, heredoc: Heredoc, strip: int) -> list[patches.Section]:
-    text = heredoc.text(script)
-    assert text is not None
-    return patches.sections(text, strip=strip)
 
 
 async def _read(sandbox: Sandbox, leaves: Sequence[_Leaf]) -> dict[Source, bytes]:
