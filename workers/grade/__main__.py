@@ -58,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         return _stopped(work, signal.SIGTERM)
     except Misconfigured as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 2
     except Unwritable as error:
         kept = f"; {work.journal.path} has the verdicts" if work.journal.path else ""
-        print(f"error: {error}{kept}", file=sys.stderr)
+        print(f"error: {describe_error(error)}{kept}", file=sys.stderr)
         return 2
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.text import Text
 
+from pipeline.visible import visible_line
 from workers.display import Display, open_display
 from workers.grade.results import PredictionResult
 
@@ -32,7 +33,7 @@ class ResultTable:
 @contextmanager
 def open_table(task_ids: Sequence[str]) -> Generator[ResultTable]:
     """A table of the patches of these tasks on standard output."""
-    width = min(max((len(one) for one in task_ids), default=4), ID_CHARS)
+    width = min(max((len(visible_line(one)) for one in task_ids), default=4), ID_CHARS)
     heading = "task".ljust(width) + "".join(name.rjust(room) for name, room in _COLUMNS.items())
     with open_display(sys.stdout, items="patches", num_items=len(task_ids), heading=heading) as display:
         yield ResultTable(display, width=width)
@@ -48,10 +49,10 @@ def row(result: PredictionResult, width: int) -> Text:
         "control": result.control or "-",
         "s": f"{result.seconds:.1f}",
     }
-    text = Text(result.task[-width:].ljust(width))
+    text = Text(visible_line(result.task)[-width:].ljust(width))
     for name, room in _COLUMNS.items():
         text.append(cells[name].rjust(room), "yellow" if cells[name] == "infrastructure" else "")
-    why = result.error if result.value is None else result.decided_by
+    why = visible_line(result.error if result.value is None else result.decided_by)
     text.append(f"  {why}", "yellow" if result.value is None else "green" if result.value else "")
     return text
 

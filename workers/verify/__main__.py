@@ -29,6 +29,8 @@ from workers.unqueued.outputs import LogDirectory, Unwritable
 from workers.verify.book import Book
 from workers.verify.outputs import Outputs
 
+DEFAULT_PARTIAL_FIXES = 20  # of one task
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -73,6 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     add("tasks", type=Path, metavar="TASKS.jsonl")
     add("--repeat", type=int, default=1, metavar="N", help="grade each state N times, to find flaky tests")
     add("--only", default="", metavar="ID[,ID...]", help="verify these tasks alone")
+    add(
+        "--strength",
+        action="store_true",
+        help="measure how strong the tests are: grade wrong patches made of the known fix",
+    )
+    add(
+        "--partial-fixes",
+        type=int,
+        default=DEFAULT_PARTIAL_FIXES,
+        metavar="N",
+        help="so many wrong patches of each task at most, with --strength; default: %(default)s",
+    )
     add("--new", action="store_true", help="leave out tasks that were found ok and have not changed since")
     add(
         "--passing",
@@ -101,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 def _read(options: argparse.Namespace) -> Work:
     """Raises ValueError or OSError for what cannot be verified at all."""
     limits = limits_of(options)
-    if options.repeat < 1:
-        raise ValueError("--repeat must be 1 or more")
+    if min(options.repeat, options.partial_fixes) < 1:
+        raise ValueError("--repeat and --partial-fixes must be 1 or more")
     if options.controls < 0:
         raise ValueError("--controls must be 0 or more")
     path: Path = options.tasks
@@ -122,7 +136,9 @@ def _read(options: argparse.Namespace) -> Work:
 
 def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
     """Verifies what has to be, writes the results and returns the exit status. Raises Unwritable."""
-    todo = [task for task in work.tasks if not (options.new and work.book.stands(task))]
+    todo = [
+        task for task in work.tasks if not (options.new and work.book.stands(task, measured=options.strength))
+    ]
     found: dict[str, Verification] = {
         task.id: work.book.entries[task.id] for task in work.tasks if task.id in work.book.entries
     }
@@ -143,6 +159,7 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
                 num_repeats=options.repeat,
                 num_controls=options.controls,
                 num_jobs=options.jobs,
+                num_partial_fixes=options.partial_fixes if options.strength else 0,
                 image_fix=f"`python -m workers.images pull {options.tasks}`, or `python -m workers.images build DIR`",
             )
         )

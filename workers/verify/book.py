@@ -5,6 +5,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pipeline.task import Task
 from pipeline.taskfile import Verification, read_verified, standing, verified_path, write_verified
 from workers.unqueued.outputs import writing
@@ -25,19 +27,22 @@ class Book:
             tempfile.TemporaryFile(dir=path.parent).close()
         return cls(path, read_verified(path) if path.exists() else {})
 
-    def stands(self, task: Task) -> bool:
-        """Whether `task`, as it is now, was found to be ok."""
+    def stands(self, task: Task, *, measured: bool) -> bool:
+        """Whether `task`, as it is now, was found to be ok; and its strength `measured`, if that is wanted."""
         entry = standing(self.entries, task)
-        return entry is not None and entry.ok
+        return entry is not None and entry.ok and (entry.strength is not None or not measured)
 
     def enter(self, new: Verification) -> None:
-        """Records `new`. An infrastructure failure does not replace an earlier verdict on the same version of a task.
+        """Records `new`. Of the same version of a task, an infrastructure failure does not replace an earlier verdict, and a strength
+        that was measured earlier is kept.
 
         Raises Unwritable; what was written before stays.
         """
         old = self.entries.get(new.task)
-        if old is not None and old.fingerprint == new.fingerprint and _is_broken(new) and not _is_broken(old):
-            return
+        if old is not None and old.fingerprint == new.fingerprint:
+            if _is_broken(new) and not _is_broken(old):
+                return
+            new = replace(new, strength=new.strength or old.strength)
         self.entries[new.task] = new
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:

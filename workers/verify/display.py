@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rich.text import Text
 
-from pipeline.taskfile import EXPECTED, Found, State, Verification
+from pipeline.taskfile import EXPECTED, Found, State, Strength, Verification
 from pipeline.visible import visible_line
 from workers.display import Display, open_display
 
@@ -22,9 +22,9 @@ class VerificationTable:
         self._display = display
         self._width = width
 
-    def begin(self, task_id: str, state: State) -> None:
-        """This state of the task is now being graded."""
-        self._display.begin(task_id, state)
+    def begin(self, task_id: str, what: str) -> None:
+        """This state of the task, or this partial fix, is now being graded."""
+        self._display.begin(task_id, what)
 
     def finish(self, verification: Verification, evidence: str) -> None:
         """The task is done; `evidence` is the end of a log that shows what is wrong with it."""
@@ -32,6 +32,7 @@ class VerificationTable:
         shown = [
             row(verification, self._width),
             *(Text(f"    | {visible_line(line)}", style="dim") for line in lines),
+            *(strength_rows(verification.strength) if verification.strength else ()),
         ]
         self._display.finish(verification.task, shown, ok=verification.ok)
 
@@ -68,6 +69,17 @@ def row(verification: Verification, width: int) -> Text:
 def _controls(verification: Verification) -> str:
     """How many of the tests can be made to fail."""
     return f"{verification.num_controlled}/{verification.num_tests}" if verification.num_tests else "-"
+
+
+def strength_rows(strength: Strength) -> list[Text]:
+    """The weakness of a task, and the partial fixes that its tests let pass."""
+    if not strength.num_partial_fixes:
+        return [Text("    no partial fix could be made of the known fix", style="dim")]
+    passing = f"{len(strength.passing)} of {strength.num_partial_fixes} partial fixes pass"
+    return [
+        Text(f"    weakness {strength.weakness:.2f}: {passing}", "yellow" if strength.passing else "dim"),
+        *(Text(f"    | {visible_line(one)}", style="dim") for one in strength.passing),
+    ]
 
 
 def _style(state: State, found: Found) -> str:

@@ -34,7 +34,9 @@ class JsonTry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One element of --json's list. `tries` is empty for a task that --new left out."""
+    """One element of --json's list. `tries` is empty for a task that --new left out. `weakness` is the share of partial fixes that
+    pass, None if it was not measured.
+    """
 
     task: str
     states: dict[State, Found]
@@ -46,6 +48,9 @@ class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
     num_tests: int  # that the known fix passes in every run
     num_controlled: int  # of these, tests that can be made to fail by a contradiction
     tries: dict[State, list[JsonTry]]
+    weakness: float | None
+    num_partial_fixes: int
+    passing_partial_fixes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +111,7 @@ def _json_line(one: Verification, tries: "Tries | None") -> JsonLine:
             ]
             for state, made in (tries or {}).items()
         },
+        weakness=one.weakness,
+        num_partial_fixes=one.strength.num_partial_fixes if one.strength else 0,
+        passing_partial_fixes=one.strength.passing if one.strength else (),
     )

@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification
@@ -17,6 +19,7 @@ from workers.verify.display import VerificationTable, open_table
 from workers.verify.judging import evidence, verification
 from workers.verify.outputs import Outputs
 from workers.verify.states import Prober, Tries
+from workers.verify.strength import StrengthMeter
 
 
 @dataclass(slots=True)
@@ -24,6 +27,7 @@ class Verifier:
     """Verifies tasks. What it found is in `found` and `tries`, by task id, and in `book`."""
 
     prober: Prober
+    meter: StrengthMeter | None  # None: how strong tests are is not measured
     golds: Mapping[str, Gold]
     book: Book
     found: dict[str, Verification] = field(default_factory=dict[str, Verification])
@@ -40,10 +44,26 @@ class Verifier:
             task, self.golds.get(task.id), on_state=lambda state: table.begin(task.id, state)
         )
         done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
+        self.book.enter(done)
+        if self.meter is not None and done.states["gold"] == 1:
+            done = await self._with_strength(done, task, self.meter, table)
+            done = replace(done, seconds=round(time.monotonic() - began_at, 2))
+            self.book.enter(done)
         self.tries[task.id] = probed.tries
         self.found[task.id] = done
-        self.book.enter(done)
         table.finish(done, evidence(probed.tries))
+
+    async def _with_strength(
+        self, done: Verification, task: Task, meter: StrengthMeter, table: VerificationTable
+    ) -> Verification:
+        """The verification of a task whose known fix is worth 1, with the strength of its tests."""
+        measured = await meter.measure(
+            replace(task, calibration=done.calibration),
+            self.golds[task.id],
+            on_fix=lambda number, most: table.begin(task.id, f"partial fix {number} of {most}"),
+        )
+        warning = "; ".join(text for text in (done.warning, measured.warning) if text)
+        return replace(done, strength=measured.strength, warning=warning)
 
 
 async def verify(
@@ -57,9 +77,12 @@ async def verify(
     num_repeats: int,
     num_jobs: int,
     num_controls: int,
+    num_partial_fixes: int,
     image_fix: str,
 ) -> Verifier:
-    """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it."""
+    """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it.
+    The strength of their tests is measured with `num_partial_fixes` of each at most; 0: it is not.
+    """
     async with session(sandboxes) as outage:
         grader = Grader(sandboxes)
         prober = Prober(
@@ -72,6 +95,7 @@ async def verify(
             image_fix=image_fix,
             outage=outage,
         )
-        verifier = Verifier(prober, golds, book)
+        meter = StrengthMeter(grader, sandboxes, limits, num_partial_fixes, image_fix)
+        verifier = Verifier(prober, meter if num_partial_fixes else None, golds, book)
         await verifier.run(tasks, num_jobs=num_jobs)
     return verifier

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task, Verdict
+from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from pipeline.taskfile import EXPECTED, Gold, State, gold_path, write_gold, write_tasks
 from tests.workers.claims import make_task
@@ -42,24 +42,16 @@ def verdicts() -> Iterator[Verdict]:
     yield JsonVerdict(eval_script=PYTEST, parser=PARSER, tests=(f"{PATH}::{NAME}",), files=(file,))
 
 
-@pytest.fixture
-def tasks(tmp_path: Path, image: RepoImage) -> list[Task]:
-    tasks = [
-        make_task(image.tag, id=f"test:{number}", base_commit=image.commit, verdict=verdict)
-        for number, verdict in enumerate(verdicts())
-    ]
-    write_tasks(tmp_path / "tasks.jsonl", tasks)
-    golds = [Gold(id=task.id, patch=FIX, test_patch=NEW_TEST) for task in tasks]
-    write_gold(gold_path(tmp_path / "tasks.jsonl"), golds)
-    return tasks
-
-
+@pytest.mark.parametrize("verdict", list(verdicts()), ids=lambda verdict: type(verdict).__name__)
 def test_verify_and_grade_say_the_same_of_every_state_of_every_kind_of_task(
-    tmp_path: Path, tasks: list[Task]
+    tmp_path: Path, image: RepoImage, verdict: Verdict
 ) -> None:
     path = tmp_path / "tasks.jsonl"
-    status, verified = verify(path)
-    assert (status, [one["states"] for one in verified.values()]) == (0, [EXPECTED] * 4), verified
+    task = make_task(image.tag, base_commit=image.commit, verdict=verdict)
+    write_tasks(path, [task])
+    write_gold(gold_path(path), [Gold(id=task.id, patch=FIX, test_patch=NEW_TEST)])
+    status, verified = verify(path, "--controls", "1")
+    assert (status, verified[task.id]["states"]) == (0, EXPECTED), verified
     patches: dict[State, str] = {
         "empty": "",
         "useless": USELESS.decode(),
@@ -67,11 +59,11 @@ def test_verify_and_grade_say_the_same_of_every_state_of_every_kind_of_task(
         "gold": FIX,
     }
     for state, patch in patches.items():
-        preds = write_predictions(tmp_path / f"{state}.json", dict.fromkeys(verified, patch))
+        preds = write_predictions(tmp_path / f"{state}.json", {task.id: patch})
         status, graded = grade(path, str(preds))
         assert status == 0
-        for task in tasks:
-            (tried,) = verified[task.id]["tries"][state]
-            one = graded[task.id]
-            assert (one["value"], one["tests"]) == (tried["found"], tried["tests"]), (task.id, state)
-            assert one["decided_by"] == tried["why"], (task.id, state)
+        (tried,) = verified[task.id]["tries"][state]
+        one = graded[task.id]
+        assert (one["value"], one["tests"]) == (tried["found"], tried["tests"]), state
+        assert one["decided_by"] == tried["why"], state
+        assert one["control"] == ("confirmed" if state == "gold" else ""), "verification calibrated it"
