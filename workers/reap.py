@@ -1,8 +1,8 @@
 """`python -m workers.reap [--all] [--json]`: removes at once what crashed workers left on the Docker hosts of this machine.
 
 That is: containers of this fleet whose lease has expired or whose deadline is over, on the Docker hosts of SWERVE_DOCKER_HOSTS or
-DOCKER_HOST (every worker removes these too, at its start and every 15 s); and workers' temporary files, an hour old. Swerve creates no
-networks and no volumes, and a container's anonymous volumes are removed with it, so nothing else is left behind.
+DOCKER_HOST (every worker removes these too, at its start and every 15 s). Swerve creates no networks, no volumes and no temporary files,
+and a container's anonymous volumes are removed with it, so nothing else is left behind.
 
 With --all, every container of every fleet is removed, in use or not, without asking Redis. Use it on a machine where nothing of Swerve
 runs, when the Redis that held the leases is gone.
@@ -46,7 +46,6 @@ class ReapedHost:
 @dataclass(frozen=True, slots=True)
 class ReapReport:
     hosts: tuple[ReapedHost, ...]
-    files: tuple[str, ...]  # temporary files that were removed
 
     @property
     def clean(self) -> bool:
@@ -55,8 +54,6 @@ class ReapReport:
 
 async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> ReapReport:
     """Raises RedisUnavailable if Redis is needed and absent."""
-    from workers.temporary import remove_stale
-
     if everything:
         found = [await _reaped(host, "", None) for host in hosts]
     else:
@@ -69,7 +66,7 @@ async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> ReapRe
                 found = [await _reaped(host, fleet, has_lease) for host in hosts]
             except RedisError as error:
                 raise connection.unavailable(url, error) from error
-    return ReapReport(tuple(found), tuple(map(str, remove_stale())))
+    return ReapReport(tuple(found))
 
 
 async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") -> ReapedHost:
@@ -126,9 +123,8 @@ def _lines(report: ReapReport) -> Iterator[str]:
         yield from (f"left     {name}  at {host.host}" for name in host.left)
         if host.failure:
             yield f"failed   {host.host}: {host.failure}"
-    yield from (f"removed  {file}" for file in report.files)
     num_removed = sum(len(host.removed) for host in report.hosts)
-    yield f"{num_removed} containers and {len(report.files)} files removed: {'clean' if report.clean else 'not clean'}"
+    yield f"{num_removed} containers removed: {'clean' if report.clean else 'not clean'}"
 
 
 if __name__ == "__main__":

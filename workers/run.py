@@ -37,7 +37,6 @@ from workers.sandbox.free_space import check_temporary
 from workers.settings import SandboxSettings, WorkerSettings, sandbox_settings, worker_settings
 from workers.status import EpisodeStatus
 from workers.taker import Taker
-from workers.temporary import remove_stale
 
 log = logging.getLogger("swerve.worker")
 
@@ -63,8 +62,6 @@ async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
     """Work until told to stop. Raises CannotStart, RedisUnavailable."""
     from workers.policy.sglang import SglangPolicies
 
-    for path in remove_stale():
-        log.warning("removed %s, left by a worker that was killed", path)
     async with contextlib.AsyncExitStack() as cleanup:
         redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
         cleanup.push_async_callback(redis.aclose)

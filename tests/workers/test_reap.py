@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -21,19 +18,17 @@ from tests.pipeline import samples
 from workers import reap
 from workers.docker.labels import ATTEMPT, DEADLINE, REQUEST
 from workers.sandbox import containers
-from workers.temporary import PREFIX, STALE_S
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.fixture(autouse=True)
-def label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str) -> str:
+def label(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> str:
     """Of containers, in place of the one by which --all would find those of others on this Docker host."""
     name = f"swerve-test.{secrets.token_hex(6)}"
     monkeypatch.setattr(containers, "FLEET", name)
     monkeypatch.setenv("SWERVE_REDIS_URL", redis_url)
     monkeypatch.delenv("SWERVE_DOCKER_HOSTS", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return name
 
 
@@ -87,7 +82,7 @@ async def test_what_lost_its_claim_or_its_time_goes_and_the_rest_stays(
     status, out, _ = await run(capsys)
     assert left.names() == {kept.name, foreign.name}
     assert status == 0
-    assert out.endswith("2 containers and 0 files removed: clean\n")
+    assert out.endswith("2 containers removed: clean\n")
     assert f"removed  {orphan.name}  at unix:" in out
     assert f"removed  {late.name}  at unix:" in out
     status, out, _ = await run(capsys, "--json")
@@ -125,16 +120,3 @@ async def test_settings_that_make_no_sense_are_misuse(
     monkeypatch.setenv("SWERVE_DOCKER_HOSTS", "ssh://a")
     status, _, err = await run(capsys)
     assert (status, err.startswith("SWERVE_DOCKER_HOSTS: ")) == (2, True)
-
-
-async def test_temporary_files_that_nobody_writes_to_any_more_go(
-    redis: Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new, foreign = (tmp_path / name for name in (f"{PREFIX}old.log", f"{PREFIX}new.log", "other.log"))
-    for path in (old, new, foreign):
-        path.touch()
-    for path in (old, foreign):
-        os.utime(path, (0, time.time() - STALE_S - 1))
-    status, out, _ = await run(capsys, "--json")
-    assert (status, json.loads(out)["files"]) == (0, [str(old)])
-    assert sorted(os.listdir(tmp_path)) == sorted([new.name, foreign.name])

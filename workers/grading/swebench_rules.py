@@ -6,6 +6,7 @@ not need. An empty module in its place, with the package's real path, lets its m
 
 import functools
 import importlib.util
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from typing import Any
 from pipeline.errors import TaskBroken
 from pipeline.task import SwebenchLog
 from pipeline.trajectory import Tally
-from workers.temporary import temporary_file
 
 
 def _stand_in_for_harness() -> None:
@@ -35,6 +35,7 @@ _constants: Any = importlib.import_module("swebench.harness.constants")
 _grading: Any = importlib.import_module("swebench.harness.grading")
 _types: Any = importlib.import_module("swebench.types")
 
+MOST_CHARS = 200  # of what a parser says of a log
 LOG_PARSERS = frozenset(_grading.PARSER_REGISTRY)
 _EXIT_CODE_VARIABLE = _constants.TEST_EXIT_CODE_VAR
 _MARKS: tuple[str, ...] = (
@@ -46,6 +47,10 @@ _MARKS: tuple[str, ...] = (
     _constants.TESTS_ERROR,
     _constants.TESTS_TIMEOUT,
 )
+
+
+class UnreadableLog(Exception):
+    """The parser broke off. Its task was verified with it, so this log is not like those of its tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,7 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
     """swebench's verdict on the log of `verdict`'s eval script, with the original marks. Takes seconds for a large log."""
     spec = _spec(verdict, instance_id)
     gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
-    with temporary_file(suffix=".log") as file:
-        file.write(log.encode("utf-8", "replace"))
-        file.flush()
-        statuses, accepted = _grading.get_logs_eval(spec, file.name)
+    statuses, accepted = _read(spec, log)
     if not accepted:
         return SwebenchReport(
             "log rejected",
@@ -134,10 +136,28 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
 
 def parsed(verdict: SwebenchLog, instance_id: str, lines: str) -> dict[str, str]:
     """Status by name, as `verdict`'s parser reads `lines`."""
-    statuses: dict[str, str] = _grading.PARSER_REGISTRY[verdict.log_parser](
-        lines, _spec(verdict, instance_id)
-    )
+    try:
+        statuses: dict[str, str] = _grading.PARSER_REGISTRY[verdict.log_parser](
+            lines, _spec(verdict, instance_id)
+        )
+    except Exception as error:
+        raise UnreadableLog(_failure(error)) from error
     return statuses
+
+
+def _read(spec: Any, log: str) -> tuple[dict[str, str], bool]:
+    """Status by name, and whether swebench accepts the log, which it reads from a file; here from one without a name on disk."""
+    with os.fdopen(os.memfd_create("log"), "wb") as file:
+        file.write(log.encode("utf-8", "replace"))
+        file.flush()
+        try:
+            return _grading.get_logs_eval(spec, f"/proc/self/fd/{file.fileno()}")
+        except Exception as error:
+            raise UnreadableLog(_failure(error)) from error
+
+
+def _failure(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MOST_CHARS]
 
 
 def status_of(name: str, statuses: Mapping[str, str]) -> str:

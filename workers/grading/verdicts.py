@@ -16,9 +16,12 @@ from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, V
 from pipeline.trajectory import Reward
 from workers.grading import crosscheck, swebench_rules, witness
 from workers.grading.closing_line import closing_line_fault, each_must_pass, num_pytest_sessions
+from workers.grading.swebench_rules import UnreadableLog
 from workers.grading.witness import WitnessedRun
 
 MOST_OUTCOMES = 1000  # kept for a verdict that names no tests
+# Of what code under test may have written: a reward travels with its trajectory.
+NAME_CHARS, STATUS_CHARS, DECIDED_BY_CHARS = 1000, 40, 2000
 R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
 R2E_SUMMARY = "short test summary info"
 
@@ -101,11 +104,23 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
         f"exit status {evidence.exit_code}",
         resolved=evidence.exit_code == 0,
         refuted_by=refuted_by,
-        tests=dict(list(seen.items())[:MOST_OUTCOMES]),
+        tests={name[:NAME_CHARS]: outcome for name, outcome in list(seen.items())[:MOST_OUTCOMES]},
     )
 
 
 def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:
+    try:
+        return _by_swebench_report(verdict, task_id, evidence)
+    except UnreadableLog as error:
+        names = (*verdict.fail_to_pass, *verdict.pass_to_pass)
+        tests = dict.fromkeys(names, "")
+        return _reward(
+            f"swebench: the parser broke off: {error}", resolved=False, refuted_by=None, tests=tests
+        )
+
+
+def _by_swebench_report(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:
+    """Raises UnreadableLog."""
     report = swebench_rules.report(verdict, task_id, evidence.log)
     refuted_by = None
     if report.resolved:
@@ -192,7 +207,10 @@ def _reward(decided_by: str, *, resolved: bool, refuted_by: str | None, tests: d
     resolved = resolved and refuted_by is None
     if refuted_by is not None:
         decided_by = f"{decided_by}, but {refuted_by}"
-    return Reward(value=float(resolved), resolved=resolved, decided_by=decided_by, tests=tests)
+    tests = {name: status[:STATUS_CHARS] for name, status in tests.items()}
+    return Reward(
+        value=float(resolved), resolved=resolved, decided_by=decided_by[:DECIDED_BY_CHARS], tests=tests
+    )
 
 
 def r2e_statuses(log: str) -> dict[str, str]:
