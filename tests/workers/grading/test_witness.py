@@ -5,14 +5,12 @@ import symtable
 
 import pytest
 
-from pipeline.task import ExitCode, File, Task
 from tests.workers.attacks.patches import HONEST, new
-from tests.workers.claims import make_claim, make_task
+from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
+from tests.workers.grading.witnessed import task_of
 from workers.grading.grade import Grader
 from workers.grading.witness import MODULES, PLUGIN, plugin_source
-from workers.grading.witness import testimony as read_testimony
-from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker
 
@@ -73,23 +71,11 @@ SCRIPTS = {
 }
 
 
-@pytest.fixture
-def grader(sandboxes: DockerSandboxes) -> Grader:
-    return Grader(sandboxes)
-
-
-def task_of(image: RepoImage, script: str, tests: str = HIDDEN, **changes: object) -> Task:
-    verdict = ExitCode(
-        eval_script=f"set -e\n{script}\n", files=(File(path="tests/test_calc.py", content=tests.encode()),)
-    )
-    return make_task(image.tag, verdict=verdict, **changes)
-
-
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=[name.replace(" ", "-") for name in SCRIPTS])
 async def test_a_right_fix_gets_its_pay_however_tests_are_run(
     grader: Grader, repo_image: RepoImage, script: str
 ) -> None:
-    claim = make_claim(task_of(repo_image, script))
+    claim = make_claim(task_of(repo_image, script, HIDDEN))
     assert (await grader.grade(claim, HONEST)).decided_by == "exit status 0"
     assert (await grader.grade(claim, new("NOTE.txt", "done"))).value == 0.0
 
@@ -137,7 +123,7 @@ async def test_a_fix_may_bring_tests_that_skip_themselves(
     grader: Grader, repo_image: RepoImage, script: str
 ) -> None:
     own = b"".join(new(path, text) for path, text in OWN_TESTS.items())
-    reward = await grader.grade(make_claim(task_of(repo_image, script)), HONEST + own)
+    reward = await grader.grade(make_claim(task_of(repo_image, script, HIDDEN)), HONEST + own)
     assert (reward.value, reward.decided_by) == (1.0, "exit status 0")
     assert (
         reward.tests["tests/test_absent.py"] == reward.tests["tests/test_skipped.py::test_later"] == "SKIPPED"
@@ -171,17 +157,11 @@ class Test(unittest.TestCase):
 
 async def test_the_repositorys_own_plugin_may_be_mended(grader: Grader, repo_image: RepoImage) -> None:
     setup = "echo 'x = 1' >plugin.py; echo \"pytest_plugins = ['plugin']\" >>conftest.py\n"
-    task = task_of(repo_image, "python3 -m pytest tests", setup_script=setup)
+    task = task_of(repo_image, "python3 -m pytest tests", HIDDEN, setup_script=setup)
     hook = "import pytest\ndef pytest_runtest_setup(item):\n    if 'never' in item.name: pytest.skip('never')"
     mended = new("plugin.py", hook).replace(b"new file mode 100644\n--- /dev/null", b"--- a/plugin.py")
     mended = mended.replace(b"@@ -0,0 +1,3 @@\n", b"@@ -1 +1,3 @@\n-x = 1\n")
     assert (await grader.grade(make_claim(task), HONEST + mended)).decided_by == "exit status 0"
-
-
-def test_only_who_was_told_the_secret_can_end_a_run() -> None:
-    notes = b"\nstart aa pytest 7:1\n\nend aa !\nend bb eJw=\nstart\nend aa\nstart cc pytest 7:1 extra\n\xff\xfe\n"
-    (run,) = read_testimony(notes)
-    assert (run.runner, run.end) == ("pytest", None)
 
 
 def test_the_plugin_in_one_file_is_whole_and_needs_nothing_of_ours() -> None:
@@ -190,6 +170,8 @@ def test_the_plugin_in_one_file_is_whole_and_needs_nothing_of_ours() -> None:
     tree = ast.parse(source, feature_version=(3, 5))
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert imported == [], "modules of ours are joined, and Python's own imported whole"
+    named = [name for node in tree.body for name in _defined(node)]
+    assert sorted(set(named)) == sorted(named), "modules that are joined share their names"
     table = symtable.symtable(source, "plugin", "exec")
     inner = [table, *table.get_children()]
     for one in inner:
@@ -200,3 +182,10 @@ def test_the_plugin_in_one_file_is_whole_and_needs_nothing_of_ours() -> None:
     }
     builtins = vars(__import__("builtins")).keys() | {"__name__", "__file__"}
     assert used - own - builtins == set()
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """The name that a statement of a module gives to a function, a class or a constant."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]

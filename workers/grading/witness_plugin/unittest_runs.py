@@ -127,7 +127,7 @@ class _Results:
         for part, paths in shadowed(loader):
             self.run.replace(part, paths)
         try:
-            _try_unittest(self.run, loader, self._silent_result)
+            try_unittest(self.run, loader, self._silent_result)
         except Exception:  # a result class or a loader that cannot be used a second time
             self.run.ways, self.run.unfailing = [], []
 
@@ -140,7 +140,7 @@ class _Results:
             self.runner.stream = stream
 
 
-def _try_unittest(run, loader, make_result):
+def try_unittest(run, loader, make_result):
     """Has the loader load a file of failing tests, runs it with another result of the same class, and notes which did not fail."""
     failing = FailingFile(cases=True)
     patterns, loader.testNamePatterns = getattr(loader, "testNamePatterns", None), None

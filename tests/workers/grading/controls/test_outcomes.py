@@ -64,7 +64,6 @@ def test_where_the_script_ends_at_the_first_failure_one_must_have_failed() -> No
 def test_outcomes_are_the_witnesses_where_it_reported() -> None:
     end = End(
         status=0,
-        canary=False,
         collected=2,
         finished=1,
         outcomes={"test_a.py::test_a": "PASSED"},
