@@ -121,7 +121,7 @@ class _Play:
 
     async def _act(self, turn: Turn) -> Submitted | str:
         """Run the turn's command; returns the next message to the policy, or the submission."""
-        reply = parse_reply(turn.text, self.config.action)
+        reply = await parse_reply(turn.text, self.config.action)
         if isinstance(reply, FormatError):
             self.format_errors += 1
             finish_reason = "stop" if turn.stop == "stop" else "length"

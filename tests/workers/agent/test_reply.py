@@ -10,8 +10,8 @@ SECOND = re.compile(MSWEA_BLOCK, re.DOTALL)
 TAG = re.compile(MSWEA_TAG, re.DOTALL)
 
 
-def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
-    reply = parse_reply(text, action)
+async def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
+    reply = await parse_reply(text, action)
     return 1 if isinstance(reply, BashCommand) else len(reply.actions)
 
 
@@ -30,8 +30,8 @@ def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
         ("```bash\ngrep '</think>' a\n```", "grep '</think>' a"),
     ],
 )
-def test_one_bash_block_is_the_command(text: str, command: str) -> None:
-    assert parse_reply(text, BASH) == BashCommand(command)
+async def test_one_bash_block_is_the_command(text: str, command: str) -> None:
+    assert await parse_reply(text, BASH) == BashCommand(command)
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,25 @@ def test_one_bash_block_is_the_command(text: str, command: str) -> None:
         ("```bash\nls\n```\n```bash\npwd\n```", 2),
     ],
 )
-def test_no_block_or_two_are_a_format_error_that_says_how_many(text: str, found: int) -> None:
-    reply = parse_reply(text, BASH)
+async def test_no_block_or_two_are_a_format_error_that_says_how_many(text: str, found: int) -> None:
+    reply = await parse_reply(text, BASH)
     assert isinstance(reply, FormatError)
     assert len(reply.actions) == found
     assert reply.reason == f"expected exactly 1 command, found {found}"
 
 
-def test_a_command_with_a_nul_character_is_a_format_error() -> None:
-    assert isinstance(parse_reply("```bash\necho \0\n```", BASH), FormatError)
+async def test_a_command_with_a_nul_character_is_a_format_error() -> None:
+    assert isinstance(await parse_reply("```bash\necho \0\n```", BASH), FormatError)
 
 
-def test_the_second_dialect_has_its_own_fence() -> None:
-    assert parse_reply("```mswea_bash_command\nls\n```", SECOND) == BashCommand("ls")
-    assert num_actions("```bash\nls\n```", SECOND) == 0
-    assert parse_reply("<mswea_bash_command>ls</mswea_bash_command>", TAG) == BashCommand("ls")
+async def test_the_second_dialect_has_its_own_fence() -> None:
+    assert await parse_reply("```mswea_bash_command\nls\n```", SECOND) == BashCommand("ls")
+    assert await num_actions("```bash\nls\n```", SECOND) == 0
+    assert await parse_reply("<mswea_bash_command>ls</mswea_bash_command>", TAG) == BashCommand("ls")
+
+
+async def test_a_reply_that_takes_for_ever_to_search_is_a_format_error() -> None:
+    reply = await parse_reply("```bash" + "\n" * 200_000, BASH)
+    assert isinstance(reply, FormatError)
+    assert reply.reason == "the reply could not be searched for commands within 2 s of CPU time"
+    assert await parse_reply("```bash\nls\n```", BASH) == BashCommand("ls")
