@@ -103,18 +103,16 @@ class Prober:
         if isinstance(base, Broken):
             return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
         patches = _patches(task, gold)
-        calibrated = task
         calibration: Calibration | None = None
         tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
         for number in range(1, self.num_repeats + 1):
             for state, patch in patches.items():
                 on_state(state)
-                if state == "gold" and number == 1:
+                # A task that is paid without its fix is wrong whatever its tests are made of.
+                if state == "gold" and number == 1 and not _is_paid(tries):
                     calibration = await self._calibrated(task, patch)
-                    calibrated = _with(task, calibration)
-                tries[state].append(
-                    await self._graded(calibrated if state == "gold" else task, state, number, patch)
-                )
+                graded = _with(task, calibration) if state == "gold" else task
+                tries[state].append(await self._graded(graded, state, number, patch))
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
         if "tests_only" not in patches:
@@ -147,6 +145,10 @@ class Prober:
 
     def _claim(self, task: Task) -> Claim:
         return unqueued_claim(task, command="verify", limits=self.limits)
+
+
+def _is_paid(tries: Tries) -> bool:
+    return any(one.found == 1 for made in tries.values() for one in made)
 
 
 def _with(task: Task, calibration: Calibration | None) -> Task:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from pipeline.calibration import Calibration
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
@@ -63,6 +64,31 @@ def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.
     printed = capsys.readouterr().out
     assert "| no luck" in printed, "the log of what went wrong"
     assert "1 of 7 tasks are ok" in printed
+
+
+class Unwanted:
+    """A calibrator that nobody should need."""
+
+    async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
+        raise AssertionError("calibrated")
+
+
+async def test_a_task_that_is_paid_without_its_fix_is_not_calibrated(
+    image: RepoImage, sandboxes: DockerSandboxes
+) -> None:
+    task = make_task(image.tag)  # its eval script is `true`
+    prober = Prober(
+        grader=Grader(sandboxes),
+        calibrator=Unwanted(),
+        sandboxes=sandboxes,
+        logs=LogDirectory(None),
+        limits=Limits(),
+        num_repeats=1,
+        image_fix="",
+    )
+    probed = await prober.probe(task, Gold(id=task.id, patch=FIX), on_state=_ignore)
+    assert probed.tries["gold"][0].found == 1
+    assert probed.calibration is None
 
 
 class Moody:
