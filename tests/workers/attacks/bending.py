@@ -8,16 +8,15 @@ import builtins
 import contextlib
 import gc
 import operator
+import os
 import random
 import sys
-import types
 from unittest import mock
 
 RUNNERS = ("pytest", "_pytest", "pluggy", "unittest")
-# Parts that a verdict passes through; half of all picks are from these.
+# Parts that a verdict passes through; most picks are from these.
 NEAR = (
     "_pytest._code.code",
-    "_pytest.assertion",
     "_pytest.main",
     "_pytest.outcomes",
     "_pytest.python",
@@ -26,13 +25,12 @@ NEAR = (
     "_pytest.reports",
     "_pytest.runner",
     "_pytest.skipping",
-    "_pytest.unittest",
-    "pluggy",
+    "pluggy._callers",
+    "pluggy._hooks",
+    "pluggy._result",
     "unittest.case",
-    "unittest.loader",
     "unittest.mock",
     "unittest.result",
-    "unittest.runner",
     "unittest.suite",
 )
 SPECIAL = ("__bool__", "__call__", "__eq__", "__getattribute__", "__iter__", "__len__", "__setattr__")
@@ -46,20 +44,29 @@ def bend(seed: str, num_bends: int) -> None:
     left = num_bends
     for _ in range(20 * num_bends):
         name, holder = _holder(chance)
-        attribute = chance.choice(_attributes(holder))
+        special = isinstance(holder, type) and chance.random() < 0.5
+        attribute = chance.choice(SPECIAL if special else _attributes(holder))
         try:
             _replace(holder, attribute, chance)
         except Exception:
             continue  # cannot be bent, as many built-in things
-        print("bent", name, attribute)
+        _say(f"bent {name} {attribute}\n")
         left -= 1
         if not left:
             return
 
 
+def _say(line: str) -> None:
+    """Past what the runner captures: to the shell that started it."""
+    with open(f"/proc/{os.getppid()}/fd/1", "w") as log:
+        log.write(line)
+
+
 def _holder(chance: random.Random) -> tuple[str, object]:
-    kind = chance.choice(("module", "class", "class", "instance"))
-    near = chance.random() < 0.5
+    kind = chance.choice(("module", "class", "class", "instance", "stack", "stack", "stack"))
+    if kind == "stack":
+        return chance.choice(_on_the_stack())
+    near = chance.random() < 0.8
     modules = {
         name: module
         for name, module in sorted(sys.modules.items())
@@ -84,11 +91,28 @@ def _holder(chance: random.Random) -> tuple[str, object]:
     return name, chance.choice(instances[name])
 
 
+def _on_the_stack() -> list[tuple[str, object]]:
+    """What the runner's functions that are being called work with, its class, and their modules."""
+    found: list[tuple[str, object]] = []
+    frame = sys._getframe()
+    while frame is not None:
+        module = sys.modules.get(str(frame.f_globals.get("__name__")))
+        if module is not None and module.__name__.partition(".")[0] in RUNNERS:
+            found.append((module.__name__, module))
+            for name, one in sorted(frame.f_locals.items()):
+                if type(one).__module__.partition(".")[0] in RUNNERS:
+                    kind = f"{type(one).__module__}.{type(one).__qualname__}"
+                    found += [(f"the {name} of {frame.f_code.co_name}", one), (kind, type(one))]
+        frame = frame.f_back
+    return found
+
+
 def _attributes(holder: object) -> list[str]:
     named = set(getattr(holder, "__dict__", ())) | set(getattr(type(holder), "__slots__", ()))
-    if isinstance(holder, type):
-        named.update(SPECIAL)
-    return sorted(name for name in named if name not in ("__dict__", "__weakref__")) or ["x"]
+    named = {
+        name for name in named if not name.startswith("__") or name in ("__eq__", "__exit__", "__init__")
+    }
+    return sorted(named) or ["x"]
 
 
 def _replace(holder: object, attribute: str, chance: random.Random) -> None:
@@ -104,10 +128,12 @@ def _replace(holder: object, attribute: str, chance: random.Random) -> None:
 
 
 def _replacement(holder: object, attribute: str, old: object, chance: random.Random) -> object:
-    if attribute == "__getattribute__":
-        return _reads(chance.choice(_fields(holder)), chance.choice(VALUES), chance.random() < 0.8)
     value = chance.choice(VALUES)
-    match chance.randrange(8):
+    if attribute == "__getattribute__":
+        return _reads(chance.choice(_fields(holder)), value)
+    if isinstance(holder, type) and attribute not in vars(holder):
+        return _of_tests(getattr(holder, attribute, None), value)
+    match chance.randrange(12):
         case 0:
             return value
         case 1:
@@ -118,41 +144,54 @@ def _replacement(holder: object, attribute: str, old: object, chance: random.Ran
             return getattr(builtins, chance.choice(("print", "callable", "id", "list", "str", "repr")))
         case 4:
             return getattr(holder, chance.choice(_attributes(holder)), None)
-        case 5 if callable(old):
-            return _swallows(old, value)
-        case 6 if callable(old):
-            return _spares_tests(old, value)
-        case 7:
+        case 5:
+            return chance.choice((contextlib.nullcontext, contextlib.suppress, operator.is_not, mock.Mock()))
+        case 6:
             return GONE
+        case 7 | 8 if callable(old):
+            return _swallows(old, value)
+        case _ if callable(old):
+            return _of_tests(old, value)
         case _:
-            return chance.choice((contextlib.nullcontext, operator.is_not, types.SimpleNamespace()))
+            return value
 
 
 def _fields(holder: object) -> list[str]:
+    """What instances of a class may have, as far as the class tells."""
     start = getattr(getattr(holder, "__init__", None), "__code__", None)
-    return sorted({*getattr(start, "co_varnames", ()), *vars(holder)} - {"self"})
+    return sorted({*getattr(start, "co_varnames", ()), *_attributes(holder)} - {"self"})
 
 
-def _reads(field: str, value: object, only_tests: bool) -> object:
-    """A `__getattribute__` that lies about one attribute, perhaps only of what says that it is a test."""
+def _reads(field: str, value: object) -> object:
+    """A `__getattribute__` that lies about one attribute of what says that it is a test."""
     get = object.__getattribute__
 
     def read(self: object, name: str) -> object:
-        if name != field or (only_tests and not _is_test(self)):
-            return get(self, name)
-        return value
+        return value if name == field and _is_test(self) else get(self, name)
 
     return read
 
 
 def _is_test(one: object) -> bool:
-    told = getattr(one, "__dict__", {})
+    """Whether it is named like a test, or has to do with a failed assertion."""
+    get = object.__getattribute__
+    told = get(one, "__dict__") if _has_own(one) else {}
     words = [told.get(key, "") for key in ("name", "nodeid", "_testMethodName")]
-    error = told.get("_excinfo") or (told.get("excinfo"),)
-    return any("test_" in str(word) for word in words) or error[0] is AssertionError
+    inner = told.get("excinfo")
+    errors = told.get("_excinfo") or (get(inner, "__dict__").get("_excinfo") if _has_own(inner) else None)
+    return any("test_" in str(word) for word in words) or bool(errors and errors[0] is AssertionError)
+
+
+def _has_own(one: object) -> bool:
+    try:
+        return isinstance(object.__getattribute__(one, "__dict__"), dict)
+    except AttributeError:
+        return False
 
 
 def _swallows(old, value):
+    """Calls, and returns `value` in place of an assertion's error."""
+
     def called(*some, **named):
         try:
             return old(*some, **named)
@@ -162,7 +201,9 @@ def _swallows(old, value):
     return called
 
 
-def _spares_tests(old, value):
+def _of_tests(old, value):
+    """Returns `value` if a test is among the arguments; calls otherwise."""
+
     def called(*some, **named):
         if any(_is_test(one) for one in (*some, *named.values())):
             return value

@@ -34,7 +34,7 @@ SCENES = (
     "unittest, many ways",
     "unittest's raises",
 )
-MOST_BENDS = 4
+MOST_BENDS = 8
 _BENT = re.compile(r"^bent (.*)$", re.MULTILINE)
 
 
