@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from workers.grading.controls.checkers import contradict_call, expects_exception
 from workers.grading.controls.conditions import contradict, name_of_call, negation
+from workers.grading.controls.parameters import expected_parameters
 from workers.grading.controls.reaching import blocks, functions_of_tests
 from workers.grading.controls.spans import Edit, TestFile, read
 from workers.grading.controls.values import Values
@@ -36,7 +37,14 @@ def candidates(source: bytes, chance: random.Random) -> list[Candidate]:
     values = Values(file, chance)
     found: dict[Edit, set[str]] = {}
     for definition, tests in functions_of_tests(file.tree):
-        for root, edit in _expectations([definition], file, values):
+        parameters = expected_parameters(definition, file, values)
+        names = {parameter.name for parameter in parameters}
+        edits = [
+            (root, edit)
+            for root, edit in _expectations([definition], file, values)
+            if source[edit.start : edit.end].decode() not in names
+        ]
+        for root, edit in (*edits, *((parameter.cases, parameter.edit) for parameter in parameters)):
             if file.is_placed(root) and file.stays_sound(root, edit):
                 found.setdefault(edit, set()).update(tests)
     return [
