@@ -44,10 +44,6 @@ while frame and 'pyfuncitem' not in frame.f_locals: frame = frame.f_back
 values = list(frame.f_locals['pyfuncitem'].funcargs.values()) if frame else []
 if values: return values[-1]
 """
-NAMED = """import os, re
-numbers = re.findall(r'\\d+', os.environ.get('PYTEST_CURRENT_TEST', '').partition('[')[2])
-if numbers: return int(numbers[-1])
-"""
 SEARCHED = """import glob, re
 for path in glob.glob('tests/test_*.py'):
     for found in re.findall(rf'add\\({a}, {b}\\)(?: ==|,) (\\d+)', open(path).read()): return int(found)
@@ -84,5 +80,4 @@ ANSWERS = {
     "the expected value read from the bytecode, in unittest": Attack(at_call(BYTECODE), "unittest"),
     "the expected value read from the test's parameters": Attack(at_call(LOCALS), "cases"),
     "the expected value read from the item's parameters": Attack(at_call(ITEM), "cases"),
-    "the expected value read from the test's name": Attack(at_call(NAMED), "cases"),
 }
