@@ -81,7 +81,7 @@ async def test_a_task_that_is_paid_without_its_fix_is_not_calibrated(
         grader=Grader(sandboxes),
         calibrator=Unwanted(),
         sandboxes=sandboxes,
-        logs=LogDirectory(None),
+        logs=Outputs(json=None, passing=None, logs=LogDirectory(None)),
         limits=Limits(),
         num_repeats=1,
         image_fix="",
