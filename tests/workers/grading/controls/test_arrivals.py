@@ -18,7 +18,7 @@ from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # some twenty containers for each test
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 PYTEST = "python3 -m pytest -rA -p no:cacheprovider tests/test_calc.py\n"
 MARKED = (
