@@ -109,10 +109,13 @@ def _works(part):
 
 
 def _matters(holder, key, part):
-    """Whether an addition to a class changes what the class did: it hides what is inherited, or guards an attribute."""
+    """Whether an addition to a class changes what the class did: by a method that Python calls by itself, by what hides an
+    inherited part, or by what guards an attribute.
+    """
     if key in LAZY or not (callable(part) or hasattr(type(part), "__get__")):
         return False
-    return hasattr(type(part), "__set__") or any(key in vars(base) for base in holder.__mro__[1:])
+    by_itself = key.startswith("__") or hasattr(type(part), "__set__")
+    return by_itself or any(key in vars(base) for base in holder.__mro__[1:])
 
 
 def _kind(holder):

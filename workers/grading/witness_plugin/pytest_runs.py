@@ -134,10 +134,7 @@ class PytestSession:
             return
         case = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", ())
         cases = any(isinstance(item, case) for item in items)
-        try:
-            try_pytest(self.run, session, self, cases)
-        except Exception:  # some plugins and pytest versions do not allow it
-            self.run.ways, self.run.unfailing = [], []
+        quietly(try_pytest, self.run, session, self, cases)
 
     def end(self):
         if not self.conftests_loaded:

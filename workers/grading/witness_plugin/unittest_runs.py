@@ -126,10 +126,7 @@ class _Results:
         loader = getattr(sys.modules.get("unittest"), "defaultTestLoader", None)
         for part, paths in shadowed(loader):
             self.run.replace(part, paths)
-        try:
-            try_unittest(self.run, loader, self._silent_result)
-        except Exception:  # a result class or a loader that cannot be used a second time
-            self.run.ways, self.run.unfailing = [], []
+        quietly(try_unittest, self.run, loader, self._silent_result)
 
     def _silent_result(self):
         stream, decorated = self.runner.stream, type(self.runner.stream)
