@@ -42,6 +42,9 @@ class Calibration(Message, frozen=True, kw_only=True):
     replaced: tuple[str, ...] = ()
     control_cpu_s: float = 0.0  # CPU time of the slowest control run with the known fix
     control_wall_s: float = 0.0  # wall time of the slowest one
+    # Files in the repository that the known fix changes: they are under test, so no patch has them restored because the eval
+    # script runs or names them.
+    fix_paths: tuple[str, ...] = ()
 
 
 def pack(calibration: Calibration) -> bytes:

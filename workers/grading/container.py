@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.calibration import Contradiction
+from pipeline.calibration import Calibration, Contradiction
 from pipeline.errors import GraderError, SandboxError, TaskBroken
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, File, SwebenchLog, Task
 from workers.grading import reading, scripts, witness
 from workers.grading.controls.placing import place
 from workers.grading.governing import GoverningFiles, hidden_paths
+from workers.grading.survey import survey
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
@@ -63,8 +64,7 @@ class GradingContainer:
     patch: bytes
     marks: Marks
     limits: Limits
-    governing: GoverningFiles
-    test_files: Sequence[str] = ()  # further files with tests: HEAD's are put back
+    calibration: Calibration
 
     async def apply(self) -> Applied:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
@@ -74,15 +74,18 @@ class GradingContainer:
                 f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
                 " workdir to the repository's directory in the image"
             )
-        await self.sandbox.put(_files(task, self.patch, self.sandbox.workdir, self.test_files))
-        script, workdir = self.governing.script, self.governing.workdir
+        hidden = hidden_paths(task.verdict, self.sandbox.workdir)
+        await self.sandbox.put(_files(task, self.patch, hidden, self.calibration.test_files))
+        governing = await self._governing_files((*hidden, *self.calibration.test_files))
         try:
-            headers = await isolation.call(reading.headers, self.patch, script, workdir)
+            headers = await isolation.call(
+                reading.headers, self.patch, governing.script, governing.surveyed.paths
+            )
         except LimitExceeded as error:
             return Applied("", "", fault=f"the patch could not be read {error}")
         if headers.touches_runner:
-            await self._succeed(scripts.save(self.governing))
-        result = await self._step(scripts.apply(self.governing, loosely=not headers.hides_names))
+            await self._succeed(scripts.save(governing))
+        result = await self._step(scripts.apply(governing, loosely=not headers.hides_names))
         complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return Applied("", complaints, fault="patch does not apply")
@@ -91,10 +94,10 @@ class GradingContainer:
         applied_by = scripts.APPLIED_BY[result.exit_code]
         try:
             if headers.touches_runner:
-                await self._restore_runner()
+                await self._restore_runner(governing)
         except LimitExceeded as error:
             return Applied(applied_by, complaints, fault=f"its settings files could not be parsed {error}")
-        return Applied(applied_by, complaints, fault=await self._restore_protected())
+        return Applied(applied_by, complaints, fault=await self._restore_protected(governing))
 
     async def put_script(self, contradictions: Sequence[Contradiction]) -> None:
         """Makes these expectations of the hidden tests wrong and puts the eval script in place, alone in its directory.
@@ -141,22 +144,33 @@ class GradingContainer:
                 return 0.0
             raise
 
-    async def _restore_runner(self) -> None:
-        changed = await self._succeed(scripts.changed_settings(self.governing))
-        paths = await isolation.call(reading.tampered_settings, changed.output, self.governing.script)
+    async def _governing_files(self, hidden: Sequence[str]) -> GoverningFiles:
+        task = self.claim.request.task
+        surveyed = await survey(
+            self.sandbox,
+            task.verdict.eval_script,
+            variables=task.env,
+            hidden=hidden,
+            under_test=self.calibration.fix_paths,
+        )
+        return GoverningFiles(task.verdict.eval_script, surveyed)
+
+    async def _restore_runner(self, governing: GoverningFiles) -> None:
+        changed = await self._succeed(scripts.changed_settings(governing))
+        paths = await isolation.call(reading.tampered_settings, changed.output, governing.script)
         if paths:
             listed = b"".join(path + b"\0" for path in paths)
             await self.sandbox.put([File(path=scripts.TAMPERED, content=listed)])
-        await self._succeed(scripts.restore_governing(self.governing))
+        await self._succeed(scripts.restore_governing(governing), self.sandbox.head)
 
-    async def _restore_protected(self) -> str | None:
+    async def _restore_protected(self, governing: GoverningFiles) -> str | None:
         """Restores files of the hidden tests from the base commit, then applies the hidden tests.
 
         Returns why the patch is to blame if they cannot be applied. Raises TaskBroken if nobody could apply them.
         """
         task = self.claim.request.task
         base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
-        result = await self._step(scripts.RESTORE_PROTECTED, base, self.sandbox.head)
+        result = await self._step(scripts.restore_protected(governing), base, self.sandbox.head)
         if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
             raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
         if result.exit_code == scripts.IN_THE_WAY:
@@ -167,8 +181,8 @@ class GradingContainer:
             await self.sandbox.put(task.verdict.files)
         return None
 
-    async def _succeed(self, script: str) -> CommandResult:
-        result = await self._step(script)
+    async def _succeed(self, script: str, *arguments: str) -> CommandResult:
+        result = await self._step(script, *arguments)
         if result.exit_code != 0 or result.dropped_bytes:
             raise _broken_step("putting the runner's files back", result)
         return result
@@ -182,12 +196,12 @@ class GradingContainer:
         )
 
 
-def _files(task: Task, patch: bytes, workdir: str, test_files: Sequence[str]) -> list[File]:
+def _files(task: Task, patch: bytes, hidden: Sequence[str], test_files: Sequence[str]) -> list[File]:
     """The files that the scripts read. A patch may lack its last newline, without which git calls it corrupt."""
     verdict = task.verdict
     files = [
         File(path=scripts.PATCH, content=_ended(patch)),
-        File(path=scripts.PROTECTED, content=_listed(hidden_paths(verdict, workdir))),
+        File(path=scripts.PROTECTED, content=_listed(hidden)),
         File(path=scripts.TESTED, content=_listed(path for path in test_files if not path.startswith("/"))),
         File(path=scripts.WITNESS, content=witness.installer()),
     ]

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import cast
 
 from pipeline.task import ExitCode, SwebenchLog, Verdict
-from workers.grading.closing_line import RUNS_PYTEST, RUNS_UNITTEST
+from workers.grading.closing_line import RUNS_UNITTEST
+from workers.grading.survey import Surveyed
 from workers.grading.witness import touched_paths
 
 # Restored whole if a patch touches one: they govern how tests run, or run code in every Python process.
@@ -37,6 +38,7 @@ GOVERNING_NAMES = (
     ".mocharc*",
     ".rspec",
     "phpunit.xml*",
+    "pyvenv.cfg",
 )
 # The same for directories with all their content: entry points make plugins.
 GOVERNING_DIRECTORIES = ("*.egg-info", "*.dist-info")
@@ -55,75 +57,25 @@ NAMES_OF_PROGRAMS = {
 # Restored if a patch changes what they tell the runner. They contain much else that a fix may rightly change.
 SETTINGS_NAMES = ("setup.cfg", "pyproject.toml", "package.json")
 LOADERS = ("test/__init__.py", "tests/__init__.py", "*/test/__init__.py", "*/tests/__init__.py")
+# What makes a directory a virtual environment, in which pytest looks for no tests.
+VIRTUAL_ENVIRONMENTS = ("*/bin/activate*", "*/Scripts/activate*", "*/conda-meta/history")
 MAKEFILE_NAMES = ("GNUmakefile", "makefile", "Makefile")  # if the eval script runs make
 
-# New modules of these names are removed wherever they are: Python would import them in place of the runner's, or at its
-# start.
+# New modules of these names are removed from the directories that Python searches first, wherever these libraries are.
 RUNNER_MODULES = (
     "_pytest",
-    "attr",
-    "attrs",
-    "colorama",
     "conftest",
-    "coverage",
-    "exceptiongroup",
-    "execnet",
-    "importlib_metadata",
-    "iniconfig",
-    "nose",
-    "packaging",
-    "pkg_resources",
     "pluggy",
     "py",
-    "pygments",
     "pytest",
-    "setuptools",
     "sitecustomize",
-    "six",
-    "tomli",
-    "typing_extensions",
     "unittest2",
     "usercustomize",
     "xdist",
-    "zipp",
 )
-# The same, in directories that Python may search first, for libraries that the image has installed and tests check with.
-CHECKING_MODULES = (
-    "asynctest",
-    "ddt",
-    "flexmock",
-    "freezegun",
-    "hamcrest",
-    "hypothesis",
-    "mock",
-    "numpy",
-    "pandas",
-    "parameterized",
-    "pyfakefs",
-    "requests_mock",
-    "responses",
-    "sure",
-    "testfixtures",
-    "testtools",
-)
-# New modules of these names are removed from directories that Python may search first.
-STANDARD_MODULES = tuple(
-    sorted(
-        sys.stdlib_module_names
-        - {
-            "antigravity",
-            "ensurepip",
-            "idlelib",
-            "lib2to3",
-            "test",
-            "this",
-            "tkinter",
-            "turtle",
-            "turtledemo",
-            "venv",
-        }
-    )
-)
+# The same for Python's own modules, and for those that are installed in the image.
+NEVER_IN_THE_WAY = {"antigravity", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo"}
+STANDARD_MODULES = tuple(sorted(sys.stdlib_module_names - NEVER_IN_THE_WAY))
 
 _HEADER = re.compile(
     rb"^(?:diff --git|---|\+\+\+|rename (?:from|to)|copy (?:from|to)|Index:) (.*)$", re.MULTILINE
@@ -132,26 +84,16 @@ _RENAMED = re.compile(r"^rename (?:from|to) (.*)$", re.MULTILINE)
 _ESCAPE = re.compile(rb"\\[0-7]{3}")  # git quotes names; an escaped letter may hide any name
 _ESCAPED_ASCII = re.compile(rb"\\[01][0-7]{2}")  # git itself never escapes a letter or a dot
 
-_SCRIPT_RUN = re.compile(
-    r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:exec\s+|time\s+)?(?:(?:/\S*/)?(?:bash|sh|source|\.)\s+(?:-\w+\s+)*)?([\w./-]+)",
-    re.MULTILINE,
-)
-_SOURCED = re.compile(
-    r"(?:^|[;&|(]|\bthen\b|\bdo\b)\s*(?:source|\.)\s+[\"']?(?=\S*[./])([\w./-]+)", re.MULTILINE
-)
 _NAMED_TEST = re.compile(r"[./].*(?:test|check|spec|eval)|(?:test|check|spec|eval).*[./]", re.IGNORECASE)
 _MAKES = re.compile(r"(?:^|[\s;&|(/])make\b([^\n;&|)]*)", re.MULTILINE)
-_SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=(\S+)", re.MULTILINE)
-_HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`")
-_CHANGES_DIRECTORY = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w./-]+)")
 
 
 @dataclass(frozen=True)
 class GoverningFiles:
-    """The files that govern the runner of the eval script `script`, which runs in `workdir`."""
+    """The files that govern the runner of the eval script `script`. `surveyed` is what it and its files name."""
 
     script: str
-    workdir: str
+    surveyed: Surveyed
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -166,39 +108,19 @@ class GoverningFiles:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """Paths in the workdir, `*` as in a shell: files that a shell runs as part of the script and that are tests by their
-        name; files that a script of Python tests sources; and packages' own modules that choose tests.
-        """
-        words = {
-            word for word in _SCRIPT_RUN.findall(self.script) if _NAMED_TEST.search(self._in_workdir(word))
-        }
-        if RUNS_PYTEST.search(self.script) or RUNS_UNITTEST.search(self.script):
-            words.update(_SOURCED.findall(self.script))
-        inside = {self._in_workdir(word) for word in words} - {""}
-        return tuple(sorted({*inside, *(LOADERS if RUNS_UNITTEST.search(self.script) else ())}))
-
-    @cached_property
-    def directories(self) -> tuple[str, ...]:
-        """Directories in the workdir that Python may search before its own; the environment may name further ones."""
-        entered = (self._in_workdir(word) for word in _CHANGES_DIRECTORY.findall(self.script))
-        return tuple(sorted({".", "src", *(word for word in entered if word)}))
-
-    @cached_property
-    def program_directories(self) -> tuple[str, ...]:
-        """Directories in the workdir that the script puts on the PATH."""
-        entries = [entry for words in _SETS_PATH.findall(self.script) for entry in words.split(":")]
-        inside = (self._in_workdir(_HERE.sub(self.workdir, entry.strip("\"'"))) for entry in entries)
-        return tuple(sorted({entry for entry in inside if entry and "$" not in entry}))
+        """Paths in the workdir of further files that are restored whole, `*` as in a shell."""
+        loaders = LOADERS if RUNS_UNITTEST.search(self.script) else ()
+        return (*self.surveyed.paths, *loaders, *VIRTUAL_ENVIRONMENTS)
 
     @cached_property
     def _touching(self) -> re.Pattern[bytes]:
-        files = (*self.names, *self.settings, *(path.rpartition("/")[2] for path in self.paths))
-        modules = "|".join(map(re.escape, (*RUNNER_MODULES, *CHECKING_MODULES, *STANDARD_MODULES)))
+        # A link may stand in for any folder of a path.
+        on_the_way = {part for path in self.paths for part in path.split("/")} - {"*"}
+        files = (*self.names, *self.settings, *sorted(on_the_way))
         either = "|".join(
             (
                 *(_as_regex(name) for name in files),
                 *(rf"{_as_regex(name)}(?:/[^\s\"]*)?" for name in GOVERNING_DIRECTORIES),
-                rf"(?:{modules})(?:\.(?:py|pyc|[^/\s\"]*so)|/__init__\.[^/\s\"]*)?",
             )
         )
         return re.compile(rf"(?:^|[\s/\"])(?:{either})(?:[\s\"]|$)".encode())
@@ -207,9 +129,6 @@ class GoverningFiles:
         """Whether `patch` may touch any of these files. It may say yes too often, never no too often."""
         touching = self._touching
         return any(touching.search(header) or _ESCAPE.search(header) for header in _HEADER.findall(patch))
-
-    def _in_workdir(self, path: str) -> str:
-        return path_inside(path, self.workdir)
 
 
 def path_inside(path: str, workdir: str) -> str:

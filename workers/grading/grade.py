@@ -24,7 +24,6 @@ from workers.grading.container import LOG_KEEP_BYTES, STEP_S, FinishedTests, Gra
 from workers.grading.controls.drawing import Shuffles, draw
 from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import NotAsCalibrated, alike
-from workers.grading.governing import GoverningFiles
 from workers.grading.judging import LOG_TAIL_CHARS, Remains, decoded, judged, lacking, readable, surviving
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import check
@@ -152,14 +151,10 @@ class Grader:
     async def _run_tests(
         self, claim: Claim, patch: bytes, contradictions: Sequence[Contradiction], limits: Limits
     ) -> PatchRun:
-        task = claim.request.task
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
-            governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
             calibration = _calibration(claim) or Calibration()
-            container = GradingContainer(
-                claim, sandbox, patch, marks, limits, governing, calibration.test_files
-            )
+            container = GradingContainer(claim, sandbox, patch, marks, limits, calibration)
             applied = await container.apply()
             if applied.fault:
                 return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())

@@ -10,6 +10,7 @@ import msgspec
 
 from pipeline.errors import GraderError
 from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings, touched_paths
+from workers.grading.survey import Surveyed
 
 
 class PatchHeaders(msgspec.Struct, frozen=True):
@@ -19,9 +20,10 @@ class PatchHeaders(msgspec.Struct, frozen=True):
     hides_names: bool  # it writes plain letters as numbers
 
 
-def headers(patch: bytes, script: str, workdir: str) -> PatchHeaders:
-    """The headers of `patch`, for the eval script `script`, which runs in `workdir`."""
-    return PatchHeaders(GoverningFiles(script, workdir).touched_by(patch), hides_names(patch))
+def headers(patch: bytes, script: str, paths: tuple[str, ...]) -> PatchHeaders:
+    """The headers of `patch`, for the eval script `script`, which runs or names the files `paths`."""
+    governing = GoverningFiles(script, Surveyed(paths=paths))
+    return PatchHeaders(governing.touched_by(patch), hides_names(patch))
 
 
 def touches(patch: bytes, path: str) -> bool:

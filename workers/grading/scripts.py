@@ -6,11 +6,11 @@ nothing in the patch can forge: no code of the patch runs before the eval script
 shells and git use.
 """
 
+import re
 import shlex
 from collections.abc import Iterable
 
 from workers.grading.governing import (
-    CHECKING_MODULES,
     GOVERNING_DIRECTORIES,
     RUNNER_MODULES,
     STANDARD_MODULES,
@@ -27,7 +27,6 @@ WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
 TESTED = f"{GRADE_DIR}/tested"  # the same for further files with tests, which HEAD may have
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same for settings files that a patch may not keep
-MODULES = f"{GRADE_DIR}/modules"  # the same for modules that were there before the patch
 START = f"{GRADE_DIR}/start"  # made in the first step: files that are not older came with the patch
 PARSER = f"{GRADE_DIR}/parser.py"
 LOG = f"{GRADE_DIR}/stdout.log"
@@ -71,6 +70,7 @@ def apply(governing: GoverningFiles, *, loosely: bool) -> str:
     return f"""{GIT}{_left_out(governing)}
 chmod 700 {GRADE_DIR}
 touch {START}
+until [ {START}.later -nt {START} ]; do : >{START}.later; done
 . {WITNESS}
 taken=(--whitespace=nowarn "${{left_out[@]/#/--exclude=}}")
 git apply "${{taken[@]}}" {PATCH} && exit 70
@@ -97,7 +97,7 @@ def _left_out(governing: GoverningFiles) -> str:
     what the shell reads or runs by itself.
     """
     return f"""
-image_path={shlex.quote("".join(f"{entry}:" for entry in governing.program_directories))}$TASK_PATH
+image_path={shlex.quote("".join(f"{entry}:" for entry in governing.surveyed.program_directories))}$TASK_PATH
 left_out=({_quoted((*INSTALLED, *COMPILED))})
 for configuration in */pyvenv.cfg .*/pyvenv.cfg */*/pyvenv.cfg; do
   [ -e "$configuration" ] && left_out+=("${{configuration%/*}}" "${{configuration%/*}}/*")
@@ -121,11 +121,10 @@ reaches_left_out() {{
 
 def save(governing: GoverningFiles) -> str:
     """Keeps a copy of the files that govern the test runner, as the image has them."""
-    return f"""{_modules(governing)}
+    return f"""
 mkdir -p {GRADE_DIR}/governing {GRADE_DIR}/settings &&
 {_governing(governing)} | {_COPY} {GRADE_DIR}/governing &&
-{_find(_named(governing.settings))} | {_COPY} {GRADE_DIR}/settings &&
-modules >{MODULES}
+{_find(_named(governing.settings))} | {_COPY} {GRADE_DIR}/settings
 """
 
 
@@ -143,80 +142,131 @@ done
 """
 
 
-# Removes what lies in a restored path's way: a file or link where a directory was.
-_CLEAR_WAY = """
-clear_way() {
+# `open_way` removes a file or link where the commit $base has a directory, or nothing, on the way to a path. What that has
+# there itself returns.
+_OPEN_WAY = """
+open_way() {
   local parent=${1%/*}
   [ "$parent" = "$1" ] || [ "$parent" = . ] && return
-  clear_way "$parent"
+  open_way "$parent"
   [ -d "$parent" ] && [ ! -L "$parent" ] && return
-  rm -f -- "$parent"
-  mkdir -- "$parent"
+  [ -e "$parent" ] || [ -L "$parent" ] || return
+  case $(git ls-tree "$base" -- "$parent") in
+    *' blob '*) git --literal-pathspecs checkout -q "$base" -- "$parent" ;;
+    *) rm -f -- "$parent" ;;
+  esac
+}
+put_back() {
+  open_way "$2"
+  rm -rf -- "$2"
+  case $2 in */*) mkdir -p -- "${2%/*}" ;; esac
+  cp -a "$1/$2" "$2"
 }
 """
 
 
 def restore_governing(governing: GoverningFiles) -> str:
-    """Puts the copies back and removes what was added."""
-    return f"""{_CLEAR_WAY}{_modules(governing)}
+    """Puts the copies back and removes what was added. $1 is HEAD at the start."""
+    listed = [path for path in governing.surveyed.paths if "/" in path]
+    return f"""{GIT}{_OPEN_WAY}
+base=$1
+for path in {_quoted(listed)}; do open_way "$path"; done
 {_governing(governing)} | xargs -0 -r rm -f --
 (cd {GRADE_DIR}/governing && find . \\( -type f -o -type l \\) -print0) | while IFS= read -r -d '' path; do
-  clear_way "$path"
-  rm -rf -- "$path"
-  cp -a {GRADE_DIR}/governing/"$path" "$path" || exit 1
+  put_back {GRADE_DIR}/governing "${{path#./}}" || exit 1
 done || exit 1
-declare -A known
-while IFS= read -r -d '' module; do known[$module]=1; done <{MODULES}
-modules | while IFS= read -r -d '' module; do
-  [ -n "${{known[$module]-}}" ] && continue
-  if [ -d "$module" ] && [ ! -L "$module" ]; then rm -f -- "$module"/__init__.*; else rm -f -- "$module"; fi
-done
 [ -e {TAMPERED} ] || exit 0
 while IFS= read -r -d '' path; do
   rm -rf -- "$path"
-  [ -e {GRADE_DIR}/settings/"$path" ] || continue
-  clear_way "$path"
-  cp -a {GRADE_DIR}/settings/"$path" "$path"
+  [ ! -e {GRADE_DIR}/settings/"$path" ] || put_back {GRADE_DIR}/settings "${{path#./}}" || exit 1
 done <{TAMPERED}
 """
 
 
-def _modules(governing: GoverningFiles) -> str:
-    """Defines `modules`, which prints what Python might import in place of the runner's modules or its own."""
-    runners = [shlex.quote(pattern) for name in RUNNER_MODULES for pattern in (name, f"{name}.*")]
-    return f"""
-declare -A standard checking
-for name in {_quoted(STANDARD_MODULES)}; do standard[$name]=1; done
-for name in {_quoted(CHECKING_MODULES)}; do checking[$name]=1; done
-shopt -s nullglob
-installed() {{
-  local folder
-  for folder in {" ".join(PACKAGES)} {USER_PACKAGES}; do
-    [ -e "$folder/$1" ] || [ -e "$folder/$1.py" ] && return
+# Removes new modules from the directories that Python searches before its own, if these would hide one of Python's own or an
+# installed one: the directories that commands run in, those of PYTHONPATH and of .pth files, and those that pytest puts first,
+# which for each file of tests is the closest one that is no package.
+_UNHIDE = """
+declare -A standard always searched
+for name in STANDARD; do standard[$name]=1; done
+for name in ALWAYS; do always[$name]=1; done
+search() {
+  local folder=${1%/}
+  case $folder in "$PWD") folder=. ;; "$PWD"/*) folder=${folder#"$PWD"/} ;; /*|'') return ;; esac
+  folder=${folder#./}
+  searched[${folder:-.}]=1
+}
+search_for() {
+  local folder=.
+  case $1 in */*) folder=${1%/*} ;; esac
+  while [ "$folder" != . ] && [ -e "$folder/__init__.py" ]; do
+    case $folder in */*) folder=${folder%/*} ;; *) folder=. ;; esac
+  done
+  searched[$folder]=1
+}
+hides() {
+  local name=$1 folder
+  [ -n "${standard[$name]-}" ] || [ -n "${always[$name]-}" ] && return
+  for folder in "${installations[@]}"; do
+    [ -e "$folder/$name.py" ] || [ -e "$folder/$name" ] && return
+    compiled=("$folder/$name".*so)
+    [ ${#compiled[@]} = 0 ] || return 0
   done
   return 1
-}}
-importable() {{
-  case $1 in *.py|*.pyc|*.so) ;; *) inits=("$1"/__init__.*); ((${{#inits[@]}})) || return ;; esac
-  printf '%s\\0' "$1"
-}}
-modules() {{
-  local folders folder entry name
-  find . {_PRUNED} \\( -name {" -o -name ".join(runners)} \\) -print0 |
-    while IFS= read -r -d '' entry; do importable "$entry"; done
-  IFS=: read -r -a folders <<<"${{PYTHONPATH-}}"
-  for folder in {_quoted(governing.directories)} "${{folders[@]}}"; do
-    case $folder/ in "$PWD"/*) folder=./${{folder#"$PWD"}} ;; /*) continue ;; esac
-    for entry in "$folder"/*; do
-      name=${{entry##*/}}
-      name=${{name%%.*}}
-      [ -n "${{standard[$name]-}}" ] || {{ [ -n "${{checking[$name]-}}" ] && installed "$name"; }} || continue
-      importable "$entry"
-    done
+}
+is_searched() {
+  local tests
+  [ -n "${searched[$1]-}" ] && return
+  [ -e "$1/__init__.py" ] && return 1
+  tests=("$1"/test_*.py "$1"/*_test.py "$1"/conftest.py)
+  [ ${#tests[@]} != 0 ]
+}
+unhide() {
+  local path name folder line entries
+  shopt -s nullglob
+  installations=(PACKAGES)
+  for folder in SEARCHED; do search "$folder"; done
+  IFS=: read -r -a entries <<<"${PYTHONPATH-}"
+  for folder in "${entries[@]}"; do search "$folder"; done
+  for path in "${installations[@]/%//*.pth}"; do
+    while IFS= read -r line || [ -n "$line" ]; do search "$line"; done <"$path"
   done
-  true
-}}
+  while IFS= read -r -d '' path; do search_for "$path"; done \\
+    < <(cat PROTECTED TESTED; git ls-files -z -- conftest.py '*/conftest.py')
+  while IFS= read -r -d '' path; do
+    path=${path#./} name=${path##*/} folder=.
+    case $path in */*) folder=${path%/*} ;; esac
+    case $name in
+      __init__.*)
+        [ "$folder" = . ] && continue
+        name=${folder##*/}
+        case $folder in */*) folder=${folder%/*} ;; *) folder=. ;; esac ;;
+      *.py|*.pyc|*.so) name=${name%%.*} ;;
+      *) [ -L "$path" ] || continue ;;
+    esac
+    hides "$name" && is_searched "$folder" || continue
+    [ -n "$(git ls-tree "$head" -- "$path")" ] && continue
+    [ "$folder" = . ] && folder= || folder=$folder/
+    [ -z "${always[$name]-}" ] && [ -n "$(git ls-tree "$head" -- "$folder$name.py" "$folder$name/__init__.py")" ] && continue
+    rm -f -- "$path"
+  done < <(find . PRUNED \\( -type f -o -type l \\) -newer START -print0)
+  shopt -u nullglob
+}
 """
+
+
+def _unhide(governing: GoverningFiles) -> str:
+    words = {
+        "STANDARD": _quoted(STANDARD_MODULES),
+        "ALWAYS": _quoted(RUNNER_MODULES),
+        "PACKAGES": f"{' '.join(PACKAGES)} {USER_PACKAGES}",
+        "SEARCHED": _quoted(governing.surveyed.searched),
+        "PROTECTED": PROTECTED,
+        "TESTED": TESTED,
+        "PRUNED": _PRUNED,
+        "START": START,
+    }
+    return re.sub("|".join(words), lambda word: words[word[0]], _UNHIDE)
 
 
 def _governing(governing: GoverningFiles) -> str:
@@ -242,23 +292,17 @@ def _quoted(words: Iterable[str]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-# $1 base commit, or "" for HEAD; $2 HEAD at the start. Files of the hidden tests are protected whether listed or not. Many
-# paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a protected
-# module are removed first, because they may be protected themselves. `open_way` removes a file or link where the base has a
-# directory, or nothing, on the way to a protected path; if the base has a file or link there, that returns. In the end GRADE_DIR
-# is empty: code under test finds nothing there to compare its tests with.
-RESTORE_PROTECTED = f"""{GIT}
-open_way() {{
-  local parent=${{1%/*}}
-  [ "$parent" = "$1" ] && return
-  open_way "$parent"
-  [ -d "$parent" ] && [ ! -L "$parent" ] && return
-  [ -e "$parent" ] || [ -L "$parent" ] || return
-  case $(git ls-tree "$base" -- "$parent") in
-    *' blob '*) git --literal-pathspecs checkout -q "$base" -- "$parent" ;;
-    *) rm -f -- "$parent" ;;
-  esac
-}}
+def restore_protected(governing: GoverningFiles) -> str:
+    """Restores the files of the hidden tests and applies these. $1 is the base commit, or "" for HEAD; $2 HEAD at the start.
+
+    Many paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a
+    protected module are removed first, because they may be protected themselves. In the end GRADE_DIR is empty: code under test
+    finds nothing there to compare its tests with.
+    """
+    return f"""{GIT}{_OPEN_WAY}{_unhide(governing)}{_RESTORE}"""
+
+
+_RESTORE = f"""
 behind_link() {{
   local parent=${{1%/*}}
   [ "$parent" = "$1" ] && return 1
@@ -295,6 +339,8 @@ restore_listed() {{
   done <"$1"
   [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
 }}
+head=$2
+unhide
 base=$2 only_present=1
 restore_listed {TESTED}
 base=$1 only_present=

@@ -22,7 +22,6 @@ from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
 from workers.grading.controls.placing import NotAsCalibrated, read_tests
 from workers.grading.controls.writing import Candidate, candidates
-from workers.grading.governing import GoverningFiles
 from workers.grading.grade import PatchRun, control_limits
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
@@ -65,6 +64,8 @@ class Calibrator:
 
     async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
         """The calibration by the known fix. Empty if that does not pass. Raises RolloutError."""
+        fix_paths = tuple(witness.touched_paths(fix))
+        claim = claim_with(claim, Calibration(fix_paths=fix_paths))
         first = await self.grader.run_tests(claim, fix)
         if not first.reward.resolved:
             return Calibration()
@@ -75,6 +76,7 @@ class Calibrator:
             flaky=tuple(flaky),
             witnessed=first.outcomes.witnessed and second.outcomes.witnessed,
             replaced=tuple(sorted(first.outcomes.replaced | second.outcomes.replaced)),
+            fix_paths=fix_paths,
         )
         if not passing or not self.num_controls:
             return calibration
@@ -88,8 +90,8 @@ class Calibrator:
         """What may be contradicted for these tests, and the files of the repository that hold them."""
         task = claim.request.task
         async with self.sandboxes.open(claim, role="grade") as sandbox:
-            governing = GoverningFiles(task.verdict.eval_script, sandbox.workdir)
-            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, governing)
+            fixed = Calibration(fix_paths=tuple(witness.touched_paths(fix)))
+            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, fixed)
             await container.apply()
             located = await locate(sandbox, task, names)
             paths = {place.path for place in located.values()} - {*witness.touched_paths(fix)}

@@ -182,7 +182,6 @@ AROUND = {
             "import sys, types\nfake = types.ModuleType('tests.test_calc')\nfake.__file__ = __path__[0] + '/test_calc.py'\n"
             "exec('def test_add(): pass\\ndef test_sub(): pass', vars(fake))\nsys.modules[fake.__name__] = fake",
         ),
-        undone=False,
     ),
     "modules on the PYTHONPATH": Around(
         new("lib/pluggy.py", SAY_ALL) + new("lib/argparse.py", SAY_ALL), env={"PYTHONPATH": "/workspace/lib"}

@@ -1,6 +1,7 @@
 import pytest
 
 from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
+from workers.grading.survey import Surveyed
 
 
 @pytest.mark.parametrize(
@@ -18,11 +19,11 @@ from workers.grading.governing import GoverningFiles, hides_names, same_runner_s
     ],
 )
 def test_files_that_govern_the_runner_are_seen_in_any_header(header: str) -> None:
-    assert GoverningFiles("pytest\n", "/workspace").touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
+    assert GoverningFiles("pytest\n", Surveyed()).touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
 
 
 def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
-    assert not GoverningFiles("pytest\n", "/workspace").touched_by(
+    assert not GoverningFiles("pytest\n", Surveyed()).touched_by(
         b"--- a/myconftest.py\n+++ b/docs/pytest.ini.rst\n@@ -1 +1 @@\n-import conftest.py\n+x\n"
     )
 
@@ -52,50 +53,31 @@ def test_only_what_is_said_to_pytest_counts(
 @pytest.mark.parametrize(
     "header",
     [
-        "+++ b/argparse.py",
-        "+++ b/src/json/__init__.py",
-        "rename to pluggy.py",
-        "+++ b/deep/_pytest/__init__.py",
-        "+++ b/pluggy",
         "+++ b/evil.egg-info/entry_points.txt",
         "+++ b/src/evil-1.dist-info/METADATA",
         "+++ b/noxfile.py",
         "+++ b/.env",
         "+++ b/Makefile",
         "+++ b/ci/run_tests.sh",
+        "+++ b/ci",
+        "+++ b/tests/pyvenv.cfg",
+        "+++ b/tests/bin/activate",
         "+++ b/package.json",
     ],
 )
-def test_modules_that_python_may_take_for_the_runners_are_seen(header: str) -> None:
-    governing = GoverningFiles(
-        "make test\nnox -s tests\npipenv run bash ci/run_tests.sh\nbash ci/run_tests.sh\n", "/workspace"
-    )
+def test_files_that_the_scripts_programs_read_are_seen(header: str) -> None:
+    script = "make test\nnox -s tests\npipenv run bash ci/run_tests.sh\nbash ci/run_tests.sh\n"
+    governing = GoverningFiles(script, Surveyed(paths=("ci/run_tests.sh",)))
     assert governing.touched_by(f"{header}\n".encode())
-    assert not GoverningFiles("pytest\n", "/workspace").touched_by(
+    assert not GoverningFiles("pytest\n", Surveyed()).touched_by(
         b"+++ b/Makefile\n+++ b/run_tests.sh\n+++ b/.env\n"
     )
 
 
-def test_only_scripts_that_are_tests_by_their_name_are_the_runners() -> None:
-    script = (
-        "set -e\ncd /workspace\nsource activate testbed && ./ci/run_tests.sh -v; bash /workspace/check.sh\n"
-    )
-    script += "bash install.sh\n. tests/env.sh | tee log\nsource ./env\n"
-    assert GoverningFiles(script, "/workspace").paths == ("check.sh", "ci/run_tests.sh", "tests/env.sh")
-
-
-def test_of_python_projects_what_the_script_sources_and_what_chooses_its_tests_are_the_runners() -> None:
-    sources = "source activate x\n. ./.env\nsource /opt/conda/bin/activate && . 'ci/env.sh'\n"
-    assert GoverningFiles(f"{sources}python3.9 -m pytest\n", "/workspace").paths == (".env", "ci/env.sh")
-    assert "*/tests/__init__.py" in GoverningFiles("python -m unittest\n", "/workspace").paths
-    assert GoverningFiles("python -m unittest\n", "/workspace").touched_by(b"+++ b/lib/tests/__init__.py\n")
-
-
-def test_directories_that_the_script_enters_or_runs_from_are_known() -> None:
-    script = 'cd /workspace/lib\ncd "tests" && x\nexport PATH=$PWD/bin:/usr/bin:${PWD}/tools:$PATH\n'
-    governing = GoverningFiles(script, "/workspace")
-    assert governing.directories == (".", "lib", "src", "tests")
-    assert governing.program_directories == ("bin", "tools")
+def test_what_chooses_the_tests_of_unittest_is_the_runners() -> None:
+    governing = GoverningFiles("python -m unittest\n", Surveyed())
+    assert "*/tests/__init__.py" in governing.paths
+    assert governing.touched_by(b"+++ b/lib/tests/__init__.py\n")
 
 
 MAKEFILE = "CC = gcc\nTESTS = tests\n\nall: a.o\n\tgcc a.o\n\ntest: all\n\tpytest $(TESTS)\n"

@@ -11,8 +11,9 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE, edited, new_file
 from workers.grading import scripts
-from workers.grading.governing import hidden_paths
+from workers.grading.governing import GoverningFiles, hidden_paths
 from workers.grading.grade import Grader
+from workers.grading.survey import Surveyed
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker
@@ -107,7 +108,11 @@ async def test_hidden_tests_that_fit_the_base_alone_are_the_patchs_fault(
             await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
             await sandbox.run("echo x >tests/test_calc.py", timeout_s=30)
             arguments = f"set -- {repo_image.commit} {repo_image.commit}\n"
-            result = await sandbox.run(arguments + scripts.RESTORE_PROTECTED, timeout_s=30, plain=True)
+            result = await sandbox.run(
+                arguments + scripts.restore_protected(GoverningFiles("pytest\n", Surveyed())),
+                timeout_s=30,
+                plain=True,
+            )
             assert result.exit_code == status
 
 
