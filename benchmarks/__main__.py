@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.report import arguments
 
-NAMES = ("steps", "containers", "claims", "episodes", "scaling", "overlap")
+NAMES = ("steps", "containers", "claims", "episodes", "scaling", "overlap", "hold")
 
 
 def main() -> int:

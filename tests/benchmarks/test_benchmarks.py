@@ -93,3 +93,9 @@ def test_against_nothing_there_is_no_ratio() -> None:
 def test_the_95th_percentile_is_one_of_the_samples() -> None:
     assert p95([float(number) for number in range(100, 0, -1)]) == 95.0
     assert p95([1.0]) == 1.0
+
+
+async def test_hold_reads_every_kind_of_hostile_input() -> None:
+    lines = await said("hold")
+    assert rivals(lines) == {"100 ms"}
+    assert len({line["unit"] for line in lines}) == len(lines) > 5

@@ -49,7 +49,8 @@ ContainerRole = Role | Literal["clean"]
 """What a container is for. "clean": an image for agents is made of it."""
 
 NOTES_KEEP_BYTES = 16 * 1024 * 1024  # of each end of what came over the side channel
-PATCH_KEEP_BYTES = 64 * 1024 * 1024  # a longer diff loses its middle, and so applies nowhere
+# Of each end of a diff. A longer one loses its middle, and so applies nowhere; encoding and sending one holds the event loop by its size.
+PATCH_KEEP_BYTES = 16 * 1024 * 1024
 # Larger files are sent as an archive: through the shell a file costs 0.5 us a byte, an archive 35 ms of the Docker host's CPU.
 ARCHIVE_FROM_BYTES = 64 * 1024
 OPEN_S = 60.0

@@ -5,16 +5,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.task import SwebenchLog
-from tests.workers.claims import make_task
+from pipeline.task import ExitCode, SwebenchLog
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
 from tests.workers.grading import logs
+from tests.workers.grading.patches import FIX, new_file
 from workers.grading import swebench_rules
+from workers.grading.grade import Grader
 from workers.grading.judging import Remains, judged
 from workers.grading.swebench_rules import LOG_PARSERS
+from workers.isolation import calls
 from workers.isolation.calls import LimitExceeded, Processes
 from workers.isolation.messages import Limits
 
-MARKED = ">>>>> Start Test Output\n{}>>>>> End Test Output\n>>>>> Test Exit Code: 0\n"
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+MARKED = f"{START}\n{{}}{END}\n>>>>> Test Exit Code: 0\n"
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +63,35 @@ async def test_a_log_that_is_never_parsed_exceeds_the_limit_and_the_next_one_is_
         judged, task, Remains(b"patch", 0, MARKED.format("a ok\n").encode(), b"", None)
     )
     assert found.reward.log_tail.endswith("Test Exit Code: 0\n")
+
+
+@pytest.mark.docker
+async def test_an_endless_parse_is_a_zero_and_the_worker_goes_on(
+    grader: Grader, repo_image: RepoImage, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_processes", processes)
+    script = f"""echo '{START}'
+python3 -c 'import calc; print(calc.add(1, 1) == 2 and "test_a ok" or "test_" + " " * 4_000_000 + "x")'
+echo '{END}'
+"""
+    verdict = SwebenchLog(
+        eval_script=script, log_parser="parse_log_sympy", fail_to_pass=("test_a",), pass_to_pass=()
+    )
+    task = make_task(repo_image.tag, verdict=verdict)
+    hostile = await grader.grade(make_claim(task), new_file("notes", "nothing is fixed\n"))
+    assert (hostile.value, hostile.applied_by) == (0.0, "git apply")
+    assert hostile.decided_by == "the log could not be parsed within 1 s of CPU time"
+    assert (await grader.grade(make_claim(task), FIX)).resolved
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "content", [f"a = {'[' * 50_000}", f"[tool]\n{'a.' * 20_000}b = 1\n"], ids=["nested", "dotted"]
+)
+async def test_a_settings_file_that_is_hard_to_parse_is_restored_or_a_zero(
+    grader: Grader, repo_image: RepoImage, processes: Processes, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(calls, "_processes", processes)
+    task = make_task(repo_image.tag, verdict=ExitCode(eval_script="test ! -e pyproject.toml\n"))
+    reward = await grader.grade(make_claim(task), new_file("pyproject.toml", content))
+    assert reward.resolved or reward.decided_by.startswith("its settings files could not be parsed")
