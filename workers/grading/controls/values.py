@@ -47,6 +47,12 @@ _RARE_ERRORS = (
     "UnicodeTranslateError",
 )
 _NO_EXCEPTIONS = ("GeneratorExit", "KeyboardInterrupt", "SystemExit")  # not derived from Exception
+_ENDING_THE_RUN = {
+    "BaseException",
+    "Exit",
+    "KeyboardInterrupt",
+    "exit",
+}  # names of exceptions, or parts of them
 _RARE_WARNINGS = ("BytesWarning", "ImportWarning", "UnicodeWarning")
 _RARE_TYPES = (
     "memoryview",
@@ -74,13 +80,16 @@ class Values:
         return self._draw([form for form in _RARE_TYPES if form not in self._file.text(node)])
 
     def unrelated_error(self, node: ast.expr) -> str | None:
-        """An exception class that catches nothing of what the class or the classes `node` catch; None if all catch it."""
-        named = {name for name in _names(node) if isinstance(getattr(builtins, name, None), type)}
-        if "BaseException" in named:
+        """An exception class that catches nothing of what the class or the classes `node` catch.
+
+        None if any class would, or if what is no longer caught would end the whole run instead of the test.
+        """
+        names = _names(node)
+        if names & _ENDING_THE_RUN:
             return None
-        if "Exception" in named:
+        if "Exception" in names:
             return self._draw(_NO_EXCEPTIONS)
-        return self._draw([error for error in _RARE_ERRORS if not _related(error, named)])
+        return self._draw([error for error in _RARE_ERRORS if not _related(error, names)])
 
     def unrelated_warning(self, node: ast.expr) -> str | None:
         named = _names(node)
@@ -240,7 +249,7 @@ def _differ(one: object, other: object) -> bool:
 
 def _related(error: str, named: set[str]) -> bool:
     rare = getattr(builtins, error)
-    classes = [getattr(builtins, name) for name in named]
+    classes = [getattr(builtins, name, None) for name in named]
     return any(
         issubclass(rare, other) or issubclass(other, rare) for other in classes if isinstance(other, type)
     )

@@ -105,7 +105,7 @@ def test_a_statement_whose_failure_would_not_fail_the_test_is_not_contradicted(s
         ("LookupError", LookupError),
         ("OSError", OSError),
         ("Exception", Exception),
-        ("builtins.KeyboardInterrupt", KeyboardInterrupt),
+        ("builtins.SystemExit", SystemExit),
         ("(A, ArithmeticError)", ArithmeticError),
     ],
 )
@@ -121,10 +121,12 @@ def test_an_expected_exception_becomes_one_that_is_neither_its_base_nor_derived_
         assert not issubclass(caught, other)
 
 
-def test_every_exception_has_no_contradiction() -> None:
-    assert (
-        candidates(b"def test_it():\n    with raises(BaseException):\n        f()\n", random.Random(0)) == []
-    )
+@pytest.mark.parametrize(
+    "raised", ["BaseException", "KeyboardInterrupt", "(ValueError, pytest.exit.Exception)"]
+)
+def test_an_exception_that_would_end_the_whole_run_stays_expected(raised: str) -> None:
+    source = f"def test_it():\n    with raises({raised}):\n        f()\n".encode()
+    assert candidates(source, random.Random(0)) == []
 
 
 def test_a_long_literal_is_replaced_by_a_value_whose_comparison_is_cheap() -> None:
