@@ -16,7 +16,7 @@ _START_OF_TESTS = ">>>>> Start Test Output"
 _INSTALLS = frozenset({"pip", "pip3", "conda", "mamba", "apt", "apt-get", "uv", "poetry"})
 # Options of git apply and patch under which a diff means what it says.
 _SAME_DIFF = re.compile(
-    r"-|-v|--verbose|-q|--quiet|--index|--3way|-3|--whitespace=.*|--recount|--allow-empty|--reject"
+    r"-|-i|-v|--verbose|-q|--quiet|--index|--3way|-3|--whitespace=.*|--recount|--allow-empty|--reject"
     r"|-N|--forward|-t|--batch|-s|--silent|-f|--force|--fuzz=\d+|-F\d*|-u|--no-backup-if-mismatch"
 )
 _STRIP = re.compile(r"(?:-p|--strip=)(\d+)")
@@ -194,12 +194,10 @@ class _Events:
         ):
             heredoc = before.heredoc
         match words:
-            case ["cd"]:
+            case ["cd"] | ["cd", "-"] | ["pushd" | "popd", *_]:
                 self._directories[-1] = None
             case ["cd", *_]:
-                self._directories[-1] = self._at(words[-1])
-            case ["pushd" | "popd", *_]:
-                self._directories[-1] = None
+                self._directories[-1] = self._absolute(words[-1])
             case ["cat"] | ["cat", "-"]:
                 self._write(command, [], heredoc)
             case ["tee", *rest]:

@@ -117,6 +117,7 @@ async def test_code_under_test_sees_the_same_in_a_control_run(
     )
     assert (real.reward.value, control.reward.value) == (1.0, 0.0), real.log[-2000:]
     saw, sees = seen(real.log), seen(control.log)
+    assert list(saw["grading"]) == ["/swerve-grade/eval.sh"]
     if name == "checked out by the script":  # in a control run, of another commit
         for sight in (saw, sees):
             sight["grading"] = re.sub("[0-9a-f]{40}", "*", json.dumps(sight["grading"]))

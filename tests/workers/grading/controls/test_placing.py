@@ -51,6 +51,19 @@ git checkout HEAD tests/test_calc.py
 """
 NEW = b"def test_new():\n    assert 1 + 1 == 2\n"
 MARK = "THE FILE"
+MOVED = """diff --git a/tests/test_hidden.py b/tests/test_moved.py
+similarity index 90%
+rename from tests/test_hidden.py
+rename to tests/test_moved.py
+--- a/tests/test_hidden.py
++++ b/tests/test_moved.py
+@@ -2,4 +2,4 @@
+ 
+ 
+ def test_add():
+-    assert add(3, 1) == 4
++    assert add(1, 3) == 4
+"""
 PATCHED = BASE.replace(b"sub\n", b"add, sub\n", 1) + HIDDEN[HIDDEN.index(b"\n\ndef") :]
 
 
@@ -84,6 +97,21 @@ WAYS = {
     ),
     "the script's patch of a file": Way(SWE_BENCH, "tests/test_calc.py", PATCHED),
     "a new file of the script's patch": Way(SWE_BENCH, "tests/test_new.py", NEW),
+    "a patch by patch": Way(
+        SWE_BENCH.replace("git apply -v -", "patch --batch --fuzz=5 -p1 -i -"), "tests/test_calc.py", PATCHED
+    ),
+    "a patch through a pipe, from below": Way(
+        SWE_BENCH.replace(
+            "git apply -v - <<'EOF_114329324912'", "cd tests\ncat <<'EOF_114329324912' | git apply"
+        ).replace(": '>>>>> Start", "cd ..\n: '>>>>> Start"),
+        "tests/test_calc.py",
+        PATCHED,
+    ),
+    "a patch of what another wrote": Way(
+        f"cat >tests/test_hidden.py <<'A'\n{HIDDEN.decode()}A\ngit apply <<'B'\n{MOVED}B\n{RUN}",
+        "tests/test_moved.py",
+        HIDDEN.replace(b"add(3, 1)", b"add(1, 3)"),
+    ),
     "cat with the file before": way(f"cat >tests/test_hidden.py <<'EOF'\n{HIDDEN.decode()}EOF\n"),
     "cat with the file behind": way(f"cd tests; cat <<\\EOF >test_hidden.py\n{HIDDEN.decode()}EOF\ncd ..\n"),
     "tee": way(f'tee tests/test_hidden.py <<"E F" >/dev/null\n{HIDDEN.decode()}E F\n'),
