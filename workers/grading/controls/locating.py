@@ -22,6 +22,10 @@ from workers.sandbox.protocol import Sandbox
 LIST_S = 300.0
 LIST_KEEP_BYTES = 16 * 1024 * 1024
 
+# Tests may be in files that git ignores, as in an image that was built around a repository.
+_LIST = f"""{GIT}
+git ls-files -z --cached --others -- '*.py' ':(exclude,glob)**/site-packages/**' ':(exclude,glob)**/node_modules/**'
+"""
 _PYTEST = re.compile(r"(?:\.{1,2}/)*(.+?\.py)::(.+)", re.DOTALL)
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 _BARE = re.compile(r"(?:\w+(?:\.|::))*\w+")
@@ -122,7 +126,7 @@ async def _files(sandbox: Sandbox, task: Task) -> _Files:
     written = {inside(path, sandbox.workdir) for path in (*put, *patched, *arrivals.written())}
     hidden = {inside(path, sandbox.workdir) for path in (*verdict.protected_paths, *arrivals.checked_out())}
     files = _Files()
-    for path in await _list(sandbox, GIT + "git ls-files -z --cached --others --exclude-standard -- '*.py'"):
+    for path in await _list(sandbox, _LIST):
         files.add(path, hidden=path in written or _lies_in(path, hidden))
     for path in (*written, *hidden):
         if path.endswith(".py"):
