@@ -19,11 +19,6 @@ _PYTEST_ENDS = re.compile(
 _UNITTEST_ENDS = re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+OK(?: \(.*\))?$", re.MULTILINE)
 
 
-def num_pytest_sessions(log: str) -> int:
-    """Number of pytest sessions whose start `log` shows."""
-    return len(_PYTEST_STARTS.findall(_plain(log)))
-
-
 def closing_line_fault(script: str, log: str) -> str | None:
     """Why `log` is at odds with an exit status of 0 of `script`; None if it is not.
 

@@ -15,7 +15,7 @@ from pipeline.errors import TaskBroken
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, Verdict
 from pipeline.trajectory import Reward
 from workers.grading import crosscheck, swebench_rules, witness
-from workers.grading.closing_line import closing_line_fault, each_must_pass, num_pytest_sessions
+from workers.grading.closing_line import closing_line_fault, each_must_pass
 from workers.grading.swebench_rules import UnreadableLog
 from workers.grading.witness import WitnessedRun
 
@@ -96,8 +96,7 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
         refuted_by = refuted_by or witness.failure(
             evidence.runs, every=each_must_pass(verdict.eval_script, len(sessions))
         )
-        unseen = num_pytest_sessions(evidence.log) > len(witness.sessions(evidence.runs, "pytest"))
-        if refuted_by is None and (unseen or not sessions):
+        if refuted_by is None and not sessions:
             refuted_by = closing_line_fault(verdict.eval_script, evidence.log)
     seen = witness.outcomes(evidence.runs)
     return _reward(

@@ -106,6 +106,17 @@ def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
     assert decided(SWEBENCH, BOTH_PASSED, runs=runs) == (1.0, "swebench: RESOLVED_FULL")
 
 
+@pytest.mark.parametrize(
+    "log",
+    ["", f"=== test session starts ===\n=== 1 failed in 0.01s ===\n{PASSED}=== test session starts ===\n"],
+    ids=["no log", "the log of tests that run pytest"],
+)
+def test_a_log_says_nothing_of_a_run_that_the_witness_reported(log: str) -> None:
+    runs = (WitnessedRun("pytest", END),)
+    assert decided(EXIT_CODE, log, runs=runs) == (1.0, "exit status 0")
+    assert decided(EXIT_CODE, log, runs=())[0] == 0.0
+
+
 CODE = ("tests/t.py::new", "/repo/dir/caf\u00e9.py", "raise Wrong")
 
 
