@@ -6,6 +6,7 @@ is in a checkpoint, so a trainer that dies reads it again. The command line read
 position. Every function is for one kind of job (`kinds.py`).
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,7 @@ async def publish(
     "duplicate" says that the result had arrived. Raises OutOfMemoryError while Redis is full.
     """
     request, attempt = result.claim.request, result.claim.attempt
-    body = encode_body(result)
-    head = kind.head_of(result, len(body))
+    body, head = await asyncio.to_thread(_packed, result, kind)
     arguments: list[Word] = [
         *(request.id, request.run_id, attempt, body, encode(head), FENCE_S),
         *(
@@ -82,6 +82,12 @@ async def publish(
         *((death.letter, death.last_failure) if death else ("", "")),
     ]
     return cast(Verdict, (await script(redis, transitions.PUBLISH.of(kind), arguments)).decode())
+
+
+def _packed(result: T, kind: JobKind[R, T, H]) -> tuple[bytes, H]:
+    """The body and the head. In a thread, because a patch may have many megabytes to be compressed and hashed."""
+    body = encode_body(result)
+    return body, kind.head_of(result, len(body))
 
 
 async def publish_unreadable(redis: Redis, head: H, kind: JobKind[R, T, H] = ROLLOUT) -> None:

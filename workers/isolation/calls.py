@@ -27,7 +27,7 @@ from workers.isolation.messages import (
     OUT_OF_MEMORY,
     RESULT_TOO_LARGE,
     TOO_DEEP,
-    Limits,
+    CallLimits,
     Raised,
     Reply,
     Request,
@@ -59,8 +59,8 @@ class ProcessLost(RolloutError):
 class Processes:
     """A few processes. Each carries out one call at a time; further calls wait for one."""
 
-    def __init__(self, *, num_processes: int = NUM_PROCESSES, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, *, num_processes: int = NUM_PROCESSES, limits: CallLimits | None = None) -> None:
+        self._limits = limits or CallLimits()
         # One thread for each process, because the kernel ends a process with the thread that started it.
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="isolation")
         self._own = threading.local()
@@ -157,7 +157,7 @@ class _Call:
 class _Process:
     """A process as its thread sees it; `kill` may be called from any thread."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CallLimits) -> None:
         self._limits = limits
         sizes = (os.getpid(), limits.memory_bytes, limits.result_bytes)
         command = [sys.executable, "-m", "workers.isolation.process", *map(str, sizes)]

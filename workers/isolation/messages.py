@@ -22,7 +22,7 @@ RESULT_TOO_LARGE = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CallLimits:
     """What one call may use."""
 
     cpu_s: int = 30

@@ -23,7 +23,7 @@ from workers.isolation.messages import (
     OUT_OF_MEMORY,
     RESULT_TOO_LARGE,
     TOO_DEEP,
-    Limits,
+    CallLimits,
     Raised,
     Reply,
     Request,
@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 SPENT_SHARE = 0.25
 
 
-def serve(limits: Limits, *, parent: int) -> None:
+def serve(limits: CallLimits, *, parent: int) -> None:
     """Carry out the requests that arrive on standard input, until it is closed."""
     _end_with(parent)
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
@@ -68,7 +68,7 @@ def _take_standard_streams() -> tuple[IO[bytes], IO[bytes]]:
     return taken
 
 
-def _carry_out(content: bytes, arguments: bytes, limits: Limits) -> bytes:
+def _carry_out(content: bytes, arguments: bytes, limits: CallLimits) -> bytes:
     try:
         reply = _reply(msgspec.msgpack.decode(content, type=Request), arguments, limits)
         encoded = msgspec.msgpack.encode(reply)
@@ -81,7 +81,7 @@ def _carry_out(content: bytes, arguments: bytes, limits: Limits) -> bytes:
     return encoded
 
 
-def _reply(request: Request, arguments: bytes, limits: Limits) -> Reply:
+def _reply(request: Request, arguments: bytes, limits: CallLimits) -> Reply:
     module, _, name = request.function.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     expected, _ = types_of(function)
@@ -107,4 +107,4 @@ def _limit_cpu(cpu_s: int) -> None:
 
 if __name__ == "__main__":
     started_by, memory_bytes, result_bytes = map(int, sys.argv[1:])
-    serve(Limits(memory_bytes=memory_bytes, result_bytes=result_bytes), parent=started_by)
+    serve(CallLimits(memory_bytes=memory_bytes, result_bytes=result_bytes), parent=started_by)

@@ -16,7 +16,7 @@ from workers.grading.judging import Remains, judged
 from workers.grading.swebench_rules import LOG_PARSERS
 from workers.isolation import calls
 from workers.isolation.calls import LimitExceeded, Processes
-from workers.isolation.messages import Limits
+from workers.isolation.messages import CallLimits
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 MARKED = f"{START}\n{{}}{END}\n>>>>> Test Exit Code: 0\n"
@@ -24,7 +24,7 @@ MARKED = f"{START}\n{{}}{END}\n>>>>> Test Exit Code: 0\n"
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
-    processes = Processes(num_processes=1, limits=Limits(cpu_s=1))
+    processes = Processes(num_processes=1, limits=CallLimits(cpu_s=1))
     yield processes
     processes.close()
 

@@ -15,7 +15,7 @@ from pipeline.errors import TaskBroken
 from pipeline.task import File
 from tests.workers.isolation import hostile
 from workers.isolation.calls import LimitExceeded, Processes, ProcessLost
-from workers.isolation.messages import Limits
+from workers.isolation.messages import CallLimits
 
 MIB = 1024**2
 NEVER_ENDS = "a" * 64
@@ -24,7 +24,7 @@ NEVER_ENDS = "a" * 64
 @pytest.fixture
 def processes() -> Iterator[Processes]:
     """One process with small limits."""
-    limits = Limits(cpu_s=1, memory_bytes=256 * MIB, result_bytes=MIB)
+    limits = CallLimits(cpu_s=1, memory_bytes=256 * MIB, result_bytes=MIB)
     processes = Processes(num_processes=1, limits=limits)
     yield processes
     processes.close()
