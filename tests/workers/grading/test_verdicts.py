@@ -108,7 +108,7 @@ def test_what_the_patch_did_not_do_is_not_held_against_it(end: End) -> None:
 
 @pytest.mark.parametrize(
     "log",
-    ["", f"=== test session starts ===\n=== 1 failed in 0.01s ===\n{PASSED}=== test session starts ===\n"],
+    ["", f"{PASSED}=== test session starts ===\n=== 1 failed in 0.01s ===\n"],
     ids=["no log", "the log of tests that run pytest"],
 )
 def test_a_log_says_nothing_of_a_run_that_the_witness_reported(log: str) -> None:
