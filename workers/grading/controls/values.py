@@ -7,9 +7,12 @@ import ast
 import builtins
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from workers.grading.controls.spans import Edit, TestFile, parse_expression
+
+T = TypeVar("T")
 
 _LONG = 300  # characters of a literal; a failed comparison of longer ones may spend minutes on showing the difference
 _MOST_LITERALS = 3  # of one expectation
@@ -71,6 +74,11 @@ class Values:
         self._file = file
         self._chance = chance
         self._bound = _bound_names(file.tree)
+        self._defined = {
+            node.name
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
 
     def equal_to_nothing(self) -> str:
         return self._draw(_EQUAL_TO_NOTHING)
@@ -146,8 +154,12 @@ class Values:
             if edit is not None:
                 yield edit
 
-    def pick(self, forms: list[str]) -> str:
-        return self._chance.choice(forms)
+    def pick(self, choices: Sequence[T]) -> T:
+        return self._chance.choice(choices)
+
+    def defines(self, name: str) -> bool:
+        """Whether the file defines a function or method of this name, whose own expectations are contradicted."""
+        return name in self._defined
 
     def _other(self, leaf: ast.expr) -> Edit | None:
         match leaf:

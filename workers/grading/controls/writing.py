@@ -69,8 +69,9 @@ def _expectations(body: list[ast.stmt], file: TestFile, values: Values) -> Itera
                 pass
         for expression in _own_expressions(statement):
             yield from _in_calls(expression, file, values)
+        unheard = _unheard(statement)
         for block in blocks(statement):
-            if not (_swallows(statement) and block is statement.body):  # pyright: ignore
+            if block is not unheard:
                 yield from _expectations(block, file, values)
 
 
@@ -113,18 +114,19 @@ def _only_fails(body: list[ast.stmt]) -> bool:
             return False
 
 
-def _swallows(statement: ast.stmt) -> bool:
-    """Whether a failure inside the statement's body does not fail the test, or is not to be reached."""
+def _unheard(statement: ast.stmt) -> list[ast.stmt] | None:
+    """The block of a statement in which a failure would not fail the test, or which is not to be run to its end."""
     match statement:
-        case ast.With(items=items) | ast.AsyncWith(items=items):
-            return any(
-                expects_exception(item.context_expr) or name_of_call(item.context_expr) == "suppress"
-                for item in items
-            )
-        case ast.Try(handlers=handlers):
-            return any(_catches_all(handler) and not _only_fails(handler.body) for handler in handlers)
+        case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+            managers = [item.context_expr for item in items]
+            if any(expects_exception(one) or name_of_call(one) == "suppress" for one in managers):
+                return body
+        case ast.Try(handlers=handlers, body=body):
+            if any(_catches_all(handler) and not _only_fails(handler.body) for handler in handlers):
+                return body
         case _:
-            return False
+            pass
+    return None
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:

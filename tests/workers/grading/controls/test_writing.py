@@ -121,6 +121,12 @@ def test_an_expected_exception_becomes_one_that_is_neither_its_base_nor_derived_
         assert not issubclass(caught, other)
 
 
+def test_what_a_checker_of_the_file_itself_is_given_is_kept_since_it_may_be_an_input() -> None:
+    call = "def test_it():\n    assertFits(f(), 'x')\n"
+    assert candidates(call.encode(), random.Random(0))
+    assert candidates(f"def assertFits(a, b):\n    a.fit(b)\n\n{call}".encode(), random.Random(0)) == []
+
+
 @pytest.mark.parametrize(
     "raised", ["BaseException", "KeyboardInterrupt", "(ValueError, pytest.exit.Exception)"]
 )
