@@ -129,6 +129,7 @@ _HERE = re.compile(
 )
 _ENTERS_HERE = re.compile(r"\$\(\s*cd\s+([^\s;&|()]+)[^()]*\)")
 _ASSIGNMENT = re.compile(r"(?:^|(?<=[\s;&|(]))([A-Za-z_]\w*)\+?=(\([^)]*\)|\"[^\"]*\"|'[^']*'|[^\s;&|()]*)")
+_ASSIGNMENTS_BEFORE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=(?:\"[^\"]*\"|'[^']*'|\S*)\s+)+")
 _LOOP = re.compile(r"\bfor\s+(\w+)\s+in\s+([^;\n]*)")
 _VARIABLE = re.compile(
     r"\$\{[#!]?(\w+)(?:\[[^\]]*\])?(?::?[-=+?]([^{}$]*)|[%#/^,:@][^{}$]*)?\}|\$(\w+|[@*#?$!-])"
@@ -183,7 +184,8 @@ class ScriptWords:
 
     def _line(self, line: str) -> None:
         feeds = bool(_FEEDS.search(line)) and not _CHECKS.search(line)
-        for command in _OPERATOR.split(line):
+        for part in _OPERATOR.split(line):
+            command = _ASSIGNMENTS_BEFORE.sub("", part)
             words = re.sub(r"[\"'\\]", "", _INPUT.sub(" ", _OUTPUT.sub(" ", command))).split()
             if not words or words[0] not in READERS | HARMLESS:
                 self.names.update(_INPUT.findall(command))

@@ -1,0 +1,109 @@
+"""Right fixes that look like cheats are paid: modules with names of libraries, and what the base does to the runner."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.calibration import Calibration, pack
+from pipeline.task import ExitCode, File, Task, Verdict
+from tests.workers.attacks.governing import written
+from tests.workers.attacks.patches import edited, edited_text, new
+from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, task_of
+from tests.workers.claims import make_claim
+from tests.workers.conftest import RepoImage
+from tests.workers.grading.patches import FIX
+from workers.grading.grade import Grader
+
+pytestmark = pytest.mark.docker
+
+VERDICTS = KINDS | {"unittest": UNITTEST_VERDICT}
+# The fix lies in modules that have the names of a standard, an installed, and the runner's module.
+OWN_MODULES = (
+    edited("calc.py", "def add(a, b):\n    return a - b\n", "from sums.statistics import total as add\n")
+    + new(
+        "sums/statistics.py",
+        "from .attr import plus\nfrom .vendor.packaging import same\nfrom .lib.six import one\n"
+        "\n\ndef total(a, b):\n    return one(same(plus(a, b)))",
+    )
+    + new("sums/attr.py", "from .coverage import plus")
+    + new("sums/coverage.py", "def plus(a, b):\n    return a + b")
+    + new("sums/vendor/packaging/__init__.py", "def same(number):\n    return number")
+    + new("sums/lib/six.py", "def one(number):\n    return number")
+)
+WRAPS_PYTEST = """import pytest
+
+_run = pytest.Function.runtest
+
+
+def run(self):
+    _run(self)
+
+
+pytest.Function.runtest = run
+"""
+WRAPS_UNITTEST = """import unittest
+
+_run = unittest.TestCase.run
+
+
+def run(self, result=None):
+    return _run(self, result)
+
+
+unittest.TestCase.run = run
+"""
+RUNTESTS = f"import sys\nimport unittest\n\n{WRAPS_UNITTEST.partition('import unittest')[2]}\nunittest.main('tests.test_unit')\n"
+
+
+async def value(grader: Grader, task: Task, patch: bytes) -> float:
+    return (await grader.grade(make_claim(task), patch)).value
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
+async def test_a_fix_may_name_modules_of_its_own_package_as_it_likes(
+    grader: Grader, repo_image: RepoImage, verdict: Verdict
+) -> None:
+    task = task_of(repo_image, verdict, setup_script="mkdir sums && touch sums/__init__.py")
+    assert await value(grader, task, OWN_MODULES) == 1.0
+
+
+@pytest.mark.parametrize("verdict", KINDS.values(), ids=list(KINDS))
+async def test_a_base_whose_conftest_wraps_pytest_is_paid(
+    grader: Grader, repo_image: RepoImage, verdict: Verdict
+) -> None:
+    task = task_of(repo_image, verdict, setup_script=written("conftest.py", WRAPS_PYTEST, "644"))
+    also = edited_text("conftest.py", WRAPS_PYTEST, f"{WRAPS_PYTEST}# wrapped\n")
+    assert await asyncio.gather(value(grader, task, FIX), value(grader, task, FIX + also)) == [1.0, 1.0]
+
+
+async def test_a_base_whose_runner_wraps_unittest_is_paid(grader: Grader, repo_image: RepoImage) -> None:
+    verdict = replace(UNITTEST_VERDICT, eval_script="python3 runtests.py\n")
+    task = task_of(repo_image, verdict, setup_script=written("runtests.py", RUNTESTS, "644"))
+    also = edited_text("runtests.py", RUNTESTS, f"{RUNTESTS}# wrapped\n")
+    assert await asyncio.gather(value(grader, task, FIX), value(grader, task, FIX + also)) == [1.0, 1.0]
+
+
+SCRIPT = "#!/bin/bash\necho $(($1 - $2))\n"
+
+
+async def test_a_script_that_the_known_fix_changes_is_under_test(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    verdict = ExitCode(eval_script="set -e\n[ $(bash add.sh 3 1) = 4 ]\n")
+    task = task_of(repo_image, verdict, setup_script=written("add.sh", SCRIPT))
+    fix = edited_text("add.sh", SCRIPT, SCRIPT.replace("-", "+"))
+    assert await value(grader, task, fix) == 0.0
+    known = replace(task, calibration=pack(Calibration(fix_paths=("add.sh",))))
+    assert await value(grader, known, fix) == 1.0
+
+
+async def test_source_that_the_script_only_names_may_be_fixed(grader: Grader, repo_image: RepoImage) -> None:
+    docs = ">>> add(3, 1)\n4\n"
+    before = f'def add(a, b):\n    """Adds.\n\n    {docs.strip().replace(chr(10), chr(10) + "    ")}\n    """\n    return a - b\n'
+    verdict = ExitCode(
+        eval_script="python3 -m pytest --doctest-modules sums.py tests/test_calc.py\n",
+        files=(File(path="tests/test_calc.py", content=b"def test_it(): pass\n"),),
+    )
+    task = task_of(repo_image, verdict, setup_script=written("sums.py", before, "644"))
+    assert await value(grader, task, edited_text("sums.py", before, before.replace("a - b", "a + b"))) == 1.0
