@@ -43,6 +43,7 @@ class Applied:
     by: str
     complaints: str
     fault: str | None = None
+    restored: tuple[str, ...] = ()  # see `GoverningFiles.restored`
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class GradingContainer:
                 await self._restore_runner(governing)
         except LimitExceeded as error:
             return Applied(applied_by, complaints, fault=f"its settings files could not be parsed {error}")
-        return Applied(applied_by, complaints, fault=await self._restore_protected(governing))
+        fault = await self._restore_protected(governing)
+        return Applied(applied_by, complaints, fault, governing.restored)
 
     async def put_script(self, contradictions: Sequence[Contradiction]) -> None:
         """Makes these expectations of the hidden tests wrong and puts the eval script in place, alone in its directory.

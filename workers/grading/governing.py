@@ -113,6 +113,11 @@ class GoverningFiles:
         return (*self.surveyed.paths, *loaders, *VIRTUAL_ENVIRONMENTS)
 
     @cached_property
+    def restored(self) -> tuple[str, ...]:
+        """Files that are as the image has them when the tests run: names, `*` as in a shell, and paths after a slash."""
+        return (*self.names, *(f"/{path}" for path in self.surveyed.paths))
+
+    @cached_property
     def _touching(self) -> re.Pattern[bytes]:
         # A link may stand in for any folder of a path.
         on_the_way = {part for path in self.paths for part in path.split("/")} - {"*"}

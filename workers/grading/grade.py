@@ -171,18 +171,20 @@ class Grader:
         if result is None:
             tested = _unresolved("cpu time used up", applied_by=applied.by)
             return dataclasses.replace(tested, reward=replace(tested.reward, grade_cpu_s=limits.grade_cpu_s))
-        tested = await self._judged(claim, patch, result, marks)
+        tested = await self._judged(claim, patch, result, marks, applied.restored)
         reward = replace(tested.reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
         return dataclasses.replace(tested, reward=reward, wall_s=wall_s)
 
-    async def _judged(self, claim: Claim, patch: bytes, ran: FinishedTests, marks: Marks) -> PatchRun:
+    async def _judged(
+        self, claim: Claim, patch: bytes, ran: FinishedTests, marks: Marks, restored: tuple[str, ...]
+    ) -> PatchRun:
         """The verdict on a finished run of the tests, which may have written what cannot be read in bounded time."""
         task, log, parsed = claim.request.task, b"", None
         try:
             log = await isolation.call(readable, ran.output, marks)
             if isinstance(task.verdict, TestsJson):
                 parsed = await self._parsed(claim, task.verdict, log)
-            remains = Remains(patch, ran.exit_code, log, ran.notes, parsed)
+            remains = Remains(patch, ran.exit_code, log, ran.notes, parsed, restored)
             found = await isolation.call(judged, task, remains)
         except LimitExceeded as error:
             unread = _unresolved(f"the log could not be parsed {error}", log=log)

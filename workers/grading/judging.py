@@ -27,6 +27,7 @@ class Remains:
     log: bytes  # as `readable` returns it
     notes: bytes  # what came over the sandbox's side channel
     parsed: bytes | None  # what the parser of a tests_json verdict wrote, None if it failed
+    restored: tuple[str, ...] = ()  # see `Evidence.restored`
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -44,7 +45,8 @@ def readable(output: bytes, marks: Marks) -> bytes:
 def judged(task: Task, remains: Remains) -> Judged:
     """The verdict on one run of the tests."""
     runs, log = witness.testimony(remains.notes), remains.log.decode()
-    reward = judge(task, Evidence(remains.patch, remains.exit_code, log, runs, remains.parsed))
+    evidence = Evidence(remains.patch, remains.exit_code, log, runs, remains.parsed, remains.restored)
+    reward = judge(task, evidence)
     found = outcomes(runs, reward.tests)
     reward = replace(reward, log_tail=log[-LOG_TAIL_CHARS:])
     return Judged(reward, msgspec.Raw(msgspec.msgpack.encode(found)))

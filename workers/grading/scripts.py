@@ -218,7 +218,7 @@ is_searched() {
   local tests
   [ -n "${searched[$1]-}" ] && return
   [ -e "$1/__init__.py" ] && return 1
-  tests=("$1"/test_*.py "$1"/*_test.py "$1"/conftest.py)
+  tests=("$1"/test_*.py "$1"/*_test.py "$1"/conftest.p[y])
   [ ${#tests[@]} != 0 ]
 }
 unhide() {

@@ -37,6 +37,9 @@ class Evidence:
     log: str  # with the original marks
     runs: tuple[WitnessedRun, ...]  # what the witness reported
     parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
+    restored: tuple[
+        str, ...
+    ] = ()  # files that are as the image has them, whatever the patch says: see `GoverningFiles.restored`
 
 
 class _ParsedTest(msgspec.Struct):
@@ -92,7 +95,9 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
     refuted_by = None
     if evidence.exit_code == 0:
         sessions = witness.sessions(evidence.runs)
-        refuted_by = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        refuted_by = witness.tampering(
+            evidence.runs, evidence.patch, hidden=_hidden(verdict), restored=evidence.restored
+        )
         refuted_by = refuted_by or witness.failure(
             evidence.runs, every=each_must_pass(verdict.eval_script, len(sessions))
         )
@@ -132,7 +137,9 @@ def _by_swebench_report(verdict: SwebenchLog, task_id: str, evidence: Evidence) 
         def matters(test: str) -> bool:
             return any(test.startswith(name) or name.startswith(f"{test}::") for name in names)
 
-        refuted_by = witness.tampering(evidence.runs, evidence.patch, matters, _hidden(verdict))
+        refuted_by = witness.tampering(
+            evidence.runs, evidence.patch, matters, _hidden(verdict), evidence.restored
+        )
         refuted_by = refuted_by or crosscheck.disagreement(report.tests, crosscheck.seen(evidence.runs, read))
     reward = _reward(
         f"swebench: {report.status}", resolved=report.resolved, refuted_by=refuted_by, tests=report.tests
@@ -153,6 +160,7 @@ def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
             evidence.patch,
             lambda test: _r2e_name(_inside(test)) in expected.keys() - {""},
             _hidden(verdict),
+            evidence.restored,
         )
         refuted_by = refuted_by or crosscheck.disagreement(found, seen)
         if refuted_by is None and witness.sessions(evidence.runs, "pytest"):
@@ -185,7 +193,9 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     resolved = passed == len(verdict.tests)
     refuted_by = None
     if resolved:
-        refuted_by = witness.tampering(evidence.runs, evidence.patch, hidden=_hidden(verdict))
+        refuted_by = witness.tampering(
+            evidence.runs, evidence.patch, hidden=_hidden(verdict), restored=evidence.restored
+        )
         refuted_by = refuted_by or crosscheck.unconfirmed(verdict.tests, evidence.runs)
     return _reward(
         decided_by,

@@ -10,6 +10,7 @@ It is no proof: code under test is in the same process, and code written against
 
 import base64
 import binascii
+import fnmatch
 import re
 import secrets
 import shlex
@@ -183,13 +184,15 @@ def tampering(
     patch: bytes,
     matters: Callable[[str], bool] = lambda test: True,
     hidden: Iterable[str] = (),
+    restored: Iterable[str] = (),
 ) -> str | None:
     """How code of the patch interfered with the tests; None if nothing is known of it.
 
     `matters` tells whether it matters that the test, or the file of tests, of a name is skipped. `hidden` are paths of
-    files and directories that no code under test has a reason to write to.
+    files and directories that no code under test has a reason to write to. `restored` are files that are not as the patch has
+    them: names with `*` as in a shell, or paths after a slash.
     """
-    changes = _changes(patch)
+    changes = _changes(patch, tuple(restored))
     for run in runs:
         if run.end is None:
             return f"{run.runner} was cut short"
@@ -293,7 +296,7 @@ def touched_paths(patch: bytes) -> list[str]:
     return [path[1:] for path in _changes(patch).paths]
 
 
-def _changes(patch: bytes) -> _Changes:
+def _changes(patch: bytes, restored: tuple[str, ...] = ()) -> _Changes:
     """Not file by file: a patch may add a line that looks like the next file's header. Lines end with LF alone for git, with
     CR too for Python, and with Unicode's other line ends for neither.
     """
@@ -309,9 +312,16 @@ def _changes(patch: bytes) -> _Changes:
             paths |= {f"/{path}": False} if path else {}
         elif line.startswith("GIT binary patch"):
             paths[f"/{path}"] = True
+    kept = {
+        path: is_binary
+        for path, is_binary in paths.items()
+        if not any(
+            fnmatch.fnmatchcase(path if "/" in name else path.rpartition("/")[2], name) for name in restored
+        )
+    }
     return _Changes(
-        paths=tuple(sorted(paths)),
-        binary=tuple(path for path, is_binary in paths.items() if is_binary),
+        paths=tuple(sorted(kept)),
+        binary=tuple(path for path, is_binary in kept.items() if is_binary),
         added=frozenset(added),
         speaks_of_skips=any(_SKIPS.search(line) for line in added),
     )
