@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 CONTEXT_LINES = 3
 
+Edit = tuple[int, int, bytes]
+"""Bytes start to end of a text become something else."""
+
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)\n?")
 _SAME = re.compile(rb"diff --git ([^/\s\"]+/)(.+) ([^/\s\"]+/)\2")
@@ -56,11 +59,18 @@ def applied(section: Section, old: bytes) -> bytes | None:
     return None if operations is None else _text(operations)
 
 
-def rewritten(section: Section, old: bytes, edits: Iterable[tuple[int, int, bytes]]) -> bytes | None:
-    """`section` as a diff that leads from `old` to its own text with `edits`: in each, bytes start to end become something else.
+def edited(text: bytes, edits: Sequence[Edit]) -> bytes:
+    """`text` with `edits`, which are in order and do not overlap."""
+    pieces: list[bytes] = []
+    at = 0
+    for start, end, becomes in edits:
+        pieces += [text[at:start], becomes]
+        at = end
+    return b"".join([*pieces, text[at:]])
 
-    None if it does not apply.
-    """
+
+def rewritten(section: Section, old: bytes, edits: Iterable[Edit]) -> bytes | None:
+    """`section` as a diff that leads from `old` to its own text with `edits`; None if it does not apply."""
     operations = _operations(section, _lines(old))
     if operations is None:
         return None
@@ -68,14 +78,14 @@ def rewritten(section: Section, old: bytes, edits: Iterable[tuple[int, int, byte
     changing = [(start, end, becomes) for start, end, becomes in edits if was[start:end] != becomes]
     if not changing:
         return section.raw
-    edited = _edited(operations, sorted(_before_end(edit, was) for edit in changing))
-    text = _text(edited)
+    changed = _edited(operations, sorted(_before_end(edit, was) for edit in changing))
+    text = _text(changed)
     header = section.header
     if not section.hunks:
         if section.old is None or section.new is None or not _UNQUOTED.fullmatch(section.old + section.new):
             return None
         header += b"--- a/%s\n+++ b/%s\n" % (section.old, section.new)
-    return _reindexed(header, was, text) + _rendered(edited, section)
+    return _reindexed(header, was, text) + _rendered(changed, section)
 
 
 def _pieces(diff: bytes) -> list[bytes]:
@@ -175,11 +185,9 @@ def _operations(section: Section, old: list[bytes]) -> list[tuple[bytes, bytes]]
     return operations + [(b" ", line) for line in old[at:]]
 
 
-def _edited(
-    operations: list[tuple[bytes, bytes]], edits: Sequence[tuple[int, int, bytes]]
-) -> list[tuple[bytes, bytes]]:
+def _edited(operations: list[tuple[bytes, bytes]], edits: Sequence[Edit]) -> list[tuple[bytes, bytes]]:
     """`operations` with `edits` of the new text. In each run of edited lines, what was there is removed, and the rest added."""
-    edited: list[tuple[bytes, bytes]] = []
+    changed: list[tuple[bytes, bytes]] = []
     run: list[tuple[bytes, bytes]] = []
     start = offset = 0  # of the run, and of the next line, in the new text
     ends = [end for _, end, _ in edits]
@@ -189,30 +197,28 @@ def _edited(
         number = bisect.bisect_left(ends, offset)
         touched = offset < end and number < len(edits) and edits[number][0] < end
         if not touched and not (run and sign == b"-"):
-            edited += [*_replaced(run, start, edits), (sign, line)]
+            changed += [*_replaced(run, start, edits), (sign, line)]
             run, start = [], end
         else:
             run.append((sign, line))
         offset = end
-    return edited + _replaced(run, start, edits)
+    return changed + _replaced(run, start, edits)
 
 
-def _before_end(edit: tuple[int, int, bytes], text: bytes) -> tuple[int, int, bytes]:
+def _before_end(edit: Edit, text: bytes) -> Edit:
     """`edit`; if it adds to the end of `text`, as one that changes the last line."""
     start, end, becomes = edit
     return (start - 1, end, text[-1:] + becomes) if start == len(text) > 0 else edit
 
 
-def _replaced(
-    run: list[tuple[bytes, bytes]], start: int, edits: Sequence[tuple[int, int, bytes]]
-) -> list[tuple[bytes, bytes]]:
+def _replaced(run: list[tuple[bytes, bytes]], start: int, edits: Sequence[Edit]) -> list[tuple[bytes, bytes]]:
     """The lines `run`, whose new side begins at byte `start` of the new text, with those of `edits` that lie in it."""
     if not run:
         return []
     text = _text(run)
-    for first, last, becomes in reversed(edits):
-        if start <= first and last <= start + len(text):
-            text = text[: first - start] + becomes + text[last - start :]
+    end = start + len(text)
+    inside = edits[bisect.bisect_left(edits, (start, 0, b"")) : bisect.bisect_left(edits, (end, 0, b""))]
+    text = edited(text, [(first - start, last - start, becomes) for first, last, becomes in inside])
     return [(b"-", line) for sign, line in run if sign != b"+"] + [(b"+", line) for line in _lines(text)]
 
 

@@ -8,6 +8,7 @@ A control run must look like a real one. So a real run calls `place` as well, wi
 takes the same steps and writes the same files, with the text that they have (`alike`).
 """
 
+import asyncio
 import base64
 import binascii
 import itertools
@@ -34,7 +35,7 @@ _STEP_KEEP_BYTES = FILES_PER_STEP * MAX_FILE_BYTES * 3 // 2  # in base64
 _TEXT = f"{GRADE_DIR}/text"
 _INDEX = f"{GRADE_DIR}/index"
 
-_Edits = list[tuple[int, int, bytes]]
+_Edits = list[patches.Edit]
 _Leaf = InContainer | InCommit
 
 
@@ -62,7 +63,7 @@ async def read_tests(sandbox: Sandbox, script: str, paths: Iterable[str]) -> dic
     A file is left out if it is absent, too large or comes in a way that is not understood.
     """
     text = _bytes(script)
-    arrivals = Arrivals(text, sandbox.workdir)
+    arrivals = await asyncio.to_thread(Arrivals, text, sandbox.workdir)
     sources = {path: source for path in paths if (source := arrivals.source(path)) is not None}
     found = await _texts(sandbox, text, sources.values())
     return {path: found[source] for path, source in sources.items() if source in found}
@@ -80,21 +81,26 @@ async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradi
     fit.
     """
     text = _bytes(script)
-    arrivals = Arrivals(text, sandbox.workdir)
+    arrivals = await asyncio.to_thread(Arrivals, text, sandbox.workdir)
     sources: dict[Source, list[Contradiction]] = {}
-    for one in sorted(contradictions, key=lambda one: (one.path, one.offset_bytes)):
-        source = arrivals.source(one.path)
+    ordered = sorted(contradictions, key=lambda one: one.path)
+    for path, ones in itertools.groupby(ordered, key=lambda one: one.path):
+        source = arrivals.source(path)
         if source is None:
-            raise NotAsCalibrated(one.path, "comes in a way that is not understood")
-        sources.setdefault(source, []).append(one)
+            raise NotAsCalibrated(path, "comes in a way that is not understood")
+        sources.setdefault(source, []).extend(ones)
     found = await _texts(sandbox, text, sources)
     edits = {source: _edits(ones, found.get(source)) for source, ones in sources.items()}
-    spans = _heredocs(text, edits, found)
+    spans = await asyncio.to_thread(_heredocs, text, edits, found)
     await _write(
         sandbox,
-        {one.path: _edited(found[one], at) for one, at in edits.items() if isinstance(one, InContainer)},
+        {
+            one.path: patches.edited(found[one], at)
+            for one, at in edits.items()
+            if isinstance(one, InContainer)
+        },
     )
-    commits = {one: _edited(found[one], at) for one, at in edits.items() if isinstance(one, InCommit)}
+    commits = {one: patches.edited(found[one], at) for one, at in edits.items() if isinstance(one, InCommit)}
     spans += await _commit(sandbox, commits)
     for start, end, becomes in sorted(spans, reverse=True):
         text = text[:start] + becomes + text[end:]
@@ -105,7 +111,7 @@ def _edits(contradictions: Sequence[Contradiction], text: bytes | None) -> _Edit
     """The edits of one text, in order."""
     if text is None:
         raise NotAsCalibrated(contradictions[0].path, "cannot be read")
-    edits: set[tuple[int, int, bytes]] = set()
+    edits: set[patches.Edit] = set()
     for one in contradictions:
         was = _bytes(one.was)
         end = one.offset_bytes + len(was)
@@ -119,17 +125,13 @@ def _edits(contradictions: Sequence[Contradiction], text: bytes | None) -> _Edit
     return ordered
 
 
-def _edited(text: bytes, edits: _Edits) -> bytes:
-    for start, end, becomes in reversed(edits):
-        text = text[:start] + becomes + text[end:]
-    return text
-
-
 def _heredocs(
     script: bytes, edits: Mapping[Source, _Edits], texts: Mapping[Source, bytes]
 ) -> list[tuple[int, int, bytes]]:
     """What becomes of the bodies of here-documents in `script`."""
-    bodies = {one.heredoc: _edited(texts[one], at) for one, at in edits.items() if isinstance(one, Body)}
+    bodies = {
+        one.heredoc: patches.edited(texts[one], at) for one, at in edits.items() if isinstance(one, Body)
+    }
     diffs: dict[Heredoc, list[bytes]] = {}
     for one, at in edits.items():
         if isinstance(one, Patched):
@@ -152,7 +154,13 @@ async def _texts(sandbox: Sandbox, script: bytes, sources: Iterable[Source]) -> 
     """The text of each source that has one, and of those that it is made from."""
     chains = [_chain(source) for source in sources]
     leaves = dict.fromkeys(one for chain in chains for one in chain if isinstance(one, _Leaf))
-    texts = await _read(sandbox, list(leaves))
+    return await asyncio.to_thread(_followed, script, chains, await _read(sandbox, list(leaves)))
+
+
+def _followed(
+    script: bytes, chains: Iterable[list[Source]], texts: dict[Source, bytes]
+) -> dict[Source, bytes]:
+    """`texts`, and what the script makes of them."""
     for chain in chains:
         for source in reversed(chain):
             match source:

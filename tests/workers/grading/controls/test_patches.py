@@ -74,7 +74,7 @@ def diff_of(where: Path, old: Mapping[str, bytes], new: Mapping[str, bytes], *op
     for path in old.keys() - new.keys():
         (where / path).unlink()
     write(where, new)
-    git(where, "add", "-f", "--intent-to-add", "--all")
+    git(where, "add", "-f", "--intent-to-add", "--ignore-removal", ".")
     diff = git(where, "diff", "-M", *options)
     for path in new:
         (where / path).unlink()
@@ -124,13 +124,71 @@ def test_git_makes_the_edited_text_of_a_diff_that_was_rewritten(
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_what_git_says_of_the_edited_text_is_what_is_written(
-    tmp_path_factory: pytest.TempPathFactory, case: tuple[bytes, bytes, list[tuple[int, int, bytes]], bytes]
+@given(old=TEXTS, middle=st.sampled_from([b"", b"    z = 3\n"]), cut=st.integers(0, 400), data=st.data())
+def test_a_renamed_file_becomes_the_edited_text_too(
+    tmp_path_factory: pytest.TempPathFactory, old: bytes, middle: bytes, cut: int, data: st.DataObject
 ) -> None:
-    """With edits that change nothing, the diff stays as git wrote it."""
-    old, new, _, _ = case
     root = tmp_path_factory.mktemp("repository")
-    diff = diff_of(root, {"test_x.py": old}, {"test_x.py": new})
-    if diff:
-        assert rewritten(diff, b"test_x.py", old, []) == diff
+    old = b"one line that makes them alike\n" * 20 + old
+    new = old[:cut] + middle + old[cut:]
+    edits, edited = data.draw(edited_texts(new))
+    diff = diff_of(root, {"t/old.py": old}, {"t/new.py": new})
+    assert diff.count(b"\nrename ") == 2
+    apply(root, rewritten(diff, b"t/new.py", old, edits))
+    assert (root / "t/new.py").read_bytes() == edited
+    assert not (root / "t/old.py").exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    new=TEXTS,
+    name=st.sampled_from(["test_x.py", "with space.py", "é.py", 'a"b.py', "b/b b/b.py"]),
+    data=st.data(),
+)
+def test_a_new_file_becomes_the_edited_text_too(
+    tmp_path_factory: pytest.TempPathFactory, new: bytes, name: str, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("repository")
+    edits, edited = data.draw(edited_texts(new).filter(lambda drawn: drawn[1]))
+    diff = diff_of(root, {"gone.py": b"x\n"}, {name: new, "other.py": new})
+    apply(root, rewritten(diff, name.encode(), b"", edits))
+    assert (root / name).read_bytes() == edited
+    assert (root / "other.py").read_bytes() == new
+    assert not (root / "gone.py").exists()
+
+
+def test_a_diff_is_written_as_git_writes_it(tmp_path: Path) -> None:
+    """Headings, ids and ranges: nobody sees that it was written anew."""
+    lines = [b"def f():\n", *(b"    x = %d\n" % number for number in range(40)), b"end\n"]
+    old = b"".join(lines)
+    new = old.replace(b"x = 9\n", b"y = 9\n").replace(b"x = 30\n", b"y = 30\n    z = 1\n")
+    edited = new.replace(b"y = 9\n", b"y = 8\n").replace(b"x = 20\n", b"x = 21\n")
+    diffs: list[bytes] = []
+    for number, text in enumerate((new, edited)):
+        (tmp_path / str(number)).mkdir()
+        diffs.append(diff_of(tmp_path / str(number), {"test_x.py": old}, {"test_x.py": text}))
+    nine, twenty = new.index(b"y = 9") + 4, new.index(b"x = 20") + 4
+    edits = [(nine, nine + 1, b"8"), (twenty, twenty + 2, b"21")]
+    assert rewritten(diffs[0], b"test_x.py", old, edits) == diffs[1]
+
+
+def test_a_diff_that_does_not_fit_is_not_applied() -> None:
+    diff = b"--- a/x.py\n+++ b/x.py\n@@ -2,1 +2,1 @@\n-b\n+c\n"
+    (section,) = patches.sections(diff)
+    assert patches.applied(section, b"a\nb\n") == b"a\nc\n"
+    assert patches.applied(section, b"b\na\n") is None
+    assert patches.rewritten(section, b"b\na\n", [(0, 1, b"x")]) is None
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [
+        b"diff --git a/x.py b/x.py\nindex 1..2 100644\nGIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n",
+        b"diff --git a/x.py b/x.py\nBinary files a/x.py and b/x.py differ\n",
+        b"--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@\n-b\n+c\n",
+        b"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-b\n*c\n",
+    ],
+)
+def test_a_diff_that_says_too_little_is_not_applied(diff: bytes) -> None:
+    (section,) = patches.sections(diff)
+    assert patches.applied(section, b"b\n") is None
