@@ -155,14 +155,12 @@ class ScriptWords:
 
     runs: set[str] = field(default_factory=set[str])  # files, among them those that a shell sources
     names: set[str] = field(default_factory=set[str])  # any other words: files, modules, names in options
-    modules: set[str] = field(
-        default_factory=set[str]
-    )  # run or loaded: `python -m`, unittest's tests, pytest's plugins
+    # Run or loaded: `python -m`, unittest's tests, pytest's plugins.
+    modules: set[str] = field(default_factory=set[str])
     imports: set[str] = field(default_factory=set[str])  # modules that Python code in a script imports
     programs: set[str] = field(default_factory=set[str])  # to be searched for on the PATH
-    entered: set[str] = field(
-        default_factory=set[str]
-    )  # directories that commands run in, or that are searched for tests
+    # Directories that commands run in, or that are searched for tests.
+    entered: set[str] = field(default_factory=set[str])
     on_python_path: set[str] = field(default_factory=set[str])  # directories
     on_path: set[str] = field(default_factory=set[str])  # directories
 

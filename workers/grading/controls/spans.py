@@ -85,9 +85,8 @@ def read(source: bytes) -> TestFile | None:
         return None
     assert isinstance(tree, ast.Module)
     starts = [mark_bytes]
-    for line in source[mark_bytes:].splitlines(
-        keepends=True
-    ):  # bytes are split at \n, \r and \r\n, as Python splits source
+    # Bytes are split at \n, \r and \r\n, as Python splits source.
+    for line in source[mark_bytes:].splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     return TestFile(source, tree, tuple(starts))
 

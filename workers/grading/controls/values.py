@@ -50,12 +50,8 @@ _RARE_ERRORS = (
     "UnicodeTranslateError",
 )
 _NO_EXCEPTIONS = ("GeneratorExit", "KeyboardInterrupt", "SystemExit")  # not derived from Exception
-_ENDING_THE_RUN = {
-    "BaseException",
-    "Exit",
-    "KeyboardInterrupt",
-    "exit",
-}  # names of exceptions, or parts of them
+# Names of exceptions, or parts of them.
+_ENDING_THE_RUN = {"BaseException", "Exit", "KeyboardInterrupt", "exit"}
 _RARE_WARNINGS = ("BytesWarning", "ImportWarning", "UnicodeWarning")
 _RARE_TYPES = (
     "memoryview",
