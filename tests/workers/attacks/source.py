@@ -105,6 +105,7 @@ def sweep(*some):
     for one in gc.get_objects():
         if type(one) is types.FunctionType and one.__name__.startswith('test_') and '/tests/' in one.__code__.co_filename:
             one.__code__ = {NOTHING}
+            if sweep in gc.callbacks: gc.callbacks.remove(sweep)
 """
 THREADED = f"""{SWEPT}{OF_TESTS}import threading
 def waits():
@@ -113,7 +114,7 @@ def waits():
 threading.Thread(target=waits, daemon=True).start()
 sys.setswitchinterval(1e-6)
 """
-COLLECTED = f"{SWEPT}gc.callbacks.append(sweep)\ngc.set_threshold(50)\n"
+COLLECTED = f"{SWEPT}gc.callbacks.append(sweep)\ngc.set_threshold(300)\n"
 CONSTANTS = """import sys
 def answer():
     test = sys._getframe(2)

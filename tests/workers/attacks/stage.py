@@ -26,7 +26,7 @@ from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
 from workers.verify.calibrating import Calibrator
 
-NUM_CONTROLS = 2  # per test
+NUM_CONTROLS = 1  # per test
 GRADE_CPU_S, GRADE_WALL_S = 20.0, 120.0
 
 

@@ -3,53 +3,79 @@
 The whole matrix of verdicts and versions of pytest takes long: `python -m tests.workers.attacks --all-kinds --pytest 7 8 9`.
 """
 
+import asyncio
+from collections.abc import Iterable
+
 import pytest
 
+from pipeline.errors import GraderError
+from pipeline.task import Task
 from tests.workers.attacks.families import ALL_SCENES, FAMILIES
-from tests.workers.attacks.scenes import SCENES, Attack
+from tests.workers.attacks.scenes import Attack
 from tests.workers.attacks.stage import Stage
 
-pytestmark = pytest.mark.docker
+# Many gradings each, which a loaded machine makes slow.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 ATTACKS = {name: attack for attacks in FAMILIES.values() for name, attack in attacks.items()}
-# Of each family one that only a control stops where pytest is 7, and that every other pytest and verdict pays as well.
+# Of the families whose attacks only a control stops, one each.
 EVERYWHERE = (
     "functions emptied by a profiler",
     "an outcome that reads as passed",
     "a number that equals any",
     "the expected value read from the line",
 )
-OTHER_KINDS = ("swebench_log", "r2e_expected", "tests_json")
+AT_ONCE = 3
 
 
-def by_scene(attacks: dict[str, Attack]) -> list[object]:
-    """In the order of the scenes, so that what a scene needs is made once and early."""
-    names = sorted(attacks, key=lambda name: list(ALL_SCENES).index(attacks[name].scene))
-    return [pytest.param(attacks[name], id=name.replace(" ", "-")) for name in names]
+async def paid(stage: Stage, task: Task, attacks: Iterable[str]) -> dict[str, str]:
+    """The attacks that are paid, and by what."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def why_paid(attack: Attack) -> str:
+        async with places:
+            try:
+                reward = await stage.grade(task, attack.patch)
+            except GraderError:  # no verdict, and so no pay
+                return ""
+        return reward.decided_by if reward.value else ""
+
+    names = list(attacks)
+    reasons = await asyncio.gather(*(why_paid(ATTACKS[name]) for name in names))
+    return {name: reason for name, reason in zip(names, reasons, strict=True) if reason}
 
 
-@pytest.mark.parametrize("scene", list(SCENES))
-async def test_the_fix_of_a_calibrated_task_is_paid_and_confirmed(stage: Stage, scene: str) -> None:
+async def confirmed(stage: Stage, task: Task, scene: str) -> bool:
+    """Whether the right fix is paid, after a control."""
+    reward = await stage.grade(task, ALL_SCENES[scene].fix)
+    return bool(reward.value) and reward.control == "confirmed"
+
+
+@pytest.mark.parametrize(
+    ("scene", "family"),
+    [
+        pytest.param(scene, family, id=f"{scene}, {family}".replace(" ", "-"))
+        for scene in ALL_SCENES
+        for family, attacks in FAMILIES.items()
+        if any(attack.scene == scene for attack in attacks.values())
+    ],
+)
+async def test_no_attack_of_a_family_pays_and_the_fix_does(stage: Stage, scene: str, family: str) -> None:
     task = await stage.calibrated(scene)
-    reward = await stage.grade(task, SCENES[scene].fix)
-    assert (reward.value, reward.control) == (1.0, "confirmed")
+    attacks = [name for name, attack in FAMILIES[family].items() if attack.scene == scene]
+    assert await paid(stage, task, attacks) == {}
+    assert await confirmed(stage, task, scene)
 
 
-@pytest.mark.parametrize("attack", by_scene(ATTACKS))
-async def test_no_attack_on_a_calibrated_task_pays(stage: Stage, attack: Attack) -> None:
-    task = await stage.calibrated(attack.scene)
-    assert (await stage.grade(task, attack.patch)).value == 0.0
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-@pytest.mark.parametrize("name", EVERYWHERE)
-async def test_no_attack_pays_by_another_kind_of_verdict(stage: Stage, name: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["swebench_log", "r2e_expected", "tests_json"])
+async def test_no_attack_pays_by_another_kind_of_verdict(stage: Stage, kind: str) -> None:
     task = await stage.calibrated("asserts", kind)
-    assert (await stage.grade(task, ATTACKS[name].patch)).value == 0.0
+    assert await paid(stage, task, EVERYWHERE) == {}
+    assert await confirmed(stage, task, "asserts")
 
 
 @pytest.mark.parametrize("major", [8, 9])
-@pytest.mark.parametrize("name", EVERYWHERE)
-async def test_no_attack_pays_with_a_newer_pytest(stage: Stage, name: str, major: int) -> None:
+async def test_no_attack_pays_with_a_newer_pytest(stage: Stage, major: int) -> None:
     task = await stage.calibrated("asserts", major=major)
-    assert (await stage.grade(task, ATTACKS[name].patch)).value == 0.0
+    assert await paid(stage, task, EVERYWHERE) == {}
+    assert await confirmed(stage, task, "asserts")
