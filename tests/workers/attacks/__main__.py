@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.errors import GraderError
-from tests.workers.attacks.families import FAMILIES
+from tests.workers.attacks.families import EARLIER, FAMILIES
 from tests.workers.attacks.scenes import Attack
 from tests.workers.attacks.stage import STOPS, Stage, open_stage, stopped_by
 from tests.workers.runners import DEBIANS, VERSIONS
+
+PLAYED = {**FAMILIES, **EARLIER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Played:
 
 async def play(stage: Stage, family: str, name: str, kind: str, major: int) -> Played:
     """Grades one attack on its calibrated task."""
-    attack = FAMILIES[family][name]
+    attack = PLAYED[family][name]
     task = await stage.calibrated(attack.scene, kind, major)
     try:
         reward = await stage.grade(task, attack.patch)
@@ -46,7 +48,7 @@ async def play(stage: Stage, family: str, name: str, kind: str, major: int) -> P
 
 def chosen(words: str, majors: list[int], all_kinds: bool) -> Iterator[tuple[str, str, str, int]]:
     """Family, name, kind of verdict and version of pytest of what is to be played."""
-    for family, attacks in FAMILIES.items():
+    for family, attacks in PLAYED.items():
         for name, attack in attacks.items():
             if words in f"{family}: {name}":
                 for major in majors:
@@ -62,7 +64,7 @@ def table(played: list[Played]) -> str:
     """How many attacks of each family each check stopped, as Markdown."""
     counts = Counter((one.family, one.stopped_by) for one in played)
     lines = [f"| family | {' | '.join(STOPS)} |", f"|---|{'---|' * len(STOPS)}"]
-    for family in FAMILIES:
+    for family in PLAYED:
         if any(one.family == family for one in played):
             lines.append(f"| {family} | {' | '.join(str(counts[family, stop]) for stop in STOPS)} |")
     totals = Counter(one.stopped_by for one in played)

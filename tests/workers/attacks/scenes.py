@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
+from tests.workers.attacks.cheats import UNIT_TESTS
 from tests.workers.attacks.patches import HONEST, edited_text
 from tests.workers.claims import make_task
 from tests.workers.conftest import FILES, RepoImage
@@ -106,15 +107,6 @@ def _unittest(body: str, imports: str = "") -> str:
     return f"import unittest\n{imports}from calc import add, sub\n\n\nclass Test(unittest.TestCase):\n{lines}"
 
 
-UNIT_TESTS = _unittest(
-    """
-def test_add(self):
-    self.assertEqual(add(3, 1), 4)
-
-def test_sub(self):
-    self.assertEqual(sub(3, 1), 2)
-"""
-)
 ASSERTS = "from calc import add, sub\n\n\ndef test_add():\n    assert add(3, 1) == 4\n\n\ndef test_sub():\n    assert sub(3, 1) == 2\n"
 PLAIN = Scene({"tests/test_calc.py": ASSERTS})
 RAISES = """import pytest

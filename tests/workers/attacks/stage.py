@@ -17,7 +17,7 @@ from pipeline.calibration import pack
 from pipeline.errors import GraderError
 from pipeline.task import Task
 from pipeline.trajectory import Reward
-from tests.workers.attacks.families import ALL_SCENES
+from tests.workers.attacks.families import ALL_SCENES, AROUND_SCENES
 from tests.workers.claims import make_claim
 from tests.workers.conftest import FILES, RepoImage, built
 from tests.workers.runners import DEBIANS, image_with_pytest
@@ -27,6 +27,7 @@ from workers.sandbox.init import built_init
 from workers.verify.calibrating import Calibrator
 
 NUM_CONTROLS = 1  # per test
+PLAYED_ON = {**AROUND_SCENES, **ALL_SCENES}
 GRADE_CPU_S, GRADE_WALL_S = 20.0, 120.0
 
 
@@ -48,7 +49,7 @@ class Stage:
 
     def task(self, scene: str, kind: str = "exit_code", major: int = DEBIANS) -> Task:
         """The task as it was imported: nothing is known of its tests."""
-        return ALL_SCENES[scene].task(self.image(major), kind)
+        return PLAYED_ON[scene].task(self.image(major), kind)
 
     async def calibrated(self, scene: str, kind: str = "exit_code", major: int = DEBIANS) -> Task:
         """The task with what verification measured of its tests."""
@@ -62,7 +63,7 @@ class Stage:
                     NUM_CONTROLS,
                     random.Random("/".join(map(str, key))),
                 )
-                calibration = await calibrator.calibrate(make_claim(task), ALL_SCENES[scene].fix)
+                calibration = await calibrator.calibrate(make_claim(task), PLAYED_ON[scene].fix)
                 assert calibration.contradictions, f"no control for {key}"
                 self.calibrations.tasks[key] = replace(task, calibration=pack(calibration))
             return self.calibrations.tasks[key]

@@ -10,6 +10,7 @@ from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for t
 from tests.workers.attacks.around import AROUND, Around
 from tests.workers.attacks.cheats import CONFIGURATION, IN_THE_CODE, THE_PATCH_ITSELF, UNIT_TESTS, UNITTEST
 from tests.workers.attacks.patches import HONEST, at_import
+from tests.workers.attacks.scenes import ASSERTS, PARSER
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.grading.grade import Grader
@@ -17,35 +18,18 @@ from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker
 
-TESTS = """from calc import add, sub
-
-
-def test_add():
-    assert add(3, 1) == 4
-
-
-def test_sub():
-    assert sub(3, 1) == 2
-"""
 PROTECTED = ("tests/test_calc.py",)
-HIDDEN = (File(path="tests/test_calc.py", content=TESTS.encode()),)
+HIDDEN = (File(path="tests/test_calc.py", content=ASSERTS.encode()),)
 SWE_BENCH = f"""#!/bin/bash
 set -uxo pipefail
 cd /workspace
 git checkout HEAD tests/test_calc.py
 cat >tests/test_calc.py <<'EOF_114329324912'
-{TESTS}EOF_114329324912
+{ASSERTS}EOF_114329324912
 : '>>>>> Start Test Output'
 python3 -m pytest -rA tests/test_calc.py
 : '>>>>> End Test Output'
 git checkout HEAD tests/test_calc.py
-"""
-
-
-# The last line of a test counts, as with the parsers of SWE-bench Pro.
-PARSER = """import json, re, sys
-lines = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\\S+)", open(sys.argv[1]).read(), re.MULTILINE)
-json.dump({"tests": [{"name": name, "status": status} for status, name in lines]}, open(sys.argv[3], "w"))
 """
 
 
