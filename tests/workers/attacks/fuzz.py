@@ -13,7 +13,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,18 +85,21 @@ async def play(stage: Stage, tried: Try, *, controls: bool = True, major: int = 
 
 
 async def fuzz(
-    graded: Callable[[Try], Awaitable[Result]], seeds: range, jobs: int, seen: Callable[[Result], None]
+    graded: Callable[[Try], Awaitable[Result]],
+    tries: Iterable[Try],
+    jobs: int,
+    seen: Callable[[Result], None],
 ) -> list[Result]:
-    """Plays the tries of these seeds, so many at a time."""
+    """Plays the tries, so many at a time."""
     places = asyncio.Semaphore(jobs)
 
-    async def one(seed: int) -> Result:
+    async def one(tried: Try) -> Result:
         async with places:
-            result = await graded(make_try(seed))
+            result = await graded(tried)
         seen(result)
         return result
 
-    return await asyncio.gather(*(one(seed) for seed in seeds))
+    return await asyncio.gather(*map(one, tries))
 
 
 def told(result: Result) -> str:
@@ -117,7 +120,7 @@ async def main(arguments: argparse.Namespace) -> int:
     async with open_stage() as stage:
         results = await fuzz(
             lambda tried: play(stage, tried, controls=controls, major=arguments.pytest),
-            range(arguments.seed, arguments.seed + arguments.tries),
+            map(make_try, range(arguments.seed, arguments.seed + arguments.tries)),
             arguments.jobs,
             seen,
         )

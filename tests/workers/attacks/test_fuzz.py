@@ -1,0 +1,28 @@
+"""A few tries of the fuzzer, on the scenes whose tasks other tests have calibrated. The command makes hundreds."""
+
+import pytest
+
+from tests.workers.attacks.fuzz import Result, fuzz, make_try, play, told
+from tests.workers.attacks.stage import Stage
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+SCENES = ("asserts", "unittest")
+TRIES = range(12)
+AT_ONCE = 3
+
+
+async def test_no_runner_bent_at_random_is_paid(stage: Stage) -> None:
+    seen: list[Result] = []
+    await fuzz(
+        lambda tried: play(stage, tried), (make_try(seed, SCENES) for seed in TRIES), AT_ONCE, seen.append
+    )
+    assert len(seen) == len(TRIES)
+    assert [told(result) for result in seen if result.stopped_by == "PAID"] == []
+    assert any(result.bent for result in seen)
+
+
+async def test_a_seed_bends_the_same_attributes_each_time(stage: Stage) -> None:
+    tried = make_try(3, SCENES)
+    first, second = [await play(stage, tried, controls=False) for _ in range(2)]
+    assert first.bent == second.bent != ()
