@@ -11,7 +11,9 @@ import pytest
 from pipeline.errors import GraderError
 from pipeline.task import Task
 from tests.workers.attacks.families import ALL_SCENES, FAMILIES
-from tests.workers.attacks.scenes import Attack
+from tests.workers.attacks.patches import HONEST
+from tests.workers.attacks.runs import SCRIPT_SCENES
+from tests.workers.attacks.scenes import SCENES, Attack
 from tests.workers.attacks.stage import Stage
 
 # Many gradings each, which a loaded machine makes slow.
@@ -55,7 +57,7 @@ async def confirmed(stage: Stage, task: Task, scene: str) -> bool:
     ("scene", "family"),
     [
         pytest.param(scene, family, id=f"{scene}, {family}".replace(" ", "-"))
-        for scene in ALL_SCENES
+        for scene in SCENES
         for family, attacks in FAMILIES.items()
         if any(attack.scene == scene for attack in attacks.values())
     ],
@@ -65,6 +67,14 @@ async def test_no_attack_of_a_family_pays_and_the_fix_does(stage: Stage, scene: 
     attacks = [name for name, attack in FAMILIES[family].items() if attack.scene == scene]
     assert await paid(stage, task, attacks) == {}
     assert await confirmed(stage, task, scene)
+
+
+# The scripts are put back before they run. So no calibration is needed, and a fix that changes one as well is paid.
+@pytest.mark.parametrize("scene", SCRIPT_SCENES, ids=lambda scene: scene.replace(" ", "-"))
+async def test_a_script_of_the_patch_does_not_stand_in_for_the_tests(stage: Stage, scene: str) -> None:
+    task, attack = stage.task(scene), ATTACKS[scene].patch
+    assert (await stage.grade(task, attack)).value == 0.0
+    assert (await stage.grade(task, HONEST + attack)).value == 1.0
 
 
 @pytest.mark.parametrize("kind", ["swebench_log", "r2e_expected", "tests_json"])
