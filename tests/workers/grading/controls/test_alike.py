@@ -13,7 +13,8 @@ from pipeline.request import Claim
 from pipeline.task import R2eExpected
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from tests.workers.attacks.patches import edited_text
-from tests.workers.attacks.test_attacks import TESTS, task_of
+from tests.workers.attacks.scenes import ASSERTS as TESTS
+from tests.workers.attacks.test_attacks import task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import FILES, RepoImage
 from tests.workers.grading.controls.test_arrivals import WAYS

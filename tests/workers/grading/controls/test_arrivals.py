@@ -10,7 +10,9 @@ from pipeline.calibration import pack
 from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from tests.workers.attacks.patches import HONEST
-from tests.workers.attacks.test_attacks import HIDDEN, PARSER, PROTECTED, TESTS, task_of
+from tests.workers.attacks.scenes import ASSERTS as TESTS
+from tests.workers.attacks.scenes import PARSER
+from tests.workers.attacks.test_attacks import HIDDEN, PROTECTED, task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import HIDDEN_TESTS
