@@ -2,6 +2,7 @@
 
 import ast
 import symtable
+from collections.abc import Callable
 
 import pytest
 
@@ -93,6 +94,78 @@ async def test_unittest_tells_of_each_test(grader: Grader, repo_image: RepoImage
             "test_skipped": "SKIPPED",
             "test_sub": outcome,
         }
+
+
+OUTCOMES = """import unittest
+
+class Test(unittest.TestCase):
+    def test_error(self): 1 / 0
+
+    def test_parts(self):
+        for number in range(3):
+            with self.subTest(number=number):
+                self.assertNotEqual(number, 1)
+
+    @unittest.expectedFailure
+    def test_unexpected(self): pass
+
+    @unittest.expectedFailure
+    def test_expected(self): 1 / 0
+
+class Unprepared(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): 1 / 0
+
+    def test_never(self): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "outcomes"),
+    [
+        (
+            "python3 -m unittest tests/test_calc.py",
+            {
+                "test_error (tests.test_calc.Test.test_error)": "FAILED",
+                "test_parts (tests.test_calc.Test.test_parts)": "FAILED",
+                "test_unexpected (tests.test_calc.Test.test_unexpected)": "FAILED",
+                "test_expected (tests.test_calc.Test.test_expected)": "XFAIL",
+                "setUpClass (tests.test_calc.Unprepared)": "FAILED",
+            },
+        ),
+        (
+            "python3 -m pytest tests",
+            {
+                "tests/test_calc.py::Test::test_error": "FAILED",
+                "tests/test_calc.py::Test::test_parts": "FAILED",
+                "tests/test_calc.py::Test::test_unexpected": "FAILED",
+                "tests/test_calc.py::Test::test_expected": "XFAIL",
+                "tests/test_calc.py::Unprepared::test_never": "ERROR",
+            },
+        ),
+    ],
+    ids=["unittest", "pytest"],
+)
+@pytest.mark.parametrize("major", [7, 9])
+async def test_every_way_in_which_a_case_ends_is_told(
+    grader: Grader,
+    repo_image_with_pytest: Callable[[int], RepoImage],
+    major: int,
+    script: str,
+    outcomes: dict[str, str],
+) -> None:
+    task = task_of(repo_image_with_pytest(major), script, OUTCOMES)
+    assert (await grader.run_tests(make_claim(task), HONEST)).outcomes.by_name == outcomes
+
+
+async def test_a_script_that_calls_pytest_changes_the_same_in_each_container(
+    grader: Grader, repo_image: RepoImage
+) -> None:
+    task = task_of(repo_image, SCRIPTS["the same, by another's hand"], HIDDEN)
+    runs = [await grader.run_tests(make_claim(task), HONEST) for _ in range(2)]
+    first, second = (run.outcomes.replaced for run in runs)
+    assert first == second
+    assert {"the runner, by manage.py", "the runner, by runner.py"} <= first
 
 
 async def test_runs_inside_of_a_test_are_that_tests_business(grader: Grader, repo_image: RepoImage) -> None:
