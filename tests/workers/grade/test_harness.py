@@ -1,0 +1,51 @@
+"""The command agrees with the official harness on a preds.json."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workers.grade.predicting import grade, write_predictions
+from tests.workers.verify.spans import FIX, MORE_CASES
+from trainer.tasksets.__main__ import main as import_tasks
+from workers.verify.states import USELESS
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # some ten containers for each test
+
+ROOT = Path(__file__).parents[3]
+PREDICTIONS = {
+    "fix": FIX,
+    "useless": USELESS.decode(),
+    "tests": MORE_CASES,
+    "wrong": FIX.replace('"d": 24', '"d": 25'),
+    "elsewhere": FIX.replace("spans.py", "absent.py"),
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_the_harness_and_grade_agree_on_a_preds_json(name: str, swe_bench_rows: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in swe_bench_rows.read_text().splitlines()]
+    tasks = tmp_path / "tasks.jsonl"
+    assert import_tasks(["import", "swe-bench", str(swe_bench_rows), "--out", str(tasks)]) == 0
+    patches: dict[str, str | None] = {row["instance_id"]: PREDICTIONS[name] for row in rows}
+    preds = write_predictions(tmp_path / "preds.json", patches)
+    given = {"rows": rows, "predictions": json.loads(preds.read_text())}
+    official = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("harness.py"))],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert official.returncode == 0, official.stderr
+    resolved = json.loads(official.stdout.splitlines()[-1])
+    status, graded = grade(tasks, str(preds))
+    assert status == 0
+    ours = {one["task"].partition(":")[2]: one["value"] == 1 for one in graded.values()}
+    assert ours == resolved == dict.fromkeys(resolved, name == "fix")
