@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _LONG = 300  # characters of a literal; a failed comparison of longer ones may spend minutes on showing the difference
 _MOST_LITERALS = 3  # of one expectation
+_HUGE = 1e200  # a number that cannot be multiplied much
 
 # Expressions whose value is equal to nothing but itself, and cheap to compare and to print: none is an empty collection, which
 # some checkers take for another. NUMBER and WORD are drawn.
@@ -109,13 +110,10 @@ class Values:
 
     def quoted(self, node: ast.expr) -> str:
         """A string, or bytes if the literal `node` is bytes, that is in no text by chance."""
-        is_bytes = isinstance(node, ast.Constant) and isinstance(node.value, bytes)
-        num_letters = (
-            len(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) else 0
-        )
-        return f"{'b' if is_bytes else ''}{self._chance.choice(_QUOTES)}".replace(
-            "Q", self.word(min(num_letters, 20))
-        )
+        value = node.value if isinstance(node, ast.Constant) else None
+        num_letters = min(len(value), 20) if isinstance(value, str | bytes) else 0
+        quote = self._chance.choice("'\"")
+        return f"{'b' if isinstance(value, bytes) else ''}{quote}{self.word(num_letters)}{quote}"
 
     def number(self) -> str:
         """A number that is in nothing by chance."""
@@ -125,14 +123,10 @@ class Values:
         """A number far outside any tolerance around the literal number `node`."""
         value = number_of(node)
         assert value is not None
+        if abs(value) > _HUGE:
+            return f"-{self._small()}.0"
         far = (abs(value) + 1) * self._chance.randrange(10**6, 10**7)
-        return (
-            f"{far:.6e}"
-            if isinstance(value, float) and far < 1e300
-            else str(int(far))
-            if far < 1e300
-            else "-1.0"
-        )
+        return f"{far:.6e}" if isinstance(value, float) else str(far)
 
     def unlike(self, node: ast.expr) -> str:
         """A value that is in nothing by chance, of the type of `node` if that is a number or a text."""
@@ -203,7 +197,6 @@ class Values:
         return form.replace("NUMBER", self._small()).replace("WORD", self.word())
 
 
-_QUOTES = ("'Q'", '"Q"')
 _ALPHABETS = {
     character: alphabet
     for alphabet in (string.ascii_lowercase, string.ascii_uppercase, string.digits)
