@@ -61,7 +61,16 @@ MADE_REPORTS = """hook = thing.hook.pytest_runtest_makereport
 for entries in getattr(hook, "_hookimpls", None), getattr(hook, "_wrappers", None):
     for entry in list(entries or ()):
         if "skipping" in entry.plugin_name: entries.remove(entry)"""
+ANOTHER_ENTRY = """import copy
+entries = thing.hook.pytest_runtest_setup
+entry = copy.copy(entries.get_hookimpls()[0])
+entry.plugin = None
+entries._add_hookimpl(entry)"""
 OF_THE_SESSION = {
+    "import sys; sys.setprofile(lambda *_: None)": {"sys.setprofile"},
+    OBJECTS.format(kind="PytestPluginManager", bend=f"exec({ANOTHER_ENTRY!r})"): {
+        "pytest_runtest_setup of nobody"
+    },
     OBJECTS.format(kind="Config", bend="thing.option.keyword = 'sub'"): {"config.option.keyword"},
     OBJECTS.format(kind="Session", bend="thing.genitems = thing.genitems"): {"Session.genitems"},
     OBJECTS.format(kind="PytestPluginManager", bend=f"exec({MADE_REPORTS!r})"): {

@@ -6,6 +6,7 @@ import math  # noqa: F401 - so that its functions are noted
 import os
 import sys
 import types
+import typing  # noqa: F401 - as above
 
 RUNNERS = ("_pytest", "pluggy", "pytest", "unittest")
 # What runners build on: modules of Python whose functions and classes must stay what they are.
@@ -19,6 +20,7 @@ FOUNDATIONS = (
     "_frozen_importlib_external",
     "linecache",
     "math",
+    "typing",  # a class of it is a base of many of pytest's
 )
 WITH_CODE = (types.FunctionType, types.MethodType, property, staticmethod, classmethod, functools.partial)
 ASSERTION_ERROR = AssertionError

@@ -30,14 +30,14 @@ class PytestSession:
         self.config = config
         self.conftests_loaded = False
         self.session = None
-        self.trace = None
+        self.trace = self.profile = None
         self.failed = None  # node ids of failing tests that failed; None while the session's own tests run
         self.parts = SessionParts(getattr(config, "known_args_namespace", None))
 
     @_hook(trylast=True)
     def pytest_sessionstart(self, session):
         self.session = session
-        self.trace = sys.gettrace()
+        self.trace, self.profile = sys.gettrace(), sys.getprofile()
         quietly(self.parts.note, self.config)
 
     def pytest_plugin_registered(self):
@@ -84,6 +84,8 @@ class PytestSession:
     def pytest_runtest_makereport(self, item, call):
         if sys.gettrace() is not self.trace:  # a tracer of lines can also skip them
             self.run.replace("sys.settrace", files_of(sys.gettrace()))
+        if sys.getprofile() is not self.profile:
+            self.run.replace("sys.setprofile", files_of(sys.getprofile()))
         excinfo = call.excinfo  # before the runner replaces unittest's skip by its own
         outcome = yield
         if excinfo is None or outcome.excinfo is not None or self.failed is not None:

@@ -56,6 +56,12 @@ class SessionParts:
                 found.append((name, files_of(now)))
                 continue
             there = {id(entry) for entry in now.get_hookimpls()}
+            known = {id(entry) for entry, _ in entries}
+            # A plugin that is switched off is registered as None.
+            plugins = [plugin for plugin in manager.get_plugins() if plugin is not None]
+            for entry in now.get_hookimpls():
+                if id(entry) not in known and not any(entry.plugin is plugin for plugin in plugins):
+                    found.append((name + " of nobody", files_of(entry.function)))
             for entry, function in entries:
                 owner = _name_of(entry.plugin)
                 if entry.function is not function:
