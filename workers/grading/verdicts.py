@@ -37,9 +37,8 @@ class Evidence:
     log: str  # with the original marks
     runs: tuple[WitnessedRun, ...]  # what the witness reported
     parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
-    restored: tuple[
-        str, ...
-    ] = ()  # files that are as the image has them, whatever the patch says: see `GoverningFiles.restored`
+    # Files that are as the image has them, whatever the patch says: see `GoverningFiles.restored`.
+    restored: tuple[str, ...] = ()
 
 
 class _ParsedTest(msgspec.Struct):

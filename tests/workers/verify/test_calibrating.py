@@ -16,7 +16,7 @@ from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 VERDICTS = KINDS | {"unittest": UNITTEST_VERDICT}
 
