@@ -1,6 +1,6 @@
 """Patches made of the known fix that are probably wrong: with a part of it taken back, or with its code changed.
 
-Left out are those that mean the same as the fix, as no fix, or as each other: they differ in comments, docstrings, annotations,
+Left out are those that mean the same as the fix, as no fix, or as each other: they differ in comments, docstrings, messages, annotations,
 documentation or tests only. Python code that would not parse is left out too, because no test is needed to find that out.
 """
 
@@ -288,7 +288,7 @@ def _hunk_words(path: str, blocks: Sequence[_Block]) -> str:
 
 
 def _dumped(text: bytes) -> str | None:
-    """Python code without docstrings, annotations of functions, what is logged, and layout; None if it does not parse."""
+    """Python code without layout, docstrings, annotations of functions, log lines and messages of errors; None if it does not parse."""
     file = read(text)
     if file is None:
         return None
@@ -305,10 +305,19 @@ def _dumped(text: bytes) -> str | None:
             node.returns = None
         if isinstance(node, ast.arg):
             node.annotation = None
+        match node:
+            case ast.Raise(exc=ast.Call() as error):
+                error.args = [one for one in error.args if not _is_message(one)]
+            case _:
+                pass
     try:
         return ast.dump(file.tree)
     except RecursionError:
         return text.decode("utf-8", "replace")
+
+
+def _is_message(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _is_no_code(path: str) -> bool:

@@ -175,6 +175,14 @@ def test_what_does_not_change_the_code_is_no_part_of_a_fix(tmp_path: Path, was: 
     assert len(found) == len(without), [one.what for one in found]
 
 
+def test_the_message_of_an_error_is_no_part_of_a_fix(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, {"calc.py": "X = 1\n"})
+    raised = 'def check(x):\n    raise ValueError(\n        f"not a number: {x}"\n    )\n'
+    found = made(repository, {"calc.py": f"X = 5\n\n\n{raised}"})
+    assert not [one.what for one in found if "not a number" in one.what]
+    assert any("raise ValueError" in one.what for one in found)
+
+
 def test_documentation_and_tests_are_no_part_of_a_fix(tmp_path: Path) -> None:
     others = [
         "CHANGES.md",
