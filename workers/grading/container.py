@@ -17,11 +17,12 @@ from pipeline.task import ExitCode, File, SwebenchLog, Task
 from workers.grading import reading, scripts, witness
 from workers.grading.controls.placing import place
 from workers.grading.governing import GoverningFiles, hidden_paths
+from workers.grading.steps import StepFailed, failed_step, tail
 from workers.grading.survey import survey
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
-from workers.sandbox.protocol import CommandResult, LastResult, Sandbox
+from workers.sandbox.protocol import CommandResult, LastResult, Sandbox, is_starved
 
 STEP_S = 300.0  # for each step before the tests, and for a parser
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # of each end
@@ -29,8 +30,12 @@ SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # of the contents of settings files that
 WATCH_S = 5.0  # between looks at the CPU time of running tests
 
 
-class OutOfTime(GraderError):
-    """The wall deadline passed although the tests had CPU time left."""
+class OutOfTime(StepFailed):
+    """The wall deadline passed although the tests had CPU time left, and the machine had CPU to give."""
+
+
+class Starved(GraderError):
+    """The wall deadline passed on a machine that had no CPU for the tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +73,11 @@ class GradingContainer:
     calibration: Calibration
 
     async def apply(self) -> Applied:
-        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored."""
-        task = self.claim.request.task
-        if not self.sandbox.head:
-            raise TaskBroken(
-                f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
-                " workdir to the repository's directory in the image"
-            )
-        hidden = hidden_paths(task.verdict, self.sandbox.workdir)
-        await self.sandbox.put(_files(task, self.patch, hidden, self.calibration.test_files))
-        governing = await self._governing_files((*hidden, *self.calibration.test_files))
+        """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
+
+        Raises StepFailed and CannotWrite for what may be the patch's fault.
+        """
+        governing = await self._begin()
         try:
             headers = await isolation.call(
                 reading.headers, self.patch, governing.script, governing.surveyed.paths
@@ -91,7 +91,7 @@ class GradingContainer:
         if result.exit_code == scripts.DOES_NOT_APPLY:
             return Applied("", complaints, fault="patch does not apply")
         if result.exit_code not in scripts.APPLIED_BY:
-            raise _broken_step("applying the patch", result)
+            raise failed_step("applying the patch", result)
         applied_by = scripts.APPLIED_BY[result.exit_code]
         try:
             if headers.touches_runner:
@@ -100,6 +100,14 @@ class GradingContainer:
             return Applied(applied_by, complaints, fault=f"its settings files could not be parsed {error}")
         fault = await self._restore_protected(governing)
         return Applied(applied_by, complaints, fault, governing.restored)
+
+    async def do_without_patch(self) -> None:
+        """Takes the steps of `apply` but for the patch. What they raise is no patch's fault."""
+        governing = await self._begin()
+        await self._succeed(scripts.save(governing))
+        await self._restore_runner(governing)
+        if await self._restore_protected(governing):
+            raise TaskBroken("the hidden tests do not apply to their base")
 
     async def put_script(self, contradictions: Sequence[Contradiction]) -> None:
         """Makes these expectations of the hidden tests wrong and puts the eval script in place, alone in its directory.
@@ -116,7 +124,10 @@ class GradingContainer:
         await self.sandbox.put([File(path=scripts.EVAL, content=content)])
 
     async def run_tests(self) -> FinishedTests | None:
-        """How the eval script ended, and the container with it; None if it used up its CPU time."""
+        """How the eval script ended, and the container with it; None if it used up its CPU time.
+
+        Raises OutOfTime or Starved at the wall deadline.
+        """
         limits = self.limits
         tests = asyncio.create_task(
             self.sandbox.finish(scripts.EVAL, timeout_s=limits.grade_wall_s, keep_bytes=LOG_KEEP_BYTES)
@@ -133,9 +144,12 @@ class GradingContainer:
             return FinishedTests(result.exit_code, result.output, result.notes, result.cpu_s)
         if result.cpu_s > limits.grade_cpu_s:
             return None
-        raise OutOfTime(
-            f"the tests took {limits.grade_wall_s:.0f} s but only {result.cpu_s:.0f} s of CPU time"
-        )
+        spent = f"{result.cpu_s:.0f} s of CPU time in {limits.grade_wall_s:.0f} s"
+        if is_starved(result):
+            raise Starved(
+                f"the machine had no CPU for the tests for {result.starved_s:.0f} s: they got {spent}"
+            )
+        raise OutOfTime(f"waited without using CPU: {spent}", cpu_s=result.cpu_s)
 
     async def _cpu_s(self, tests: asyncio.Task[LastResult]) -> float:
         """CPU time of the container; 0 while it is ending, when Docker has no useful answer."""
@@ -145,6 +159,17 @@ class GradingContainer:
             if (await asyncio.wait({tests}, timeout=WATCH_S))[0]:
                 return 0.0
             raise
+
+    async def _begin(self) -> GoverningFiles:
+        task = self.claim.request.task
+        if not self.sandbox.head:
+            raise TaskBroken(
+                f"workdir: {self.sandbox.workdir} of {task.image} is not a git repository with a commit: set the task's"
+                " workdir to the repository's directory in the image"
+            )
+        hidden = hidden_paths(task.verdict, self.sandbox.workdir)
+        await self.sandbox.put(_files(task, self.patch, hidden, self.calibration.test_files))
+        return await self._governing_files((*hidden, *self.calibration.test_files))
 
     async def _governing_files(self, hidden: Sequence[str]) -> GoverningFiles:
         task = self.claim.request.task
@@ -159,7 +184,10 @@ class GradingContainer:
 
     async def _restore_runner(self, governing: GoverningFiles) -> None:
         changed = await self._succeed(scripts.changed_settings(governing))
-        paths = await isolation.call(reading.tampered_settings, changed.output, governing.script)
+        try:
+            paths = await isolation.call(reading.tampered_settings, changed.output, governing.script)
+        except GraderError as error:
+            raise StepFailed(str(error)) from error
         if paths:
             listed = b"".join(path + b"\0" for path in paths)
             await self.sandbox.put([File(path=scripts.TAMPERED, content=listed)])
@@ -174,11 +202,11 @@ class GradingContainer:
         base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
         result = await self._step(scripts.restore_protected(governing), base, self.sandbox.head)
         if result.exit_code == scripts.TESTS_DO_NOT_APPLY:
-            raise TaskBroken(f"the hidden tests do not apply to their base: {_tail(result)}")
+            raise TaskBroken(f"the hidden tests do not apply to their base: {tail(result)}")
         if result.exit_code == scripts.IN_THE_WAY:
             return "the patch is in the way of the hidden tests"
         if result.exit_code != 0:
-            raise _broken_step("restoring protected files", result)
+            raise failed_step("restoring protected files", result)
         if not isinstance(task.verdict, SwebenchLog) and task.verdict.files:
             await self.sandbox.put(task.verdict.files)
         return None
@@ -186,7 +214,7 @@ class GradingContainer:
     async def _succeed(self, script: str, *arguments: str) -> CommandResult:
         result = await self._step(script, *arguments)
         if result.exit_code != 0 or result.dropped_bytes:
-            raise _broken_step("putting the runner's files back", result)
+            raise failed_step("putting the runner's files back", result)
         return result
 
     async def _step(self, script: str, *arguments: str) -> CommandResult:
@@ -218,12 +246,3 @@ def _listed(paths: Iterable[str]) -> bytes:
 
 def _ended(patch: bytes) -> bytes:
     return patch if patch.endswith(b"\n") else patch + b"\n"
-
-
-def _broken_step(doing: str, result: CommandResult) -> GraderError:
-    how = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
-    return GraderError(f"{doing} {how}: {_tail(result)}")
-
-
-def _tail(result: CommandResult) -> str:
-    return result.output[-500:].decode("utf-8", "replace").strip()

@@ -1,35 +1,45 @@
 """The grader: runs the hidden tests on a patch in a new container, and once more with contradicted expectations if they pass.
 
 An infrastructure failure is never a verdict: it raises GraderError, or TaskBroken where no other try helps. A patch that
-does not apply, tests that fail, tests that use up their CPU time and tests that cannot fail are verdicts.
+does not apply, tests that fail, tests that use up their CPU time and tests that cannot fail are verdicts. So is whatever else
+the patch or its code brings about: a step that fails is tried without the patch, and if it succeeds there, the patch is worth 0.
 """
 
+import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from pipeline.calibration import Calibration, Contradiction, unpack
-from pipeline.errors import GraderError, ImageMissing, SandboxError, TaskBroken
+from pipeline.errors import GraderError, ImageMissing, SandboxError, SandboxRuined, TaskBroken
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Limits
 from pipeline.task import File, TestsJson
 from pipeline.trajectory import Control, Reward
-from workers.grading import reading, scripts
-from workers.grading.container import LOG_KEEP_BYTES, STEP_S, FinishedTests, GradingContainer, OutOfTime
+from workers.grading import scripts
+from workers.grading.container import (
+    LOG_KEEP_BYTES,
+    STEP_S,
+    FinishedTests,
+    GradingContainer,
+    OutOfTime,
+    Starved,
+)
 from workers.grading.controls.drawing import Shuffles, draw
 from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import NotAsCalibrated, alike
 from workers.grading.judging import LOG_TAIL_CHARS, Remains, decoded, judged, lacking, readable, surviving
+from workers.grading.steps import StepFailed, failed_step
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import check
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded, ProcessLost
-from workers.sandbox.protocol import Sandboxes
+from workers.sandbox.protocol import CannotWrite, Sandboxes, is_starved
 
 NAMED_AT_MOST = 5  # tests in `decided_by`
 CONTROL_TRIES = 3  # draws of a control that runs into its time limit
@@ -55,7 +65,9 @@ class PatchRun:
     log: bytes = b""
     recorded: bytes = b""  # the encoded outcomes; empty if the eval script came to no end
     wall_s: float = 0.0  # of the eval script
-    readable: bool = True  # whether what the tests left behind could be parsed within limits
+    readable: bool = (
+        True  # whether the tests could be started, and what they left behind be parsed within limits
+    )
 
     @property
     def outcomes(self) -> Outcomes:
@@ -113,16 +125,23 @@ class Grader:
     ) -> PatchRun:
         """Runs the hidden tests once in a new container, with these expectations contradicted.
 
-        Raises OutOfTime at the wall deadline, and the errors of `grade`.
+        Raises Starved at the wall deadline of a machine without CPU, and the errors of `grade`.
         """
-        try:
-            return await self._run_tests(claim, patch, contradictions, limits or claim.request.limits)
-        except ImageMissing:
-            raise
-        except SandboxError as error:
-            raise GraderError(f"the grading container failed: {error}") from error
-        except ProcessLost as error:
-            raise GraderError(str(error)) from error
+        limits = limits or claim.request.limits
+        with _as_grader_errors():
+            try:
+                return await self._run_tests(claim, patch, contradictions, limits)
+            except (StepFailed, NotAsCalibrated, CannotWrite, SandboxRuined) as failure:
+                await self._do_without_patch(claim, contradictions)
+                return _blamed(failure)
+
+    async def _do_without_patch(self, claim: Claim, contradictions: Sequence[Contradiction]) -> None:
+        """Takes the steps before the tests in a new container without a patch. Raises what fails, which is no patch's fault."""
+        calibration = _calibration(claim) or Calibration()
+        async with self._sandboxes.open(claim, role="grade") as sandbox:
+            container = GradingContainer(claim, sandbox, b"", Marks(), claim.request.limits, calibration)
+            await container.do_without_patch()
+            await container.put_script(alike(contradictions, calibration.contradictions))
 
     async def _controlled(
         self, claim: Claim, patch: bytes, calibration: Calibration, passed: PatchRun
@@ -138,7 +157,7 @@ class Grader:
             drawn = draw(calibration, self._chance)
             try:
                 control = await self.run_tests(claim, patch, drawn, limits)
-            except OutOfTime:
+            except Starved:
                 continue
             cpu_s += control.reward.grade_cpu_s
             if control.recorded:
@@ -158,13 +177,7 @@ class Grader:
             applied = await container.apply()
             if applied.fault:
                 return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())
-            try:
-                await container.put_script(alike(contradictions, calibration.contradictions))
-            except NotAsCalibrated as error:
-                if not await isolation.call(reading.touches, patch, error.path):
-                    raise
-                fault = f"the patch changed {error.path}, which holds tests"
-                return _unresolved(fault, applied_by=applied.by, log=str(error).encode())
+            await container.put_script(alike(contradictions, calibration.contradictions))
             started = time.monotonic()
             result = await container.run_tests()
             wall_s = time.monotonic() - started
@@ -192,20 +205,50 @@ class Grader:
         return PatchRun(found.reward, log, bytes(found.outcomes))
 
     async def _parsed(self, claim: Claim, verdict: TestsJson, log: bytes) -> bytes | None:
-        """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed."""
+        """The output of the verdict's parser for `log`, in a container where no code of the patch ever ran. None if it failed,
+        or if the log was too much for it.
+        """
         files = [
             File(path=scripts.PARSER, content=verdict.parser.encode("utf-8", "surrogateescape")),
             File(path=scripts.LOG, content=log),
             File(path=scripts.NO_LOG, content=b""),
         ]
-        async with self._sandboxes.open(claim, role="grade") as sandbox:
-            await sandbox.put(files)
-            result = await sandbox.run(scripts.PARSE, timeout_s=STEP_S, keep_bytes=LOG_KEEP_BYTES)
-        if result.exit_code is None:
-            raise GraderError(f"the parser took longer than {STEP_S:.0f} s")
+        try:
+            async with self._sandboxes.open(claim, role="grade") as sandbox:
+                await sandbox.put(files)
+                result = await sandbox.run(scripts.PARSE, timeout_s=STEP_S, keep_bytes=LOG_KEEP_BYTES)
+        except SandboxRuined:
+            return None
+        if result.exit_code is None and is_starved(result):
+            raise failed_step("parsing the log", result)
         if result.exit_code == scripts.NO_PYTHON:
             raise TaskBroken(f"{claim.request.task.image} has no python3 to run the parser with")
         return result.output if result.exit_code == 0 and not result.dropped_bytes else None
+
+
+@contextlib.contextmanager
+def _as_grader_errors() -> Generator[None]:
+    try:
+        yield
+    except ImageMissing:
+        raise
+    except SandboxError as error:
+        raise GraderError(f"the grading container failed: {error}") from error
+    except ProcessLost as error:
+        raise GraderError(str(error)) from error
+
+
+def _blamed(failure: GraderError | SandboxError) -> PatchRun:
+    """The verdict on a patch that brought this failure about, as the same steps succeed without it."""
+    match failure:
+        case StepFailed(how=how, output=output, cpu_s=cpu_s):
+            tested = _unresolved(how, log=output.encode())
+            tested = dataclasses.replace(tested, reward=replace(tested.reward, grade_cpu_s=cpu_s))
+        case NotAsCalibrated(path=path):
+            tested = _unresolved(f"the patch changed {path}, which holds tests", log=str(failure).encode())
+        case _:
+            tested = _unresolved(str(failure))
+    return dataclasses.replace(tested, readable=isinstance(failure, OutOfTime | SandboxRuined))
 
 
 def _calibration(claim: Claim) -> Calibration | None:

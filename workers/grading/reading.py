@@ -9,7 +9,7 @@ import posixpath
 import msgspec
 
 from pipeline.errors import GraderError
-from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings, touched_paths
+from workers.grading.governing import GoverningFiles, hides_names, same_runner_settings
 from workers.grading.survey import Surveyed
 
 
@@ -24,11 +24,6 @@ def headers(patch: bytes, script: str, paths: tuple[str, ...]) -> PatchHeaders:
     """The headers of `patch`, for the eval script `script`, which runs or names the files `paths`."""
     governing = GoverningFiles(script, Surveyed(paths=paths))
     return PatchHeaders(governing.touched_by(patch), hides_names(patch))
-
-
-def touches(patch: bytes, path: str) -> bool:
-    """Whether `patch` touches the file at `path` in the workdir, or what lies on the way to it."""
-    return any(f"{path}/".startswith(f"{touched}/") for touched in touched_paths(patch))
 
 
 def tampered_settings(listing: bytes, script: str) -> list[bytes]:

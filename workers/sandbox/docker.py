@@ -34,6 +34,7 @@ from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
     OUTPUT_KEEP_BYTES,
+    CannotWrite,
     CommandResult,
     LastResult,
     Misconfigured,
@@ -108,11 +109,15 @@ class DockerSandbox:
 
     async def put(self, files: Sequence[File]) -> None:
         if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
-            await self._api.put_archive(self.id, _tar(files, self.workdir))
+            try:
+                await self._api.put_archive(self.id, _tar(files, self.workdir))
+            except SandboxError as error:
+                await self.run("true", timeout_s=OPEN_S)
+                raise CannotWrite(str(error)) from error
             return
         result = await self.run(_write_commands(files, self.workdir), timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
-            raise SandboxError(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
+            raise CannotWrite(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
     async def cpu_s(self) -> float:
         """Reads the cgroup by a command; while another command runs, asks the Docker host, which takes about a second."""

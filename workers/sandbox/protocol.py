@@ -22,6 +22,10 @@ class Misconfigured(SandboxError):
     """A setting names something that the machine for sandboxes does not have. The text names the setting and the fix."""
 
 
+class CannotWrite(SandboxError):
+    """Files cannot be written although the sandbox is alive: something is in their way, or its disk space is used up."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommandResult:
     """How a command ended. `output` is stdout and stderr in the order of arrival, as bytes: a policy may emit anything."""
@@ -98,7 +102,7 @@ class Sandbox(Protocol):
         ...
 
     async def put(self, files: Sequence[File]) -> None:
-        """Write `files` as root, and create their directories."""
+        """Write `files` as root, and create their directories. Raises CannotWrite."""
         ...
 
     async def cpu_s(self) -> float:

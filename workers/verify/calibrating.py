@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.request import Claim, Limits
 from workers.grading import witness
-from workers.grading.container import GradingContainer, OutOfTime
+from workers.grading.container import GradingContainer, Starved
 from workers.grading.controls.drawing import draw
 from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
@@ -227,7 +227,7 @@ class _Measured:
         limits = control_limits(self.claim.request.limits, Calibration(), self.plain)
         try:
             run = await self.grader.run_tests(self.claim, self.fix, contradictions, limits)
-        except (OutOfTime, NotAsCalibrated):
+        except (Starved, NotAsCalibrated):
             return None
         if not run.outcomes.finished:
             return None

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from pipeline.calibration import Contradiction
-from pipeline.errors import GraderError, TaskBroken
+from pipeline.errors import TaskBroken
 from pipeline.task import File
 from workers.grading.controls import patches
 from workers.grading.controls.arrivals import Arrivals, Body, InCommit, InContainer, Patched, Source
 from workers.grading.controls.commands import Heredoc
 from workers.grading.scripts import GRADE_DIR
+from workers.grading.steps import StepFailed, failed_step
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import CommandResult, Sandbox
 
@@ -194,7 +195,9 @@ async def _read(sandbox: Sandbox, leaves: Sequence[_Leaf]) -> dict[Source, bytes
             try:
                 text = None if line == b"-" else base64.b64decode(line, validate=True)
             except binascii.Error as error:
-                raise GraderError(f"unreadable test file: {line[:200]!r}") from error
+                raise StepFailed(
+                    "reading the test files printed what it should not", repr(line[:200])
+                ) from error
             if text is not None and len(text) <= min(left, MAX_FILE_BYTES):
                 texts[leaf] = text
                 left -= len(text)
@@ -279,8 +282,7 @@ git cat-file commit "$commit" | sed "1s/.*/tree $tree/" | git hash-object -t com
 async def _succeed(sandbox: Sandbox, doing: str, command: str) -> CommandResult:
     result = await sandbox.run(command, timeout_s=STEP_S, keep_bytes=_STEP_KEEP_BYTES, plain=True)
     if result.exit_code != 0 or result.dropped_bytes:
-        how = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
-        raise GraderError(f"{doing} {how}: {result.output[-500:].decode('utf-8', 'replace').strip()}")
+        raise failed_step(doing, result)
     return result
 
 
