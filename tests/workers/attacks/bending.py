@@ -10,6 +10,7 @@ import gc
 import operator
 import os
 import random
+import re
 import sys
 from unittest import mock
 
@@ -39,21 +40,36 @@ GONE = object()
 
 
 def bend(seed: str, num_bends: int) -> None:
-    """Replaces attributes, so many of them, and prints which."""
+    """Bends so many things, and says which: one attribute or all that begin alike, of one object or of many of its class."""
     chance = random.Random(seed)
     left = num_bends
     for _ in range(20 * num_bends):
-        name, holder = _holder(chance)
-        special = isinstance(holder, type) and chance.random() < 0.5
-        attribute = chance.choice(SPECIAL if special else _attributes(holder))
-        try:
-            _replace(holder, attribute, chance)
-        except Exception:
-            continue  # cannot be bent, as many built-in things
-        _say(f"bent {name} {attribute}\n")
-        left -= 1
-        if not left:
-            return
+        name, holders = _holders(chance)
+        special = isinstance(holders[0], type) and chance.random() < 0.5
+        attribute = chance.choice(SPECIAL if special else _attributes(holders[0]))
+        recipe = random.Random(chance.random())
+        share, alike = chance.choice((0.5, 1.0)), chance.random() < 0.3 and attribute not in SPECIAL
+        state = recipe.getstate()
+        bent = 0
+        for holder in holders:
+            if len(holders) > 1 and chance.random() > share:
+                continue
+            for one in _beginning_like(attribute, holder) if alike else [attribute]:
+                recipe.setstate(state)  # everything in the same way
+                with contextlib.suppress(Exception):  # much cannot be bent, as built-in things
+                    _replace(holder, one, recipe)
+                    bent += 1
+        if bent:
+            _say(f"bent {name} {attribute}{'...' if alike else ''} ({bent})\n")
+            left -= 1
+            if not left:
+                return
+
+
+def _beginning_like(attribute: str, holder: object) -> list[str]:
+    """The attributes that begin with the same word: `assertTrue` and `assertIn`."""
+    word = re.match(r"_*[a-z]*", attribute)
+    return [name for name in _attributes(holder) if word and name.startswith(word[0])]
 
 
 def _say(line: str) -> None:
@@ -62,10 +78,11 @@ def _say(line: str) -> None:
         log.write(line)
 
 
-def _holder(chance: random.Random) -> tuple[str, object]:
-    kind = chance.choice(("module", "class", "class", "instance", "stack", "stack", "stack"))
+def _holders(chance: random.Random) -> tuple[str, list[object]]:
+    kind = chance.choice(("module", "class", "class", "class", "instances", "instances", "stack"))
     if kind == "stack":
-        return chance.choice(_on_the_stack())
+        name, found = chance.choice(_on_the_stack())
+        return name, [found]
     near = chance.random() < 0.8
     modules = {
         name: module
@@ -73,7 +90,8 @@ def _holder(chance: random.Random) -> tuple[str, object]:
         if name.partition(".")[0] in RUNNERS and (name.startswith(NEAR) or not near)
     }
     if kind == "module":
-        return chance.choice(list(modules.items()))
+        name = chance.choice(list(modules))
+        return name, [modules[name]]
     classes = {
         f"{name}.{key}": one
         for name, module in modules.items()
@@ -81,14 +99,15 @@ def _holder(chance: random.Random) -> tuple[str, object]:
         if isinstance(one, type) and one.__module__ == name
     }
     if kind == "class":
-        return chance.choice(list(classes.items()))
+        name = chance.choice(list(classes))
+        return name, [classes[name]]
     instances: dict[str, list[object]] = {}
     known = {one: name for name, one in classes.items()}
     for one in gc.get_objects():
         if type(one) in known:
-            instances.setdefault(f"an instance of {known[type(one)]}", []).append(one)
+            instances.setdefault(f"instances of {known[type(one)]}", []).append(one)
     name = chance.choice(sorted(instances))
-    return name, chance.choice(instances[name])
+    return name, instances[name]
 
 
 def _on_the_stack() -> list[tuple[str, object]]:
