@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 MOST_COMBINATIONS = 64  # of the values of the variables in a line
 MOST_PASSES = 4  # in which variables in the values of variables are replaced
-LONGEST_CHARS = 256 * 1024  # of a script
+LONGEST_CHARS = 64 * 1024  # of a script without its here-documents
 
 SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 INTERPRETERS = frozenset({"bun", "deno", "lua", "node", "perl", "php", "Rscript", "ruby"})
@@ -166,7 +166,7 @@ class ScriptWords:
 
     def read(self, text: str, variables: Mapping[str, str]) -> None:
         """Adds what a shell script says whose environment has `variables`."""
-        text = _ENTERS_HERE.sub(r"\1", _HERE.sub(".", _plain(text[:LONGEST_CHARS])))
+        text = _ENTERS_HERE.sub(r"\1", _HERE.sub(".", _plain(text)[:LONGEST_CHARS]))
         values = _values(text, variables)
         self.imports.update(_IMPORTED.findall(text.replace('"', " ").replace("'", " ")))
         for line in text.split("\n"):

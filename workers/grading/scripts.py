@@ -221,10 +221,9 @@ is_searched() {
   tests=("$1"/test_*.py "$1"/*_test.py "$1"/conftest.p[y])
   [ ${#tests[@]} != 0 ]
 }
-unhide() {
-  local path name folder line entries
-  shopt -s nullglob
-  installations=(PACKAGES)
+search_all() {
+  local path folder line entries
+  [ ${#searched[@]} = 0 ] || return
   for folder in SEARCHED; do search "$folder"; done
   IFS=: read -r -a entries <<<"${PYTHONPATH-}"
   for folder in "${entries[@]}"; do search "$folder"; done
@@ -233,6 +232,11 @@ unhide() {
   done
   while IFS= read -r -d '' path; do search_for "$path"; done \\
     < <(cat PROTECTED TESTED; git ls-files -z -- conftest.py '*/conftest.py')
+}
+unhide() {
+  local path name folder
+  shopt -s nullglob
+  installations=(PACKAGES)
   while IFS= read -r -d '' path; do
     path=${path#./} name=${path##*/} folder=.
     case $path in */*) folder=${path%/*} ;; esac
@@ -244,7 +248,9 @@ unhide() {
       *.py|*.pyc|*.so) name=${name%%.*} ;;
       *) [ -L "$path" ] || continue ;;
     esac
-    hides "$name" && is_searched "$folder" || continue
+    hides "$name" || continue
+    search_all
+    is_searched "$folder" || continue
     [ -n "$(git ls-tree "$head" -- "$path")" ] && continue
     [ "$folder" = . ] && folder= || folder=$folder/
     [ -z "${always[$name]-}" ] && [ -n "$(git ls-tree "$head" -- "$folder$name.py" "$folder$name/__init__.py")" ] && continue

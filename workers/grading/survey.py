@@ -241,7 +241,7 @@ class _Reading:
         )
 
     def _settings(self, name: str, folder: str, text: str) -> None:
-        self._modules(re.findall(r"(?:^|[\s\"'])-p[\s=\"',]*([A-Za-z_][\w.]*)", text), (folder,))
+        self._modules(re.findall(r"(?:^|[\s\"'])-p[\s=\"',]*(?!no:)([A-Za-z_][\w.]*)", text), (folder,))
         for value in _PYTHON_PATH.findall(text):
             self.searched |= self._inside(re.findall(r"[\w./-]+", value), {folder})
         if name == "package.json":
