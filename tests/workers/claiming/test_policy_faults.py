@@ -98,8 +98,8 @@ async def test_a_policys_doing_is_a_zero_for_good(
     async with worker(pool, stage, slots=1, probe=sandboxes.check) as claimer:
         for request_id in ids:
             await until(lambda request_id=request_id: published(pool, request_id))
-        assert (claimer.finished, claimer.failed) == (SUSPECTS, 0)
-        assert (claimer.breakers["docker"].state, claimer.breakers["docker"].suspected) == ("closed", False)
+    assert (claimer.finished, claimer.failed) == (SUSPECTS, 0)
+    assert (claimer.breakers["docker"].state, claimer.breakers["docker"].suspected) == ("closed", False)
     assert [played.reward and played.reward.value for played in trajectories] == [0.0] * SUSPECTS
     assert await deadletters.listed(pool, samples.RUN) == {}
     assert [await life(pool, request_id) for request_id in ids] == [
