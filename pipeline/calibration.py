@@ -40,6 +40,10 @@ class Calibration(Message, frozen=True, kw_only=True):
     test_files: tuple[str, ...] = ()
     # Parts of the test runner that became something else in its runs, and ways of failing in which a test did not fail there.
     replaced: tuple[str, ...] = ()
+    # So many tests may fail in one control run, because more failures take too long; 0: all. Then tests that the base does not
+    # pass, `needing_fix`, are controlled first.
+    most_controlled: Count = 0
+    needing_fix: tuple[str, ...] = ()
     control_cpu_s: float = 0.0  # CPU time of the slowest control run with the known fix
     control_wall_s: float = 0.0  # wall time of the slowest one
     # Files in the repository that the known fix changes: they are under test, so no patch has them restored because the eval

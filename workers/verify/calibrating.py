@@ -4,6 +4,8 @@ A contradiction is kept only if its tests failed under it twice, among different
 under which the tests take much longer is dropped.
 """
 
+import itertools
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,14 @@ MOST_RUNS = 40  # of the tests, to try the contradictions of one task
 MOST_ALONE = 8  # tests whose contradictions are tried where a script ends at the first failure
 FINAL_DRAWS = 2  # draws as a grader makes them, after which a contradiction that did not fail is dropped
 
+USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
+new file mode 100644
+--- /dev/null
++++ b/swerve-note.txt
+@@ -0,0 +1 @@
++This file changes nothing.
+"""
+
 
 class RunsTests(Protocol):
     """Runs the hidden tests on a patch. Raises RolloutError."""
@@ -60,6 +70,7 @@ class Calibrator:
     grader: RunsTests
     sandboxes: OpensSandboxes
     num_controls: int
+    no_fix: bytes = USELESS  # a patch that changes nothing
     chance: random.Random = field(default_factory=random.Random)
 
     async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
@@ -82,7 +93,7 @@ class Calibrator:
             return calibration
         trials, test_files = await self._trials(claim, fix, passing)
         calibration = replace(calibration, test_files=test_files)
-        measured = _Measured(self.grader, claim_with(claim, calibration), fix, first, trials)
+        measured = _Measured(self.grader, claim_with(claim, calibration), fix, self.no_fix, first, trials)
         await measured.try_all(self.num_controls)
         return await measured.checked(calibration, self.chance)
 
@@ -156,10 +167,12 @@ class _Measured:
     grader: RunsTests
     claim: Claim
     fix: bytes
+    no_fix: bytes  # a patch that changes nothing
     plain: PatchRun  # a run without contradictions
     trials: Trials
     runs_left: int = MOST_RUNS
     stops_early: bool = False
+    most_controlled: float = math.inf  # tests that may fail in one run, as far as is known
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -169,11 +182,10 @@ class _Measured:
             chosen = self.trials.choose(
                 num_controls, confirm=bool(number % 2), shared_first=bool(number // 2 % 2)
             )
-            if not chosen:
-                continue
-            await self._try(chosen)
-            if self.stops_early:
-                break
+            while chosen and self.runs_left > 0 and not self.stops_early:
+                part = self._allowed(chosen)
+                chosen = chosen[len(part) :]
+                await self._try(part)
         if self.stops_early:
             for one in self.trials.apart(MOST_ALONE):
                 await self._try([one])
@@ -185,6 +197,8 @@ class _Measured:
         calibration = replace(
             calibration, stops_early=self.stops_early, contradictions=tuple(self.trials.kept())
         )
+        if math.isfinite(self.most_controlled):
+            calibration = await self._with_most(calibration, int(self.most_controlled))
         for _ in range(FINAL_DRAWS):
             if not calibration.contradictions:
                 break
@@ -197,10 +211,23 @@ class _Measured:
             )
         return replace(calibration, control_cpu_s=self.cpu_s, control_wall_s=self.wall_s)
 
+    async def _with_most(self, calibration: Calibration, most_controlled: int) -> Calibration:
+        """The calibration, with a limit on how many tests fail in one run and those that are to be among them."""
+        base = await self.grader.run_tests(self.claim, self.no_fix)
+        needing = tuple(name for name in calibration.passing if not base.outcomes.passed(name))
+        return replace(calibration, most_controlled=most_controlled, needing_fix=needing)
+
+    def _allowed(self, trials: Sequence[Trial]) -> Sequence[Trial]:
+        """The first of them, as many as may fail in one run."""
+        num_tests = itertools.accumulate(len(trial.names) for trial in trials)
+        return trials[: max(1, sum(num <= self.most_controlled for num in num_tests))]
+
     async def _try(self, trials: Sequence[Trial]) -> None:
         """Runs the tests with these contradictions. If that says nothing of some, tries them in halves."""
         run = await self._run([trial.contradiction for trial in trials])
         if run is None:
+            num_tests = sum(len(trial.names) for trial in trials)
+            self.most_controlled = min(self.most_controlled, max(1, num_tests // 2))
             await self._halve(trials)
             return
         silent = [trial for trial in trials if not trial.enter(run.outcomes)]

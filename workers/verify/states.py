@@ -24,14 +24,8 @@ from workers.grading.grade import Graded
 from workers.unqueued.attempts import Broken, tried
 from workers.unqueued.claims import unqueued_claim
 from workers.verify.base_commit import SOUND, BaseCommit, Repository, look_at_base
+from workers.verify.calibrating import USELESS
 
-USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
-new file mode 100644
---- /dev/null
-+++ b/swerve-note.txt
-@@ -0,0 +1 @@
-+This file changes nothing.
-"""
 NO_SOLUTION = "its solution is not in the gold file; import the task again"
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pipeline.calibration import Contradiction
-from workers.grading.controls.drawing import overlaps
+from workers.grading.controls.drawing import ChangedText
 from workers.grading.controls.outcomes import Outcomes
 
 FAILURES_WANTED = 2  # runs in which a contradiction's tests must have failed
@@ -71,14 +71,16 @@ class Trials:
         """
         chosen: list[Trial] = []
         taken: set[str] = set()
+        changed = ChangedText()
         names = list(self._by_name)
         self.chance.shuffle(names)
         for name in sorted(names, key=self._num_sharing, reverse=shared_first):
             if name in taken:
                 continue
-            found = next(self._next(self._by_name[name], num_wanted, taken, chosen, confirm=confirm), None)
+            found = next(self._next(self._by_name[name], num_wanted, taken, changed, confirm=confirm), None)
             if found:
                 chosen.append(found)
+                changed.add(found.contradiction)
                 taken |= found.names
         return chosen
 
@@ -91,16 +93,15 @@ class Trials:
         trials: Sequence[Trial],
         num_wanted: int,
         taken: set[str],
-        chosen: Sequence[Trial],
+        changed: ChangedText,
         *,
         confirm: bool,
     ) -> Iterator[Trial]:
         held = [trial for trial in trials if trial.is_kept or trial.is_promising]
         promising = [trial for trial in trials if trial.is_promising]
         new = [trial for trial in trials if trial.is_new] if len(held) < num_wanted else []
-        others = [trial.contradiction for trial in chosen]
         for trial in (*promising, *new) if confirm else (*new, *promising):
-            if taken.isdisjoint(trial.names) and not overlaps(trial.contradiction, others):
+            if taken.isdisjoint(trial.names) and not changed.overlaps(trial.contradiction):
                 yield trial
 
     def apart(self, most: int) -> list[Trial]:
