@@ -94,3 +94,38 @@ async def test_the_share_of_controls_is_the_requests(
     claim = calibrated(task, await calibrator.calibrate(make_claim(task), HONEST))
     never = replace(claim, request=replace(claim.request, control_share=0.0))
     assert (await grader.grade(never, HONEST)).control == "off"
+
+
+# Each failure takes 0.6 s of CPU time, as reports of failures in large files do.
+SLOW_FAILURES = """cat >conftest.py <<'EOF'
+import time
+
+
+def pytest_runtest_logreport(report):
+    until = time.process_time() + 0.6
+    while report.failed and time.process_time() < until:
+        pass
+EOF
+"""
+FOUR_TESTS = "from calc import add, sub\n\n\n" + "\n\n\n".join(
+    f"def test_{number}():\n    assert {call} == {number}"
+    for number, call in enumerate(["sub(1, 1)", "sub(2, 1)", "add(1, 1)", "sub(4, 1)"])
+)
+
+
+async def test_where_failures_take_long_few_tests_are_controlled_at_once(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.grading.grade.CONTROL_EXTRA_S", 0.5)
+    monkeypatch.setattr("workers.grading.container.WATCH_S", 0.2)
+    verdict = by_exit_code(
+        "python3 -m pytest tests/test_four.py\n", **{"tests/test_four.py": FOUR_TESTS + "\n"}
+    )
+    task = task_of(repo_image, verdict, setup_script=SLOW_FAILURES)
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    assert calibration.needing_fix == ("tests/test_four.py::test_2",)
+    assert 0 < calibration.most_controlled < 4
+    assert controlled(calibration) == set(calibration.passing)
+    reward = await grader.grade(calibrated(task, calibration), HONEST)
+    assert (reward.value, reward.control) == (1.0, "confirmed")
+    assert 0 < reward.num_controlled < 4
