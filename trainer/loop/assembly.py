@@ -121,7 +121,9 @@ async def assembled(
         )
         publisher = Publisher(redis, run_id, transport=transport, engines=engines, mode=recipe.weights.pause)
         form = await request_form(redis, run_id, recipe, inputs)
-        rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), Quarantine(journal))
+        calibrated = {task.id for task in inputs.train if task.calibration}
+        quarantine = Quarantine(journal, calibrated)
+        rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), quarantine)
         yield _loop(run, restored, rollouts, learner, checkpoints, publisher, lease)
         await learner.stop()
 

@@ -31,11 +31,13 @@ class Notices:
         self._say = say
         self._failures_told = 0
         self._quarantine_told: set[str] = set()
+        self._unsteady_told: set[str] = set()
 
     async def give(self) -> None:
         """Say what is new since the last call."""
         await self._tell_of_failures()
         self._tell_of_quarantine()
+        self._tell_of_unsteady_patches()
 
     async def _tell_of_failures(self) -> None:
         brake = self._ledger.brake
@@ -55,3 +57,9 @@ class Notices:
             self._say(
                 f"{task_id} is in quarantine and not played any more: {self._quarantine.reason(task_id)}"
             )
+
+    def _tell_of_unsteady_patches(self) -> None:
+        for task_id, found in self._quarantine.unsteady.items():
+            if task_id not in self._unsteady_told:
+                self._unsteady_told.add(task_id)
+                self._say(f"{task_id} goes on being played, its tests were steady when verified: {found}")

@@ -3,9 +3,12 @@
 Two things put a task there: the same patch, byte for byte, was judged differently; or MAX_GRADER_FAILURES requests in
 a row came back without a verdict because the grader broke, while it went on judging other tasks. The evidence is in
 the journal's episode rows, so a resumed run knows what the journal of its checkpoint says.
+
+The first does not count for a calibrated task: its tests were steady with the known fix in some ten runs, so a patch that is
+judged differently is itself unsteady. A policy could otherwise get rid of a task by patches that act at random.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from pipeline.deadletters import DeadLetter
 from pipeline.trajectory import TrajectoryHead
@@ -18,9 +21,13 @@ GRADER_FAILED = "failed:grader"
 class Quarantine:
     """The tasks of one run that are not played any more, and what is known of the others."""
 
-    def __init__(self, journal: Journal) -> None:
-        """Starts from what `journal` says, which must have been cut back to its checkpoint."""
+    def __init__(self, journal: Journal, calibrated: Container[str] = ()) -> None:
+        """Starts from what `journal` says, which must have been cut back to its checkpoint. `calibrated` are ids of tasks."""
         self._journal = journal
+        self._calibrated = calibrated
+        self.unsteady: dict[
+            str, str
+        ] = {}  # calibrated tasks with a patch that was judged differently, and how
         self._verdicts: dict[str, dict[str, tuple[float, str]]] = {}  # by task and patch: reward, request id
         self._failures: dict[str, dict[str, int]] = {}  # by task and request id: verdicts seen until then
         self._num_verdicts = 0
@@ -78,7 +85,11 @@ class Quarantine:
         before, request_id = verdicts.setdefault(answer.patch, (reward, answer.request_id))
         if before == reward:
             return ""
-        return f"flaky: the same patch was worth {before:g} in {request_id} and {reward:g} in {answer.request_id}"
+        found = f"the same patch was worth {before:g} in {request_id} and {reward:g} in {answer.request_id}"
+        if answer.task_id not in self._calibrated:
+            return f"flaky: {found}"
+        self.unsteady.setdefault(answer.task_id, found)
+        return ""
 
     def _failure(self, answer: TrajectoryHead | EpisodeRow) -> str:
         failures = self._failures.setdefault(answer.task_id, {})

@@ -38,6 +38,13 @@ def test_the_same_patch_worth_one_thing_and_then_another_says_which_requests(qua
     assert reason == "flaky: the same patch was worth 1 in r1.0 and 0 in r1.2"
 
 
+def test_a_calibrated_task_stays_whatever_a_patch_makes_of_its_verdicts(journal: Journal) -> None:
+    first, second = head(1, 0, reward=1.0, patch="p"), head(1, 1, reward=0.0, patch="p")
+    quarantine = Quarantine(journal, {first.task_id})
+    assert [quarantine.notice(one) for one in (first, second)] == ["", ""]
+    assert quarantine.unsteady == {first.task_id: "the same patch was worth 1 in r1.0 and 0 in r1.1"}
+
+
 def test_other_patches_other_tasks_and_no_patch_at_all_contradict_nothing(quarantine: Quarantine) -> None:
     heads = [
         head(1, 0, reward=1.0, patch="p"),
