@@ -25,9 +25,8 @@ class Quarantine:
         """Starts from what `journal` says, which must have been cut back to its checkpoint. `calibrated` are ids of tasks."""
         self._journal = journal
         self._calibrated = calibrated
-        self.unsteady: dict[
-            str, str
-        ] = {}  # calibrated tasks with a patch that was judged differently, and how
+        # Calibrated tasks with a patch that was judged differently, and how.
+        self.unsteady: dict[str, str] = {}
         self._verdicts: dict[str, dict[str, tuple[float, str]]] = {}  # by task and patch: reward, request id
         self._failures: dict[str, dict[str, int]] = {}  # by task and request id: verdicts seen until then
         self._num_verdicts = 0

@@ -65,9 +65,7 @@ class PatchRun:
     log: bytes = b""
     recorded: bytes = b""  # the encoded outcomes; empty if the eval script came to no end
     wall_s: float = 0.0  # of the eval script
-    readable: bool = (
-        True  # whether the tests could be started, and what they left behind be parsed within limits
-    )
+    readable: bool = True  # the tests could be started, and what they left behind be parsed within limits
 
     @property
     def outcomes(self) -> Outcomes:
