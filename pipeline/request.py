@@ -102,7 +102,8 @@ class Limits(Message, frozen=True, kw_only=True):
     wall_s: float = 1800.0  # wall time of the agent loop
     command_s: float = 180.0  # wall time of one command
     grade_cpu_s: float = 1800.0  # CPU time after which a test run counts as unresolved
-    # Wall time after which grading that has CPU time left counts as an infrastructure failure.
+    # Wall time after which a test run ends that has CPU time left: unresolved if the machine had CPU time to give, else an
+    # infrastructure failure.
     grade_wall_s: float = 7200.0
     observation_chars: int = 10_000  # longer output keeps its first and last half
     format_errors: int = 3  # consecutive replies without exactly one command before the episode ends
