@@ -52,7 +52,7 @@ class Stage:
         return PLAYED_ON[scene].task(self.image(major), kind)
 
     async def calibrated(self, scene: str, kind: str = "exit_code", major: int = DEBIANS) -> Task:
-        """The task with what verification measured of its tests."""
+        """The task with what verification measured of its tests; a few that import their checks from elsewhere have no control."""
         key = scene, kind, major
         async with self.calibrations.locks[key]:
             if key not in self.calibrations.tasks:
@@ -64,7 +64,6 @@ class Stage:
                     random.Random("/".join(map(str, key))),
                 )
                 calibration = await calibrator.calibrate(make_claim(task), PLAYED_ON[scene].fix)
-                assert calibration.contradictions, f"no control for {key}"
                 self.calibrations.tasks[key] = replace(task, calibration=pack(calibration))
             return self.calibrations.tasks[key]
 
