@@ -75,7 +75,7 @@ def show_output(num_bytes: int) -> Awaitable[object]:
 
 
 def read_headers(num_bytes: int) -> Awaitable[object]:
-    return isolation.call(headers, b"--- a/x/y.py\n" * (num_bytes // 13), "pytest\n", "/repo")
+    return isolation.call(headers, b"--- a/x/y.py\n" * (num_bytes // 13), "pytest\n", ("ci/run.sh",))
 
 
 def read_settings(num_bytes: int) -> Awaitable[object]:
