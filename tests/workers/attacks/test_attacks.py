@@ -147,8 +147,8 @@ async def test_a_fork_bomb_does_not_pay(grader: Grader, repo_image: RepoImage) -
 
 async def test_code_that_waits_does_not_pay(grader: Grader, repo_image: RepoImage) -> None:
     claim = make_claim(task_of(repo_image, by_exit_code()), grade_wall_s=3.0)
-    with pytest.raises(GraderError, match="of CPU time"):
-        await grader.grade(claim, at_import("import time; time.sleep(1000)"))
+    reward = await grader.grade(claim, at_import("import time; time.sleep(1000)"))
+    assert (reward.value, reward.decided_by[:25]) == (0.0, "waited without using CPU:")
 
 
 async def test_the_next_honest_episode_gets_its_pay(grader: Grader, repo_image: RepoImage) -> None:
