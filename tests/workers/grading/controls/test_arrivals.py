@@ -102,9 +102,9 @@ async def test_a_right_fix_is_confirmed_and_a_pass_that_cannot_fail_is_refuted(
 async def test_tests_in_the_repository_that_a_patch_changes_are_those_of_the_repository(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
-    """No task names them as protected; the calibration does."""
-    verdict, setup = WAYS["in the repository already"]
-    task = task_of(repo_image, verdict, setup_script=setup)
+    """Neither task nor script names them; the calibration does."""
+    verdict = ExitCode(eval_script=PYTEST.replace("tests/test_calc.py", "tests"))
+    task = task_of(repo_image, verdict, setup_script=IN_REPOSITORY)
     grader = Grader(sandboxes)
     calibrator = Calibrator(grader, sandboxes, num_controls=1, chance=random.Random(1))
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
