@@ -98,6 +98,11 @@ async def test_a_policys_doing_is_a_zero_for_good(
     async with worker(pool, stage, slots=1, probe=sandboxes.check) as claimer:
         for request_id in ids:
             await until(lambda request_id=request_id: published(pool, request_id))
+
+        async def settled() -> bool:
+            return claimer.finished + claimer.failed == SUSPECTS
+
+        await until(settled)  # a claim ends a moment after its trajectory is published
     assert (claimer.finished, claimer.failed) == (SUSPECTS, 0)
     assert (claimer.breakers["docker"].state, claimer.breakers["docker"].suspected) == ("closed", False)
     assert [played.reward and played.reward.value for played in trajectories] == [0.0] * SUSPECTS
