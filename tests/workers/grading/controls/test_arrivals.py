@@ -124,9 +124,8 @@ async def test_a_patch_that_changes_tests_which_cannot_be_put_back_is_worth_noth
     setup = (
         f"{IN_REPOSITORY}mv tests/test_calc.py tests/test_kept.py; echo test_kept.py >>.git/info/exclude\n"
     )
-    script = PYTEST.replace(
-        "tests/test_calc.py", "tests"
-    )  # a file that the script names is put back by the way
+    # A file that the script names would be put back.
+    script = PYTEST.replace("tests/test_calc.py", "tests")
     task = task_of(repo_image, ExitCode(eval_script=script), setup_script=setup)
     grader = Grader(sandboxes)
     calibrator = Calibrator(grader, sandboxes, num_controls=1, chance=random.Random(1))
