@@ -46,8 +46,25 @@ OF_PROGRAMS = {
 }
 # Files that are named and yet hold much that a fix may change. Of some of them the runner's part is restored (governing.py).
 MANIFESTS = frozenset(
-    "CMakeLists.txt Cargo.lock Cargo.toml GNUmakefile Gemfile Makefile build.gradle build.gradle.kts go.mod go.sum makefile"
-    " package-lock.json package.json pom.xml pyproject.toml setup.cfg yarn.lock".split()
+    [
+        "CMakeLists.txt",
+        "Cargo.lock",
+        "Cargo.toml",
+        "GNUmakefile",
+        "Gemfile",
+        "Makefile",
+        "build.gradle",
+        "build.gradle.kts",
+        "go.mod",
+        "go.sum",
+        "makefile",
+        "package-lock.json",
+        "package.json",
+        "pom.xml",
+        "pyproject.toml",
+        "setup.cfg",
+        "yarn.lock",
+    ]
 )
 _SOURCE = re.compile(
     r".*\.(?:py|pyi|pyx|pxd|[ch]|cc|cpp|cxx|hh|hpp|rs|go|java|kt|scala|[cm]?[jt]sx?|rb|php|p[lm]|lua|cs|swift|hs|mli?"
