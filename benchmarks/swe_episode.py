@@ -19,7 +19,7 @@ from benchmarks import scripted_fleet
 from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
 from pipeline.request import Claim
 from pipeline.task import SwebenchLog, Task
-from pipeline.trajectory import Observation, Submitted, Trajectory, Turn, VersionSpan
+from pipeline.trajectory import Action, Observation, Submitted, Trajectory, Turn, VersionSpan
 
 S = TypeVar("S", str, list[int])
 
@@ -87,12 +87,16 @@ def _versionless() -> tuple[Turn, ...]:
                 versions=(),
                 stop="stop",
                 text=text[:num_text],
-                command=text[: num_text // 2],
-                observation=Observation(exit_code=0, output=text[num_text:], dropped_chars=0, wall_s=0.01),
+                actions=(_action(text[: num_text // 2], text[num_text:]),),
             )
         )
         num_kept += len(seen)
     return tuple(made)
+
+
+def _action(command: str, output: str) -> Action:
+    seen = Observation(exit_code=0, output=output, dropped_chars=0, wall_s=0.01)
+    return Action(command=command, observation=seen)
 
 
 def _part(whole: S, number: int) -> S:

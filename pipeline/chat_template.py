@@ -5,10 +5,9 @@ by the trainer before a run starts, and by the worker that renders with it.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import chain, pairwise
-from typing import Literal, NoReturn
+from typing import NoReturn
 from uuid import uuid4
 
 import jinja2
@@ -17,14 +16,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.tokenizer import TokenizerBundle
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 class ChatTemplate:
@@ -41,7 +35,7 @@ class ChatTemplate:
         """The text of `messages` and of the opening of a reply."""
         try:
             return self._template.render(
-                messages=[asdict(message) for message in messages],
+                messages=[{"role": message.role, "content": message.content} for message in messages],
                 add_generation_prompt=True,
                 bos_token=self._bos_token,
                 eos_token=self._eos_token,
@@ -53,9 +47,9 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"chat_template: {error}") from error
 
-    def after_reply(self, user: str) -> str:
-        """The text behind an assistant's words: the end of its turn, `user`, the opening of the next reply."""
-        return self._after_last_reply(self.render([*self._history("u"), ChatMessage("user", user)]))
+    def after_reply(self, messages: Sequence[ChatMessage]) -> str:
+        """The text behind an assistant's words: the end of its turn, `messages`, the opening of the next reply."""
+        return self._after_last_reply(self.render([*self._history("u"), *messages]))
 
     def _history(self, *users: str) -> list[ChatMessage]:
         """A conversation in which the assistant answered each of `users` with the mark."""

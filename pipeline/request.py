@@ -110,6 +110,36 @@ class Limits(Message, frozen=True, kw_only=True):
     retries: Retries = Retries()
 
 
+class Context(Message, frozen=True, kw_only=True):
+    """What happens when the next reply may not fit into `Limits.context_tokens`.
+
+    "stop": the episode ends. "head_tail": turns are taken out of the middle; the first and the newest stay.
+    """
+
+    policy: Literal["stop", "head_tail"] = "stop"
+    head_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.3  # of the room for turns, for the first ones
+    # A cut leaves this share of the room in use, so that not every turn is a cut.
+    refill_to: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
+    # Where the note about omitted turns stands: at the end of the message before them, or as a message of its own.
+    marker: Literal["append", "message"] = "append"
+    every_step: bool = False  # each turn is a sample of its own, with exactly the context that it saw
+    # Earlier thoughts: kept; taken out when the context is cut; taken out after each turn, which makes each turn a cut.
+    thinking: Literal["keep", "strip_on_cut", "strip"] = "keep"
+
+
+class Endpoint(Message, frozen=True, kw_only=True):
+    """An OpenAI-compatible server that replies in place of the fleet's engines. Its key never travels."""
+
+    api_base: str  # e.g. http://host:30000/v1
+    model: str
+    key_env: str = ""  # environment variable of the worker that holds the key; "" and no file: none is sent
+    key_file: str = ""  # file on the worker's host that holds it
+    # Further fields of the request's body.
+    options: dict[str, str | int | float | bool] = msgspec.field(
+        default_factory=dict[str, str | int | float | bool]
+    )
+
+
 class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     """Everything that a worker needs to run one rollout: workers are interchangeable and need no recipe."""
 
@@ -119,11 +149,13 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     version_at_enqueue: int
     sampling: Sampling
     limits: Limits
-    agent_config: str  # the agent's YAML, verbatim
+    agent_config: str  # the agent's YAML files merged into one, see agent_config.py
     tokenizer: str  # content hash under which the tokenizer is stored
     cursor: Count = 0  # position of the group's task in the run's task order
     # The share of passes, drawn by chance, whose tests are run once more with contradicted expectations.
     control_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    context: Context = Context()
+    endpoint: Endpoint | None = None  # None: the fleet's engines, through its router
 
     def without_calibration(self) -> Self:
         """The request as people and trajectories get it: what the grader knows of the hidden tests stays with the grader."""

@@ -5,7 +5,7 @@ It lies in Redis under the hash of its content, and every request names the hash
 
 import hashlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -23,6 +23,8 @@ class TokenizerBundle(Message, frozen=True, kw_only=True):
     bos_token: str
     stop_token_ids: tuple[int, ...]  # sampling ends with any of these; it is part of the sampled ids
     vocab_size: int
+    # Further variables of the chat template, such as enable_thinking.
+    template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 async def put_tokenizer(redis: Redis, bundle: TokenizerBundle) -> str:

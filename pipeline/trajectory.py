@@ -13,6 +13,7 @@ from typing import Annotated, Generic, Literal
 import msgspec
 from msgspec.structs import replace
 
+from pipeline.chat import ChatMessage
 from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
 from pipeline.request import Claim, Purpose, R, RolloutRequest
 
@@ -38,11 +39,34 @@ class Observation(Message, frozen=True, kw_only=True):
     wall_s: float
 
 
+class Action(Message, frozen=True, kw_only=True):
+    """A command that a reply asked for, and what came of it."""
+
+    command: str
+    observation: Observation | None = None  # None: it submitted, was not run, or the episode broke
+    tool_call_id: str = ""  # of the tool call that asked for it; "" where commands are text
+
+
+class Cut(Message, frozen=True, kw_only=True):
+    """What was taken out of the context before a turn, because it was full."""
+
+    num_omitted: Count  # turns that the policy no longer sees, all cuts of the episode together
+    marker: str  # the text that stands in their place
+
+
+class Usage(Message, frozen=True, kw_only=True):
+    """Tokens of one reply as a foreign endpoint counts them."""
+
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+
+
 class Turn(Message, frozen=True, kw_only=True):
-    """One reply of the policy, and the observation that it led to.
+    """One reply of the policy, and the commands that it led to.
 
     In Turn(kept_tokens=5, fed=<observation>, sampled=<reply>, ...) the prompt was the first 5 tokens of the previous
-    sequence followed by `fed`, and the policy drew `sampled`.
+    sequence followed by `fed`, and the policy drew `sampled`. A foreign endpoint tells no token ids: `fed`, `sampled`,
+    `logprobs` and `versions` of its turns are empty.
     """
 
     kept_tokens: int  # leading tokens of the previous sequence seen again unchanged; fewer than all: a cut
@@ -51,11 +75,20 @@ class Turn(Message, frozen=True, kw_only=True):
     logprobs: Float32s  # one per sampled token (nats), under the distribution it was drawn from
     versions: tuple[VersionSpan, ...]  # cover 0..len(sampled) without a gap
     stop: Stop
-    text: str  # sampled, decoded; for people and for parsing
-    command: str | None = None  # None: format error
-    observation: Observation | None = None
+    text: str  # sampled, decoded, thoughts and all; for people
+    reply: ChatMessage | None = None  # `text` taken apart; None: all of it is content
+    # Messages since the last reply, as the policy was shown them; before the first reply the opening.
+    told: tuple[ChatMessage, ...] = ()
+    cut: Cut | None = None
+    actions: tuple[Action, ...] = ()  # in order; none: a format error
+    usage: Usage | None = None
     engine: str = ""
     generate_s: float = 0.0
+
+    @property
+    def said(self) -> ChatMessage:
+        """The reply as a message."""
+        return self.reply or ChatMessage("assistant", self.text)
 
 
 class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):

@@ -8,7 +8,7 @@ from pipeline.cli.status_text import where
 from pipeline.deadletters import AttemptFailure
 from pipeline.message import unpack_float32s
 from pipeline.request import RolloutRequest
-from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
+from pipeline.trajectory import Exhausted, Failed, Observation, Submitted, Trajectory, Turn, outcome_tag
 from pipeline.visible import visible
 
 LOG_LINES = 20  # of the log of grading, unless shown in full
@@ -123,20 +123,23 @@ def _turn_block(number: int, turn: Turn, ink: Ink, *, full: bool) -> str:
     thought = _thought(turn)
     if thought:
         rows.append(indented(visible(thought)))
-    if turn.command is None:
-        rows.append(ink.doubtful("  no single command could be read from this"))
-    else:
-        rows.append(indented(ink.bold(f"$ {visible(turn.command)}")))
-    if turn.observation is not None:
-        seen = turn.observation
-        code = "killed at its deadline" if seen.exit_code is None else f"exit {seen.exit_code}"
-        cut = f", {seen.dropped_chars:,} characters cut" if seen.dropped_chars else ""
-        ending = f"  [{code}, {seen.wall_s:.1f} s{cut}]"
-        rows += [
-            indented(shortened(visible(seen.output), full=full)),
-            ink.faint(ending) if seen.exit_code == 0 else ink.doubtful(ending),
-        ]
+    if not turn.actions:
+        rows.append(ink.doubtful("  no command could be read from this"))
+    for action in turn.actions:
+        rows.append(indented(ink.bold(f"$ {visible(action.command)}")))
+        if action.observation is not None:
+            rows += _observation_rows(action.observation, ink, full=full)
     return "\n".join(line for line in rows if line)
+
+
+def _observation_rows(seen: Observation, ink: Ink, *, full: bool) -> list[str]:
+    code = "killed at its deadline" if seen.exit_code is None else f"exit {seen.exit_code}"
+    cut = f", {seen.dropped_chars:,} characters cut" if seen.dropped_chars else ""
+    ending = f"  [{code}, {seen.wall_s:.1f} s{cut}]"
+    return [
+        indented(shortened(visible(seen.output), full=full)),
+        ink.faint(ending) if seen.exit_code == 0 else ink.doubtful(ending),
+    ]
 
 
 def _tokens(turn: Turn) -> str:
@@ -152,9 +155,10 @@ def _tokens(turn: Turn) -> str:
 
 def _thought(turn: Turn) -> str:
     """What the policy said before its command."""
-    if not turn.command:  # a block may be empty
+    command = turn.actions[0].command if turn.actions else ""
+    if not command:  # a block may be empty
         return turn.text.strip()
-    before, _, _ = turn.text.partition(turn.command)
+    before, _, _ = turn.text.partition(command)
     return _OPENING_FENCE.sub("", before).strip()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
-from pipeline.trajectory import Observation, Reward, Submitted, Trajectory, Turn, VersionSpan
+from pipeline.trajectory import Action, Observation, Reward, Submitted, Trajectory, Turn, VersionSpan
 
 RUN = "laptop"
 _numbers = itertools.count(1)
@@ -44,6 +44,12 @@ def request(**fields: Any) -> RolloutRequest:
     return RolloutRequest(**(given | fields))
 
 
+def action(command: str, output: str) -> Action:
+    """A command that ended well."""
+    seen = Observation(exit_code=0, output=output, dropped_chars=0, wall_s=0.1)
+    return Action(command=command, observation=seen)
+
+
 def turn(**fields: Any) -> Turn:
     """A turn of three sampled tokens, the last drawn by the next version."""
     given: dict[str, Any] = {
@@ -54,10 +60,7 @@ def turn(**fields: Any) -> Turn:
         "versions": (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)),
         "stop": "stop",
         "text": "THOUGHT: look at the file\n\n```bash\ncat calc.py\n```",
-        "command": "cat calc.py",
-        "observation": Observation(
-            exit_code=0, output="def add(a, b):\n    return a\n", dropped_chars=0, wall_s=0.1
-        ),
+        "actions": (action("cat calc.py", "def add(a, b):\n    return a\n"),),
         "generate_s": 0.4,
     }
     return Turn(**(given | fields))

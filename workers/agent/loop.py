@@ -7,15 +7,16 @@ engine pass through as rollout errors.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from pipeline.agent_config import AgentConfig, load_agent
+from pipeline.chat import ChatMessage
 from pipeline.request import RolloutRequest
-from pipeline.trajectory import Exhausted, Submitted, Turn
+from pipeline.trajectory import Action, Exhausted, Submitted, Turn
 from workers.agent.observation import observe, submission
 from workers.agent.reply import FormatError, parse_reply
 from workers.sandbox.protocol import CommandResult
@@ -43,14 +44,14 @@ class AgentSandbox(Protocol):
 
 
 class Policy(Protocol):
-    """One episode's conversation, which only ever grows. Its turns lack command and observation. Raises EngineError."""
+    """One episode's conversation, which only ever grows. Its turns lack actions. Raises EngineError."""
 
-    async def begin(self, system: str, task: str) -> Turn | None:
+    async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
         """The first reply. None: the context has no room for one."""
         ...
 
-    async def answer(self, user: str) -> Turn | None:
-        """The next reply, after `user`. None: the context has no room for one."""
+    async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
+        """The next reply, after `messages`. None: the context has no room for one."""
         ...
 
 
@@ -110,9 +111,10 @@ class _Play:
         try:
             async with deadline:
                 if self.turns:
-                    turn = await self.policy.answer(message)
+                    turn = await self.policy.answer([ChatMessage("user", message)])
                 else:
-                    turn = await self.policy.begin(*self.config.opening(self._live))
+                    system, task = self.config.opening(self._live)
+                    turn = await self.policy.begin([ChatMessage("system", system), ChatMessage("user", task)])
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -129,7 +131,7 @@ class _Play:
                 self._live, reason=reply.reason, actions=reply.actions, finish_reason=finish_reason
             )
         self.format_errors = 0
-        self.turns[-1] = turn = replace(turn, command=reply.text)
+        self.turns[-1] = replace(turn, actions=(Action(command=reply.text),))
         # At the episode's deadline a command is killed, not cancelled: the sandbox is still needed for the diff.
         timeout_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
         result = await self.sandbox.run(reply.text, timeout_s=timeout_s)
@@ -138,7 +140,7 @@ class _Play:
             # The middle of a patch that is too long for the sandbox to keep is missing: take it from the repository.
             return Submitted(patch=await self.sandbox.diff() if result.dropped_bytes else patch)
         seen = observe(result, limit_chars=self.request.limits.observation_chars)
-        self.turns[-1] = replace(turn, observation=seen)
+        self.turns[-1] = replace(turn, actions=(Action(command=reply.text, observation=seen),))
         output = seen.output if self._is_ours_to_cut else result.output.decode("utf-8", errors="replace")
         return self.config.observation(
             self._live, command=reply.text, exit_code=result.exit_code, output=output

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pipeline.chat_template import ChatMessage
+from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import RolloutRequest
@@ -46,17 +46,16 @@ class Conversation:
         self._held: list[int] = []  # exactly what the engine holds after the last turn
         self._num_turns = 0
 
-    async def begin(self, system: str, task: str) -> Turn | None:
-        """The first reply, after a system and a user message. None: the context has no room for one."""
-        messages = [ChatMessage("system", system), ChatMessage("user", task)]
-        return await self._speak(self._renderer.first_prompt(messages))
+    async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
+        """The first reply, after `opening`. None: the context has no room for one."""
+        return await self._speak(opening, self._renderer.first_prompt(opening))
 
-    async def answer(self, user: str) -> Turn | None:
-        """The reply after one more user message. None: the context has no room for one; the conversation is unchanged."""
+    async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
+        """The reply after more messages. None: the context has no room for one; the conversation is unchanged."""
         ended = bool(self._held) and self._held[-1] == self._renderer.end_id
-        return await self._speak(self._renderer.suffix(user, ended=ended))
+        return await self._speak(messages, self._renderer.suffix(messages, ended=ended))
 
-    async def _speak(self, fed: Sequence[int]) -> Turn | None:
+    async def _speak(self, told: Sequence[ChatMessage], fed: Sequence[int]) -> Turn | None:
         largest = max(fed, default=0)
         # Such a token would end the engine's scheduler, not only this request.
         if largest >= self._renderer.vocab_size:
@@ -83,6 +82,7 @@ class Conversation:
             versions=sampled.versions,
             stop="context" if cut_by_context else sampled.stop,
             text=self._renderer.decode(sampled.ids),
+            told=tuple(told),
             engine=sampled.engine,
             generate_s=time.monotonic() - started_at,
         )

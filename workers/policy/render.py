@@ -14,9 +14,11 @@ from typing import Any, Protocol, cast
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from pipeline.chat_template import ChatMessage, ChatTemplate
+from pipeline.chat import ChatMessage
+from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.tokenizer import TokenizerBundle
 
@@ -64,16 +66,14 @@ class Renderer:
 
     def first_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The ids of `messages` and of the opening of a reply."""
-        return self._encode(
-            self._template.render([ChatMessage(m.role, self._guard(m.content)) for m in messages])
-        )
+        return self._encode(self._template.render(self._guarded(messages)))
 
-    def suffix(self, user: str, *, ended: bool) -> list[int]:
-        """The ids to put behind a reply: the end of its turn, `user`, the opening of the next reply.
+    def suffix(self, messages: Sequence[ChatMessage], *, ended: bool) -> list[int]:
+        """The ids to put behind a reply: the end of its turn, `messages`, the opening of the next reply.
 
         `ended`: the reply itself closes with `end_id`, which is then not fed a second time.
         """
-        ids = self._encode(self._template.after_reply(self._guard(user)))
+        ids = self._encode(self._template.after_reply(self._guarded(messages)))
         return ids[self._end_tokens :] if ended else ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -84,6 +84,9 @@ class Renderer:
         """The text of sampled ids without the stop token at their end; bytes that are not UTF-8 become U+FFFD."""
         words = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         return self._tokenizer.decode(list(words), skip_special_tokens=False)
+
+    def _guarded(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return [replace(message, content=self._guard(message.content)) for message in messages]
 
     def _guard(self, content: str) -> str:
         """`content` with a placeholder for each text that would become a control token."""

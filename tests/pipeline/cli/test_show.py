@@ -6,7 +6,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 
 from pipeline import deadletters, keys, queue, request_store, stream
-from pipeline.trajectory import Observation, Reward, failed_trajectory
+from pipeline.trajectory import Action, Observation, Reward, failed_trajectory
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import (
     BROKEN,
@@ -24,8 +24,8 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: RunCommand)
     )
     turns = (
         samples.turn(),
-        samples.turn(observation=long),
-        samples.turn(command=None, text="hm", observation=None),
+        samples.turn(actions=(Action(command="cat calc.py", observation=long),)),
+        samples.turn(text="hm", actions=()),
     )
     request_id = await answered(pool, turns=turns)
     status, out, _ = await run("show", request_id)
@@ -38,7 +38,7 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: RunCommand)
         "  THOUGHT: look at the file\n  $ cat calc.py\n  def add(a, b):\n      return a\n  [exit 0, 0.1 s]",
         "32 lines more, with --full",
         "[exit 1, 2.0 s, 9 characters cut]",
-        "no single command could be read",
+        "no command could be read",
         "+    return a + b",
     ):
         assert expected in out
@@ -48,7 +48,9 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: RunCommand)
 
 
 async def test_show_prints_a_turn_whose_command_is_empty(pool: ArqRedis, run: RunCommand) -> None:
-    request_id = await answered(pool, turns=(samples.turn(command="", text="Nothing to do."),))
+    request_id = await answered(
+        pool, turns=(samples.turn(actions=(Action(command=""),), text="Nothing to do."),)
+    )
     status, out, _ = await run("show", request_id)
     assert (status, "  Nothing to do." in out) == (0, True)
 

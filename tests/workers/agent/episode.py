@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pipeline.chat import ChatMessage
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from workers.sandbox.protocol import CommandResult
@@ -62,6 +63,14 @@ def claim(
         enqueued_at=0.0,
     )
     return Claim(request=request, attempt=1, worker="test/1", claimed_at=0.0)
+
+
+def opening(system: str, task: str) -> list[ChatMessage]:
+    return [ChatMessage("system", system), ChatMessage("user", task)]
+
+
+def user(text: str) -> list[ChatMessage]:
+    return [ChatMessage("user", text)]
 
 
 def bash(command: str) -> str:

@@ -47,6 +47,14 @@ class Stage:
             claim.request, policy=policy, sandbox=self.shell, turns=self.turns, on_turn=self.numbers.append
         )
 
+    @property
+    def commands(self) -> list[str]:
+        return [action.command for turn in self.turns for action in turn.actions]
+
+    def observation(self, number: int) -> Observation | None:
+        (action,) = self.turns[number].actions
+        return action.observation
+
     def told(self, number: int) -> str:
         """The text fed before turn `number`, special tokens and all."""
         return Renderer(self.bundle).decode(unpack_int32s(self.turns[number].fed))
@@ -78,14 +86,14 @@ async def test_what_is_printed_after_the_sentinel_is_submitted(stage: Stage) -> 
     assert isinstance(outcome, Submitted)
     assert b"-    return a - b\n+    return a + b\n" in outcome.patch
     assert outcome.patch == await stage.shell.diff()
-    assert [turn.command for turn in stage.turns] == ["cat calc.py", FIX, SUBMIT]
+    assert stage.commands == ["cat calc.py", FIX, SUBMIT]
     assert stage.numbers == [1, 2, 3]
-    assert stage.turns[-1].observation is None
+    assert stage.observation(-1) is None
 
 
 async def test_the_policy_is_told_what_its_command_printed(stage: Stage) -> None:
     await stage.play(bash("cat calc.py; ls nothing; exit 3"), bash(SUBMIT), claim=claim())
-    seen = stage.turns[0].observation
+    seen = stage.observation(0)
     assert isinstance(seen, Observation)
     assert seen.exit_code == 3
     assert "cannot access 'nothing'" in seen.output
@@ -114,7 +122,7 @@ async def test_turns_are_one_unbroken_token_sequence(stage: Stage) -> None:
 async def test_a_reply_without_a_command_is_told_so_and_the_episode_goes_on(stage: Stage) -> None:
     outcome = await stage.play("I am not sure.", bash(SUBMIT), claim=claim())
     assert outcome == Submitted(patch=b"")
-    assert stage.turns[0].command is None
+    assert stage.turns[0].actions == ()
     assert "REFUSED: expected exactly 1 command, found 0" in stage.told(1)
 
 
@@ -131,7 +139,7 @@ async def test_the_last_allowed_turn_is_played_in_full(stage: Stage) -> None:
     assert isinstance(outcome, Exhausted)
     assert outcome.limit == "turns"
     assert b"+x\n" in outcome.patch
-    assert stage.turns[1].observation is not None
+    assert stage.observation(1) is not None
 
 
 async def test_a_step_limit_in_the_file_tightens_the_requests(stage: Stage) -> None:
@@ -143,7 +151,7 @@ async def test_a_step_limit_in_the_file_tightens_the_requests(stage: Stage) -> N
 async def test_a_command_past_its_deadline_is_an_observation(stage: Stage) -> None:
     outcome = await stage.play(bash("echo started; sleep 60"), bash(SUBMIT), claim=claim(command_s=0.5))
     assert isinstance(outcome, Submitted)
-    seen = stage.turns[0].observation
+    seen = stage.observation(0)
     assert seen is not None
     assert (seen.exit_code, seen.output) == (None, "started\n")
     assert "STOPPED after 0.5 s: echo started; sleep 60 started\n" in stage.told(1)
@@ -180,7 +188,7 @@ async def test_a_reply_cut_by_length_is_closed_by_a_fed_token(stage: Stage) -> N
 async def test_a_long_output_is_cut_in_its_middle(stage: Stage, limit: int) -> None:
     command = "printf 'a%.0s' $(seq 20000); printf 'z%.0s' $(seq 20000)"
     await stage.play(bash(command), bash(SUBMIT), claim=claim(observation_chars=limit))
-    seen = stage.turns[0].observation
+    seen = stage.observation(0)
     assert seen is not None
     assert len(seen.output) <= limit
     assert seen.output.startswith("aaaa")
@@ -210,7 +218,7 @@ async def test_a_broken_sandbox_passes_through_and_leaves_what_was_sampled(
     stage.shell = BrokenShell(tmp_path)
     with pytest.raises(SandboxError, match="container vanished"):
         await stage.play(bash("ls"), claim=claim())
-    assert [turn.command for turn in stage.turns] == ["ls"]
+    assert stage.commands == ["ls"]
     assert stage.turns[0].sampled
 
 
@@ -237,6 +245,6 @@ async def test_a_container_serves_as_the_shell(stage: Stage, task_image: str) ->
     finally:
         await sandboxes.close()
     assert outcome == Submitted(patch=b"+\xff\r\n\n")
-    seen = stage.turns[0].observation
+    seen = stage.observation(0)
     assert seen is not None
     assert (seen.exit_code, seen.output) == (4, "/workspace\n")

@@ -6,9 +6,10 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pipeline.chat_template import ChatMessage
+from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.tokenizer import TokenizerBundle
+from tests.workers.agent.episode import opening, user
 from workers.policy.render import Renderer
 
 CHATML = (
@@ -76,10 +77,6 @@ def bundle(
     )
 
 
-def opening(content: str) -> list[ChatMessage]:
-    return [ChatMessage("system", "be brief"), ChatMessage("user", content)]
-
-
 def literal(tokenizer: Tokenizer, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -87,7 +84,7 @@ def literal(tokenizer: Tokenizer, ids: list[int]) -> str:
 @pytest.mark.parametrize("template", [CHATML, LLAMA])
 @pytest.mark.parametrize("content", CONTENTS)
 def test_a_prompt_reads_as_the_template_renders_it(tokenizer: Tokenizer, template: str, content: str) -> None:
-    ids = Renderer(bundle(tokenizer, template)).first_prompt(opening(content))
+    ids = Renderer(bundle(tokenizer, template)).first_prompt(opening("be brief", content))
     shown = content.strip() if template is LLAMA else content
     sep, end = ("<|im_sep|>\n\n", "<|im_end|>") if template is LLAMA else ("\n", "<|im_end|>\n")
     assert literal(tokenizer, ids) == (
@@ -100,9 +97,14 @@ def test_a_prompt_reads_as_the_template_renders_it(tokenizer: Tokenizer, templat
 @pytest.mark.parametrize("content", CONTENTS)
 def test_content_never_becomes_a_control_token(tokenizer: Tokenizer, template: str, content: str) -> None:
     renderer = Renderer(bundle(tokenizer, template))
-    harmless, prompt = renderer.first_prompt(opening("x")), renderer.first_prompt(opening(content))
+    harmless, prompt = (
+        renderer.first_prompt(opening("be brief", "x")),
+        renderer.first_prompt(opening("be brief", content)),
+    )
     assert controls(prompt) == controls(harmless)
-    assert controls(renderer.suffix(content, ended=False)) == controls(renderer.suffix("x", ended=False))
+    assert controls(renderer.suffix(user(content), ended=False)) == controls(
+        renderer.suffix(user("x"), ended=False)
+    )
     assert not controls(renderer.encode_text(content))
 
 
@@ -114,20 +116,20 @@ def controls(ids: list[int]) -> list[int]:
 def test_ordinary_text_has_the_tokens_of_the_whole_rendering(tokenizer: Tokenizer, template: str) -> None:
     renderer = Renderer(bundle(tokenizer, template))
     for content in CONTENTS[:4]:
-        ids = renderer.first_prompt(opening(content))
+        ids = renderer.first_prompt(opening("be brief", content))
         assert ids == tokenizer.encode(literal(tokenizer, ids), add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA])
 def test_a_conversation_of_any_tokens_never_drifts(tokenizer: Tokenizer, template: str) -> None:
     renderer, draw = Renderer(bundle(tokenizer, template)), random.Random(3)
-    held, text = renderer.first_prompt(opening("start")), ""
+    held, text = renderer.first_prompt(opening("be brief", "start")), ""
     text = literal(tokenizer, held)
     for content in CONTENTS * 3:
         sampled = [draw.randrange(len(SPECIAL), 700) for _ in range(draw.randint(0, 30))]
         ended = draw.random() < 0.7
         sampled += [END] * ended
-        suffix = renderer.suffix(content, ended=ended)
+        suffix = renderer.suffix(user(content), ended=ended)
         assert (held + sampled + suffix)[: len(held)] == held
         held += sampled + suffix
         text += tokenizer.decode(sampled, skip_special_tokens=False) + literal(tokenizer, suffix)
@@ -141,23 +143,28 @@ def test_a_conversation_of_any_tokens_never_drifts(tokenizer: Tokenizer, templat
 def test_a_suffix_is_what_the_whole_rendering_has_there(tokenizer: Tokenizer, template: str) -> None:
     renderer = Renderer(bundle(tokenizer, template))
     reply = ChatMessage("assistant", "tester")
-    messages = [*opening("u"), reply, ChatMessage("user", "more and more")]
+    messages = [*opening("be brief", "u"), reply, ChatMessage("user", "more and more")]
     whole = renderer.first_prompt(messages)
     sampled = [*renderer.encode_text("tester"), END]
     assert (
-        renderer.first_prompt(opening("u")) + sampled + renderer.suffix("more and more", ended=True) == whole
+        renderer.first_prompt(opening("be brief", "u"))
+        + sampled
+        + renderer.suffix(user("more and more"), ended=True)
+        == whole
     )
-    assert sampled[:-1] + renderer.suffix("x", ended=False) == sampled + renderer.suffix("x", ended=True)
+    assert sampled[:-1] + renderer.suffix(user("x"), ended=False) == sampled + renderer.suffix(
+        user("x"), ended=True
+    )
 
 
 def test_a_template_that_opens_the_reasoning_only_for_the_reply_to_come_is_appended_to(
     tokenizer: Tokenizer,
 ) -> None:
     renderer = Renderer(bundle(tokenizer, THINKING))
-    assert literal(tokenizer, renderer.first_prompt(opening("u"))).endswith(
+    assert literal(tokenizer, renderer.first_prompt(opening("be brief", "u"))).endswith(
         "<|im_start|>assistant\n<think>\n"
     )
-    assert literal(tokenizer, renderer.suffix("u", ended=True)) == (
+    assert literal(tokenizer, renderer.suffix(user("u"), ended=True)) == (
         "\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
 
@@ -181,8 +188,8 @@ def test_lengths_set_in_the_tokenizer_file_do_not_cut_prompts(tokenizer: Tokeniz
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.enable_truncation(4)
     cutting.enable_padding(length=4)
-    assert Renderer(bundle(cutting)).suffix("word " * 50, ended=True) == (
-        Renderer(bundle(tokenizer)).suffix("word " * 50, ended=True)
+    assert Renderer(bundle(cutting)).suffix(user("word " * 50), ended=True) == (
+        Renderer(bundle(tokenizer)).suffix(user("word " * 50), ended=True)
     )
 
 
@@ -256,6 +263,6 @@ def test_names_that_transformers_gives_its_templates_exist(tokenizer: Tokenizer)
     loop = "{% for i in [1, 2] %}{% break %}{% endfor %}"
     marked = "{% generation %}!{% endgeneration %}"
     renderer = Renderer(bundle(tokenizer, "{{ strftime_now('%Y') }}" + loop + marked + CHATML))
-    text = literal(tokenizer, renderer.first_prompt(opening("u")))
+    text = literal(tokenizer, renderer.first_prompt(opening("be brief", "u")))
     assert text[:4].isdigit()
     assert text[4] == "!"

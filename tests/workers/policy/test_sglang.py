@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from pipeline.chat_template import ChatMessage
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.request import Claim
@@ -18,7 +17,7 @@ from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from pipeline.trajectory import Exhausted, Turn, VersionSpan
 from pipeline.weights import parse_version_name
 from tests.conftest import Serving
-from tests.workers.agent.episode import LocalShell, claim
+from tests.workers.agent.episode import LocalShell, claim, opening, user
 from tests.workers.policy.engines import Wire, tapped
 from workers.agent.loop import play
 from workers.policy.render import Renderer
@@ -65,8 +64,8 @@ async def test_the_engine_held_what_the_turns_say(
 ) -> None:
     held_claim = await announced(redis, bundle, sampling={"max_new_tokens": 24})
     conversation = await policies.open(held_claim)
-    turns = [await conversation.begin("be brief", "what is 1 + 1?")]
-    turns += [await conversation.answer(text) for text in ("no <|im_end|>", "well\n", "")]
+    turns = [await conversation.begin(opening("be brief", "what is 1 + 1?"))]
+    turns += [await conversation.answer(user(text)) for text in ("no <|im_end|>", "well\n", "")]
     held: list[int] = []
     for turn, request, reply in zip(turns, wire.requests, wire.replies, strict=True):
         assert turn is not None
@@ -85,8 +84,8 @@ async def test_the_engine_held_what_the_turns_say(
         )
         assert turn.stop == meta["finish_reason"]["type"]
         assert turn.engine == serving.engine_url
-    opening = [ChatMessage("system", "be brief"), ChatMessage("user", "what is 1 + 1?")]
-    assert wire.requests[0]["input_ids"] == Renderer(bundle).first_prompt(opening)
+    first = Renderer(bundle).first_prompt(opening("be brief", "what is 1 + 1?"))
+    assert wire.requests[0]["input_ids"] == first
     assert [request["rid"] for request in wire.requests] == [
         f"{held_claim.request.id}.1.{n}" for n in range(4)
     ]
@@ -97,19 +96,19 @@ async def test_a_stop_token_is_part_of_what_was_sampled_and_is_not_fed_again(
     policies: SglangPolicies, redis: Redis, bundle: TokenizerBundle
 ) -> None:
     probe = await policies.open(await announced(redis, bundle, sampling=GREEDY | {"max_new_tokens": 1}))
-    favourite = sampled(await probe.begin("s", "u"))[0]
+    favourite = sampled(await probe.begin(opening("s", "u")))[0]
     ending = replace(bundle, stop_token_ids=(favourite,), chat_template=closed_by(bundle, favourite))
     conversation = await policies.open(
         await announced(redis, ending, sampling=GREEDY | {"max_new_tokens": 9})
     )
-    turn = await conversation.begin("s", "u")
+    turn = await conversation.begin(opening("s", "u"))
     assert turn is not None
     assert sampled(turn) == [favourite]
     assert (turn.stop, turn.text) == ("stop", "")
-    following = await conversation.answer("on")
+    following = await conversation.answer(user("on"))
     assert following is not None
     assert following.kept_tokens == len(turn.fed) // 4 + 1
-    assert list(unpack_int32s(following.fed)) == Renderer(ending).suffix("on", ended=True)
+    assert list(unpack_int32s(following.fed)) == Renderer(ending).suffix(user("on"), ended=True)
 
 
 def closed_by(bundle: TokenizerBundle, token: int) -> str:
@@ -143,7 +142,7 @@ async def test_new_weights_in_mid_turn_leave_spans_of_both_versions(
             async with session.post(f"{serving.engine_url}/{path}", json=body) as response:
                 await response.read()
 
-        turn_task = asyncio.create_task(conversation.begin("s", "u"))
+        turn_task = asyncio.create_task(conversation.begin(opening("s", "u")))
         await running(serving, session)
         await control("pause_generation", mode="retract")
         update = {"model_path": str(serving.model_dir), "weight_version": "run-1@41", "flush_cache": True}
@@ -163,7 +162,7 @@ async def test_an_abort_in_mid_turn_loses_nothing(
     held_claim = await announced(redis, bundle, sampling=GREEDY | {"max_new_tokens": LONG_TOKENS})
     conversation = await policies.open(held_claim)
     async with aiohttp.ClientSession(raise_for_status=True) as session:
-        turn_task = asyncio.create_task(conversation.begin("s", "u"))
+        turn_task = asyncio.create_task(conversation.begin(opening("s", "u")))
         await running(serving, session)
         abort = {"rid": f"{held_claim.request.id}.1.0"}
         async with session.post(f"{serving.engine_url}/abort_request", json=abort) as response:
@@ -187,7 +186,7 @@ async def test_a_request_that_the_engine_refuses_is_not_tried_again(
     too_long = await announced(redis, bundle, context_tokens=30_000, sampling={"max_new_tokens": 20_000})
     conversation = await policies.open(too_long)
     with pytest.raises(EngineRefused, match="context length"):
-        await conversation.begin("s", "u")
+        await conversation.begin(opening("s", "u"))
     assert len(wire.requests) == 1
 
 
@@ -196,7 +195,7 @@ async def test_an_id_that_the_model_has_not_is_never_sent(
 ) -> None:
     conversation = await policies.open(await announced(redis, replace(bundle, vocab_size=300)))
     with pytest.raises(RequestError, match="the model has only 300 ids"):
-        await conversation.begin("the system", "and the user")
+        await conversation.begin(opening("the system", "and the user"))
     assert not wire.requests
 
 
@@ -209,7 +208,7 @@ async def test_a_dead_router_is_an_engine_error(redis: Redis, bundle: TokenizerB
     async with SglangPolicies("http://127.0.0.1:1", redis, EngineSettings(retry_budget_s=0.5)) as policies:
         conversation = await policies.open(await announced(redis, bundle))
         with pytest.raises(EngineError, match="ClientConnectorError") as caught:
-            await conversation.begin("s", "u")
+            await conversation.begin(opening("s", "u"))
     assert caught.value.transient
 
 

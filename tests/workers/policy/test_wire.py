@@ -11,7 +11,7 @@ from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.telemetry import TelemetrySettings, current_traceparent, span, start_telemetry
 from pipeline.tokenizer import put_tokenizer, read_bundle
 from pipeline.trajectory import Turn, VersionSpan
-from tests.workers.agent.episode import claim
+from tests.workers.agent.episode import claim, opening
 from tests.workers.policy.engines import Canned, Wire, generated, playing
 from workers.policy.sglang import MAX_BARREN_CUTS, EngineSettings, SglangPolicies
 
@@ -35,7 +35,7 @@ async def turn_from(
         conversation = await policies.open(
             claim(tokenizer=tokenizer, sampling={"max_new_tokens": max_new_tokens, "top_p": 0.9})
         )
-        turn = await conversation.begin("s", "u")
+        turn = await conversation.begin(opening("s", "u"))
     assert turn is not None
     return turn, wire
 
