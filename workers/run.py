@@ -31,6 +31,7 @@ from pipeline.telemetry import start_telemetry
 from pipeline.trajectory import Trajectory
 from workers.breaker import Breakers
 from workers.claim import Claimer, TailHandler
+from workers.policy.requested import RequestedPolicies
 from workers.rollout import Policies, run_rollout
 from workers.sandbox.backend import WorkerHosts, worker_hosts
 from workers.sandbox.free_space import check_temporary
@@ -60,6 +61,7 @@ class CannotStart(Exception):
 
 async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
     """Work until told to stop. Raises CannotStart, RedisUnavailable."""
+    from workers.policy.endpoint import EndpointPolicies
     from workers.policy.sglang import SglangPolicies
 
     async with contextlib.AsyncExitStack() as cleanup:
@@ -72,7 +74,9 @@ async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
             await hosts.start(patience_s=DOCKER_PATIENCE_S)
         except SandboxError as error:
             raise CannotStart(str(error)) from error
-        policies = await cleanup.enter_async_context(SglangPolicies(settings.router_url, redis))
+        engines = await cleanup.enter_async_context(SglangPolicies(settings.router_url, redis))
+        endpoints = await cleanup.enter_async_context(EndpointPolicies())
+        policies = RequestedPolicies(engines, endpoints)
         claimer = _claimer(redis, settings, sandboxes, hosts, policies)
         async with _background(_beat(redis, claimer, settings), claimer.breakers.watch(), hosts.maintain()):
             await work(claimer, settings)

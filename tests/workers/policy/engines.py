@@ -84,6 +84,7 @@ async def playing(answers: Sequence[Canned]) -> AsyncIterator[Wire]:
 async def _served(handler: Any, wire: Wire) -> AsyncIterator[None]:
     application = web.Application(client_max_size=64 * 2**20)
     application.router.add_post("/generate", handler)
+    application.router.add_post("/v1/chat/completions", handler)
     runner = web.AppRunner(application, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -93,6 +94,17 @@ async def _served(handler: Any, wire: Wire) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
+
+
+def completed(content: str | None, *, finish: str = "stop", **message: Any) -> dict[str, Any]:
+    """A body of /v1/chat/completions."""
+    said = {"role": "assistant", "content": content} | message
+    return {
+        "id": "chat-1",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": said, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+    }
 
 
 def generated(ids: Sequence[int], *, finish: str = "length", **meta: Any) -> dict[str, Any]:

@@ -1,0 +1,192 @@
+"""Replies of OpenAI-compatible servers, of well-behaved and of broken ones."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.chat import ChatMessage, ToolCall
+from pipeline.errors import EngineError, EngineRefused, RequestError
+from pipeline.message import encode
+from pipeline.request import Claim, Endpoint
+from pipeline.trajectory import Turn, Usage
+from tests.workers.agent.episode import claim, opening, user
+from tests.workers.policy.engines import Canned, Wire, completed, playing
+from workers.policy.endpoint import EndpointPolicies, EndpointSettings, read_key
+from workers.policy.requested import RequestedPolicies
+
+PATIENT = EndpointSettings(request_timeout_s=20.0, retry_budget_s=20.0)
+HURRIED = EndpointSettings(request_timeout_s=0.3, retry_budget_s=0.0)
+KEY = "sk-secret-0123456789"
+
+
+def claim_of(wire: Wire, *, sampling: dict[str, Any] | None = None, **endpoint: Any) -> Claim:
+    claimed = claim(sampling=sampling)
+    named = Endpoint(api_base=f"{wire.url}/v1", model="m", **endpoint)
+    return replace(claimed, request=replace(claimed.request, endpoint=named))
+
+
+async def first_turn(
+    answers: Sequence[Canned], settings: EndpointSettings = PATIENT, **endpoint: Any
+) -> tuple[Turn | None, Wire]:
+    async with playing(answers) as wire, EndpointPolicies(settings) as policies:
+        conversation = await policies.open(claim_of(wire, **endpoint))
+        return await conversation.begin(opening("s", "u")), wire
+
+
+async def test_the_conversation_is_sent_whole_and_grows() -> None:
+    answers = [Canned(completed("one")), Canned(completed("two", finish="length"))]
+    async with playing(answers) as wire, EndpointPolicies(PATIENT) as policies:
+        sampling = {"temperature": 0.5, "max_new_tokens": 99}
+        conversation = await policies.open(claim_of(wire, sampling=sampling, options={"seed": 7}))
+        first = await conversation.begin(opening("s", "u"))
+        second = await conversation.answer(user("more"))
+    assert first is not None
+    assert second is not None
+    assert (first.text, first.stop, first.usage) == (
+        "one",
+        "stop",
+        Usage(prompt_tokens=7, completion_tokens=3),
+    )
+    assert first.told == tuple(opening("s", "u"))
+    assert (second.text, second.stop, second.told) == ("two", "length", tuple(user("more")))
+    assert (second.fed, second.sampled, second.versions) == (b"", b"", ())
+    assert [message["content"] for message in wire.requests[1]["messages"]] == ["s", "u", "one", "more"]
+    assert {name: wire.requests[0][name] for name in ("model", "temperature", "max_tokens", "seed")} == {
+        "model": "m",
+        "temperature": 0.5,
+        "max_tokens": 99,
+        "seed": 7,
+    }
+
+
+async def test_tool_calls_and_thoughts_are_told_apart_from_content() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    answers = [Canned(completed(None, tool_calls=[call], reasoning_content="hm")), Canned(completed("done"))]
+    async with playing(answers) as wire, EndpointPolicies(PATIENT) as policies:
+        conversation = await policies.open(claim_of(wire))
+        turn = await conversation.begin(opening("s", "u"))
+        await conversation.answer([ChatMessage("tool", "files", tool_call_id="c1")])
+    assert turn is not None
+    assert turn.said == ChatMessage(
+        "assistant",
+        "",
+        reasoning="hm",
+        tool_calls=(ToolCall(id="c1", name="bash", arguments='{"command": "ls"}'),),
+    )
+    assert wire.requests[1]["messages"][2:] == [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "files", "tool_call_id": "c1"},
+    ]
+
+
+async def test_thoughts_that_a_server_leaves_in_the_content_are_taken_out_of_it() -> None:
+    turn, _ = await first_turn([Canned(completed("<think>a\nb</think>\n\nthe reply </think>"))])
+    assert turn is not None
+    assert turn.said == ChatMessage("assistant", "the reply </think>", reasoning="a\nb")
+
+
+BROKEN = {
+    "busy": Canned({"error": "slow down"}, status=429, headers={"Retry-After": "0"}),
+    "failing": Canned(b"oops", status=500),
+    "away": Canned(b"<html>bad gateway</html>", status=502),
+    "cut": Canned(completed("half"), cut_off=True),
+    "no JSON": Canned(b"{'choices'"),
+    "no choice": Canned({"choices": []}),
+    "another shape": Canned({"choices": [{"message": "hello"}]}),
+    "a stream": Canned(b'data: {"choices": []}\n\ndata: [DONE]\n\n'),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
+async def test_a_server_that_is_broken_for_a_moment_is_asked_again(broken: Canned) -> None:
+    turn, wire = await first_turn([broken, Canned(completed("well"))])
+    assert turn is not None
+    assert turn.text == "well"
+    assert len(wire.requests) == 2
+
+
+@pytest.mark.parametrize("broken", [*BROKEN.values(), Canned(never=True)], ids=[*BROKEN, "silent"])
+async def test_a_server_that_stays_broken_is_an_infrastructure_failure(broken: Canned) -> None:
+    settings = HURRIED if broken.never else EndpointSettings(retry_budget_s=0.0)
+    with pytest.raises(EngineError, match=r"gave up after \d request") as raised:
+        await first_turn([broken], settings)
+    assert raised.value.transient
+
+
+async def test_a_refused_request_is_not_repeated() -> None:
+    async with (
+        playing([Canned({"error": "no such model"}, status=404)]) as wire,
+        EndpointPolicies() as policies,
+    ):
+        with pytest.raises(EngineRefused, match="no such model"):
+            await (await policies.open(claim_of(wire))).begin(opening("s", "u"))
+    assert len(wire.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": "context_length_exceeded", "message": "..."}},
+        {"message": "The input (70000 tokens) is longer than the model's context length (32768 tokens)."},
+        {"error": {"message": "This model's maximum context length is 8192 tokens."}},
+    ],
+)
+async def test_a_conversation_too_long_for_the_server_ends_for_want_of_context(body: Any) -> None:
+    turn, _ = await first_turn([Canned(body, status=400)])
+    assert turn is None
+
+
+async def test_the_key_reaches_the_server_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    canned = Canned({"error": f"wrong key {KEY}"}, status=401)
+    async with playing([canned]) as wire, EndpointPolicies() as policies:
+        claimed = claim_of(wire, key_env="MY_KEY")
+        conversation = await policies.open(claimed)
+        with pytest.raises(EngineRefused, match=r"wrong key \[key\].*MY_KEY") as raised:
+            await conversation.begin(opening("s", "u"))
+    assert wire.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert (
+        KEY
+        not in f"{raised.value!r}{raised.value.__context__!r}{conversation!r}{vars(conversation)}{caplog.text}"
+    )
+    assert KEY.encode() not in encode(claimed)
+
+
+def test_a_key_is_read_from_a_file_and_a_missing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "key"
+    named = Endpoint(api_base="http://x/v1", model="m", key_file=str(place))
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_key(named)
+    place.write_text(" \n")
+    with pytest.raises(RequestError, match="is empty"):
+        read_key(named)
+    place.write_text(f"{KEY}\n")
+    assert read_key(named) == KEY
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with pytest.raises(RequestError, match="NOT_SET is not set"):
+        read_key(Endpoint(api_base="http://x/v1", model="m", key_env="NOT_SET"))
+
+
+async def test_a_request_chooses_between_endpoint_and_engines() -> None:
+    class Absent:
+        async def open(self, claim: Claim) -> Any:
+            raise RequestError("the engines were chosen")
+
+        async def check(self) -> None: ...
+
+    async with playing([Canned(completed("hello"))]) as wire, EndpointPolicies() as endpoints:
+        policies = RequestedPolicies(Absent(), endpoints)
+        turn = await (await policies.open(claim_of(wire))).begin(opening("s", "u"))
+        assert turn is not None
+        assert turn.text == "hello"
+        with pytest.raises(RequestError, match="the engines were chosen"):
+            await policies.open(claim())
