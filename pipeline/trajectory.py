@@ -48,10 +48,13 @@ class Action(Message, frozen=True, kw_only=True):
 
 
 class Cut(Message, frozen=True, kw_only=True):
-    """What was taken out of the context before a turn, because it was full."""
+    """What was taken out of the context before a turn. Everything else stands in it with the ids that it had."""
 
-    num_omitted: Count  # turns that the policy no longer sees, all cuts of the episode together
-    marker: str  # the text that stands in their place
+    num_omitted: Count = 0  # turns that the policy no longer sees, all cuts of the episode together
+    marker: str = ""  # the text that stands in their place; "" if none is omitted
+    num_thoughts: Count = 0  # earlier replies that lost their thoughts with this cut
+    dropped_chars: Count = 0  # of the newest messages, which did not fit either; `told` is without them
+    forgot_reply: bool = False  # the reply before this turn was taken out as well
 
 
 class Usage(Message, frozen=True, kw_only=True):
@@ -79,11 +82,13 @@ class Turn(Message, frozen=True, kw_only=True):
     reply: ChatMessage | None = None  # `text` taken apart; None: all of it is content
     # Messages since the last reply, as the policy was shown them; before the first reply the opening.
     told: tuple[ChatMessage, ...] = ()
-    cut: Cut | None = None
+    cut: Cut | None = None  # None: everything before it was still in the context
     actions: tuple[Action, ...] = ()  # in order; none: a format error
     usage: Usage | None = None
     engine: str = ""
     generate_s: float = 0.0
+    # Of `fed`: tokens that had been in the context before. A cut has put them after other tokens, so they are computed again.
+    repeated_tokens: Count = 0
 
     @property
     def said(self) -> ChatMessage:
@@ -200,12 +205,18 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     traceparent: str = ""  # of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
     control: Control = ""  # of its reward
+    num_cuts: Count = 0  # turns before which something was taken out of the context
+    repeated_tokens: Count = 0  # of all turns
+    num_tokens: Count = 0  # told and sampled, each counted once
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
     """The head that announces `trajectory` on the stream."""
     request = trajectory.claim.request
-    versions = [span.version for turn in trajectory.turns for span in turn.versions]
+    turns = trajectory.turns
+    versions = [span.version for turn in turns for span in turn.versions]
+    sampled_tokens = sum(len(turn.sampled) // 4 for turn in turns)
+    repeated_tokens = sum(turn.repeated_tokens for turn in turns)
     return TrajectoryHead(
         request_id=request.id,
         run_id=request.run_id,
@@ -216,8 +227,8 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         task_id=request.task.id,
         outcome=outcome_tag(trajectory.outcome),
         reward=None if trajectory.reward is None else trajectory.reward.value,
-        num_turns=len(trajectory.turns),
-        sampled_tokens=sum(len(turn.sampled) // 4 for turn in trajectory.turns),
+        num_turns=len(turns),
+        sampled_tokens=sampled_tokens,
         body_bytes=body_bytes,
         version_at_enqueue=request.version_at_enqueue,
         version_first=min(versions, default=None),
@@ -230,6 +241,9 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         traceparent=trajectory.traceparent,
         patch=_fingerprint(trajectory.outcome),
         control="" if trajectory.reward is None else trajectory.reward.control,
+        num_cuts=sum(turn.cut is not None for turn in turns),
+        repeated_tokens=repeated_tokens,
+        num_tokens=sum(len(turn.fed) // 4 for turn in turns) + sampled_tokens - repeated_tokens,
     )
 
 
