@@ -66,13 +66,19 @@ def turn(**fields: Any) -> Turn:
     return Turn(**(given | fields))
 
 
+def reward(**fields: Any) -> Reward:
+    """Of a solved task."""
+    given: dict[str, Any] = {"value": 1.0, "resolved": True, "decided_by": "exit_code 0", "grade_s": 2.0}
+    return Reward(**(given | fields))
+
+
 def trajectory(claim: Claim, **fields: Any) -> Trajectory:
     """A solved one, of one turn."""
     given: dict[str, Any] = {
         "claim": claim,
         "turns": (turn(),),
         "outcome": Submitted(patch=b"--- a/calc.py\n+++ b/calc.py\n-    return a\n+    return a + b\n"),
-        "reward": Reward(value=1.0, resolved=True, decided_by="exit_code 0", grade_s=2.0),
+        "reward": reward(),
         "started_at": claim.claimed_at,
         "finished_at": time.time(),
     }
