@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "work": ("workers.run", (), "run one worker"),
     "verify": ("workers.verify", (), "try tasks and their known fixes with the grader"),
     "grade": ("workers.grade", (), "grade patches from elsewhere with the grader of training"),
+    "play": ("workers.play", (), "play one episode by hand, and watch it"),
     "images": ("workers.images", (), "pull, build, list and evict task images"),
     "leaks": ("workers.leaks", (), "look for the answer in the containers of tasks"),
     "reap": ("workers.reap", (), "remove what killed workers left on Docker hosts"),

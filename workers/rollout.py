@@ -5,16 +5,19 @@ A rollout that fails is a trajectory too. Only bugs of ours and a lost lease rai
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from pipeline.agent_config import load_agent
+from pipeline.chat import ChatMessage
 from pipeline.errors import LeaseLost, RolloutError, SandboxRuined
 from pipeline.request import Claim
 from pipeline.telemetry import span
 from pipeline.trajectory import Exhausted, Failed, Outcome, Reward, Trajectory, Turn
-from workers.agent.loop import Policy, play
+from workers.agent.loop import Policy, Watcher, play
 from workers.sandbox.protocol import Sandboxes
 from workers.status import EpisodeStatus
 
@@ -36,14 +39,25 @@ class PatchGrader(Protocol):
 
 
 async def run_rollout(
-    claim: Claim, status: EpisodeStatus, *, policies: Policies, sandboxes: Sandboxes, grader: PatchGrader
+    claim: Claim,
+    status: EpisodeStatus,
+    *,
+    policies: Policies,
+    sandboxes: Sandboxes,
+    grader: PatchGrader,
+    watcher: Watcher | None = None,
 ) -> Trajectory:
-    """Play the claim to its end and grade what it submitted. The agent's sandbox is removed before the grader's opens."""
+    """Play the claim to its end and grade what it submitted. The agent's sandbox is removed before the grader's opens.
+
+    `watcher` is told of the episode as it happens.
+    """
     turns: list[Turn] = []
     reward: Reward | None = None
     started_at = time.time()
     try:
-        outcome, reward = await _play_and_grade(claim, status, turns, policies, sandboxes, grader)
+        outcome, reward = await _play_and_grade(
+            claim, status, turns, _Progress(status, watcher), policies, sandboxes, grader
+        )
     except LeaseLost:
         raise
     except RolloutError as error:
@@ -62,19 +76,17 @@ async def _play_and_grade(
     claim: Claim,
     status: EpisodeStatus,
     turns: list[Turn],
+    progress: Watcher,
     policies: Policies,
     sandboxes: Sandboxes,
     grader: PatchGrader,
 ) -> tuple[Outcome, Reward]:
-    def on_turn(turn: int) -> None:
-        status.phase, status.turn = "agent", turn
-
     with span("agent"):
         policy = await policies.open(claim)
         try:
             async with sandboxes.open(_agents_claim(claim), role="agent") as sandbox:
                 outcome = await play(
-                    claim.request, policy=policy, sandbox=sandbox, turns=turns, on_turn=on_turn
+                    claim.request, policy=policy, sandbox=sandbox, turns=turns, watcher=progress
                 )
         except SandboxRuined as ruin:
             if not turns:  # the task's own setup did it
@@ -85,6 +97,27 @@ async def _play_and_grade(
     with span("grade"):
         reward = await grader.grade(claim, outcome.patch)
     return outcome, reward
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """Counts finished turns in `status`, and passes everything on to `watcher`."""
+
+    status: EpisodeStatus
+    watcher: Watcher | None
+
+    def told(self, messages: Sequence[ChatMessage]) -> None:
+        if self.watcher is not None:
+            self.watcher.told(messages)
+
+    def replied(self, turn: Turn) -> None:
+        if self.watcher is not None:
+            self.watcher.replied(turn)
+
+    def acted(self, turn: Turn) -> None:
+        self.status.phase, self.status.turn = "agent", self.status.turn + 1
+        if self.watcher is not None:
+            self.watcher.acted(turn)
 
 
 def _agents_claim(claim: Claim) -> Claim:

@@ -62,7 +62,7 @@ class CannotStart(Exception):
 async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
     """Work until told to stop. Raises CannotStart, RedisUnavailable."""
     from workers.policy.endpoint import EndpointPolicies
-    from workers.policy.sglang import SglangPolicies
+    from workers.policy.sglang import SglangPolicies, announced_tokenizers
 
     async with contextlib.AsyncExitStack() as cleanup:
         redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
@@ -74,7 +74,9 @@ async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
             await hosts.start(patience_s=DOCKER_PATIENCE_S)
         except SandboxError as error:
             raise CannotStart(str(error)) from error
-        engines = await cleanup.enter_async_context(SglangPolicies(settings.router_url, redis))
+        engines = await cleanup.enter_async_context(
+            SglangPolicies(settings.router_url, announced_tokenizers(redis))
+        )
         endpoints = await cleanup.enter_async_context(EndpointPolicies())
         policies = RequestedPolicies(engines, endpoints)
         claimer = _claimer(redis, settings, sandboxes, hosts, policies)

@@ -7,7 +7,7 @@ engine pass through as rollout errors.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -43,6 +43,22 @@ class AgentSandbox(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Is told of an episode as it happens."""
+
+    def told(self, messages: Sequence[ChatMessage]) -> None:
+        """The policy is about to be shown `messages`."""
+        ...
+
+    def replied(self, turn: Turn) -> None:
+        """The policy replied; no command of the reply has run."""
+        ...
+
+    def acted(self, turn: Turn) -> None:
+        """The commands of the reply have run."""
+        ...
+
+
 class Policy(Protocol):
     """One episode's conversation, which only ever grows. Its turns lack actions. Raises EngineError."""
 
@@ -61,14 +77,14 @@ async def play(
     policy: Policy,
     sandbox: AgentSandbox,
     turns: list[Turn],
-    on_turn: Callable[[int], None] | None = None,
+    watcher: Watcher,
 ) -> Submitted | Exhausted:
-    """Play `request` to its end. Appends to `turns`; calls `on_turn` with the number of each finished turn, from 1.
+    """Play `request` to its end. Appends to `turns`.
 
     Raises RequestError for an agent config that cannot be used, and what policy and sandbox raise.
     """
-    episode = _Play(request, load_agent(request.agent_config), policy, sandbox, turns)
-    ending = await episode.run(on_turn)
+    episode = _Play(request, load_agent(request.agent_config), policy, sandbox, turns, watcher)
+    ending = await episode.run()
     if isinstance(ending, Submitted):
         return ending
     return Exhausted(limit=ending, patch=await sandbox.diff())
@@ -83,19 +99,20 @@ class _Play:
     policy: Policy
     sandbox: AgentSandbox
     turns: list[Turn]
+    watcher: Watcher
     format_errors: int = 0  # consecutive
     started_at: float = field(default_factory=time.monotonic)
 
-    async def run(self, on_turn: Callable[[int], None] | None) -> Submitted | Limit:
+    async def run(self) -> Submitted | Limit:
         message = ""
         while len(self.turns) < self._max_turns:
             turn = await self._sample(message)
             if not isinstance(turn, Turn):
                 return turn
             self.turns.append(turn)
+            self.watcher.replied(turn)
             result = await self._act(turn)
-            if on_turn is not None:
-                on_turn(len(self.turns))
+            self.watcher.acted(self.turns[-1])
             if isinstance(result, Submitted):
                 return result
             if self.format_errors >= self.request.limits.format_errors:
@@ -111,10 +128,14 @@ class _Play:
         try:
             async with deadline:
                 if self.turns:
-                    turn = await self.policy.answer([ChatMessage("user", message)])
+                    messages = [ChatMessage("user", message)]
+                    self.watcher.told(messages)
+                    turn = await self.policy.answer(messages)
                 else:
                     system, task = self.config.opening(self._live)
-                    turn = await self.policy.begin([ChatMessage("system", system), ChatMessage("user", task)])
+                    messages = [ChatMessage("system", system), ChatMessage("user", task)]
+                    self.watcher.told(messages)
+                    turn = await self.policy.begin(messages)
         except TimeoutError:
             if not deadline.expired():
                 raise

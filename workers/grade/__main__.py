@@ -22,14 +22,13 @@ import msgspec
 
 from pipeline.errors import describe_error
 from pipeline.request import Limits
-from pipeline.task import Task
-from pipeline.taskfile import read_tasks, read_verified, standing, verified_path
-from workers.grade.predictions import Prediction, TaskIndex, matched, read_predictions
+from workers.grade.predictions import Prediction, matched, read_predictions
 from workers.grade.results import PredictionResult, VerdictJournal
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Misconfigured, Sandboxes
 from workers.unqueued.options import add_grading_options, limits_of
 from workers.unqueued.outputs import LogDirectory, Unwritable, must_be_writable, writing
+from workers.unqueued.tasks import TaskIndex, calibrated_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 def _read(options: argparse.Namespace) -> GradingWork:
     """Raises ValueError or OSError for what cannot be graded at all."""
     limits, logs = limits_of(options), LogDirectory(options.logs)
-    tasks = _calibrated(options.tasks)
+    tasks = calibrated_tasks(options.tasks)
     predictions = _predictions(options, TaskIndex(options.tasks, tasks))
     if options.json:
         must_be_writable(options.json, "--json")
@@ -117,18 +116,6 @@ def _predictions(options: argparse.Namespace, index: TaskIndex) -> list[Predicti
     if missing:
         raise ValueError(f"--only: {path} holds no prediction for {missing[0]}")
     return predictions
-
-
-def _calibrated(path: Path) -> list[Task]:
-    """The tasks, each with the calibration that its verification holds. Raises ValueError or OSError."""
-    verified = verified_path(path)
-    known = read_verified(verified) if verified.exists() else {}
-    return [
-        msgspec.structs.replace(
-            task, calibration=found.calibration if (found := standing(known, task)) else b""
-        )
-        for task in read_tasks(path)
-    ]
 
 
 def _grade(work: GradingWork, options: argparse.Namespace, sandboxes: Sandboxes) -> int:

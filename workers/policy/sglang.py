@@ -7,7 +7,7 @@ is lost. Requests to busy or absent engines are retried for a while; a request t
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -46,15 +46,49 @@ class EngineSettings:
     cut_wait_s: float = 0.25  # before a cut reply is continued
 
 
-class SglangPolicies:
-    """All conversations of one worker process: one HTTP session, one renderer per tokenizer. An async context
-    manager.
-    """
+TokenizerSource = Callable[[str], Awaitable[TokenizerBundle | None]]
+"""The tokenizer of a name; None if it was never announced. Raises RequestError."""
 
-    def __init__(self, router_url: str, redis: Redis, settings: EngineSettings | None = None) -> None:
+
+def announced_tokenizers(redis: Redis) -> TokenizerSource:
+    """Those in Redis. Waits through outages of Redis; if a claim's lease is lost meanwhile, its holder cancels the wait."""
+
+    async def bundle(name: str) -> TokenizerBundle | None:
+        try:
+            return await retry.until_answered(lambda: get_tokenizer(redis, name))
+        except MalformedMessage as error:
+            raise RequestError(f"tokenizer {name}: {error}") from error
+
+    return bundle
+
+
+def one_tokenizer(bundle: TokenizerBundle) -> TokenizerSource:
+    """This one, whatever its name."""
+
+    async def same(name: str) -> TokenizerBundle:
+        return bundle
+
+    return same
+
+
+class SglangPolicies:
+    """All conversations of one process: one HTTP session, one renderer per tokenizer. An async context manager."""
+
+    def __init__(
+        self,
+        router_url: str,
+        tokenizers: TokenizerSource,
+        settings: EngineSettings | None = None,
+        *,
+        any_weights: bool = False,
+    ) -> None:
+        """`any_weights`: the engines may serve weights that the request's run has not published, for an episode that nobody trains
+        on.
+        """
         self._router_url = router_url.rstrip("/")
-        self._redis = redis
+        self._tokenizers = tokenizers
         self._settings = settings or EngineSettings()
+        self._any_weights = any_weights
         self._renderers: dict[str, Renderer] = {}
         self._making = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
@@ -86,24 +120,19 @@ class SglangPolicies:
         """
         assert self._session is not None, "SglangPolicies is used outside its `async with`"
         renderer = await self._renderer(claim.request.tokenizer)
-        sampler = _Sampler(self._session, f"{self._router_url}/generate", self._settings, claim, renderer)
+        sampler = _Sampler(
+            self._session, f"{self._router_url}/generate", self._settings, claim, renderer, self._any_weights
+        )
         return Conversation(renderer, sampler, claim.request)
 
     async def _renderer(self, name: str) -> Renderer:
         async with self._making:
             if name not in self._renderers:
-                bundle = await self._bundle(name)
+                bundle = await self._tokenizers(name)
                 if bundle is None:
                     raise RequestError(f"tokenizer {name} was never announced")
                 self._renderers[name] = await asyncio.to_thread(Renderer, bundle)
             return self._renderers[name]
-
-    async def _bundle(self, name: str) -> TokenizerBundle | None:
-        """Waits through outages of Redis; if the claim's lease is lost, whoever holds it cancels this."""
-        try:
-            return await retry.until_answered(lambda: get_tokenizer(self._redis, name))
-        except MalformedMessage as error:
-            raise RequestError(f"tokenizer {name}: {error}") from error
 
 
 class _Finish(msgspec.Struct, frozen=True):
@@ -169,6 +198,7 @@ class _Sampler:
     settings: EngineSettings
     claim: Claim
     renderer: Renderer
+    any_weights: bool
 
     async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
         draft, barren_cuts, num_sent = _Draft(), 0, 0
@@ -232,7 +262,8 @@ class _Sampler:
             answer = _ANSWERS.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EngineError(f"engine response: {error}") from error
-        _check_run(answer, request.run_id)
+        if not self.any_weights:
+            _check_run(answer, request.run_id)
         return answer, response.headers.get(_ENGINE_HEADER, "")
 
     def _body(self, prompt: Sequence[int], room_tokens: int, rid: str) -> dict[str, object]:
@@ -294,9 +325,7 @@ def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
     """The versions that drew the tokens, without empty spans. Raises EngineError if they leave a gap."""
     reported = _reported(meta, num_tokens)
     spans = [
-        VersionSpan(parse_version_name(str(span.version))[1], span.start, span.end)
-        for span in reported
-        if span.end > span.start
+        VersionSpan(_number(span.version), span.start, span.end) for span in reported if span.end > span.start
     ]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != num_tokens:
@@ -311,3 +340,10 @@ def _reported(meta: _Meta, num_tokens: int) -> list[_Weights]:
     if meta.weight_version is None:
         raise EngineError("engine response: names no weight version")
     return [_Weights(meta.weight_version, 0, num_tokens)]
+
+
+def _number(version: str | int) -> int:
+    """Of published weights; 0 of others, which only an episode that nobody trains on may have."""
+    with suppress(ValueError):
+        return parse_version_name(str(version))[1]
+    return 0

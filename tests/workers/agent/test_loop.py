@@ -1,11 +1,13 @@
 """Whole episodes: a scripted policy with real tokens, a real shell in a real repository."""
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from pipeline.chat import ChatMessage
 from pipeline.errors import EngineError, RequestError, SandboxError
 from pipeline.message import unpack_int32s
 from pipeline.request import Claim
@@ -33,18 +35,36 @@ def shell(tmp_path: Path) -> LocalShell:
 
 
 @dataclass(slots=True)
+class Seen:
+    """What a watcher was told."""
+
+    num_told: int = 0
+    num_replied: int = 0
+    acted_turns: list[Turn] = field(default_factory=list[Turn])
+
+    def told(self, messages: Sequence[ChatMessage]) -> None:
+        self.num_told += 1
+
+    def replied(self, turn: Turn) -> None:
+        self.num_replied += 1
+
+    def acted(self, turn: Turn) -> None:
+        self.acted_turns.append(turn)
+
+
+@dataclass(slots=True)
 class Stage:
     """Plays scripts."""
 
     bundle: TokenizerBundle
     shell: AgentSandbox
     turns: list[Turn] = field(default_factory=list[Turn])
-    numbers: list[int] = field(default_factory=list[int])
+    seen: Seen = field(default_factory=Seen)
 
     async def play(self, *replies: str, claim: Claim) -> Submitted | Exhausted:
         policy = await ScriptedPolicies(self.bundle, replies, version=3).open(claim)
         return await play(
-            claim.request, policy=policy, sandbox=self.shell, turns=self.turns, on_turn=self.numbers.append
+            claim.request, policy=policy, sandbox=self.shell, turns=self.turns, watcher=self.seen
         )
 
     @property
@@ -87,7 +107,8 @@ async def test_what_is_printed_after_the_sentinel_is_submitted(stage: Stage) -> 
     assert b"-    return a - b\n+    return a + b\n" in outcome.patch
     assert outcome.patch == await stage.shell.diff()
     assert stage.commands == ["cat calc.py", FIX, SUBMIT]
-    assert stage.numbers == [1, 2, 3]
+    assert stage.seen.num_told == stage.seen.num_replied == 3
+    assert stage.seen.acted_turns == stage.turns
     assert stage.observation(-1) is None
 
 

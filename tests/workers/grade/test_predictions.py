@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.claims import make_task
-from workers.grade.predictions import TaskIndex, matched, read_predictions
+from workers.grade.predictions import matched, read_predictions
+from workers.unqueued.tasks import TaskIndex
 
 TASKS = [
     make_task("none", id=one)

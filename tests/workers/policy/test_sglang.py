@@ -21,7 +21,7 @@ from tests.workers.agent.episode import LocalShell, claim, opening, user
 from tests.workers.policy.engines import Wire, tapped
 from workers.agent.loop import play
 from workers.policy.render import Renderer
-from workers.policy.sglang import EngineSettings, SglangPolicies
+from workers.policy.sglang import EngineSettings, SglangPolicies, announced_tokenizers
 
 GREEDY = {"temperature": 0.0}
 LONG_TOKENS = 1200  # some seconds of sampling
@@ -46,7 +46,7 @@ async def wire(serving: Serving) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def policies(wire: Wire, redis: Redis) -> AsyncIterator[SglangPolicies]:
-    async with SglangPolicies(wire.url, redis) as policies:
+    async with SglangPolicies(wire.url, announced_tokenizers(redis)) as policies:
         yield policies
 
 
@@ -205,7 +205,9 @@ async def test_a_tokenizer_that_was_never_announced_is_the_requests_fault(polici
 
 
 async def test_a_dead_router_is_an_engine_error(redis: Redis, bundle: TokenizerBundle) -> None:
-    async with SglangPolicies("http://127.0.0.1:1", redis, EngineSettings(retry_budget_s=0.5)) as policies:
+    async with SglangPolicies(
+        "http://127.0.0.1:1", announced_tokenizers(redis), EngineSettings(retry_budget_s=0.5)
+    ) as policies:
         conversation = await policies.open(await announced(redis, bundle))
         with pytest.raises(EngineError, match="ClientConnectorError") as caught:
             await conversation.begin(opening("s", "u"))

@@ -13,7 +13,7 @@ from pipeline.tokenizer import put_tokenizer, read_bundle
 from pipeline.trajectory import Turn, VersionSpan
 from tests.workers.agent.episode import claim, opening
 from tests.workers.policy.engines import Canned, Wire, generated, playing
-from workers.policy.sglang import MAX_BARREN_CUTS, EngineSettings, SglangPolicies
+from workers.policy.sglang import MAX_BARREN_CUTS, EngineSettings, SglangPolicies, announced_tokenizers
 
 BRISK = EngineSettings(request_timeout_s=20.0, retry_budget_s=20.0, cut_wait_s=0.0)
 END = 2
@@ -31,7 +31,10 @@ async def turn_from(
     settings: EngineSettings = BRISK,
     max_new_tokens: int = 8,
 ) -> tuple[Turn, Wire]:
-    async with playing(answers) as wire, SglangPolicies(wire.url, redis, settings) as policies:
+    async with (
+        playing(answers) as wire,
+        SglangPolicies(wire.url, announced_tokenizers(redis), settings) as policies,
+    ):
         conversation = await policies.open(
             claim(tokenizer=tokenizer, sampling={"max_new_tokens": max_new_tokens, "top_p": 0.9})
         )

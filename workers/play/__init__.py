@@ -1,0 +1,1 @@
+"""`python -m workers.play`: one episode by hand, without queue and trainer."""

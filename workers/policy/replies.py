@@ -1,0 +1,123 @@
+"""A policy that replays given replies without a tokenizer: its turns hold messages and no tokens.
+
+For trying a prompt, for reproducing an episode from its transcript, and for tests. A file of replies is a JSON list; each element is a text
+or a message `{"content": ..., "tool_calls": [...]}`. A trajectory file, an object with `messages`, stands for the replies in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.chat import ChatMessage, ToolCall
+from pipeline.errors import EngineError
+from pipeline.request import Claim
+from pipeline.trajectory import Stop, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReply:
+    """A reply as a message, and why it ended."""
+
+    message: ChatMessage
+    stop: Stop = "stop"
+
+
+class RepliesPolicies:
+    """Opens conversations that all reply `replies`, in order. Past their end a conversation raises EngineError."""
+
+    def __init__(self, replies: Sequence[GivenReply]) -> None:
+        self._replies = tuple(replies)
+
+    async def open(self, claim: Claim) -> "Replay":
+        return Replay(self._replies)
+
+
+@dataclass(slots=True)
+class Replay:
+    """One conversation: implements `workers.agent.loop.Policy`. Its context is never full."""
+
+    replies: tuple[GivenReply, ...]
+    num_given: int = field(default=0, init=False)
+
+    async def begin(self, opening: Sequence[ChatMessage]) -> Turn:
+        return self._next(opening)
+
+    async def answer(self, messages: Sequence[ChatMessage]) -> Turn:
+        return self._next(messages)
+
+    def _next(self, told: Sequence[ChatMessage]) -> Turn:
+        if self.num_given == len(self.replies):
+            raise EngineError(f"the given replies end after {self.num_given}, and the episode has not ended")
+        reply = self.replies[self.num_given]
+        self.num_given += 1
+        return Turn(
+            kept_tokens=0,
+            fed=b"",
+            sampled=b"",
+            logprobs=b"",
+            versions=(),
+            stop=reply.stop,
+            text=reply.message.content,
+            reply=reply.message,
+            told=tuple(told),
+        )
+
+
+class _GivenFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class _GivenCall(msgspec.Struct, frozen=True):
+    """A tool call as OpenAI's interface has it."""
+
+    function: _GivenFunction
+    id: str = ""
+
+
+class _GivenMessage(msgspec.Struct, frozen=True):
+    content: str | None = None
+    tool_calls: list[_GivenCall] | None = None
+    role: str = "assistant"
+    reasoning_content: str | None = None
+    finish_reason: str = "stop"
+
+
+class _Transcript(msgspec.Struct, frozen=True):
+    messages: list[_GivenMessage]
+
+
+def read_replies(path: Path) -> tuple[GivenReply, ...]:
+    """The replies of a file. Raises OSError; ValueError naming the place that is no reply."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[str | _GivenMessage] | _Transcript)
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"{path}: {error}; give a JSON list of replies, each a text or an object with content and tool_calls"
+        ) from error
+    if isinstance(found, _Transcript):
+        found = [message for message in found.messages if message.role == "assistant"]
+    replies = tuple(_given(one) for one in found)
+    if not replies:
+        raise ValueError(f"{path} holds no reply")
+    return replies
+
+
+def _given(one: str | _GivenMessage) -> GivenReply:
+    if isinstance(one, str):
+        return GivenReply(ChatMessage("assistant", one))
+    calls = tuple(
+        ToolCall(name=call.function.name, arguments=_text(call), id=call.id) for call in one.tool_calls or ()
+    )
+    message = ChatMessage(
+        "assistant", one.content or "", reasoning=one.reasoning_content or "", tool_calls=calls
+    )
+    return GivenReply(message, "length" if one.finish_reason == "length" else "stop")
+
+
+def _text(call: _GivenCall) -> str:
+    arguments = call.function.arguments
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
