@@ -21,6 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pipeline import artefacts
 from pipeline.agent_config import load_agent
 from pipeline.errors import RequestError, SandboxError, describe_error
 from pipeline.request import Claim, Endpoint, Limits, Sampling
@@ -32,6 +33,7 @@ from workers.rollout import Policies
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
 from workers.unqueued.claims import unqueued_claim
+from workers.unqueued.outputs import Unwritable, must_be_writable, writing
 from workers.unqueued.tasks import TaskIndex, calibrated_tasks
 
 DEFAULT_AGENT = Path(__file__).parent.parent / "agent" / "prompts" / "default.yaml"
@@ -44,6 +46,7 @@ class OneEpisode:
 
     claim: Claim
     policies: AbstractAsyncContextManager[Policies]
+    out: Path | None  # for the trajectory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(signal.SIGINT)
     except asyncio.CancelledError:
         return _stopped(signal.SIGTERM)
-    except SandboxError as error:
+    except (SandboxError, Unwritable) as error:
         return _misuse(error)
 
 
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--key-file", type=Path, metavar="FILE", help="file with the server's key")
     add("--router", metavar="URL", help="sample from the engines behind this router")
     add("--tokenizer", type=Path, metavar="MODEL_DIR", help="the engines' model directory; with --router")
+    add("--out", type=Path, metavar="FILE", help="write the trajectory there, as mini-swe-agent's traj.json")
     add("--temperature", type=float, metavar="T", help="of sampling; default: the agent file's, else 1")
     add(
         "--max-tokens",
@@ -102,7 +106,9 @@ def _read(options: argparse.Namespace) -> OneEpisode:
     task = _task(options.tasks, options.only)
     claim = _claim(task, options)
     load_agent(claim.request.agent_config)
-    return OneEpisode(claim, _policies(options))
+    if options.out:
+        must_be_writable(options.out, "--out")
+    return OneEpisode(claim, _policies(options), options.out)
 
 
 def _task(path: Path, only: str) -> Task:
@@ -176,6 +182,9 @@ def _play(episode: OneEpisode, sandboxes: Sandboxes) -> int:
         play_claim(episode.claim, policies=episode.policies, sandboxes=sandboxes, watcher=screen)
     )
     screen.ended(played)
+    if episode.out:
+        with writing("--out", episode.out):
+            episode.out.write_text(artefacts.dump(artefacts.trajectory_json(played)))
     return 1 if played.reward is None else 0
 
 

@@ -67,6 +67,30 @@ def test_a_wrong_patch_is_a_reward_of_0_and_no_failure(
     assert "reward 0" in shown
 
 
+def test_the_trajectory_is_written_and_played_again(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, again = tasks.with_name("traj.json"), tasks.with_name("again.json")
+    assert play(tasks, [bash("wc -l spans.py"), bash(FIX), bash(SUBMIT)], "--out", str(out)) == 0
+    written = json.loads(out.read_text())
+    assert written["trajectory_format"] == "mini-swe-agent-1.1"
+    assert [message["role"] for message in written["messages"]] == [
+        *("system", "user", "assistant", "user", "assistant", "user", "assistant", "exit")
+    ]
+    assert written["info"]["exit_status"] == "Submitted"
+    assert play(tasks, written, "--out", str(again)) == 0
+    replayed = json.loads(again.read_text())
+    contents = [[message["content"] for message in one["messages"]] for one in (written, replayed)]
+    assert contents[0] == contents[1]
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_played(
+    tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(tasks, [bash(SUBMIT)], "--out", str(tasks.with_name("no") / "traj.json")) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--out" in printed.err
+
+
 def test_replies_that_end_too_early_are_no_verdict(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert play(tasks, [bash("pwd")]) == 1
     shown = capsys.readouterr().out
