@@ -52,8 +52,8 @@ class Conversation:
 
     async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
         """The reply after more messages. None: the context has no room for one; the conversation is unchanged."""
-        ended = bool(self._held) and self._held[-1] == self._renderer.end_id
-        return await self._speak(messages, self._renderer.suffix(messages, ended=ended))
+        last_id = self._held[-1] if self._held else None
+        return await self._speak(messages, self._renderer.suffix(messages, last_id=last_id))
 
     async def _speak(self, told: Sequence[ChatMessage], fed: Sequence[int]) -> Turn | None:
         largest = max(fed, default=0)

@@ -1,8 +1,8 @@
 """Chat text to token ids, append-only: what an engine has seen is never tokenised again.
 
 The first prompt is the chat template's rendering. After each reply only what the template puts behind an
-assistant's words is added: the end of its turn, the user's message, the opening of the next reply. A reasoning
-model's earlier thoughts therefore stay in its context.
+assistant's words is added: the end of its turn, the next messages, the opening of the next reply. A reasoning
+model's earlier thoughts therefore stay in its context, and its tool calls stay as it wrote them.
 
 Content is data. Text that reads like a control token (an `<|im_end|>` in a command's output) is encoded as
 ordinary text; everything else keeps the merges it has in the template's own rendering.
@@ -10,6 +10,7 @@ ordinary text; everything else keeps the merges it has in the template's own ren
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 from pipeline.chat import ChatMessage
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
+from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle
 
 
@@ -54,7 +56,7 @@ class Renderer:
         self._literals = self._spelled_out()
         self._control = re.compile("|".join(map(re.escape, self._controls)))
         self._placeholder = re.compile(f"{self._mark}([0-9]{{6}})")
-        self._end_tokens, self.end_id = self._end_of(self._template.end_of_reply)
+        self._end = self._end_of_reply()
 
     @property
     def vocab_size(self) -> int:
@@ -64,17 +66,26 @@ class Renderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._bundle.stop_token_ids
 
-    def first_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The ids of `messages` and of the opening of a reply."""
-        return self._encode(self._template.render(self._guarded(messages)))
+    @property
+    def end_id(self) -> int:
+        """The token with which the policy ends a reply without tool calls."""
+        return self._end.stop_id
 
-    def suffix(self, messages: Sequence[ChatMessage], *, ended: bool) -> list[int]:
+    def first_prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
+        """The ids of `messages` and of the opening of a reply."""
+        return self._encode(self._template.render(self._guarded(messages), tools))
+
+    def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None, tools: Tools = ()) -> list[int]:
         """The ids to put behind a reply: the end of its turn, `messages`, the opening of the next reply.
 
-        `ended`: the reply itself closes with `end_id`, which is then not fed a second time.
+        `last_id` is the reply's last token. If it already ends the turn as the template does, that end is not fed a second time.
         """
-        ids = self._encode(self._template.after_reply(self._guarded(messages)))
-        return ids[self._end_tokens :] if ended else ids
+        ids = self._encode(self._template.after_reply(self._guarded(messages), tools))
+        if messages and messages[0].role == "tool":
+            end, begins_at = self._end_of_call(), self._end_of_call().end_tokens - 1
+        else:
+            end, begins_at = self._end, 0
+        return ids[end.end_tokens if end.is_closed_by(last_id) else begins_at :]
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of `text` as content, without any template."""
@@ -86,7 +97,18 @@ class Renderer:
         return self._tokenizer.decode(list(words), skip_special_tokens=False)
 
     def _guarded(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        return [replace(message, content=self._guard(message.content)) for message in messages]
+        return [
+            replace(
+                message,
+                content=self._guard(message.content),
+                reasoning=self._guard(message.reasoning),
+                tool_calls=tuple(
+                    replace(call, name=self._guard(call.name), arguments=self._guard(call.arguments))
+                    for call in message.tool_calls
+                ),
+            )
+            for message in messages
+        ]
 
     def _guard(self, content: str) -> str:
         """`content` with a placeholder for each text that would become a control token."""
@@ -123,14 +145,49 @@ class Renderer:
         self._tokenizer.encode_special_tokens = False
         return spelled
 
-    def _end_of(self, tail: str) -> tuple[int, int]:
-        """How many of the tail's first tokens end the assistant's turn, and the last of them."""
-        for position, token in enumerate(self._encode(tail)):
+    def _end_of_reply(self) -> "_End":
+        """Where the template ends the turn of a reply without tool calls."""
+        ids = self._encode(self._template.end_of_reply)
+        at, token = self._first_stop(ids)
+        if token is not None:
+            return _End(at + 1, token, frozenset({token}))
+        # Some templates end the last reply with the stop token and earlier ones with another control token. The one that was
+        # sampled then stands in the other's place.
+        _, last = self._first_stop(self._encode(self._template.final_end))
+        control_ids = {self._tokenizer.token_to_id(text) for text in self._controls}
+        controls = [position for position, token in enumerate(ids) if token in control_ids]
+        if last is None or not controls:
+            raise RequestError(
+                f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
+            )
+        return _End(controls[0] + 1, last, frozenset(self.stop_token_ids))
+
+    def _end_of_call(self) -> "_End":
+        """Where the template ends the turn of a reply with tool calls. In front of it is the end of the call itself."""
+        at, token = self._first_stop(self._encode(self._template.tool_calling.end))
+        if token is None:
+            raise RequestError(
+                f"chat_template: no stop token ({self.stop_token_ids}) stands between a tool call and its result"
+            )
+        return _End(at + 1, token, frozenset({token}))
+
+    def _first_stop(self, ids: Sequence[int]) -> tuple[int, int | None]:
+        for position, token in enumerate(ids):
             if token in self.stop_token_ids:
-                return position + 1, token
-        raise RequestError(
-            f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
-        )
+                return position, token
+        return -1, None
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of an assistant's turn, among the tokens that the template puts behind its words."""
+
+    end_tokens: int  # how many of the first tokens are up to and with it
+    stop_id: int  # with which the policy ends a reply
+    closing_ids: frozenset[int]  # a reply whose last token is one of these needs no other end
+
+    def is_closed_by(self, last_id: int | None) -> bool:
+        return last_id in self.closing_ids
 
 
 def _hardened(bundle: TokenizerBundle) -> tuple[str, list[str]]:

@@ -102,8 +102,8 @@ def test_content_never_becomes_a_control_token(tokenizer: Tokenizer, template: s
         renderer.first_prompt(opening("be brief", content)),
     )
     assert controls(prompt) == controls(harmless)
-    assert controls(renderer.suffix(user(content), ended=False)) == controls(
-        renderer.suffix(user("x"), ended=False)
+    assert controls(renderer.suffix(user(content), last_id=None)) == controls(
+        renderer.suffix(user("x"), last_id=None)
     )
     assert not controls(renderer.encode_text(content))
 
@@ -129,7 +129,7 @@ def test_a_conversation_of_any_tokens_never_drifts(tokenizer: Tokenizer, templat
         sampled = [draw.randrange(len(SPECIAL), 700) for _ in range(draw.randint(0, 30))]
         ended = draw.random() < 0.7
         sampled += [END] * ended
-        suffix = renderer.suffix(user(content), ended=ended)
+        suffix = renderer.suffix(user(content), last_id=END if ended else None)
         assert (held + sampled + suffix)[: len(held)] == held
         held += sampled + suffix
         text += tokenizer.decode(sampled, skip_special_tokens=False) + literal(tokenizer, suffix)
@@ -149,11 +149,11 @@ def test_a_suffix_is_what_the_whole_rendering_has_there(tokenizer: Tokenizer, te
     assert (
         renderer.first_prompt(opening("be brief", "u"))
         + sampled
-        + renderer.suffix(user("more and more"), ended=True)
+        + renderer.suffix(user("more and more"), last_id=END)
         == whole
     )
-    assert sampled[:-1] + renderer.suffix(user("x"), ended=False) == sampled + renderer.suffix(
-        user("x"), ended=True
+    assert sampled[:-1] + renderer.suffix(user("x"), last_id=None) == sampled + renderer.suffix(
+        user("x"), last_id=END
     )
 
 
@@ -164,7 +164,7 @@ def test_a_template_that_opens_the_reasoning_only_for_the_reply_to_come_is_appen
     assert literal(tokenizer, renderer.first_prompt(opening("be brief", "u"))).endswith(
         "<|im_start|>assistant\n<think>\n"
     )
-    assert literal(tokenizer, renderer.suffix(user("u"), ended=True)) == (
+    assert literal(tokenizer, renderer.suffix(user("u"), last_id=END)) == (
         "\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
 
@@ -188,8 +188,8 @@ def test_lengths_set_in_the_tokenizer_file_do_not_cut_prompts(tokenizer: Tokeniz
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.enable_truncation(4)
     cutting.enable_padding(length=4)
-    assert Renderer(bundle(cutting)).suffix(user("word " * 50), ended=True) == (
-        Renderer(bundle(tokenizer)).suffix(user("word " * 50), ended=True)
+    assert Renderer(bundle(cutting)).suffix(user("word " * 50), last_id=END) == (
+        Renderer(bundle(tokenizer)).suffix(user("word " * 50), last_id=END)
     )
 
 

@@ -108,7 +108,9 @@ async def test_a_stop_token_is_part_of_what_was_sampled_and_is_not_fed_again(
     following = await conversation.answer(user("on"))
     assert following is not None
     assert following.kept_tokens == len(turn.fed) // 4 + 1
-    assert list(unpack_int32s(following.fed)) == Renderer(ending).suffix(user("on"), ended=True)
+    assert list(unpack_int32s(following.fed)) == Renderer(ending).suffix(
+        user("on"), last_id=Renderer(ending).end_id
+    )
 
 
 def closed_by(bundle: TokenizerBundle, token: int) -> str:
