@@ -11,12 +11,15 @@ It is no proof: code under test is in the same process, and code written against
 import base64
 import binascii
 import fnmatch
+import functools
+import marshal
 import re
 import secrets
 import shlex
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import msgspec
@@ -58,16 +61,27 @@ PACKAGES = (
 )
 USER_PACKAGES = "~/.local/lib/python3.{5..16}/site-packages"
 
-# One line, because only lines with an import run in a .pth file. NAME is the module.
+# One line, because only lines with an import run in a .pth file. NAME is the module, INSIDE its variable, which is set where
+# a run has started; there may be many of these lines in one Python.
 START_LINE = (
     "import os; swerve = os.open('/proc/self/cmdline', 0); argv = os.read(swerve, 65536); os.close(swerve); "
     "(b'-m\\0unittest\\0' in argv or b'runtests.py\\0' in argv or b'manage.py\\0test\\0' in argv) "
-    "and __import__('NAME').watch_unittest()\n"
+    "and 'INSIDE' not in os.environ and __import__('NAME').watch_unittest()\n"
 )
-# Compressed, because sending files into a container takes time by the byte.
-UNPACKS = (
-    "import base64, zlib\nexec(compile(zlib.decompress(base64.b64decode('PACKED')), __file__, 'exec'))\n"
-)
+# The module. It runs the code that PLACE/NAME has, and compiles it only under another Python than this one.
+RUNS = """import binascii, marshal, zlib
+from _frozen_importlib_external import MAGIC_NUMBER
+def code():
+    with open('PLACE/NAME') as file:
+        magic, compiled, source = file.read().split()
+    is_compiled = magic == binascii.hexlify(MAGIC_NUMBER).decode()
+    code = zlib.decompress(binascii.a2b_base64(compiled if is_compiled else source))
+    return marshal.loads(code.replace(b'FILE_NAME', b'NAME')) if is_compiled else compile(code, 'NAME', 'exec')
+exec(code())
+"""
+FILE_NAME = "swerve_" + 12 * "0"  # the name of the file in compiled code: as long as that of the module, which replaces it
+# The first of these folders that can be written to is PLACE.
+PLACES = "/usr/local/lib ~/.local/lib"
 METADATA = "Metadata-Version: 2.1\nName: NAME\nVersion: 0\n"
 ENTRY_POINTS = "[pytest11]\nNAME = NAME\n"
 
@@ -102,26 +116,37 @@ class WitnessedRun:
 def installer() -> bytes:
     """The bash that copies the witness into every Python that it finds; to be sourced in the workdir."""
     name = f"swerve_{secrets.token_hex(6)}"  # so that nothing in the repository can have the same name
-    packed = base64.b64encode(zlib.compress(plugin_source().encode(), 9)).decode()
     files = {
-        f"{name}.py": UNPACKS.replace("PACKED", packed),
-        f"{name}.pth": START_LINE,
+        f"{name}.py": RUNS.replace("FILE_NAME", FILE_NAME),
+        f"{name}.pth": START_LINE.replace("INSIDE", name.upper()),
         f"{name}-0.dist-info/METADATA": METADATA,
         f"{name}-0.dist-info/entry_points.txt": ENTRY_POINTS,
     }
     writes = "\n".join(
-        f'printf %s {shlex.quote(text.replace("NAME", name))} >"$folder"/{path}'
+        f"text={shlex.quote(text.replace('NAME', name))}\n"
+        f'for folder in "${{folders[@]}}"; do printf %s "${{text//PLACE/$place}}" >"$folder"/{path}; done'
         for path, text in files.items()
     )
     return f"""
 shopt -s nullglob
 folders=({" ".join(PACKAGES)} {USER_PACKAGES})
 mkdir -p "${{folders[@]/%//{name}-0.dist-info}}"
-for folder in "${{folders[@]}}"; do
-{writes}
-done
 shopt -u nullglob
+for place in {PLACES}; do [ -w "$place" ] && break; done
+printf %s '{_packed_plugin()}' >"$place"/{name}
+{writes}
 """.encode()
+
+
+@functools.cache
+def _packed_plugin() -> str:
+    """The number of this Python's compiled code, the plugin compiled for it, and the plugin's source. The latter two are
+    compressed, because sending files into a container takes time by the byte.
+    """
+    source = plugin_source()
+    compiled = marshal.dumps(compile(source, FILE_NAME, "exec", dont_inherit=True, optimize=2))
+    packed = [base64.b64encode(zlib.compress(part, 9)).decode() for part in (compiled, source.encode())]
+    return "\n".join([MAGIC_NUMBER.hex(), *packed])
 
 
 def plugin_source() -> str:

@@ -4,12 +4,11 @@ The file has an ordinary name and so have its tests, drawn by chance, so that co
 """
 # pyright: basic, reportOptionalMemberAccess=false
 
+import binascii
 import contextlib
 import linecache
 import os
-import shutil
 import sys
-import tempfile
 
 # In one text, which is short to send into a container.
 WORDS = (
@@ -117,19 +116,35 @@ class FailingFile:
     @contextlib.contextmanager
     def written(self):
         """Writes the file to a new folder and yields its path. Afterwards nothing is left of it, nor of its module."""
-        folder = os.path.realpath(tempfile.mkdtemp(prefix=_word()))
+        folder = _new_folder()
         path = os.path.join(folder, self.name)
-        module, known_paths = self.name[: -len(".py")], list(sys.path)
+        module, known_paths, without_cache = self.name[: -len(".py")], list(sys.path), sys.dont_write_bytecode
+        sys.dont_write_bytecode = True
         try:
             with open(path, "w") as file:
                 file.write(self.text)
             yield path
         finally:
+            sys.dont_write_bytecode = without_cache
             sys.path[:] = known_paths
             sys.modules.pop(module, None)
             sys.path_importer_cache.pop(folder, None)
             linecache.cache.pop(path, None)
-            shutil.rmtree(folder, ignore_errors=True)
+            os.unlink(path)
+            os.rmdir(folder)
+
+
+def _new_folder():
+    """A new folder among the temporary files. To import Python's tempfile takes longer than all the rest of a run."""
+    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp", "/usr/tmp", "."]
+    for place in [place for place in places if place]:
+        folder = os.path.join(os.path.realpath(place), _word() + binascii.hexlify(os.urandom(4)).decode())
+        try:
+            os.mkdir(folder, 0o700)
+        except OSError:
+            continue
+        return folder
+    raise OSError("no place for temporary files")
 
 
 def _assertions():

@@ -1,13 +1,15 @@
 """Notes what the test runner is made of, and finds what of it has become something else since the start."""
 # pyright: basic, reportOptionalMemberAccess=false
 
+import builtins
 import functools
-import math  # noqa: F401 - so that its functions are noted
+import operator
 import os
 import sys
 import types
-import typing  # noqa: F401 - as above
 
+# A copy of its own for the code of this plugin: the functions that it uses stay those of the start.
+__builtins__ = dict(vars(builtins))
 RUNNERS = ("_pytest", "pluggy", "pytest", "unittest")
 # What runners build on: modules of Python whose functions and classes must stay what they are.
 FOUNDATIONS = (
@@ -29,8 +31,11 @@ REINTERPRETING = "_pytest.assertion.reinterpret"  # where an old pytest has its 
 ABSENT = object()
 # What Python itself adds to a class.
 LAZY = ("__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__signature__")
-PARTS = {}  # the parts at the start, by the holder's name: the holder, its kind and its contents
-FUNCTIONS = {}  # the functions among them by id: name of the part, function and what of it can be exchanged
+IS_SAME = operator.is_
+PARTS = {}  # by the name of each module: what it was and what each of its classes was
+FUNCTIONS = {}  # the functions among the parts by id: name of the part, and the function
+# What of a function can be exchanged without exchanging the function: those noted, in the order of FUNCTIONS, and the way to it.
+EXCHANGEABLE = [([], operator.attrgetter(name)) for name in ("__code__", "__defaults__", "__kwdefaults__")]
 
 
 def of_runner(path):
@@ -38,61 +43,108 @@ def of_runner(path):
     return path.startswith(tuple(folder + os.sep for folder in folders))
 
 
-def _holders():
-    """Name and object of each module and class that holds parts of the runner, or of what runners build on."""
-    for name, module in list(sys.modules.items()):
-        is_runner = name.partition(".")[0] in RUNNERS
-        if not (is_runner or name in FOUNDATIONS) or not isinstance(module, types.ModuleType):
-            continue
-        yield name, module
-        if name in ("ast", "builtins"):  # what their classes do is not written in Python
-            continue
-        for thing in list(vars(module).values()):
-            if isinstance(thing, type) and thing.__module__ == name:
-                yield name + "." + thing.__name__, thing
-
-
 def note_parts():
-    for name, holder in _holders():
+    """Notes each part that is not noted yet."""
+    for name, module in _modules():
         if name not in PARTS:
-            _note(name, holder)
+            PARTS[name] = (_Noted(name, module), [_Noted(*one) for one in _classes(name, module)])
 
 
-def _note(name, holder):
-    PARTS[name] = (holder, _kind(holder), dict(vars(holder)))
-    for key, part in PARTS[name][2].items():
-        function = part if type(part) is types.FunctionType else _function(part)
-        if function is not None and id(function) not in FUNCTIONS:
-            FUNCTIONS[id(function)] = (name + "." + key, function, _exchangeable(function))
+def _modules():
+    """Name and object of each module that holds parts of the runner, or of what runners build on."""
+    return [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if (name in FOUNDATIONS or name.partition(".")[0] in RUNNERS) and isinstance(module, types.ModuleType)
+    ]
+
+
+def _classes(name, module):
+    """Name and object of each class that the module of this name defines."""
+    if name in ("ast", "builtins"):  # what their classes do is not written in Python
+        return []
+    things = [thing for thing in list(vars(module).values()) if isinstance(thing, type)]
+    return [(name + "." + thing.__name__, thing) for thing in things if thing.__module__ == name]
+
+
+class _Noted:
+    """A module or a class as it was when it was noted."""
+
+    def __init__(self, name, holder):
+        self.name = name
+        self.holder = holder
+        self.kind = _kind(holder)
+        contents = vars(holder)
+        self.keys, self.parts = list(contents), list(contents.values())
+        found = []
+        for key, part in zip(self.keys, self.parts):
+            if isinstance(part, WITH_CODE):
+                function = part if type(part) is types.FunctionType else _function(part)
+                if function is not None and id(function) not in FUNCTIONS:
+                    FUNCTIONS[id(function)] = (name + "." + key, function)
+                    found.append(function)
+        for noted, now in EXCHANGEABLE:
+            noted += map(now, found)
+
+    def is_same(self):
+        """Whether nothing of it has changed: by identity, so without code that the patch may have brought."""
+        contents = vars(self.holder)
+        keys, parts = list(contents), list(contents.values())
+        same_parts = all(map(IS_SAME, self.parts, parts)) and all(map(IS_SAME, self.keys, keys))
+        return same_parts and len(keys) == len(self.keys) and self.kind == _kind(self.holder)
+
+    def changes(self, holder):
+        """Name of each part that has become something else, and the files that its replacement is from."""
+        if holder is not self.holder or _kind(holder) != self.kind:
+            return [(self.name, files_of(holder))]
+        if self.is_same():
+            return []
+        parts, now = dict(zip(self.keys, self.parts)), vars(holder)
+        changed = [key for key, part in parts.items() if now.get(key, ABSENT) is not part and _works(part)]
+        if isinstance(holder, type):
+            changed += [key for key in list(now) if key not in parts and _matters(holder, key, now[key])]
+        return [(self.name + "." + key, files_of(now.get(key))) for key in changed]
 
 
 def replaced_parts(note_anew=False):
     """Name of each part that has become something else, and the files that its replacement is from. For a module of a runner
-    that was imported later: each function that is neither Python's nor the runner's.
+    that was imported later: each function that is neither Python's nor the runner's. `note_anew`: what has changed counts as
+    not noted from then on.
     """
-    found, seen = [], set()
-    for name, holder in _holders():
-        seen.add(name)
-        changes = _changes(name, holder) if name in PARTS else _foreign_parts(name, holder)
+    found, modules = [], _modules()
+    for name, module in modules:
+        noted, classes = PARTS.get(name, (None, []))
+        is_same = noted is not None and noted.holder is module and noted.is_same()
+        if is_same:
+            changes = [change for one in classes for change in one.changes(one.holder)]
+        else:
+            changes = _changes(name, module, noted, classes)
         found += changes
-        if changes and note_anew:
-            _note(name, holder)
-    for part, function, exchangeable in list(FUNCTIONS.values()):
-        if list(map(id, _exchangeable(function))) != list(map(id, exchangeable)):
-            found.append((part, files_of(function)))
-    gone = [name for name in PARTS if name not in seen and isinstance(PARTS[name][0], types.ModuleType)]
-    return found + [(name, ()) for name in gone]
+        if note_anew and (changes or not is_same):
+            PARTS.pop(name, None)
+    gone = [(name, ()) for name in PARTS if name not in dict(modules)]
+    return found + _exchanged() + gone
 
 
-def _changes(name, holder):
-    old_holder, kind, parts = PARTS[name]
-    if holder is not old_holder or _kind(holder) != kind:
-        return [(name, files_of(holder))]
-    now = vars(holder)
-    changed = [key for key, part in parts.items() if now.get(key, ABSENT) is not part and _works(part)]
-    if isinstance(holder, type):
-        changed += [key for key in list(now) if key not in parts and _matters(holder, key, now[key])]
-    return [(name + "." + key, files_of(now.get(key))) for key in changed]
+def _changes(name, module, noted, classes):
+    """What has changed in a module that is not the same, and in its classes."""
+    found = noted.changes(module) if noted else _foreign_parts(name, module)
+    known = {one.name: one for one in classes}
+    for class_name, thing in _classes(name, module):
+        one = known.pop(class_name, None)
+        found += one.changes(thing) if one else _foreign_parts(class_name, thing)
+    return found + [change for one in known.values() for change in one.changes(one.holder)]
+
+
+def _exchanged():
+    """The functions of which something was exchanged that they keep, as their code."""
+    functions = [function for _, function in FUNCTIONS.values()]
+    found = {}
+    for noted, now in EXCHANGEABLE:
+        if not all(map(IS_SAME, noted, map(now, functions))):
+            changed = [IS_SAME(before, now(function)) for before, function in zip(noted, functions)]
+            found.update((key, None) for key, same in zip(list(FUNCTIONS), changed) if not same)
+    return [(FUNCTIONS[key][0], files_of(FUNCTIONS[key][1])) for key in found]
 
 
 def shadowed(thing, own=()):
@@ -122,11 +174,6 @@ def _matters(holder, key, part):
 
 def _kind(holder):
     return (type(holder), getattr(holder, "__bases__", None))
-
-
-def _exchangeable(function):
-    """What of a function can be exchanged without exchanging the function."""
-    return (function.__code__, function.__defaults__, function.__kwdefaults__)
 
 
 def _function(part):

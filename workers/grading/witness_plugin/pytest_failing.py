@@ -12,8 +12,7 @@ from workers.grading.witness_plugin.unittest_runs import NEWEST_S
 # reported, counted, repeated or debugged, and what they are was settled before any code under test ran.
 DECIDING = ("_pytest.assertion", "_pytest.fixtures", "_pytest.main", "_pytest.python", "_pytest.runner")
 DECIDING += ("_pytest.skipping", "_pytest.unittest")
-# Options under which a failure is not shown at length, which would take a millisecond for each test.
-BRIEFLY = {"tbstyle": "native", "fulltrace": False, "showlocals": False, "setupshow": False}
+SHOWS_SETUP = "setupshow"  # option under which the runner prints what it does for each test
 ENTRIES = ("_hookimpls", "_nonwrappers", "_wrappers")  # where pluggy keeps them, by its version
 # Hooks that tell of tests. Nobody but the witness is told of these.
 TELLING = (
@@ -56,7 +55,7 @@ def _first(setting):
 
 
 def _collected(session, path):
-    hooks, where = session.gethookproxy, getattr(session, "path", None)
+    where = getattr(session, "path", None)
     if where is None:  # before pytest 7
         where = type(session.fspath)(path)
         start = {"path": where, "parent": session}
@@ -64,11 +63,19 @@ def _collected(session, path):
         where = type(where)(path)
         start = {"file_path": where, "parent": session}
     session._initialpaths = frozenset(session._initialpaths) | {where}
-    for collector in hooks(where).pytest_collect_file(**start):
+    hooks = session.gethookproxy(where)
+    session.gethookproxy = lambda path: hooks  # looked for once and not ten times for each test
+    for collector in hooks.pytest_collect_file(**start):
         for node in collector if isinstance(collector, (list, tuple)) else [collector]:
             for item in session.genitems(node):
                 del item.fixturenames[:]  # those that are used without being named, which may take long
+                item.repr_failure = _shown
                 yield item
+
+
+def _shown(*_):
+    """What the report of a failing test shows: not the traceback, which takes as long as all the rest of the test."""
+    return "failed"
 
 
 @contextlib.contextmanager
@@ -103,8 +110,8 @@ def _state_kept(session):
     session._setupstate = type(session._setupstate)()
     session.shouldstop = session.shouldfail = False
     options = vars(session.config.option)
-    shown = {name: options[name] for name in BRIEFLY if name in options}
-    options.update((name, BRIEFLY[name]) for name in shown)
+    shown = {name: options[name] for name in (SHOWS_SETUP,) if name in options}
+    options.update(dict.fromkeys(shown, False))
     try:
         yield
     finally:

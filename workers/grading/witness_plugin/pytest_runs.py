@@ -183,6 +183,9 @@ if pytest and takes_over():
     del os.environ[INSIDE]
 RUN = start("pytest") if pytest else None
 if RUN:
-    import unittest  # noqa: F401 - before any code under test, so that its parts are noted
+    # Before any code under test, so that their parts are noted.
+    import math  # noqa: F401
+    import typing  # noqa: F401
+    import unittest  # noqa: F401
 
     quietly(note_parts)
