@@ -79,7 +79,8 @@ def code():
     return marshal.loads(code.replace(b'FILE_NAME', b'NAME')) if is_compiled else compile(code, 'NAME', 'exec')
 exec(code())
 """
-FILE_NAME = "swerve_" + 12 * "0"  # the name of the file in compiled code: as long as that of the module, which replaces it
+# The name of the file in compiled code. That of the module, which is as long, replaces it.
+FILE_NAME = f"swerve_{12 * '0'}"
 # The first of these folders that can be written to is PLACE.
 PLACES = "/usr/local/lib ~/.local/lib"
 METADATA = "Metadata-Version: 2.1\nName: NAME\nVersion: 0\n"

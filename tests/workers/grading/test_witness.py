@@ -228,6 +228,20 @@ class Test(unittest.TestCase):
     assert (await grader.grade(make_claim(task), HONEST)).decided_by == "exit status 0"
 
 
+@pytest.mark.parametrize("command", ["pytest", "unittest"])
+@pytest.mark.parametrize(
+    "spoiled", ["1s/.*/none/; 2s/.*/none/", "3s/.*/none/"], ids=["for-another-python", "for-this-python"]
+)
+async def test_the_witness_is_compiled_beforehand_for_one_python_and_on_the_way_for_others(
+    grader: Grader, repo_image: RepoImage, command: str, spoiled: str
+) -> None:
+    script = f"sed -i '{spoiled}' /usr/local/lib/swerve_*\npython3 -m {command} tests/test_calc.py"
+    bent = new("sitting.py", "import unittest\nunittest.TestCase.assertEqual = print\n")
+    task = task_of(repo_image, script, HIDDEN.replace("import subprocess", "import sitting, subprocess"))
+    reward = await grader.grade(make_claim(task), HONEST + bent)
+    assert reward.decided_by.startswith(f"exit status 0, but {command} let a test pass that must fail")
+
+
 async def test_the_repositorys_own_plugin_may_be_mended(grader: Grader, repo_image: RepoImage) -> None:
     setup = "echo 'x = 1' >plugin.py; echo \"pytest_plugins = ['plugin']\" >>conftest.py\n"
     task = task_of(repo_image, "python3 -m pytest tests", HIDDEN, setup_script=setup)

@@ -41,11 +41,22 @@ def test_a_result_that_counts_no_failure_lets_every_way_pass(monkeypatch: pytest
 
 
 def test_no_way_of_failing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = set(sys.modules), list(sys.path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = set(sys.modules), list(sys.path), sys.dont_write_bytecode
     assert tried().ways
-    assert (set(sys.modules), sys.path) == before
+    assert (set(sys.modules), sys.path, sys.dont_write_bytecode) == before
     assert os.listdir(tmp_path) == []
+
+
+def test_the_file_is_written_among_the_temporary_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with FailingFile(cases=True).written() as path:
+        assert Path(path).parent.parent == tmp_path
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    with FailingFile(cases=True).written() as path:
+        assert Path(path).read_text().count("def test_") > 25
 
 
 def test_no_two_files_have_the_same_names() -> None:

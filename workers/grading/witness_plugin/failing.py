@@ -136,8 +136,8 @@ class FailingFile:
 
 def _new_folder():
     """A new folder among the temporary files. To import Python's tempfile takes longer than all the rest of a run."""
-    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp", "/usr/tmp", "."]
-    for place in [place for place in places if place]:
+    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for place in [place for place in (*places, "/tmp", "/var/tmp", "/usr/tmp", ".") if place]:
         folder = os.path.join(os.path.realpath(place), _word() + binascii.hexlify(os.urandom(4)).decode())
         try:
             os.mkdir(folder, 0o700)

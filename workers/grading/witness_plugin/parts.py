@@ -33,7 +33,8 @@ ABSENT = object()
 LAZY = ("__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__signature__")
 IS_SAME = operator.is_
 PARTS = {}  # by the name of each module: what it was and what each of its classes was
-FUNCTIONS = {}  # the functions among the parts by id: name of the part, and the function
+FUNCTIONS = []  # the functions among the parts: name of the part, and the function
+KNOWN = set()  # their ids
 # What of a function can be exchanged without exchanging the function: those noted, in the order of FUNCTIONS, and the way to it.
 EXCHANGEABLE = [([], operator.attrgetter(name)) for name in ("__code__", "__defaults__", "__kwdefaults__")]
 
@@ -74,14 +75,15 @@ class _Noted:
         self.name = name
         self.holder = holder
         self.kind = _kind(holder)
-        contents = vars(holder)
-        self.keys, self.parts = list(contents), list(contents.values())
+        self.contents = dict(vars(holder))
+        self.keys, self.parts = list(self.contents), list(self.contents.values())
         found = []
-        for key, part in zip(self.keys, self.parts):
+        for key, part in self.contents.items():
             if isinstance(part, WITH_CODE):
                 function = part if type(part) is types.FunctionType else _function(part)
-                if function is not None and id(function) not in FUNCTIONS:
-                    FUNCTIONS[id(function)] = (name + "." + key, function)
+                if function is not None and id(function) not in KNOWN:
+                    KNOWN.add(id(function))
+                    FUNCTIONS.append((name + "." + key, function))
                     found.append(function)
         for noted, now in EXCHANGEABLE:
             noted += map(now, found)
@@ -99,7 +101,7 @@ class _Noted:
             return [(self.name, files_of(holder))]
         if self.is_same():
             return []
-        parts, now = dict(zip(self.keys, self.parts)), vars(holder)
+        parts, now = self.contents, vars(holder)
         changed = [key for key, part in parts.items() if now.get(key, ABSENT) is not part and _works(part)]
         if isinstance(holder, type):
             changed += [key for key in list(now) if key not in parts and _matters(holder, key, now[key])]
@@ -115,10 +117,7 @@ def replaced_parts(note_anew=False):
     for name, module in modules:
         noted, classes = PARTS.get(name, (None, []))
         is_same = noted is not None and noted.holder is module and noted.is_same()
-        if is_same:
-            changes = [change for one in classes for change in one.changes(one.holder)]
-        else:
-            changes = _changes(name, module, noted, classes)
+        changes = _of_all(classes) if is_same else _changes(name, module, noted, classes)
         found += changes
         if note_anew and (changes or not is_same):
             PARTS.pop(name, None)
@@ -133,18 +132,20 @@ def _changes(name, module, noted, classes):
     for class_name, thing in _classes(name, module):
         one = known.pop(class_name, None)
         found += one.changes(thing) if one else _foreign_parts(class_name, thing)
-    return found + [change for one in known.values() for change in one.changes(one.holder)]
+    return found + _of_all(known.values())
+
+
+def _of_all(classes):
+    return [change for one in classes for change in one.changes(one.holder)]
 
 
 def _exchanged():
     """The functions of which something was exchanged that they keep, as their code."""
-    functions = [function for _, function in FUNCTIONS.values()]
-    found = {}
+    functions, found = [function for _, function in FUNCTIONS], set()
     for noted, now in EXCHANGEABLE:
         if not all(map(IS_SAME, noted, map(now, functions))):
-            changed = [IS_SAME(before, now(function)) for before, function in zip(noted, functions)]
-            found.update((key, None) for key, same in zip(list(FUNCTIONS), changed) if not same)
-    return [(FUNCTIONS[key][0], files_of(FUNCTIONS[key][1])) for key in found]
+            found.update(key for key, function in enumerate(functions) if now(function) is not noted[key])
+    return [(FUNCTIONS[key][0], files_of(functions[key])) for key in sorted(found)]
 
 
 def shadowed(thing, own=()):

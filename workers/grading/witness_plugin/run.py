@@ -17,7 +17,7 @@ MOST_LINES = 100  # of a test's, from the innermost out
 MOST_PARTS = 1000  # of those replaced
 MOST_ANCESTORS = 200
 # Characters that JSON has no other way to write.
-ESCAPES = {number: "\\u%04x" % number for number in [*range(32), ord('"'), ord("\\")]}
+ESCAPES = {number: "\\u" + format(number, "04x") for number in [*range(32), ord('"'), ord("\\")]}
 
 
 class WatchedRun:
@@ -96,9 +96,9 @@ def as_json(value):
     if isinstance(value, str):
         return '"' + str.translate(value, ESCAPES) + '"'
     if isinstance(value, dict):
-        return "{" + ",".join([as_json(key) + ":" + as_json(value[key]) for key in value]) + "}"
+        return "{" + str.join(",", [as_json(key) + ":" + as_json(value[key]) for key in value]) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(as_json, value)) + "]"
+        return "[" + str.join(",", [as_json(item) for item in value]) + "]"
     return str(int(value))
 
 

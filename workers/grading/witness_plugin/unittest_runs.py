@@ -172,7 +172,7 @@ def _callers():
         name = frame.f_globals.get("__name__")
         paths.update((frame.f_code.co_filename, str(frame.f_globals.get("__file__", ""))))
         frame = frame.f_back
-    paths -= {__file__, __name__, ""}  # what this code and its file are called, which differs in each container
+    paths -= {__file__, __name__, ""}  # this code and its file have other names in each container
     return paths if name == "__main__" else set()
 
 
