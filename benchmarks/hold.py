@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from benchmarks.report import Comparison, main
-from pipeline.agent_config import BASH_BLOCK
+from pipeline.agent.upstream import BASH_BLOCK
 from pipeline.task import ExitCode, Resources, SwebenchLog, Task, Verdict
 from workers.agent.observation import observe
 from workers.agent.reply import parse_reply

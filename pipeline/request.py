@@ -149,7 +149,7 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     version_at_enqueue: int
     sampling: Sampling
     limits: Limits
-    agent_config: str  # the agent's YAML files merged into one, see agent_config.py
+    agent_config: str  # the agent's YAML files merged into one, see agent/config.py
     tokenizer: str  # content hash under which the tokenizer is stored
     cursor: Count = 0  # position of the group's task in the run's task order
     # The share of passes, drawn by chance, whose tests are run once more with contradicted expectations.

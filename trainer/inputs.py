@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.agent_config import load_agent
+from pipeline.agent.config import load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.task import Task

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from pipeline.agent_config import load_agent
+from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage
 from pipeline.errors import LeaseLost, RolloutError, SandboxRuined
 from pipeline.request import Claim

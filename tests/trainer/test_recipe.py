@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.agent_config import load_agent
+from pipeline.agent.config import load_agent
 from trainer.recipe import differences, load_recipe, to_toml
 from trainer.recipe.reference import meanings, reference
 from trainer.recipe.schema import Recipe, Rollout

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from pipeline.agent_config import AgentConfig, load_agent
+from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.chat import ChatMessage
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
@@ -196,4 +196,5 @@ class _Play:
             "n_model_calls": len(self.turns),
             "model_cost": 0.0,
             "elapsed_seconds": time.monotonic() - self.started_at,
+            "image": self.request.task.image,
         }

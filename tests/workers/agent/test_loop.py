@@ -251,7 +251,7 @@ async def test_a_silent_engine_passes_through_and_leaves_the_turns_before(stage:
 
 async def test_a_useless_agent_config_is_the_requests_fault(stage: Stage) -> None:
     with pytest.raises(RequestError, match="agent config"):
-        await stage.play(bash("ls"), claim=claim(agent="agent: {}"))
+        await stage.play(bash("ls"), claim=claim(agent="agent: []"))
 
 
 @pytest.mark.docker

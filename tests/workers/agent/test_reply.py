@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from pipeline.agent_config import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
+from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from workers.agent.reply import BashCommand, FormatError, parse_reply
 
 BASH = re.compile(BASH_BLOCK, re.DOTALL)

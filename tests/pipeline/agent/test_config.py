@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.agent_config import load_agent
+from pipeline.agent.config import load_agent
 from pipeline.errors import RequestError
 
 LIVE: dict[str, Any] = {
@@ -170,13 +170,11 @@ def test_a_name_that_the_template_tests_for_may_be_absent() -> None:
         ("{{task}}", "{{task", "agent.instance_template: "),
         ("{{task}}", "{{task.title.nope}}", "agent.instance_template: "),
         ("{{task}}", "{{1 // 0}}", "agent.instance_template: "),
-        ("step_limit: 250", "step_limit: many", r"\$.agent.step_limit"),
-        ("  timeout: 60", "  timeout: soon", r"\$.environment.timeout"),
-        ("  instance_template", "  instance_templat", "instance_template"),
-        ("  action_observation_template", "  other", "agent.action_observation_template is missing"),
+        ("step_limit: 250", "step_limit: many", "agent.step_limit: expected a number"),
+        ("  timeout: 60", "  timeout: soon", "environment.timeout: expected a number"),
         ("agent:", "agent: [", "not YAML"),
         ("  step_limit", "  action_regex: '('\n  step_limit", "agent.action_regex: "),
-        ("  step_limit", "  action_regex: 'ls'\n  step_limit", "agent.action_regex: 0 groups"),
+        ("  step_limit", "  action_regex: '(l)(s)'\n  step_limit", "agent.action_regex: 2 groups"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_key(old: str, new: str, complaint: str) -> None:
@@ -185,15 +183,17 @@ def test_what_is_wrong_with_a_file_is_said_with_its_key(old: str, new: str, comp
         load_agent(FIRST.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "agent:", "just words", "agent: {}", "\t"])
+@pytest.mark.parametrize("text", ["", "[]", "agent:", "just words", "model: {}", "\t"])
 def test_a_file_that_is_no_agent_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="agent config"):
         load_agent(text)
 
 
-def test_tool_calls_are_refused_by_name() -> None:
-    with pytest.raises(RequestError, match=r"model\.action_regex is missing"):
-        load_agent(SECOND.replace("```mswea_bash_command", "tool call"))
+def test_a_file_of_2x_without_a_sign_of_text_speaks_in_tool_calls() -> None:
+    agent = load_agent(SECOND.replace("```mswea_bash_command", "tool call"))
+    assert agent.dialect == "tool_calls"
+    assert [tool["function"]["name"] for tool in agent.tools] == ["bash"]
+    assert load_agent(SECOND).tools == ()
 
 
 def test_a_template_cannot_reach_into_the_worker() -> None:

@@ -1,0 +1,329 @@
+"""What an agent says, how its replies are read, and where its episodes end: one agent file, ready for use.
+
+    every version    agent.{system_template, instance_template, step_limit}, environment.{timeout, env, forward_env, cwd}
+    1.x              agent.{action_observation_template, format_error_template, timeout_template, action_regex}
+    2.x              agent.{wall_time_limit_seconds, max_consecutive_format_errors}, environment.interpreter,
+                     model.{observation_template, format_error_template, action_regex}
+    ours             swerve.{exact, upstream, dialect, reminders, facts}
+
+The file travels as text inside a request, so everything wrong with it is a RequestError that names the key. What a file leaves
+out has upstream's default. Limits in the file only tighten the request's. `swerve.exact` takes upstream's behaviour also where
+ours is the better one.
+"""
+
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from pipeline.agent.files import parse
+from pipeline.agent.templates import Names, Prompt, compile_prompt
+from pipeline.agent.upstream import (
+    BASH_BLOCK,
+    BASH_TOOL,
+    LAST_REMINDER,
+    MSWEA_BLOCK,
+    MSWEA_TAG,
+    REMINDER,
+    REQUIRED,
+    Dialect,
+    Version,
+)
+from pipeline.agent.values import environment, number, text, texts
+from pipeline.agent.versions import Flavour, Tree, flavour_of, prompts_of, section
+from pipeline.errors import RequestError
+from pipeline.task import Task
+
+OUR_INTERPRETER: Final = ("bash", "-c")
+
+# A long output in a character that no prompt uses, to see how much a template shows.
+_PROBE: Final = "\u2588" * 200_000
+# Names of a moment of an episode; what it knows of a task for the start-up command.
+_LIVE: Final = frozenset({"task", "n_model_calls", "model_cost", "elapsed_seconds", "image"})
+_EFFECTIVE: Final = frozenset({"cwd", "timeout", "step_limit"})
+_TASK: Final = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "image_name"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSampling:
+    """What `model.model_kwargs` says about sampling; None where it says nothing. Whoever makes a request applies it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """One agent.
+
+    Every rendering takes the episode's live names: task, cwd, timeout, step_limit, n_model_calls, model_cost, elapsed_seconds,
+    image.
+    """
+
+    upstream: Version  # whose defaults and, if exact, whose behaviours hold
+    exact: bool
+    dialect: Dialect
+    action: re.Pattern[str]  # of the text dialect; its group, else its whole match, is the command
+    step_limit: int | None
+    command_s: float | None
+    wall_s: float | None
+    max_format_errors: int | None  # in a row; 0: no limit; None: the request's own
+    interpreter: tuple[str, ...]  # argv before the command
+    startup: Prompt | None  # a command that runs before the first turn and has to succeed
+    cwd: str | None  # that the file names; commands start there only if exact
+    env: Mapping[str, str]  # of the agent's commands
+    # Variables of the worker's process that the commands get too, unless env has them.
+    forward_env: tuple[str, ...]
+    sampling: ModelSampling
+    reminders: bool
+    shows_chars: int | None  # the observation template's own limit; None: it shows any output in full
+    system: Prompt
+    instance: Prompt
+    after_command: Prompt
+    after_format_error: Prompt
+    after_timeout: Prompt | None  # 1.x only; 2.x renders an observation with return code -1
+    names: Names
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model is told of."""
+        return (BASH_TOOL,) if self.dialect == "tool_calls" else ()
+
+    def opening(self, live: Names) -> tuple[str, str]:
+        """The system message and the first user message."""
+        names = self._names(live)
+        return self.system.render(names), self.instance.render(names)
+
+    def startup_command(self, task: Task) -> str | None:
+        """The command to run in the sandbox before the first turn."""
+        names = {
+            "instance_id": task.id,
+            "repo": task.repo,
+            "base_commit": task.base_commit,
+            "problem_statement": task.problem,
+            "image_name": task.image,
+        }
+        return self.startup.render(names) if self.startup else None
+
+    def observation(self, live: Names, *, command: str, exit_code: int | None, output: str) -> str:
+        """What the policy is told of a command's end. `exit_code` None: killed at its deadline."""
+        if exit_code is not None:
+            return self._observe(live, command, {"output": output, "returncode": exit_code}, "")
+        if self.after_timeout is not None:
+            action = {"action": command} if self.exact else {"action": command, "command": command}
+            return self.after_timeout.render({**self._names(live), "action": action, "output": output})
+        stopped = f"the command was stopped after {live['timeout']} seconds"
+        if self.exact:
+            stopped = f"Command '{command}' timed out after {self._names(live)['timeout']} seconds"
+            stopped = f"An error occurred while executing the command: {stopped}"
+        return self._observe(live, command, {"output": output, "returncode": -1}, stopped)
+
+    def not_executed(self, live: Names, *, command: str) -> str:
+        """What stands for the result of a tool call that was not carried out."""
+        return self._observe(live, command, {"output": "", "returncode": -1}, "action was not executed")
+
+    def format_error(
+        self,
+        live: Names,
+        *,
+        reason: str,
+        actions: Sequence[str],
+        finish_reason: str,
+        has_tool_calls: bool = False,
+    ) -> str:
+        """What the policy is told after a reply that cannot be carried out. `actions`: the commands found in its text."""
+        wrong: dict[str, object] = {"actions": list(actions)}
+        if not (self.exact and self.upstream != "2.4"):
+            wrong |= {"error": reason, "finish_reason": finish_reason}
+        if self.dialect == "tool_calls":
+            wrong["has_tool_calls"] = has_tool_calls
+        names = {} if self.exact and self.upstream == "2.4" else self._names(live)
+        return self.after_format_error.render({**names, **wrong})
+
+    def reminder(self, turns_left: int) -> str:
+        """What is appended to an observation (not to a format error or a 1.x timeout); empty without reminders."""
+        if not self.reminders or turns_left < 1:
+            return ""
+        return LAST_REMINDER if turns_left == 1 else REMINDER.format(turns_left=turns_left)
+
+    def _observe(self, live: Names, command: str, ended: dict[str, object], exception: str) -> str:
+        if self.upstream == "1.17":
+            ended["action"] = command
+        elif self.upstream == "2.4":
+            ended["exception_info"] = exception
+        names = self._names(live) | {"output": ended}
+        if not self.exact:
+            names["action"] = {"action": command, "command": command}
+        return self.after_command.render(names)
+
+    def _names(self, live: Names) -> dict[str, object]:
+        """The file's names and the moment's. If exact, directory and limits are the file's, as upstream would say them."""
+        names = {**live, **self.names} if self.exact else {**self.names, **live}
+        elapsed = names.get("elapsed_seconds")
+        if isinstance(elapsed, float):
+            names["elapsed_seconds"] = int(elapsed)
+        return names
+
+
+@lru_cache(maxsize=16)
+def load_agent(source: str) -> AgentConfig:
+    """The agent that `source` describes, every template tried once. Raises RequestError naming the key that is at fault."""
+    tree = parse(source)
+    flavour = flavour_of(tree)
+    exact, names = _flag(tree, "exact"), _names_of(tree, flavour)
+    if not exact:
+        names = {key: value for key, value in names.items() if key not in _EFFECTIVE}
+    agent, place, run = (section(tree, name) for name in ("agent", "environment", "run"))
+    version = flavour.version
+    turns = _number(agent, flavour, "step_limit")
+    startup = run.get("env_startup_command")
+    config = AgentConfig(
+        upstream=version,
+        exact=exact,
+        dialect=flavour.dialect,
+        action=_action(tree, flavour),
+        step_limit=None if turns is None else math.ceil(turns),
+        command_s=number("environment.timeout", place["timeout"], version, whole=True)
+        if "timeout" in place
+        else None,
+        wall_s=_number(agent, flavour, "wall_time_limit_seconds"),
+        max_format_errors=_max_format_errors(agent, flavour, exact=exact),
+        interpreter=_interpreter(tree, flavour, exact=exact),
+        startup=compile_prompt("run.env_startup_command", text("run.env_startup_command", startup), _TASK)
+        if startup
+        else None,
+        cwd=text("environment.cwd", place["cwd"]) if place.get("cwd") else None,
+        env=environment("environment.env", place.get("env") or {}, version),
+        forward_env=texts("environment.forward_env", place.get("forward_env") or []),
+        sampling=_sampling(tree),
+        reminders=_flag(tree, "reminders"),
+        shows_chars=None,
+        **_prompts(tree, flavour, frozenset(names) | _LIVE | _EFFECTIVE, exact=exact),
+        names=names,
+    )
+    return _tried(config)
+
+
+def _names_of(tree: Tree, flavour: Flavour) -> dict[str, object]:
+    """The names that templates may use: facts about the machine, and every setting of the agent, environment and model."""
+    facts: Mapping[str, Any] = section(tree, "swerve").get("facts") or platform.uname()._asdict()
+    names: dict[str, object] = dict(facts)
+    parts = (("agent", flavour.agent), ("environment", flavour.environment), ("model", flavour.model))
+    for name, defaults in parts:
+        names |= {key: value for key, value in defaults.items() if value is not REQUIRED}
+        names |= {str(key): value for key, value in section(tree, name).items()}
+    names.setdefault("model_name", "policy")
+    names.pop("image", None)  # the task's, and so of the moment
+    return names
+
+
+def _prompts(tree: Tree, flavour: Flavour, known: frozenset[str], *, exact: bool) -> dict[str, Any]:
+    v2 = flavour.version == "2.4"
+    where = "model" if v2 else "agent"
+    after_command = f"{where}.{'observation_template' if v2 else 'action_observation_template'}"
+    wrong = {"actions", "error", "finish_reason"} if v2 or not exact else {"actions"}
+    if flavour.dialect == "tool_calls":
+        wrong.add("has_tool_calls")
+    seen = {"output"} if exact else {"output", "action"}
+
+    def prompt(key: str, more: set[str], known: frozenset[str] = known) -> Prompt:
+        part, _, name = key.partition(".")
+        defaults = flavour.model if part == "model" else flavour.agent
+        source = section(tree, part).get(name, defaults.get(name))
+        if source is REQUIRED:
+            raise RequestError(
+                f"agent config: {key} is missing, which mini-swe-agent {flavour.version} requires; "
+                "merge this file with one that has prompts"
+            )
+        return compile_prompt(key, text(key, source), known | more)
+
+    return {
+        "system": prompt("agent.system_template", set()),
+        "instance": prompt("agent.instance_template", set()),
+        "after_command": prompt(after_command, seen),
+        "after_format_error": prompt(
+            f"{where}.format_error_template", wrong, frozenset() if v2 and exact else known
+        ),
+        "after_timeout": None if v2 else prompt("agent.timeout_template", {"output", "action"}),
+    }
+
+
+def _action(tree: Tree, flavour: Flavour) -> re.Pattern[str]:
+    """The file's own expression; else the version's."""
+    key = "model.action_regex" if flavour.version == "2.4" else "agent.action_regex"
+    part, _, name = key.partition(".")
+    defaults = flavour.model if part == "model" else flavour.agent
+    source = section(tree, part).get(name, defaults.get(name, BASH_BLOCK))
+    if source == MSWEA_BLOCK and "<mswea_bash_command>" in prompts_of(tree):
+        source = MSWEA_TAG
+    try:
+        action = re.compile(text(key, source), re.DOTALL)
+    except re.error as error:
+        raise RequestError(f"agent config: {key}: {error}") from error
+    if action.groups > 1:  # without a group, the whole match is the command
+        raise RequestError(f"agent config: {key}: {action.groups} groups; it may have one, the command")
+    return action
+
+
+def _interpreter(tree: Tree, flavour: Flavour, *, exact: bool) -> tuple[str, ...]:
+    said = section(tree, "environment").get("interpreter")
+    if said and (not exact or "interpreter" in flavour.environment):
+        return texts("environment.interpreter", said)
+    return flavour.interpreter if exact else OUR_INTERPRETER
+
+
+def _max_format_errors(agent: Mapping[str, Any], flavour: Flavour, *, exact: bool) -> int | None:
+    key = "max_consecutive_format_errors"
+    if key not in agent and not exact:
+        return None
+    most = number(f"agent.{key}", agent.get(key, flavour.agent.get(key, 0)), flavour.version, whole=True)
+    if most is None:
+        return 0
+    return math.ceil(most)
+
+
+def _sampling(tree: Tree) -> ModelSampling:
+    said = section(tree, "model").get("model_kwargs")
+    if not isinstance(said, Mapping):  # a list of models, between which 1.x's roulette chooses
+        return ModelSampling()
+    known = cast(Mapping[str, Any], said)
+    most = known.get("max_tokens", known.get("max_completion_tokens"))
+    for name, value in (
+        ("temperature", known.get("temperature")),
+        ("top_p", known.get("top_p")),
+        ("max_tokens", most),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise RequestError(f"agent config: model.model_kwargs.{name}: expected a number, got {value!r}")
+    return ModelSampling(known.get("temperature"), known.get("top_p"), most)
+
+
+def _number(agent: Mapping[str, Any], flavour: Flavour, key: str) -> float | None:
+    """A limit of the agent; None for no limit."""
+    return number(f"agent.{key}", agent.get(key, flavour.agent.get(key, 0)), flavour.version, whole=True)
+
+
+def _flag(tree: Tree, name: str) -> bool:
+    value = section(tree, "swerve").get(name, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"agent config: swerve.{name}: expected true or false, got {value!r}")
+    return value
+
+
+def _tried(config: AgentConfig) -> AgentConfig:
+    """`config` with the observation template's own limit measured. Raises RequestError if a template cannot be rendered."""
+    live: Names = dict.fromkeys(_LIVE | _EFFECTIVE, 1) | {"task": "", "cwd": "/", "image": ""}
+    config.opening(live)
+    config.format_error(live, reason="", actions=(), finish_reason="stop")
+    config.format_error(
+        live, reason="", actions=("true", "true"), finish_reason="length", has_tool_calls=True
+    )
+    config.observation(live, command="true", exit_code=0, output="")
+    config.observation(live, command="true", exit_code=None, output="")
+    config.not_executed(live, command="true")
+    shown = config.observation(live, command="true", exit_code=1, output=_PROBE).count(_PROBE[0])
+    return replace(config, shows_chars=shown if shown < len(_PROBE) else None)

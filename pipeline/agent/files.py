@@ -1,0 +1,145 @@
+"""Agent files on their way into a request: read, merged as mini-swe-agent merges them, and written as one YAML text.
+
+A `spec` is a path, or `section.key=value` with a JSON value (anything else is text); later ones win, key by key.
+"""
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+import yaml
+
+from pipeline.agent.templates import names_in
+from pipeline.agent.versions import Tree, section
+from pipeline.errors import RequestError
+
+# Keys of `model` and `model.model_kwargs` that may hold secrets. They are left out of what travels.
+SECRETS = frozenset(
+    {"api_key", "extra_headers", "headers", "azure_ad_token", "aws_secret_access_key", "import_password"}
+)
+
+
+def merged(specs: Sequence[str]) -> dict[str, Any]:
+    """All files and values as one tree. Raises ValueError naming the spec that cannot be read."""
+    tree: dict[str, Any] = {}
+    for spec in specs:
+        tree = recursive_merge(tree, _assignment(spec) if "=" in spec else _file(Path(spec)))
+    return tree
+
+
+def recursive_merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Upstream's rule: dicts are merged key by key, everything else of `second` replaces what `first` has."""
+    result: dict[str, Any] = dict(first)
+    for key, value in second.items():
+        before = result.get(key)
+        result[key] = recursive_merge(before, value) if _is_dict(before) and _is_dict(value) else value
+    return result
+
+
+def to_text(tree: Mapping[str, Any]) -> str:
+    """The tree as YAML that reads again as an equal tree."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
+
+
+def parse(text: str) -> dict[str, dict[str, Any]]:
+    """The sections of one YAML text. Raises RequestError for what is no agent file."""
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise RequestError(f"agent config is not YAML: {error}") from error
+    if not _is_dict(tree):
+        raise RequestError("agent config: expected sections such as agent, environment and model")
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in tree.items():
+        # Upstream takes an empty section for an absent one; only the agent itself may not be empty.
+        if not _is_dict(value) and (value is not None or name == "agent"):
+            raise RequestError(f"agent config: {name}: expected keys and values, got {value!r}")
+        sections[str(name)] = dict(value or {})
+    return sections
+
+
+def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` without the keys that may hold a password or a token, at any depth below `model` and `environment`."""
+
+    def clean(value: Any) -> Any:
+        if _is_dict(value):
+            return {key: clean(inner) for key, inner in value.items() if key not in SECRETS}
+        return [clean(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
+
+    return {name: clean(value) if name in ("model", "environment") else value for name, value in tree.items()}
+
+
+def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` with the facts about this machine that its prompts may use, so that all members of a group see one prompt.
+
+    Like upstream's local environment, variables of this process's environment can be used; only those that a template names
+    are written down.
+    """
+    facts = {name: str(value) for name, value in platform.uname()._asdict().items()}
+    for name in sorted(_used_names(tree)):
+        if name in os.environ:
+            facts.setdefault(name, os.environ[name])
+    swerve = tree.get("swerve")
+    return {**tree, "swerve": {**(swerve if _is_dict(swerve) else {}), "facts": facts}}
+
+
+def _used_names(tree: Tree) -> set[str]:
+    templates = [
+        value
+        for name in ("agent", "model")
+        if _is_dict(tree.get(name))
+        for key, value in section(tree, name).items()
+        if isinstance(value, str) and str(key).endswith("_template")
+    ]
+    return {name for template in templates for name in names_in(template)}
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    if path.suffix != ".yaml" and not path.exists():
+        path = path.with_suffix(".yaml")  # as upstream completes a name
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}; give an agent's YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not _is_dict(tree):
+        raise ValueError(f"{path}: expected sections such as agent, environment and model")
+    return tree
+
+
+def _assignment(spec: str) -> dict[str, Any]:
+    """`a.b=c` as {"a": {"b": c}}."""
+    name, _, said = spec.partition("=")
+    keys = name.split(".")
+    if not all(keys):
+        raise ValueError(f"{spec!r}: an empty key; write it as section.key=value, as in agent.step_limit=50")
+    value: Any = said
+    with contextlib.suppress(json.JSONDecodeError):  # what is no JSON is text
+        value = json.loads(said)
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, so that people can read a prompt."""
+
+
+def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return cast(Any, dumper).represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
+
+
+_Dumper.add_representer(str, _as_block)
