@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pipeline import artefacts
-from pipeline.agent_config import load_agent
+from pipeline.agent.config import load_agent
 from pipeline.errors import RequestError, SandboxError, describe_error
 from pipeline.request import Claim, Endpoint, Limits, Sampling
 from pipeline.task import Task
