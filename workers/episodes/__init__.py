@@ -1,0 +1,1 @@
+"""Episodes without a queue: requests arrive on standard input, trajectories leave on standard output."""
