@@ -16,21 +16,13 @@ M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
 
 
-class EpisodeProgress(Message, frozen=True, kw_only=True, tag="progress"):
-    """Where a running episode is."""
+class EpisodeReport(Message, frozen=True, kw_only=True):
+    """Where an episode is; with its trajectory, once it is finished or has failed for the last time."""
 
     request_id: str
-    phase: str
-    turn: int
-
-
-class EpisodeEnd(Message, frozen=True, kw_only=True, tag="end"):
-    """An episode that is finished, or has failed for the last time."""
-
-    trajectory: Trajectory
-
-
-EpisodeReport = EpisodeProgress | EpisodeEnd
+    phase: str = ""  # see workers/status.py
+    turn: int = 0  # finished turns
+    trajectory: Trajectory | None = None
 
 
 def encode_frame(message: Message) -> bytes:

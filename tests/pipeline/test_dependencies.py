@@ -20,6 +20,7 @@ COMMANDS = [
     ("workers.reap", []),
     ("trainer.run", RUN),
     ("trainer.evaluate", RUN),
+    ("workers.episodes", []),
     ("trainer.report", ["runs/demo"]),
     ("trainer.curve", ["runs/demo"]),
     ("trainer.tasksets", ["import", "--help"]),

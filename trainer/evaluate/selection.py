@@ -12,17 +12,17 @@ SHUFFLE_SEED = 42  # mini-swe-agent's, so that the same options choose the same 
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class TaskSelection:
     """Empty or None: no restriction."""
 
     shuffle: bool = False
-    filter: str = ""  # regular expression that an id begins with; with or without its source
-    slice: str = ""  # START:STOP or START:STOP:STEP, as Python slices
+    pattern: str = ""  # regular expression that an id begins with; with or without its source
+    part: str = ""  # START:STOP or START:STOP:STEP, as Python slices
     max_instances: int | None = None
 
     def of(self, tasks: Sequence[Task]) -> list[Task]:
         """Raises ValueError for an option that cannot be read, or that leaves no task."""
-        pattern, part = self._pattern(), self._slice()
+        pattern, part = self._compiled(), self._slice()
         if self.max_instances is not None and self.max_instances < 1:
             raise ValueError(f"--max-instances {self.max_instances}: give 1 or more")
         chosen = list(tasks)
@@ -33,21 +33,23 @@ class Selection:
         chosen = chosen[part][: self.max_instances]
         if not chosen:
             raise ValueError(
-                f"no task is left of {len(tasks)}: loosen --filter {self.filter!r} or --slice {self.slice!r}"
+                f"no task is left of {len(tasks)}: loosen --filter {self.pattern!r} or --slice {self.part!r}"
             )
         return chosen
 
-    def _pattern(self) -> re.Pattern[str]:
+    def _compiled(self) -> re.Pattern[str]:
         try:
-            return re.compile(self.filter)
+            return re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"--filter {self.filter!r} is not a regular expression: {error}") from error
+            raise ValueError(f"--filter {self.pattern!r} is not a regular expression: {error}") from error
 
     def _slice(self) -> slice:
-        parts = self.slice.split(":")
+        parts = self.part.split(":")
         try:
-            if len(parts) > 3 or (self.slice and len(parts) == 1):
+            if len(parts) > 3 or (self.part and len(parts) == 1):
                 raise ValueError
-            return slice(*(int(part) if part.strip() else None for part in parts)) if self.slice else slice(None)
+            return (
+                slice(*(int(part) if part.strip() else None for part in parts)) if self.part else slice(None)
+            )
         except ValueError:
-            raise ValueError(f"--slice {self.slice!r}: give START:STOP, as in 0:5") from None
+            raise ValueError(f"--slice {self.part!r}: give START:STOP, as in 0:5") from None

@@ -28,7 +28,9 @@ class Estimate:
 def pass_at_k(num_episodes: int, num_resolved: int, k: int) -> float:
     """Raises ValueError unless 1 <= k <= num_episodes."""
     if not 1 <= k <= num_episodes:
-        raise ValueError(f"pass@{k} cannot be told from {num_episodes} episodes: k must be between 1 and that")
+        raise ValueError(
+            f"pass@{k} cannot be told from {num_episodes} episodes: k must be between 1 and that"
+        )
     return 1 - comb(num_episodes - num_resolved, k) / comb(num_episodes, k)
 
 
@@ -38,7 +40,9 @@ def estimate(per_task: Sequence[float]) -> Estimate | None:
         return None
     means = _resampled_means(per_task)
     outside = (1 - INTERVAL) / 2
-    return Estimate(fmean(per_task), _percentile(means, outside), _percentile(means, 1 - outside), len(per_task))
+    return Estimate(
+        fmean(per_task), _percentile(means, outside), _percentile(means, 1 - outside), len(per_task)
+    )
 
 
 def pass_at(graded: Mapping[str, Sequence[bool]], k: int) -> Estimate | None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 from typing import BinaryIO
 
 from pipeline.errors import describe_error
-from pipeline.frames import EpisodeEnd, EpisodeReport, encode_frame, read_frame
+from pipeline.frames import EpisodeReport, encode_frame, read_frame
 from pipeline.request import RolloutRequest
 from workers.episodes.playing import EpisodePlayer
 from workers.grading.grade import Grader
@@ -85,7 +85,8 @@ async def _play_all(player: EpisodePlayer, requests: asyncio.StreamReader, write
     running = set[asyncio.Task[None]]()
 
     async def play(request: RolloutRequest) -> None:
-        await writer.write(EpisodeEnd(trajectory=await player.play(request)))
+        trajectory = await player.play(request)
+        await writer.write(EpisodeReport(request_id=request.id, trajectory=trajectory))
 
     try:
         while (request := await read_frame(requests, RolloutRequest)) is not None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from pipeline.errors import FailureClass, class_of
-from pipeline.frames import EpisodeProgress
+from pipeline.frames import EpisodeReport
 from pipeline.request import Claim, RolloutRequest
 from pipeline.trajectory import Failed, Trajectory, failed_trajectory, failure_of
 from workers.rollout import PatchGrader, Policies, run_rollout
@@ -29,7 +29,7 @@ class EpisodePlayer:
     sandboxes: Sandboxes
     grader: PatchGrader
     worker: str
-    report: Callable[[EpisodeProgress], Awaitable[None]]
+    report: Callable[[EpisodeReport], Awaitable[None]]
 
     async def play(self, request: RolloutRequest) -> Trajectory:
         """The trajectory of `request`; a failed one once its budget is spent."""
@@ -71,7 +71,7 @@ class EpisodePlayer:
             while True:
                 if (status.phase, status.turn) != known:
                     known = (status.phase, status.turn)
-                    await self.report(EpisodeProgress(request_id=request_id, phase=known[0], turn=known[1]))
+                    await self.report(EpisodeReport(request_id=request_id, phase=known[0], turn=known[1]))
                 await asyncio.sleep(REPORT_EVERY_S)
 
         watching = asyncio.create_task(watch())

@@ -16,7 +16,7 @@ from pipeline.policy_lease import PolicyHolder
 from pipeline.request import RolloutRequest
 from pipeline.taskfile import write_tasks
 from tests.trainer.processes import RECIPE, TrainerProcess, start
-from trainer.evaluate import TaskOutcome, main
+from trainer.evaluate.weights import TaskOutcome, main
 
 
 @pytest.fixture

@@ -1,0 +1,149 @@
+"""TaskSelection, statistics, the record of results, and comparisons."""
+
+import json
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.scripted_fleet import task
+from pipeline.taskfile import fingerprint
+from trainer.evaluate import compare
+from trainer.evaluate.results import EpisodeResult, EvaluationDirectory, graded_runs
+from trainer.evaluate.selection import TaskSelection
+from trainer.evaluate.statistics import estimate, paired_difference, pass_at, pass_at_k
+
+TASKS = [task(f"bench:{name}") for name in ("b-2", "a-1", "c-3", "a-10")]
+
+
+def ids(selection: TaskSelection) -> list[str]:
+    return [one.id.removeprefix("bench:") for one in selection.of(TASKS)]
+
+
+def test_tasks_are_filtered_then_sliced() -> None:
+    assert ids(TaskSelection(pattern="a-")) == ["a-1", "a-10"]
+    assert ids(TaskSelection(pattern="bench:c")) == ["c-3"]
+    assert ids(TaskSelection(pattern=".*-[12]", part="1:")) == ["a-1", "a-10"]
+    assert ids(TaskSelection(part="0:2")) == ["b-2", "a-1"]
+    assert ids(TaskSelection(part="::2", max_instances=1)) == ["b-2"]
+
+
+def test_shuffling_is_the_same_each_time_whatever_the_file_s_order() -> None:
+    assert ids(TaskSelection(shuffle=True)) == [
+        one.id.removeprefix("bench:") for one in TaskSelection(shuffle=True).of(TASKS[::-1])
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        TaskSelection(part="1"),
+        TaskSelection(part="a:b"),
+        TaskSelection(pattern="("),
+        TaskSelection(pattern="zzz"),
+    ],
+)
+def test_a_selection_that_cannot_be_made_is_refused(wrong: TaskSelection) -> None:
+    with pytest.raises(ValueError, match=r"--slice|--filter"):
+        wrong.of(TASKS)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_success(runs: list[bool], k: int) -> None:
+    if k > len(runs):
+        with pytest.raises(ValueError, match="k must be between"):
+            pass_at_k(len(runs), sum(runs), k)
+    else:
+        share = fmean(any(some) for some in combinations(runs, k))
+        assert pass_at_k(len(runs), sum(runs), k) == pytest.approx(share)
+
+
+def test_tasks_with_too_few_graded_episodes_are_left_out_of_pass_at_k() -> None:
+    found = pass_at({"a": [True, False], "b": [True]}, 2)
+    assert found is not None
+    assert (found.value, found.num_tasks) == (1.0, 1)
+    assert pass_at({"a": [True]}, 2) is None
+
+
+def test_the_interval_holds_the_mean_and_shrinks_with_more_tasks() -> None:
+    few, many = estimate([0.0, 1.0] * 5), estimate([0.0, 1.0] * 200)
+    assert few is not None
+    assert many is not None
+    assert few.low < few.value < few.high
+    assert many.high - many.low < (few.high - few.low) / 3
+    assert estimate([0.0, 1.0] * 5) == few, "the same results give the same interval"
+
+
+def test_a_paired_difference_is_over_tasks_that_both_have() -> None:
+    found = paired_difference(
+        {"a": [True], "b": [False], "c": [True]}, {"a": [True], "b": [True], "d": [True]}
+    )
+    assert found is not None
+    assert (found.value, found.num_tasks) == (0.5, 2)
+
+
+def row(name: str, resolved: bool | None, sample: int = 0) -> EpisodeResult:
+    return EpisodeResult(
+        instance_id=name,
+        task_id=f"bench:{name}",
+        sample=sample,
+        resolved=resolved,
+        reward=None if resolved is None else float(resolved),
+        decided_by="",
+        control="",
+        exit_status="Submitted",
+        patch_source="submission",
+        n_steps=1,
+        error="",
+        elapsed=1.0,
+        prompt_tokens=0,
+        completion_tokens=0,
+        run_dir=name,
+        task=fingerprint(task(f"bench:{name}")),
+    )
+
+
+def record(directory: Path, *rows: EpisodeResult) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "results.jsonl").open("ab") as file:
+        file.writelines(msgspec.json.encode(one) + b"\n" for one in rows)
+    return directory
+
+
+def test_a_line_that_a_kill_tore_is_cut_off_and_the_last_line_of_an_episode_counts(tmp_path: Path) -> None:
+    record(tmp_path, row("a-1", None), row("a-1", True), row("b-2", False), row("b-2", True, sample=1))
+    whole = (tmp_path / "results.jsonl").read_bytes()
+    (tmp_path / "results.jsonl").write_bytes(whole + msgspec.json.encode(row("c-3", True))[:40])
+    directory = EvaluationDirectory(tmp_path, "m")
+    directory.open()
+    assert graded_runs(directory.known.values()) == {"bench:a-1": [True], "bench:b-2": [False, True]}
+    assert (tmp_path / "results.jsonl").read_bytes() == whole
+    assert directory.has(TASKS[1], 0)
+    assert not directory.has(TASKS[2], 0)
+    assert not directory.has(task("bench:a-1", problem="another"), 0), "the task has changed since"
+
+
+def test_comparing_names_what_was_won_and_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = record(tmp_path / "A", row("a-1", True), row("b-2", False), row("c-3", False), row("a-10", None))
+    second = record(tmp_path / "B", row("a-1", False), row("b-2", True), row("c-3", True), row("a-10", True))
+    assert compare.main([str(first), str(second), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["won"], found["lost"]) == (["bench:b-2", "bench:c-3"], ["bench:a-1"])
+    assert found["difference"]["value"] == pytest.approx(1 / 3)
+    assert (found["num_equal"], found["num_left_out"]) == (0, 1)
+    assert compare.main([str(first), str(second)]) == 0
+    assert "won 2: bench:b-2, bench:c-3" in capsys.readouterr().out
+    assert compare.main([str(first), str(tmp_path)]) == 2
+
+
+def test_evaluating_a_model_behind_a_server_needs_a_worker_s_packages_alone() -> None:
+    heavy = "{'torch', 'megatron', 'numpy', 'transformers', 'tensorboard', 'workers'}"
+    code = f"import sys, trainer.evaluate.__main__; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
