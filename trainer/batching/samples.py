@@ -1,9 +1,9 @@
 """A trajectory → the samples that it is trained as, checked before they reach the learner.
 
 There is one sample per unbroken run of turns, in which each turn's prompt repeats what came before it, so prompts are not
-trained once per turn. Where the context was cut, the next sample starts. Every sampled token is trained in exactly one sample,
-with the id, log-prob and weight version that the engine reported. Nothing here has a tokenizer. Shape suffix T: tokens of one
-sample.
+trained once per turn. Where the context was cut, the next sample starts; where the request says `every_step`, each turn is a
+sample of its own. Every sampled token is trained in exactly one sample, after exactly the tokens that the engine held, with the
+id, log-prob and weight version that the engine reported. Nothing here has a tokenizer. Shape suffix T: tokens of one sample.
 """
 
 from collections.abc import Iterator
@@ -43,13 +43,16 @@ class Branch:
         self.versions += [-1] * len(fed) + list(version_at(turn.versions, len(sampled)))
 
 
-def branches(turns: tuple[Turn, ...]) -> Iterator[Branch]:
-    """One branch per unbroken run of turns, in order. Raises ValueError for a turn that kept more tokens than there were."""
+def branches(turns: tuple[Turn, ...], *, every_step: bool = False) -> Iterator[Branch]:
+    """One branch per unbroken run of turns, in order; with `every_step` one per turn.
+
+    Raises ValueError for a turn that kept more tokens than there were.
+    """
     branch = Branch()
     for number, turn in enumerate(turns):
         if not 0 <= turn.kept_tokens <= len(branch.tokens):
             raise ValueError(f"turn {number} kept {turn.kept_tokens} of {len(branch.tokens)} tokens")
-        if turn.kept_tokens < len(branch.tokens):
+        if turn.kept_tokens < len(branch.tokens) or (every_step and branch.tokens):
             if any(branch.trained):
                 yield branch
             branch = branch.prefix(turn.kept_tokens)
@@ -75,7 +78,7 @@ def samples_of(trajectory: Trajectory, *, vocab_size: int, max_tokens: int) -> t
             advantages_T=np.zeros(len(branch.tokens), np.float32),
             versions_T=np.array(branch.versions, np.int32),
         )
-        for number, branch in enumerate(branches(trajectory.turns))
+        for number, branch in enumerate(branches(trajectory.turns, every_step=request.context.every_step))
     )
     for sample in made:
         _check(sample, vocab_size=vocab_size, max_tokens=max_tokens)

@@ -60,14 +60,17 @@ class Watcher(Protocol):
 
 
 class Policy(Protocol):
-    """One episode's conversation, which only ever grows. Its turns lack actions. Raises EngineError."""
+    """One episode's conversation. Its turns lack actions. Raises EngineError."""
 
     async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
         """The first reply. None: the context has no room for one."""
         ...
 
-    async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
-        """The next reply, after `messages`. None: the context has no room for one."""
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn | None:
+        """The next reply, after `messages`. None: the context has no room for one.
+
+        `forget_reply`: the last reply is taken out of the context before the messages are put into it.
+        """
         ...
 
 

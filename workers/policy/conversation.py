@@ -1,6 +1,7 @@
 """One episode's token sequence: what was fed and what was sampled, and nothing else.
 
-A `Sampler` does the sampling; how many tokens still fit is decided here.
+A `Sampler` does the sampling, a `Window` (context.py) decides what of the episode stands in the context. What the engine held
+and what is fed next share their first tokens (`kept_tokens`); everything behind them is fed, kept replies after a cut too.
 """
 
 import time
@@ -12,10 +13,9 @@ from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import RolloutRequest
-from pipeline.trajectory import Turn, VersionSpan
+from pipeline.trajectory import Cut, Turn, VersionSpan
+from workers.policy.context import Episode, Window
 from workers.policy.render import Renderer
-
-MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +43,51 @@ class Conversation:
         self._sampler = sampler
         self._max_new_tokens = request.sampling.max_new_tokens
         self._context_tokens = request.limits.context_tokens
+        self._window = Window(
+            renderer,
+            request.context,
+            context_tokens=self._context_tokens,
+            max_new_tokens=self._max_new_tokens,
+        )
+        self._episode = Episode((), ())  # as it was put to the policy for its last reply
+        self._reply: tuple[int, ...] = ()
         self._held: list[int] = []  # exactly what the engine holds after the last turn
         self._num_turns = 0
 
     async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
         """The first reply, after `opening`. None: the context has no room for one."""
-        return await self._speak(opening, self._renderer.first_prompt(opening))
+        return await self._speak(self._window.opened(opening), len(opening))
 
-    async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
-        """The reply after more messages. None: the context has no room for one; the conversation is unchanged."""
-        last_id = self._held[-1] if self._held else None
-        return await self._speak(messages, self._renderer.suffix(messages, last_id=last_id))
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn | None:
+        """The reply after more messages. None: the context has no room for one; the conversation is unchanged.
 
-    async def _speak(self, told: Sequence[ChatMessage], fed: Sequence[int]) -> Turn | None:
-        largest = max(fed, default=0)
-        # Such a token would end the engine's scheduler, not only this request.
-        if largest >= self._renderer.vocab_size:
-            raise RequestError(
-                f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
-            )
-        prompt = [*self._held, *fed]
-        room_tokens = self._context_tokens - len(prompt)
-        if room_tokens < min(MIN_ROOM_TOKENS, self._max_new_tokens):
+        `forget_reply`: the last reply is taken out of the context before the messages are put into it.
+        """
+        if forget_reply:
+            longer = self._window.told_again(self._episode, messages)
+        else:
+            longer = self._window.told(self._episode, self._reply, messages)
+        return await self._speak(longer, len(messages), forgot_reply=forget_reply)
+
+    async def _speak(self, longer: Episode, num_told: int, *, forgot_reply: bool = False) -> Turn | None:
+        """The reply to `longer`, as far as it fits into the context. Its last `num_told` messages are new."""
+        episode = self._window.fit(longer)
+        if episode is None:
             return None
+        prompt = episode.ids()
+        kept_tokens = _num_common(self._held, prompt)
+        fed = prompt[kept_tokens:]
+        self._check(fed)
+        room_tokens = self._context_tokens - len(prompt)
         started_at = time.monotonic()
         sampled = await self._sampler.sample(
             prompt, max_new_tokens=min(self._max_new_tokens, room_tokens), turn=self._num_turns
         )
-        kept_tokens = len(self._held)
+        num_new = episode.num_newest
+        if episode.omitted != self._episode.omitted:
+            num_new += episode.num_marker
+        cut = self._cut_before(episode, kept_tokens, forgot_reply=forgot_reply)
+        self._episode, self._reply = episode, tuple(sampled.ids)
         self._held = [*prompt, *sampled.ids]
         self._num_turns += 1
         cut_by_context = sampled.stop == "length" and room_tokens < self._max_new_tokens
@@ -82,7 +99,38 @@ class Conversation:
             versions=sampled.versions,
             stop="context" if cut_by_context else sampled.stop,
             text=self._renderer.decode(sampled.ids),
-            told=tuple(told),
+            told=episode.newest[-num_told:],
+            cut=cut,
             engine=sampled.engine,
             generate_s=time.monotonic() - started_at,
+            repeated_tokens=max(0, len(fed) - num_new),
         )
+
+    def _cut_before(self, episode: Episode, kept_tokens: int, *, forgot_reply: bool) -> Cut | None:
+        """What `episode` lacks that the policy saw, or would have seen, before. None: nothing."""
+        dropped_chars = episode.units[-1].dropped_chars if episode.units else 0
+        if kept_tokens == len(self._held) and not dropped_chars:
+            return None
+        return Cut(
+            num_omitted=len(episode.omitted),
+            marker=episode.marker,
+            num_thoughts=episode.num_thoughts - self._episode.num_thoughts,
+            dropped_chars=dropped_chars,
+            forgot_reply=forgot_reply,
+        )
+
+    def _check(self, fed: Sequence[int]) -> None:
+        """Raises RequestError for an id that the model has not: it would end the engine's scheduler, not only this request."""
+        largest = max(fed, default=0)
+        if largest >= self._renderer.vocab_size:
+            raise RequestError(
+                f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
+            )
+
+
+def _num_common(held: list[int], prompt: list[int]) -> int:
+    """How many leading ids both have."""
+    if prompt[: len(held)] == held:
+        return len(held)
+    pairs = enumerate(zip(held, prompt, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(held), len(prompt)))

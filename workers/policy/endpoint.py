@@ -23,7 +23,7 @@ import msgspec
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.request import Claim, Endpoint, Sampling
-from pipeline.trajectory import Turn, Usage
+from pipeline.trajectory import Cut, Turn, Usage
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -112,11 +112,16 @@ class EndpointConversation:
         """The first reply, after `opening`. None: the server says that its context has no room."""
         return await self._speak(opening)
 
-    async def answer(self, messages: Sequence[ChatMessage]) -> Turn | None:
-        """The reply after more messages. None: the server says that its context has no room."""
-        return await self._speak(messages)
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn | None:
+        """The reply after more messages. None: the server says that its context has no room.
 
-    async def _speak(self, told: Sequence[ChatMessage]) -> Turn | None:
+        `forget_reply`: the last reply is no longer sent.
+        """
+        if forget_reply:
+            del self._messages[-1:]
+        return await self._speak(messages, Cut(forgot_reply=True) if forget_reply else None)
+
+    async def _speak(self, told: Sequence[ChatMessage], cut: Cut | None = None) -> Turn | None:
         self._messages += told
         started_at = time.monotonic()
         answer = await self._server.ask(self._body())
@@ -134,6 +139,7 @@ class EndpointConversation:
             text=reply.content,
             reply=reply,
             told=tuple(told),
+            cut=cut,
             usage=answer.usage and answer.usage.counted,
             engine=self._server.endpoint.api_base,
             generate_s=time.monotonic() - started_at,

@@ -1,0 +1,248 @@
+"""What of an episode stands in the context: all of it while it fits, else its opening, its first and its newest units.
+
+Everything works on ids. What a cut keeps keeps its ids, those of sampled replies above all; only the message that bears the
+note about omitted turns, and a message that has to be shortened, are rendered anew. With the policy "head_tail" every prompt
+leaves room for `max_new_tokens`, or there is none.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as with_fields
+
+from pipeline.chat import ChatMessage
+from pipeline.request import Context
+from workers.policy.render import Renderer
+from workers.policy.thoughts import opened_thought, thought_tokens
+
+MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
+_MARKER = "[... {} turn(s) of interaction history omitted due to context window limit ...]"
+_SHORTENED = "\n[... {} character(s) omitted due to context window limit ...]\n"
+_FRAME_TOKENS = 8  # what the note about omitted turns may cost besides its words; only an estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A reply of the policy and what it was told after it; a cut keeps or omits both."""
+
+    reply: tuple[int, ...]  # as sampled, without a thought that was taken out
+    told: tuple[ChatMessage, ...]
+    fed: tuple[int, ...]  # `told` as ids, between the end of this reply and the opening of the next one
+    opening: tuple[int, ...] = ()  # ids before the reply that opened the thought taken out, and go with it
+    thought_tokens: int | None = None  # of the thought taken out of the reply; None: it was not looked for
+    dropped_chars: int = 0  # cut out of the middle of `told`
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.reply) + len(self.fed)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """All that was told and said so far, and which of it stands in the context."""
+
+    opening: tuple[ChatMessage, ...]
+    opening_ids: tuple[int, ...]
+    units: tuple[Unit, ...] = ()
+    omitted: range = range(0)  # units that no longer stand in the context
+    marker: str = ""  # the note in their place
+    marked: tuple[int, ...] = ()  # the ids of what was told before them, with the note
+
+    def ids(self) -> list[int]:
+        """The prompt of the next reply."""
+        ids = list(self.marked if self.omitted and not self.omitted.start else self.opening_ids)
+        for number, unit in self._shown():
+            if unit.opening and tuple(ids[-len(unit.opening) :]) == unit.opening:
+                del ids[-len(unit.opening) :]
+            ids += unit.reply
+            ids += self.marked if self.omitted and number + 1 == self.omitted.start else unit.fed
+        return ids
+
+    @property
+    def newest(self) -> tuple[ChatMessage, ...]:
+        """What was told last."""
+        return self.units[-1].told if self.units else self.opening
+
+    @property
+    def num_newest(self) -> int:
+        """How many tokens that takes."""
+        return len(self.units[-1].fed if self.units else self.opening_ids)
+
+    @property
+    def num_marker(self) -> int:
+        """How many tokens the note takes."""
+        if not self.omitted:
+            return 0
+        before = self.units[self.omitted.start - 1].fed if self.omitted.start else self.opening_ids
+        return len(self.marked) - len(before)
+
+    @property
+    def num_thoughts(self) -> int:
+        """How many replies have lost their thoughts."""
+        return sum(bool(unit.thought_tokens) for unit in self.units)
+
+    def _shown(self) -> Iterator[tuple[int, Unit]]:
+        return ((n, unit) for n, unit in enumerate(self.units) if n not in self.omitted)
+
+
+class Window:
+    """Puts an episode into the context: renders what comes to it, and cuts what does not fit."""
+
+    def __init__(
+        self, renderer: Renderer, context: Context, *, context_tokens: int, max_new_tokens: int
+    ) -> None:
+        self._renderer = renderer
+        self._context = context
+        reserved = max_new_tokens
+        if context.policy == "stop":
+            reserved = min(MIN_ROOM_TOKENS, max_new_tokens)
+        self._max_prompt_tokens = context_tokens - reserved
+        self._closing, self._opening = "", ()
+        if context.thinking != "keep":
+            probe = renderer.suffix([ChatMessage("user", "")], last_id=renderer.end_id)
+            self._closing, num_ids = opened_thought(probe, renderer.decode)
+            self._opening = tuple(probe[len(probe) - num_ids :])
+
+    def opened(self, opening: Sequence[ChatMessage]) -> Episode:
+        """An episode of which only the opening was told."""
+        return Episode(tuple(opening), tuple(self._renderer.first_prompt(opening)))
+
+    def told(self, episode: Episode, reply: Sequence[int], messages: Sequence[ChatMessage]) -> Episode:
+        """The episode after `reply`, to which `messages` were told."""
+        unit = self._rendered(Unit(tuple(reply), tuple(messages), ()))
+        return replace(episode, units=(*episode.units, unit))
+
+    def told_again(self, episode: Episode, messages: Sequence[ChatMessage]) -> Episode:
+        """The episode in which `messages` follow what was told last, without a reply between."""
+        if not episode.units:
+            return self.opened((*episode.opening, *messages))
+        *before, last = episode.units
+        longer = self._rendered(replace(last, told=(*last.told, *messages), dropped_chars=0))
+        return replace(episode, units=(*before, longer))
+
+    def fit(self, episode: Episode) -> Episode | None:
+        """The episode with a prompt that leaves room for a reply. None: no cut can make it so."""
+        if self._context.thinking == "strip":
+            episode = self._without_thoughts(episode)
+        if self._fits(episode):
+            return episode
+        if self._context.policy == "stop" or not episode.units:
+            return None
+        if self._context.thinking == "strip_on_cut":
+            episode = self._without_thoughts(episode)
+        return self._cut(episode)
+
+    def _fits(self, episode: Episode) -> bool:
+        return len(episode.ids()) <= self._max_prompt_tokens
+
+    def _cut(self, episode: Episode) -> Episode | None:
+        """Omits units, and where only the newest is left shortens what was told in it."""
+        last = len(episode.units) - 1
+        omitted = self._chosen(episode)
+        while True:
+            cut = self._marked(episode, omitted)
+            if self._fits(cut):
+                return cut
+            if omitted == range(last):
+                return self._shortened(cut)
+            # The choice knows the length of the note about, not exactly.
+            start, stop = omitted.start, omitted.stop
+            omitted = range(start, stop + 1) if stop < last else range(start - 1, stop)
+
+    def _chosen(self, episode: Episode) -> range:
+        """Which units to omit, so that the others fill `refill_to` of the room. What was omitted before stays omitted.
+
+        The newest is kept whatever it takes; of the rest the first ones get up to `head_share`, the newest ones all else.
+        """
+        costs = [unit.num_tokens for unit in episode.units]
+        last, before = len(costs) - 1, episode.omitted
+        note_tokens = len(self._renderer.encode_text(_MARKER.format(last))) + _FRAME_TOKENS
+        room_tokens = self._max_prompt_tokens - len(episode.opening_ids) - note_tokens
+        target_tokens = int(self._context.refill_to * room_tokens)
+        left_tokens = target_tokens - costs[last]
+        head_tokens = min(left_tokens, int(self._context.head_share * target_tokens))
+        start, stop = 0, last
+        while start < (before.start if before else last) and costs[start] <= head_tokens:
+            head_tokens -= costs[start]
+            left_tokens -= costs[start]
+            start += 1
+        while stop > max(start, before.stop) and costs[stop - 1] <= left_tokens:
+            left_tokens -= costs[stop - 1]
+            stop -= 1
+        return range(start, stop)
+
+    def _marked(self, episode: Episode, omitted: range) -> Episode:
+        """The episode without `omitted`, and with the note in their place."""
+        if not omitted:
+            return replace(episode, omitted=range(0), marker="", marked=())
+        marker = _MARKER.format(len(omitted))
+        if omitted.start == 0:
+            marked = self._renderer.first_prompt(self._with_note(episode.opening, marker))
+        else:
+            before = episode.units[omitted.start - 1]
+            noted = replace(before, told=self._with_note(before.told, marker))
+            marked = self._rendered(noted).fed
+        return replace(episode, omitted=omitted, marker=marker, marked=tuple(marked))
+
+    def _with_note(self, messages: tuple[ChatMessage, ...], note: str) -> tuple[ChatMessage, ...]:
+        if self._context.marker == "message":
+            return (*messages, ChatMessage("user", note))
+        *before, last = messages
+        return (*before, with_fields(last, content=f"{last.content}\n\n{note}"))
+
+    def _shortened(self, episode: Episode) -> Episode | None:
+        """As much of the newest messages as fits. None: not even the reply before them fits."""
+        *before, last = episode.units
+        fitting: Episode | None = None
+        low, high = 0, max(len(message.content) for message in last.told)
+        while low <= high:
+            limit = (low + high) // 2
+            tried = replace(episode, units=(*before, self._shorter(last, limit)))
+            if self._fits(tried):
+                fitting, low = tried, limit + 1
+            else:
+                high = limit - 1
+        return fitting
+
+    def _shorter(self, unit: Unit, limit_chars: int) -> Unit:
+        """At most so many characters of each message, besides the note of how many are missing."""
+        told = tuple(_without_middle(message, limit_chars) for message in unit.told)
+        dropped_chars = sum(
+            len(whole.content) - limit_chars
+            for whole, shown in zip(unit.told, told, strict=True)
+            if shown is not whole
+        )
+        return self._rendered(replace(unit, told=told, dropped_chars=dropped_chars))
+
+    def _rendered(self, unit: Unit) -> Unit:
+        last_id = unit.reply[-1] if unit.reply else None
+        return replace(unit, fed=tuple(self._renderer.suffix(unit.told, last_id=last_id)))
+
+    def _without_thoughts(self, episode: Episode) -> Episode:
+        """The episode without the thoughts of its replies, found by decoding; what is kept is not tokenised again."""
+        units = tuple(
+            self._without_thought(unit) if unit.thought_tokens is None else unit for unit in episode.units
+        )
+        return replace(episode, units=units)
+
+    def _without_thought(self, unit: Unit) -> Unit:
+        num_tokens = thought_tokens(
+            unit.reply,
+            self._renderer.decode,
+            closing=self._closing,
+            keep_closing=bool(self._closing) and not self._opening,
+        )
+        return replace(
+            unit,
+            reply=unit.reply[num_tokens:],
+            thought_tokens=num_tokens,
+            opening=self._opening if num_tokens else (),
+        )
+
+
+def _without_middle(message: ChatMessage, limit_chars: int) -> ChatMessage:
+    """`message` with so many of its characters, or as it is if the note makes it no shorter."""
+    content = message.content
+    head, tail = content[: limit_chars - limit_chars // 2], content[len(content) - limit_chars // 2 :]
+    shortened = head + _SHORTENED.format(len(content) - limit_chars) + tail
+    return with_fields(message, content=shortened) if len(shortened) < len(content) else message
