@@ -4,6 +4,7 @@ It lies in Redis under the hash of its content, and every request names the hash
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 
 from pipeline import keys
 from pipeline.message import Message, decode_body, encode_body
+from pipeline.reply_format import ReplyFormat, recognised
 
 T = TypeVar("T")
 
@@ -25,6 +27,7 @@ class TokenizerBundle(Message, frozen=True, kw_only=True):
     vocab_size: int
     # Further variables of the chat template, such as enable_thinking.
     template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    reply_format: ReplyFormat = ReplyFormat()
 
 
 async def put_tokenizer(redis: Redis, bundle: TokenizerBundle) -> str:
@@ -44,14 +47,23 @@ class _Wrapped(msgspec.Struct):
     content: str
 
 
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
 class _TokenizerConfig(msgspec.Struct):
     eos_token: str | _Wrapped | None = None  # older files wrap a token in an object
     bos_token: str | _Wrapped | None = None
-    chat_template: str | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
 
 
 class _ModelConfig(msgspec.Struct):
     vocab_size: int
+    eos_token_id: int | list[int] | None = None
+
+
+class _GenerationConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
@@ -64,36 +76,35 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
 
 
-def read_bundle(model_directory: Path) -> TokenizerBundle:
-    """The bundle of a Hugging Face model directory.
+def read_bundle(
+    model_directory: Path,
+    *,
+    template_file: Path | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> TokenizerBundle:
+    """The bundle of a Hugging Face model directory. `template_file` stands in for the directory's own chat template.
 
     Raises ValueError naming the file and field that is missing.
     """
     config = _read(model_directory / "tokenizer_config.json", _TokenizerConfig)
     model = _read(model_directory / "config.json", _ModelConfig)
     tokenizer = _read(model_directory / "tokenizer.json", _TokenizerFile)
-    template_file = model_directory / "chat_template.jinja"
-    template = template_file.read_text() if template_file.exists() else config.chat_template
-    if template is None:
-        raise ValueError(
-            f"{model_directory}: no chat_template, neither in tokenizer_config.json nor as a .jinja file"
-        )
+    template = _chat_template(model_directory, config) if template_file is None else _text_of(template_file)
     eos_token = _text(config.eos_token)
     if not eos_token:
         raise ValueError(
             f"{model_directory}/tokenizer_config.json: eos_token is missing; it ends a turn of the policy"
         )
     stop_token_ids = {token.id for token in tokenizer.added_tokens if token.content == eos_token}
-    match model.eos_token_id:
-        case int(one):
-            stop_token_ids.add(one)
-        case list(several):
-            stop_token_ids.update(several)
-        case None:
-            pass
+    stop_token_ids |= _ids(model.eos_token_id)
+    # Models that end a turn with another token than a text say so only here.
+    generation = model_directory / "generation_config.json"
+    if generation.exists():
+        stop_token_ids |= _ids(_read(generation, _GenerationConfig).eos_token_id)
     if not stop_token_ids:
         raise ValueError(
-            f"{model_directory}: no id for {eos_token!r}, neither in tokenizer.json nor in config.json"
+            f"{model_directory}: no id for {eos_token!r}, neither in tokenizer.json nor in config.json nor in "
+            "generation_config.json"
         )
     return TokenizerBundle(
         tokenizer_json=(model_directory / "tokenizer.json").read_bytes(),
@@ -102,7 +113,47 @@ def read_bundle(model_directory: Path) -> TokenizerBundle:
         bos_token=_text(config.bos_token),
         stop_token_ids=tuple(sorted(stop_token_ids)),
         vocab_size=model.vocab_size,
+        template_kwargs=dict(template_kwargs or {}),
+        reply_format=recognised(template),
     )
+
+
+def _chat_template(model_directory: Path, config: _TokenizerConfig) -> str:
+    path = model_directory / "chat_template.jinja"
+    if path.exists():
+        return _text_of(path)
+    match config.chat_template:
+        case str(template):
+            return template
+        case list(templates):
+            named = {one.name: one.template for one in templates}
+            if "default" in named:
+                return named["default"]
+            raise ValueError(
+                f"{model_directory}/tokenizer_config.json: chat_template has {sorted(named)}, none of them named default; "
+                "give the one to use as a file"
+            )
+        case None:
+            raise ValueError(
+                f"{model_directory}: no chat_template, neither in tokenizer_config.json nor as a .jinja file"
+            )
+
+
+def _text_of(template_file: Path) -> str:
+    try:
+        return template_file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{template_file}: {error}; give a chat template in Jinja") from error
+
+
+def _ids(eos_token_id: int | list[int] | None) -> set[int]:
+    match eos_token_id:
+        case int(one):
+            return {one}
+        case list(several):
+            return set(several)
+        case None:
+            return set()
 
 
 def _read(path: Path, kind: type[T]) -> T:

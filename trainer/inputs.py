@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.agent.config import load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
+from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.recipe import Recipe, Unverified
+from trainer.recipe.schema import ChatRecipe
 from trainer.verifications import Verifications, has_controls
 
 
@@ -60,7 +63,7 @@ def read_inputs(recipe: Recipe) -> Inputs:
         train=of_train.calibrated(strong),
         heldout=of_heldout.calibrated(heldout),
         agent_config=_agent(recipe.rollout.agent),
-        tokenizer=_tokenizer(Path(recipe.model)),
+        tokenizer=read_tokenizer(Path(recipe.model), recipe.chat),
         num_unverified=num_unverified,
         num_too_weak=len(train) - len(strong),
     )
@@ -91,6 +94,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
             f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
+            _chat_words(inputs),
             f"learner: {_processes_words(recipe)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
@@ -166,15 +170,37 @@ def _agent(path: str) -> str:
     return text
 
 
-def _tokenizer(model: Path) -> TokenizerBundle:
-    bundle = read_bundle(model)
+def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:
+    """The tokenizer of `model` with the chat template that a recipe chooses. Raises ValueError naming what is unusable."""
+    template_file = Path(chat.template) if chat.template else None
+    bundle = read_bundle(model, template_file=template_file, template_kwargs=chat.template_kwargs)
+    recognised = bundle.reply_format
+    chosen = ReplyFormat(
+        thoughts=chat.thoughts or recognised.thoughts, tool_calls=chat.tool_calls or recognised.tool_calls
+    )
+    bundle = replace(bundle, reply_format=chosen)
     try:
         ChatTemplate(bundle)
     except RequestError as error:
+        where = f"chat.template: {template_file}" if template_file else f"model: {model}"
         raise ValueError(
-            f"model: {model}: {error}; correct its chat template, or choose another model"
+            f"{where}: {error}; correct the chat template, set chat.template to another, or choose another model"
         ) from error
     return bundle
+
+
+def _chat_words(inputs: Inputs) -> str:
+    """How replies are read, and what the chat template would render otherwise than the context has it."""
+    bundle = inputs.tokenizer
+    differences = [announcement.text for announcement in ChatTemplate(bundle).announcements]
+    variables = "".join(f", {name} = {value!r}" for name, value in bundle.template_kwargs.items())
+    form = bundle.reply_format
+    return "; ".join(
+        (
+            f"chat: thoughts are read as {form.thoughts}, tool calls as {form.tool_calls}{variables}",
+            *differences,
+        )
+    )
 
 
 def _verified_words(recipe: Recipe, inputs: Inputs) -> str:

@@ -32,6 +32,34 @@ def test_all_ids_that_end_a_turn_are_found(model: Path) -> None:
     assert read_bundle(model).stop_token_ids == (3, 7, 9)
 
 
+def test_stop_tokens_of_the_generation_configuration_count(model: Path) -> None:
+    write(model, "generation_config", eos_token_id=[2, 8])
+    assert read_bundle(model).stop_token_ids == (2, 7, 8)
+    write(model, "generation_config", temperature=0.6)
+    assert read_bundle(model).stop_token_ids == (2, 7)
+
+
+def test_a_template_file_and_variables_may_be_chosen(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.jinja").write_text("{{ other }}<function=<parameter=")
+    chosen = read_bundle(
+        model, template_file=tmp_path / "other.jinja", template_kwargs={"enable_thinking": False}
+    )
+    assert chosen.chat_template == "{{ other }}<function=<parameter="
+    assert chosen.template_kwargs == {"enable_thinking": False}
+    assert chosen.reply_format.tool_calls == "qwen3_coder"
+    with pytest.raises(ValueError, match=r"nowhere\.jinja.*give a chat template"):
+        read_bundle(model, template_file=tmp_path / "nowhere.jinja")
+
+
+def test_of_several_named_templates_the_default_is_taken(model: Path) -> None:
+    named = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": "{{ plain }}"}]
+    write(model, "tokenizer_config", eos_token="<|end|>", chat_template=named)
+    assert read_bundle(model).chat_template == "{{ plain }}"
+    write(model, "tokenizer_config", eos_token="<|end|>", chat_template=named[:1])
+    with pytest.raises(ValueError, match="none of them named default"):
+        read_bundle(model)
+
+
 def test_a_token_may_be_wrapped_as_older_files_do(model: Path) -> None:
     write(model, "tokenizer_config", eos_token={"content": "<|end|>", "lstrip": False}, chat_template="x")
     assert read_bundle(model).eos_token == "<|end|>"

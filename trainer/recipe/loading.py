@@ -71,7 +71,8 @@ def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
 
     tasks = replace(recipe.tasks, train=absolute(recipe.tasks.train), heldout=absolute(recipe.tasks.heldout))
     rollout = replace(recipe.rollout, agent=absolute(recipe.rollout.agent))
-    return replace(recipe, model=absolute(recipe.model), tasks=tasks, rollout=rollout)
+    chat = replace(recipe.chat, template=absolute(recipe.chat.template))
+    return replace(recipe, model=absolute(recipe.model), tasks=tasks, rollout=rollout, chat=chat)
 
 
 def _all_fields(part: msgspec.Struct) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def _type_words(kind: Any) -> str:
             return _type_words(arguments[0])
         case origin if origin in (Union, UnionType):
             return " or ".join(_type_words(one) for one in arguments if one is not NoneType)
+        case origin if origin is dict:
+            return "table"
         case origin if origin is tuple:
             items = [one for one in arguments if one is not Ellipsis]
             how_many = "list of" if Ellipsis in arguments else f"list of {len(items)}"

@@ -5,10 +5,11 @@ travel in requests (`pipeline.request`) and the learner's (`trainer.learner.conf
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from pipeline.reply_format import CallFormat, ThoughtFormat
 from pipeline.request import Budget, Limits, Retries, Sampling
 from trainer.learner.config import LearnerConfig
 
@@ -93,6 +94,18 @@ class Rollout(Table, frozen=True, kw_only=True):
     group_refills: int | None = None
 
 
+class ChatRecipe(Table, frozen=True, kw_only=True):
+    """How messages become the model's text, and its text messages. `python -m pipeline.templates` tries a chat template."""
+
+    template: str = ""  # a chat template in Jinja; by default the model's own
+    # Further variables of the chat template, such as enable_thinking = false.
+    template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    # In which form the model writes tool calls; by default recognised by the words of the chat template, and named in the plan.
+    tool_calls: CallFormat | None = None
+    # Which marks the model writes around its thoughts; by default recognised likewise.
+    thoughts: ThoughtFormat | None = None
+
+
 class AdmissionRecipe(Table, frozen=True, kw_only=True):
     """How many groups may be open at once, so that no trajectory is trained too late and no memory runs over."""
 
@@ -161,6 +174,7 @@ class Recipe(Table, frozen=True, kw_only=True):
     batch: BatchRecipe
     learner: LearnerConfig
     seed: int = 0  # of the order of the tasks
+    chat: ChatRecipe = ChatRecipe()
     grading: GradingRecipe = GradingRecipe()
     admission: AdmissionRecipe = AdmissionRecipe()
     weights: WeightsRecipe = WeightsRecipe()

@@ -1,0 +1,74 @@
+"""In which form a model writes its thoughts and tool calls, recognised by the text of its chat template.
+
+Only the names are here, for the trainer's plan and the recipe. `workers/policy/formats` reads replies in these forms.
+"""
+
+from typing import Literal, get_args
+
+from pipeline.message import Message
+
+# The marks around thoughts. "harmony": channels. "think" is also what a template without any thoughts gets.
+ThoughtFormat = Literal["think", "mistral", "harmony", "seed", "cohere", "gemma"]
+CallFormat = Literal[
+    "none",
+    "hermes",
+    "qwen3_coder",
+    "glm",
+    "llama3",
+    "mistral",
+    "harmony",
+    "deepseek",
+    "kimi_k2",
+    "minimax",
+    "pythonic",
+]
+CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
+THOUGHT_FORMATS: tuple[ThoughtFormat, ...] = get_args(ThoughtFormat)
+
+# How thoughts begin and end.
+THOUGHT_MARKS: dict[ThoughtFormat, tuple[str, str]] = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma": ("<|channel>thought\n", "<channel|>"),
+}
+
+# The first whose words are all in the template.
+_CALLS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
+    ("harmony", ("<|channel|>", "<|start|>assistant")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek", ("tool\u2581calls\u2581begin",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minimax", ("<minimax:tool_call>", "<invoke name=")),
+    ("glm", ("<tool_call>", "<arg_key>")),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("pythonic", ("<|tool_call_start|>",)),
+    ("hermes", ("<tool_call>", "arguments")),
+    ("llama3", ("<|python_tag|>",)),
+    ("llama3", ("<|start_header_id|>", "ipython")),
+)
+_THOUGHTS: tuple[tuple[ThoughtFormat, str], ...] = (
+    ("harmony", "<|channel|>analysis"),
+    ("mistral", "[THINK]"),
+    ("seed", "<seed:think>"),
+    ("cohere", "<|START_THINKING|>"),
+    ("gemma", "<|channel>thought"),
+)
+
+
+class ReplyFormat(Message, frozen=True, kw_only=True):
+    """How replies are taken apart."""
+
+    thoughts: ThoughtFormat = "think"
+    tool_calls: CallFormat = "none"
+
+
+def recognised(template: str) -> ReplyFormat:
+    """The format that a chat template speaks of."""
+    calls: list[CallFormat] = [name for name, words in _CALLS if all(word in template for word in words)]
+    thoughts: list[ThoughtFormat] = [name for name, word in _THOUGHTS if word in template]
+    return ReplyFormat(
+        thoughts=thoughts[0] if thoughts else "think", tool_calls=calls[0] if calls else "none"
+    )
