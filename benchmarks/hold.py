@@ -19,7 +19,7 @@ from benchmarks.report import Comparison, main
 from pipeline.agent.upstream import BASH_BLOCK
 from pipeline.task import ExitCode, Resources, SwebenchLog, Task, Verdict
 from workers.agent.observation import observe
-from workers.agent.reply import parse_reply
+from workers.agent.reply import search
 from workers.grading.judging import Remains, judged, readable
 from workers.grading.reading import headers, tampered_settings
 from workers.grading.swebench_rules import Marks
@@ -62,7 +62,7 @@ async def ticking() -> AsyncGenerator[Ticker]:
 
 
 def search_reply(num_bytes: int) -> Awaitable[object]:
-    return parse_reply("```bash" + "\n" * num_bytes, re.compile(BASH_BLOCK, re.DOTALL))
+    return search("```bash" + "\n" * num_bytes, re.compile(BASH_BLOCK, re.DOTALL))
 
 
 def show_output(num_bytes: int) -> Awaitable[object]:

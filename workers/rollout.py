@@ -4,6 +4,7 @@ A rollout that fails is a trajectory too. Only bugs of ours and a lost lease rai
 """
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,8 +123,10 @@ class _Progress:
 
 def _agents_claim(claim: Claim) -> Claim:
     """The claim without the task's calibration, and with the environment variables of the agent's YAML added to the task's, which
-    take precedence.
+    take precedence. Variables that the YAML forwards are those of this process.
     """
     request = claim.request.without_calibration()
-    env = dict(load_agent(request.agent_config).env) | request.task.env
+    config = load_agent(request.agent_config)
+    forwarded = {name: os.environ[name] for name in config.forward_env if name in os.environ}
+    env = forwarded | dict(config.env) | request.task.env
     return replace(claim, request=replace(request, task=replace(request.task, env=env)))

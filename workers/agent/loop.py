@@ -1,8 +1,11 @@
-"""The episode: the policy replies, its command runs, and it is shown the output, until it submits or reaches a limit.
+"""The episode: the policy replies, its commands run, and it is shown their output, until it submits or reaches a limit.
 
 A turn is in `turns` as soon as it was sampled, so nothing sampled is lost if something breaks later. At a limit the
 submitted patch is the repository's diff at that moment. The policy's mistakes are observations; failures of sandbox or
 engine pass through as rollout errors.
+
+An agent file that is `exact` gets mini-swe-agent's own behaviour of its version also where ours is the better one: nothing is
+submitted at a limit, 2.x takes a reply that is a format error out of the context, limits are the file's alone.
 """
 
 import asyncio
@@ -15,32 +18,19 @@ from msgspec.structs import replace
 
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.chat import ChatMessage
+from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
-from workers.agent.observation import observe, submission
-from workers.agent.reply import FormatError, parse_reply
+from workers.agent.commands import AgentSandbox, CommandRunner
+from workers.agent.observation import exact_submission, observe, submission, text_of
+from workers.agent.reply import Command, FormatError, read_reply
 from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end
+# Of an output that a template without a limit of its own shows in exact mode.
+EXACT_OBSERVATION_CHARS = 2_000_000
 
 Limit = Literal["turns", "context", "wall_s", "format_errors"]
-
-
-class AgentSandbox(Protocol):
-    """What an episode needs of the task's container. Raises SandboxError."""
-
-    @property
-    def workdir(self) -> str:
-        """The directory that commands start in: the repository's root."""
-        ...
-
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        """Run `command` in a new shell in the repository. After `timeout_s` it is killed, which is a result too."""
-        ...
-
-    async def diff(self) -> bytes:
-        """All changes against the base commit, new files included, as a git patch."""
-        ...
 
 
 class Watcher(Protocol):
@@ -86,11 +76,14 @@ async def play(
 
     Raises RequestError for an agent config that cannot be used, and what policy and sandbox raise.
     """
-    episode = _Play(request, load_agent(request.agent_config), policy, sandbox, turns, watcher)
+    config = load_agent(request.agent_config)
+    runner = CommandRunner.of(config, sandbox)
+    episode = _Play(request, config, policy, runner, turns, watcher)
+    await episode.start_up()
     ending = await episode.run()
     if isinstance(ending, Submitted):
         return ending
-    return Exhausted(limit=ending, patch=await sandbox.diff())
+    return Exhausted(limit=ending, patch=b"" if config.exact else await sandbox.diff())
 
 
 @dataclass(slots=True)
@@ -100,16 +93,26 @@ class _Play:
     request: RolloutRequest
     config: AgentConfig
     policy: Policy
-    sandbox: AgentSandbox
+    runner: CommandRunner
     turns: list[Turn]
     watcher: Watcher
     format_errors: int = 0  # consecutive
     started_at: float = field(default_factory=time.monotonic)
 
+    async def start_up(self) -> None:
+        """Run the agent file's start-up command. Raises RequestError if it fails."""
+        command = self.config.startup_command(self.request.task)
+        if command is None:
+            return
+        result = await self.runner.run(command, timeout_s=self._command_s)
+        if result.exit_code != 0:
+            ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
+            raise RequestError(f"run.env_startup_command {ended}: {text_of(result, exact=False)[-500:]}")
+
     async def run(self) -> Submitted | Limit:
-        message = ""
+        messages = self._opening()
         while len(self.turns) < self._max_turns:
-            turn = await self._sample(message)
+            turn = await self._sample(messages)
             if not isinstance(turn, Turn):
                 return turn
             self.turns.append(turn)
@@ -118,26 +121,27 @@ class _Play:
             self.watcher.acted(self.turns[-1])
             if isinstance(result, Submitted):
                 return result
-            if self.format_errors >= self.request.limits.format_errors:
+            if 0 < self._max_format_errors <= self.format_errors:
                 return "format_errors"
-            message = result
+            messages = result
         return "turns"
 
-    async def _sample(self, message: str) -> Turn | Literal["context", "wall_s"]:
+    def _opening(self) -> list[ChatMessage]:
+        system, task = self.config.opening(self._live)
+        return [ChatMessage("system", system), ChatMessage("user", task)]
+
+    async def _sample(self, messages: list[ChatMessage]) -> Turn | Literal["context", "wall_s"]:
         left_s = self._left_s
-        if left_s <= 0:
+        if left_s <= 0 or 0 < (self.config.wall_s or 0) <= int(self._elapsed_s):
             return "wall_s"
+        self.watcher.told(messages)
         deadline = asyncio.timeout(left_s)
         try:
             async with deadline:
                 if self.turns:
-                    messages = [ChatMessage("user", message)]
-                    self.watcher.told(messages)
-                    turn = await self.policy.answer(messages)
+                    forget = self.format_errors > 0 and self.config.exact and self.config.upstream == "2.4"
+                    turn = await self.policy.answer(messages, forget_reply=forget)
                 else:
-                    system, task = self.config.opening(self._live)
-                    messages = [ChatMessage("system", system), ChatMessage("user", task)]
-                    self.watcher.told(messages)
                     turn = await self.policy.begin(messages)
         except TimeoutError:
             if not deadline.expired():
@@ -145,59 +149,124 @@ class _Play:
             return "wall_s"
         return turn or "context"
 
-    async def _act(self, turn: Turn) -> Submitted | str:
-        """Run the turn's command; returns the next message to the policy, or the submission."""
-        reply = await parse_reply(turn.text, self.config.action)
-        if isinstance(reply, FormatError):
+    async def _act(self, turn: Turn) -> Submitted | list[ChatMessage]:
+        """Run the turn's commands; returns the next messages to the policy, or the submission."""
+        commands = await read_reply(turn, self.config)
+        if isinstance(commands, FormatError):
             self.format_errors += 1
-            finish_reason = "stop" if turn.stop == "stop" else "length"
-            return self.config.format_error(
-                self._live, reason=reply.reason, actions=reply.actions, finish_reason=finish_reason
-            )
+            return self._refusal(turn, commands)
         self.format_errors = 0
-        self.turns[-1] = replace(turn, actions=(Action(command=reply.text),))
+        actions = [Action(command=one.text, tool_call_id=one.tool_call_id) for one in commands]
+        results: list[CommandResult | None] = []
+        for number, command in enumerate(commands):
+            self.turns[-1] = replace(turn, actions=tuple(actions))
+            result = await self._run(command.text) if number == 0 or self._left_s > 0 else None
+            results.append(result)
+            if result is None:
+                continue
+            patch = await self._submission(result)
+            if patch is not None:
+                return Submitted(patch=patch)
+            seen = observe(result, limit_chars=self.request.limits.observation_chars, exact=self.config.exact)
+            actions[number] = replace(actions[number], observation=seen)
+        self.turns[-1] = replace(turn, actions=tuple(actions))
+        return self._told_of(commands, results)
+
+    async def _run(self, command: str) -> CommandResult:
         # At the episode's deadline a command is killed, not cancelled: the sandbox is still needed for the diff.
-        timeout_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
-        result = await self.sandbox.run(reply.text, timeout_s=timeout_s)
-        patch = submission(result)
-        if patch is not None:
-            # The middle of a patch that is too long for the sandbox to keep is missing: take it from the repository.
-            return Submitted(patch=await self.sandbox.diff() if result.dropped_bytes else patch)
-        seen = observe(result, limit_chars=self.request.limits.observation_chars)
-        self.turns[-1] = replace(turn, actions=(Action(command=reply.text, observation=seen),))
-        output = seen.output if self._is_ours_to_cut else result.output.decode("utf-8", errors="replace")
-        return self.config.observation(
-            self._live, command=reply.text, exit_code=result.exit_code, output=output
+        return await self.runner.run(
+            command, timeout_s=max(min(self._command_s, self._left_s), MIN_COMMAND_S)
         )
 
-    @property
-    def _is_ours_to_cut(self) -> bool:
-        """False for a template that keeps to the request's limit by itself: cutting twice would misstate what is missing."""
-        shows = self.config.shows_chars
-        return shows is None or shows > self.request.limits.observation_chars
+    async def _submission(self, result: CommandResult) -> bytes | None:
+        patch = exact_submission(result, self.config.upstream) if self.config.exact else submission(result)
+        # The middle of a patch that is too long for the sandbox to keep is missing: take it from the repository.
+        return await self.runner.sandbox.diff() if patch is not None and result.dropped_bytes else patch
+
+    def _refusal(self, turn: Turn, wrong: FormatError) -> list[ChatMessage]:
+        """What the policy is told of a format error. A reply that stays in the context has its calls answered one by one."""
+        calls = turn.said.tool_calls
+        finish_reason = "length" if turn.stop != "stop" else "tool_calls" if calls else "stop"
+        text = self.config.format_error(
+            self._live,
+            reason=wrong.reason,
+            actions=wrong.actions,
+            finish_reason=finish_reason,
+            has_tool_calls=bool(calls),
+        )
+        if self.config.exact or not calls:
+            return [ChatMessage("user", text)]
+        return [ChatMessage("tool", text, tool_call_id=call.id) for call in calls]
+
+    def _told_of(
+        self, commands: Sequence[Command], results: Sequence[CommandResult | None]
+    ) -> list[ChatMessage]:
+        """A message for each command, the last with the reminder of how many turns are left."""
+        live = self._live
+        texts = [
+            self.config.not_executed(live, command=command.text)
+            if result is None
+            else self.config.observation(
+                live, command=command.text, exit_code=result.exit_code, output=self._shown(result)
+            )
+            for command, result in zip(commands, results, strict=True)
+        ]
+        last = results[-1]
+        if last is None or last.exit_code is not None or self.config.after_timeout is None:
+            texts[-1] += self.config.reminder(self._max_turns - len(self.turns))
+        role = "user" if self.config.dialect == "text" else "tool"
+        return [
+            ChatMessage(role, text, tool_call_id=command.tool_call_id)
+            for command, text in zip(commands, texts, strict=True)
+        ]
+
+    def _shown(self, result: CommandResult) -> str:
+        """The output for the observation template: whole if that keeps to the limit by itself, because cutting twice would misstate
+        what is missing.
+        """
+        limit, shows = self.request.limits.observation_chars, self.config.shows_chars
+        if self.config.exact:
+            limit = EXACT_OBSERVATION_CHARS
+        if shows is not None and shows <= limit:
+            return text_of(result, exact=self.config.exact)
+        return observe(result, limit_chars=limit, exact=self.config.exact).output
 
     @property
     def _max_turns(self) -> int:
         return min(self.request.limits.turns, self.config.step_limit or self.request.limits.turns)
 
     @property
+    def _max_format_errors(self) -> int:
+        """0: no limit."""
+        said = self.config.max_format_errors
+        if self.config.exact and said is not None:
+            return said
+        return min(self.request.limits.format_errors, said or self.request.limits.format_errors)
+
+    @property
     def _command_s(self) -> float:
         return min(self.request.limits.command_s, self.config.command_s or self.request.limits.command_s)
 
     @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    @property
     def _left_s(self) -> float:
-        return self.started_at + self.request.limits.wall_s - time.monotonic()
+        """Until a running command is killed. Upstream looks at the file's limit between turns only."""
+        own = None if self.config.exact else self.config.wall_s
+        return min(self.request.limits.wall_s, own or self.request.limits.wall_s) - self._elapsed_s
 
     @property
     def _live(self) -> dict[str, object]:
         """The variables of the templates at this moment, under mini-swe-agent's names."""
         return {
             "task": self.request.task.problem,
-            "cwd": self.sandbox.workdir,
+            "image": self.request.task.image,
+            "cwd": self.runner.sandbox.workdir,
             "timeout": int(self._command_s) if self._command_s % 1 == 0 else self._command_s,
             "step_limit": self._max_turns,
             "n_model_calls": len(self.turns),
             "model_cost": 0.0,
-            "elapsed_seconds": time.monotonic() - self.started_at,
-            "image": self.request.task.image,
+            "elapsed_seconds": int(self._elapsed_s),
         }

@@ -1,16 +1,26 @@
-"""Finds the one command in a policy's reply; a reply without exactly one is a format error.
+"""Finds the commands in a policy's reply; a reply that is not as its dialect demands is a format error.
 
-The rule is mini-swe-agent's: every match of the action's regular expression counts, each is stripped, and there must be
-exactly one. Submission is recognised in the command's output, see observation.py.
+The rules are mini-swe-agent's. Text: every match of the action's regular expression counts, each is stripped, and there must be
+exactly one. Tool calls: at least one, each of them of the one tool, with its argument. Submission is recognised in a command's
+output, see observation.py.
 """
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
+from pipeline.agent.config import AgentConfig
+from pipeline.agent.upstream import BASH_TOOL
+from pipeline.chat import ToolCall
+from pipeline.trajectory import Turn
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 
 SEARCH_CPU_S = 2  # for one reply; milliseconds are usual
+TOOL: str = BASH_TOOL["function"]["name"]
+NO_CALL = "No tool calls found in the response. Every response MUST include at least one tool call."
 
 _REASONING = re.compile(
     r"\A\s*<think>.*?(?:</think>|\Z)|\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE
@@ -18,39 +28,85 @@ _REASONING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class BashCommand:
+class Command:
     text: str
+    tool_call_id: str = ""  # of the call that asks for it; "" where commands are text
 
 
 @dataclass(frozen=True, slots=True)
 class FormatError:
-    """`actions` are the commands found: none, or more than one, or one that no shell can be given."""
+    """`actions` are the commands found in a text: none, or more than one, or one that no shell can be given."""
 
     reason: str
-    actions: tuple[str, ...]
+    actions: tuple[str, ...] = ()
 
 
-async def parse_reply(text: str, action: re.Pattern[str]) -> BashCommand | FormatError:
-    """The one command in `text`. `action` has one group, the command. A reasoning model's thoughts are not searched.
+async def read_reply(turn: Turn, config: AgentConfig) -> tuple[Command, ...] | FormatError:
+    """The commands of a reply, in order."""
+    if config.dialect == "tool_calls":
+        return called(turn.said.tool_calls)
+    found = await search(_searchable(turn, config), config.action)
+    if isinstance(found, FormatError):
+        return found
+    actions = tuple(one.strip() for one in found)
+    if len(actions) != 1:
+        if not config.exact:
+            return FormatError(f"expected exactly 1 command, found {len(actions)}", actions)
+        reason = f"Expected exactly 1 action, found {len(actions)}."
+        return FormatError(reason, actions if config.upstream == "2.4" else found)
+    if "\0" in actions[0]:
+        return FormatError("the command contains a NUL character", actions)
+    return (Command(actions[0]),)
 
-    The search runs in a process of its own: it backtracks, so a policy can write a reply for which it takes hours.
+
+def _searchable(turn: Turn, config: AgentConfig) -> str:
+    """The reply without its thoughts; exact, all that was sampled, because upstream searches all that a server sends."""
+    if config.exact and turn.sampled:
+        return turn.text
+    return turn.said.content if turn.reply is not None else _REASONING.sub("", turn.text, count=1)
+
+
+async def search(text: str, action: re.Pattern[str]) -> tuple[str, ...] | FormatError:
+    """What the expression finds. The search runs in a process of its own: it backtracks, so a policy can write a reply for which
+    it takes hours.
     """
     try:
-        actions = await isolation.call(actions_in, text, action.pattern, action.flags, cpu_s=SEARCH_CPU_S)
+        return await isolation.call(actions_in, text, action.pattern, action.flags, cpu_s=SEARCH_CPU_S)
     except LimitExceeded as error:
-        return FormatError(f"the reply could not be searched for commands {error}", ())
-    return _only(actions)
+        return FormatError(f"the reply could not be searched for commands {error}")
 
 
 def actions_in(text: str, pattern: str, flags: int) -> tuple[str, ...]:
     """Every match of the action's regular expression."""
-    action = re.compile(pattern, flags)
-    return tuple(found.strip() for found in action.findall(_REASONING.sub("", text, count=1)))
+    return tuple(re.compile(pattern, flags).findall(text))
 
 
-def _only(actions: tuple[str, ...]) -> BashCommand | FormatError:
-    if len(actions) != 1:
-        return FormatError(f"expected exactly 1 command, found {len(actions)}", actions)
-    if "\0" in actions[0]:
-        return FormatError("the command contains a NUL character", actions)
-    return BashCommand(actions[0])
+def called(calls: Sequence[ToolCall]) -> tuple[Command, ...] | FormatError:
+    """The commands of tool calls. One wrong call makes the whole reply a format error, with mini-swe-agent's words for it."""
+    if not calls:
+        return FormatError(NO_CALL)
+    commands: list[Command] = []
+    for call in calls:
+        arguments, wrong = _arguments(call.arguments)
+        if call.name != TOOL:
+            wrong += f"Unknown tool '{call.name}'."
+        command = arguments.get("command")
+        if "command" not in arguments:
+            wrong += "Missing 'command' argument in bash tool call."
+        elif not isinstance(command, str):
+            wrong += "The 'command' argument in bash tool call is not a text."
+        elif "\0" in command:
+            wrong += "The command contains a NUL character."
+        if wrong:
+            return FormatError(wrong.strip())
+        commands.append(Command(cast(str, command), call.id))
+    return tuple(commands)
+
+
+def _arguments(text: str) -> tuple[dict[str, Any], str]:
+    """The arguments of a call, and what is wrong with their text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {}, f"Error parsing tool call arguments: {error}."
+    return (cast(dict[str, Any], found) if isinstance(found, dict) else {}), ""

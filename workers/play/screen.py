@@ -8,7 +8,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from pipeline.chat import ChatMessage
-from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
+from pipeline.trajectory import Cut, Exhausted, Failed, Submitted, Trajectory, Turn, outcome_tag
 from pipeline.visible import visible, visible_line
 
 TOLD, SAID, ENDED, BROKEN = "cyan", "green", "bold", "red"  # colours on a terminal
@@ -32,7 +32,7 @@ class Screen:
     def replied(self, turn: Turn) -> None:
         self._num_replies += 1
         if turn.cut is not None:
-            self._section("context cut", f"{turn.cut.num_omitted} turns omitted so far", TOLD)
+            self._section("context cut", _cut(turn.cut), TOLD)
         self._section(f"reply {self._num_replies}{_facts(turn)}", _spoken(turn.said), SAID)
 
     def acted(self, turn: Turn) -> None:
@@ -51,6 +51,14 @@ class Screen:
     def _section(self, title: str, text: str, colour: str) -> None:
         self._console.print(Rule(Text(visible_line(title), style=colour), align="left", style=colour))
         self._console.print(Text(visible(text)), soft_wrap=True)
+
+
+def _cut(cut: Cut) -> str:
+    parts = ["the last reply is taken out, a format error"] if cut.forgot_reply else []
+    parts += [f"{cut.num_omitted} turns omitted so far"] if cut.num_omitted else []
+    parts += [f"thoughts of {cut.num_thoughts} replies taken out"] if cut.num_thoughts else []
+    parts += [f"{cut.dropped_chars} characters of the newest output did not fit"] if cut.dropped_chars else []
+    return "; ".join(parts)
 
 
 def _facts(turn: Turn) -> str:

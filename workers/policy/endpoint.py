@@ -20,6 +20,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.request import Claim, Endpoint, Sampling
@@ -74,7 +75,8 @@ class EndpointPolicies:
         if endpoint is None:
             raise RequestError("the request names no endpoint")
         server = _Server(self._session, endpoint, read_key(endpoint), self._settings)
-        return EndpointConversation(server, claim.request.sampling)
+        tools = load_agent(claim.request.agent_config).tools
+        return EndpointConversation(server, claim.request.sampling, tools)
 
 
 def read_key(endpoint: Endpoint) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError
 from pipeline.request import Claim
-from pipeline.trajectory import Stop, Turn
+from pipeline.trajectory import Cut, Stop, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Replay:
     async def begin(self, opening: Sequence[ChatMessage]) -> Turn:
         return self._next(opening)
 
-    async def answer(self, messages: Sequence[ChatMessage]) -> Turn:
-        return self._next(messages)
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn:
+        return self._next(messages, Cut(forgot_reply=True) if forget_reply else None)
 
-    def _next(self, told: Sequence[ChatMessage]) -> Turn:
+    def _next(self, told: Sequence[ChatMessage], cut: Cut | None = None) -> Turn:
         if self.num_given == len(self.replies):
             raise EngineError(f"the given replies end after {self.num_given}, and the episode has not ended")
         reply = self.replies[self.num_given]
@@ -63,6 +63,7 @@ class Replay:
             text=reply.message.content,
             reply=reply.message,
             told=tuple(told),
+            cut=cut,
         )
 
 

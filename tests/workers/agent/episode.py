@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from pipeline.chat import ChatMessage
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
-from workers.sandbox.protocol import CommandResult
+from workers.sandbox.output import Capped
+from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
 
 AGENT = """
 agent:
@@ -80,18 +81,24 @@ def bash(command: str) -> str:
 
 @dataclass(slots=True)
 class LocalShell:
-    """bash in a git repository on this machine, with the promises of a sandbox."""
+    """A shell in a git repository on this machine, with the promises of a sandbox."""
 
     repository: Path
+    shell: str = "bash"
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    lines: list[str] = field(default_factory=list[str])  # that it was given
 
     @property
     def workdir(self) -> str:
         return str(self.repository)
 
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
+    async def run(
+        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES
+    ) -> CommandResult:
+        self.lines.append(command)
         started_at = time.monotonic()
         process = await asyncio.create_subprocess_exec(
-            "bash",
+            self.shell,
             "-c",
             command,
             cwd=self.repository,
@@ -99,14 +106,17 @@ class LocalShell:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env=os.environ | self.env,
         )
         reading = asyncio.create_task(process.communicate())
         done, _ = await asyncio.wait({reading}, timeout=timeout_s)
         if not done:
             os.killpg(process.pid, signal.SIGKILL)
         output, _ = await reading
+        kept = Capped(keep_bytes)
+        kept.write(output)
         exit_code = process.returncode if done else None
-        return CommandResult(exit_code, output, 0, time.monotonic() - started_at)
+        return CommandResult(exit_code, *kept.kept(), time.monotonic() - started_at)
 
     async def diff(self) -> bytes:
         return (await self.run("git add -A && git diff --cached HEAD", timeout_s=30)).output

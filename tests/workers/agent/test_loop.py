@@ -18,7 +18,7 @@ from workers.agent.loop import AgentSandbox, play
 from workers.policy.render import Renderer
 from workers.policy.scripted import ScriptedPolicies
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.protocol import CommandResult
+from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,17 @@ def stage(bundle: TokenizerBundle, shell: LocalShell) -> Stage:
 class HoledShell(LocalShell):
     """A shell whose output is longer than it keeps."""
 
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        result = await LocalShell.run(self, command, timeout_s=timeout_s)
+    async def run(
+        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES
+    ) -> CommandResult:
+        result = await LocalShell.run(self, command, timeout_s=timeout_s, keep_bytes=keep_bytes)
         return CommandResult(result.exit_code, result.output, 1000, result.wall_s)
 
 
 class BrokenShell(LocalShell):
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
+    async def run(
+        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES
+    ) -> CommandResult:
         raise SandboxError("container vanished")
 
 

@@ -1,18 +1,30 @@
-import re
-
 import pytest
+from msgspec.structs import replace
 
+from pipeline.agent.config import AgentConfig, load_agent
+from pipeline.agent.files import to_text
 from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
-from workers.agent.reply import BashCommand, FormatError, parse_reply
-
-BASH = re.compile(BASH_BLOCK, re.DOTALL)
-SECOND = re.compile(MSWEA_BLOCK, re.DOTALL)
-TAG = re.compile(MSWEA_TAG, re.DOTALL)
+from pipeline.chat import ChatMessage, ToolCall
+from pipeline.trajectory import Turn
+from workers.agent.reply import Command, FormatError, called, read_reply
 
 
-async def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
-    reply = await parse_reply(text, action)
-    return 1 if isinstance(reply, BashCommand) else len(reply.actions)
+def reply(text: str, *calls: ToolCall) -> Turn:
+    """A turn of a policy that tells thoughts from content."""
+    said = ChatMessage("assistant", text, tool_calls=calls)
+    return Turn(
+        kept_tokens=0, fed=b"", sampled=b"", logprobs=b"", versions=(), stop="stop", text=text, reply=said
+    )
+
+
+def agent(action: str = BASH_BLOCK, **swerve: object) -> AgentConfig:
+    said = {"agent": {"action_regex": action}, "swerve": {"upstream": "1.17", **swerve}}
+    return load_agent(to_text(said))
+
+
+async def num_actions(text: str, config: AgentConfig) -> int:
+    found = await read_reply(reply(text), config)
+    return len(found.actions) if isinstance(found, FormatError) else len(found)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +37,12 @@ async def num_actions(text: str, action: re.Pattern[str] = BASH) -> int:
         ("```bash\n\n```", ""),
         ("```python\nprint()\n```\n```bash\nls\n```", "ls"),
         ("```bash\ncat > a <<'E'\n```\nx\n```\nE\n```", "cat > a <<'E'"),  # cut short, as upstream does
-        ("<think>\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", "ls"),
-        ("perhaps ```bash\nrm x\n```\n</think>\n\n```bash\nls\n```", "ls"),
         ("```bash\ngrep '</think>' a\n```", "grep '</think>' a"),
+        ("```bash\ncat > a <<'E'\n</think>\nE\n```", "cat > a <<'E'\n</think>\nE"),
     ],
 )
 async def test_one_bash_block_is_the_command(text: str, command: str) -> None:
-    assert await parse_reply(text, BASH) == BashCommand(command)
+    assert await read_reply(reply(text), agent()) == (Command(command),)
 
 
 @pytest.mark.parametrize(
@@ -43,29 +54,82 @@ async def test_one_bash_block_is_the_command(text: str, command: str) -> None:
         ("```bash\nls```", 0),
         ("```sh\nls\n```", 0),
         ("```mswea_bash_command\nls\n```", 0),
-        ("<think>```bash\nls\n```", 0),
         ("```bash\nls\n```\n```bash\npwd\n```", 2),
     ],
 )
 async def test_no_block_or_two_are_a_format_error_that_says_how_many(text: str, found: int) -> None:
-    reply = await parse_reply(text, BASH)
-    assert isinstance(reply, FormatError)
-    assert len(reply.actions) == found
-    assert reply.reason == f"expected exactly 1 command, found {found}"
+    wrong = await read_reply(reply(text), agent())
+    assert isinstance(wrong, FormatError)
+    assert len(wrong.actions) == found
+    assert wrong.reason == f"expected exactly 1 command, found {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<think>\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", 1),
+        ("perhaps ```bash\nrm x\n```\n</think>\n\n```bash\nls\n```", 1),
+        ("<think>```bash\nls\n```", 0),
+    ],
+)
+async def test_thoughts_of_a_reply_that_nobody_took_apart_are_not_searched(text: str, found: int) -> None:
+    turn = replace(reply(text), reply=None)
+    seen = await read_reply(turn, agent())
+    assert (0 if isinstance(seen, FormatError) else len(seen)) == found
+
+
+async def test_an_exact_agent_searches_thoughts_too() -> None:
+    turn = replace(reply("<think>\n```bash\nls\n```\n</think>\n```bash\npwd\n```"), sampled=b"1234")
+    seen = await read_reply(turn, agent(exact=True))
+    assert seen == FormatError("Expected exactly 1 action, found 2.", ("ls", "pwd"))
 
 
 async def test_a_command_with_a_nul_character_is_a_format_error() -> None:
-    assert isinstance(await parse_reply("```bash\necho \0\n```", BASH), FormatError)
+    assert isinstance(await read_reply(reply("```bash\necho \0\n```"), agent()), FormatError)
 
 
-async def test_the_second_dialect_has_its_own_fence() -> None:
-    assert await parse_reply("```mswea_bash_command\nls\n```", SECOND) == BashCommand("ls")
-    assert await num_actions("```bash\nls\n```", SECOND) == 0
-    assert await parse_reply("<mswea_bash_command>ls</mswea_bash_command>", TAG) == BashCommand("ls")
+async def test_other_expressions_find_other_fences() -> None:
+    block, tag = agent(MSWEA_BLOCK), agent(MSWEA_TAG)
+    assert await read_reply(reply("```mswea_bash_command\nls\n```"), block) == (Command("ls"),)
+    assert await num_actions("```bash\nls\n```", block) == 0
+    assert await read_reply(reply("<mswea_bash_command>ls</mswea_bash_command>"), tag) == (Command("ls"),)
 
 
 async def test_a_reply_that_takes_for_ever_to_search_is_a_format_error() -> None:
-    reply = await parse_reply("```bash" + "\n" * 200_000, BASH)
-    assert isinstance(reply, FormatError)
-    assert reply.reason == "the reply could not be searched for commands within 2 s of CPU time"
-    assert await parse_reply("```bash\nls\n```", BASH) == BashCommand("ls")
+    wrong = await read_reply(reply("```bash" + "\n" * 200_000), agent())
+    assert isinstance(wrong, FormatError)
+    assert wrong.reason == "the reply could not be searched for commands within 2 s of CPU time"
+    assert await read_reply(reply("```bash\nls\n```"), agent()) == (Command("ls"),)
+
+
+def call(arguments: str, *, name: str = "bash", tool_call_id: str = "1") -> ToolCall:
+    return ToolCall(name=name, arguments=arguments, id=tool_call_id)
+
+
+def test_tool_calls_are_commands_in_their_order() -> None:
+    calls = [call('{"command": "ls"}'), call('{"command": "pwd", "more": 1}', tool_call_id="2")]
+    assert called(calls) == (Command("ls", "1"), Command("pwd", "2"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ([], "No tool calls found in the response. Every response MUST include at least one tool call."),
+        ([call('{"command": "ls"}', name="python")], "Unknown tool 'python'."),
+        ([call('{"cmd": "ls"}')], "Missing 'command' argument in bash tool call."),
+        ([call('["command"]')], "Missing 'command' argument in bash tool call."),
+        (
+            [call('{"command": "ls"')],
+            "Error parsing tool call arguments: Expecting ',' delimiter: line 1 column 17 (char 16)."
+            "Missing 'command' argument in bash tool call.",
+        ),
+        ([call("[" * 100_000)], "Error parsing tool call arguments: maximum recursion depth exceeded"),
+        ([call('{"command": "ls"}'), call("{}")], "Missing 'command' argument in bash tool call."),
+        ([call('{"command": 5}')], "The 'command' argument in bash tool call is not a text."),
+        ([call('{"command": "\\u0000"}')], "The command contains a NUL character."),
+    ],
+)
+def test_one_wrong_call_makes_the_reply_a_format_error(wrong: list[ToolCall], reason: str) -> None:
+    found = called(wrong)
+    assert isinstance(found, FormatError)
+    assert found.reason.startswith(reason)
