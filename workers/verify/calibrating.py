@@ -1,7 +1,7 @@
 """Measures a task's tests with the known fix: which pass in every run, and under which contradictions each of them fails.
 
-A contradiction is kept only if its tests failed under it twice, among different others. What it costs is measured too: one
-under which the tests take much longer is dropped.
+A contradiction is kept only if its tests failed under it twice, among different others, and again if it is drawn as a grader
+draws. What it costs is measured too: one under which the tests take much longer is dropped.
 """
 
 import itertools
@@ -15,26 +15,26 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, Contradiction, pack
-from pipeline.request import Claim, Limits
+from pipeline.calibration import Calibration, Contradiction
+from pipeline.request import Claim
 from workers.grading import witness
-from workers.grading.container import GradingContainer, Starved
+from workers.grading.container import GradingContainer
 from workers.grading.controls.drawing import draw
 from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
-from workers.grading.controls.placing import NotAsCalibrated, read_tests
+from workers.grading.controls.placing import read_tests
 from workers.grading.controls.writing import Candidate, candidates
-from workers.grading.grade import PatchRun, control_limits
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import Sandbox
+from workers.verify.control_runs import ControlRuns, RunsTests, claim_with
 from workers.verify.trials import Trial, Trials
 
 WRITING_CPU_S = 120  # to find the contradictions of one file
-MOST_RUNS = 40  # of the tests, to try the contradictions of one task
 MOST_ALONE = 8  # tests whose contradictions are tried where a script ends at the first failure
-FINAL_DRAWS = 2  # draws as a grader makes them, after which a contradiction that did not fail is dropped
+FINAL_DRAWS = 2  # such draws, after which a contradiction that did not fail is dropped
+FIRST_FAILURES = 32  # tests that fail in one more draw, which shows how long failures take
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
 new file mode 100644
@@ -43,18 +43,6 @@ new file mode 100644
 @@ -0,0 +1 @@
 +This file changes nothing.
 """
-
-
-class RunsTests(Protocol):
-    """Runs the hidden tests on a patch. Raises RolloutError."""
-
-    async def run_tests(
-        self,
-        claim: Claim,
-        patch: bytes,
-        contradictions: Sequence[Contradiction] = (),
-        limits: Limits | None = None,
-    ) -> PatchRun: ...
 
 
 class OpensSandboxes(Protocol):
@@ -93,9 +81,54 @@ class Calibrator:
             return calibration
         trials, test_files = await self._trials(claim, fix, passing)
         calibration = replace(calibration, test_files=test_files)
-        measured = _Measured(self.grader, claim_with(claim, calibration), fix, self.no_fix, first, trials)
+        runs = ControlRuns(self.grader, claim_with(claim, calibration), fix, first)
+        await runs.shorten_trials(passing)
+        measured = _Measured(trials, runs)
         await measured.try_all(self.num_controls)
-        return await measured.checked(calibration, self.chance)
+        contradictions = tuple(trials.kept())
+        calibration = replace(calibration, stops_early=measured.stops_early, contradictions=contradictions)
+        if contradictions:
+            calibration = await self._with_most(calibration, runs)
+        return await self._checked(calibration, runs)
+
+    async def _with_most(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
+        """The calibration, with a limit on how many tests fail in one control if all of them would take too long."""
+        drawn = draw(replace(calibration, most_controlled=FIRST_FAILURES), self.chance)
+        run = await runs.as_graded(drawn)
+        while run is None and len(drawn) > 1:
+            drawn = drawn[: len(drawn) // 2]
+            run = await runs.as_graded(drawn)
+        if run is None:
+            return replace(calibration, contradictions=())
+        most = runs.most_failing(run, len(failing(drawn)))
+        if most >= len(failing(calibration.contradictions)):
+            return calibration
+        base = await self.grader.run_tests(runs.claim, self.no_fix)
+        needing = tuple(name for name in calibration.passing if not base.outcomes.passed(name))
+        return replace(calibration, most_controlled=int(most), needing_fix=needing)
+
+    async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
+        """The calibration with the contradictions that hold as a grader draws them, and what they cost."""
+        for _ in range(FINAL_DRAWS):
+            wrong = await self._wrong(draw(calibration, self.chance), calibration, runs)
+            kept = tuple(_without(calibration.contradictions, wrong))
+            calibration = replace(calibration, contradictions=kept)
+        return replace(calibration, control_cpu_s=runs.cpu_s, control_wall_s=runs.wall_s)
+
+    async def _wrong(
+        self, drawn: Sequence[Contradiction], calibration: Calibration, runs: ControlRuns
+    ) -> set[str]:
+        """Tests that did not fail under these contradictions, or not in time. What takes too long together is run in halves."""
+        if not drawn:
+            return set()
+        run = await runs.as_graded(drawn)
+        if run is not None:
+            return {*survivors(failing(drawn), run.outcomes, calibration)}
+        if len(drawn) == 1 or runs.num_left <= 0:
+            return failing(drawn)
+        middle = len(drawn) // 2
+        first = await self._wrong(drawn[:middle], calibration, runs)
+        return first | await self._wrong(drawn[middle:], calibration, runs)
 
     async def _trials(self, claim: Claim, fix: bytes, names: Sequence[str]) -> tuple[Trials, tuple[str, ...]]:
         """What may be contradicted for these tests, and the files of the repository that hold them."""
@@ -146,10 +179,9 @@ def _as_trials(
             yield Trial(contradiction, frozenset(names))
 
 
-def claim_with(claim: Claim, calibration: Calibration) -> Claim:
-    """The claim of the same task, calibrated."""
-    task = replace(claim.request.task, calibration=pack(calibration))
-    return replace(claim, request=replace(claim.request, task=task))
+def failing(contradictions: Iterable[Contradiction]) -> set[str]:
+    """Names of the tests that are to fail under these contradictions."""
+    return {name for one in contradictions for name in one.fails}
 
 
 def _passing(runs: Sequence[Outcomes]) -> tuple[list[str], list[str]]:
@@ -162,74 +194,43 @@ def _passing(runs: Sequence[Outcomes]) -> tuple[list[str], list[str]]:
 
 @dataclass(slots=True)
 class _Measured:
-    """The trials of one task's contradictions, and what they cost."""
+    """The contradictions of one task, tried on the known fix."""
 
-    grader: RunsTests
-    claim: Claim
-    fix: bytes
-    no_fix: bytes  # a patch that changes nothing
-    plain: PatchRun  # a run without contradictions
     trials: Trials
-    runs_left: int = MOST_RUNS
+    runs: ControlRuns
     stops_early: bool = False
-    most_controlled: float = math.inf  # tests that may fail in one run, as far as is known
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
+    most_at_once: float = math.inf  # tests that may fail in one run, as far as is known
 
     async def try_all(self, num_controls: int) -> None:
-        """Tries contradictions until each test has `num_controls` that it failed under twice, or none are left."""
+        """Tries contradictions until each test has `num_controls` that it failed under twice, none are left, or the runs are
+        spent.
+        """
         for number in range(2 * num_controls):
-            chosen = self.trials.choose(
-                num_controls, confirm=bool(number % 2), shared_first=bool(number // 2 % 2)
-            )
-            while chosen and self.runs_left > 0 and not self.stops_early:
-                part = self._allowed(chosen)
-                chosen = chosen[len(part) :]
-                await self._try(part)
+            confirm, shared_first = bool(number % 2), bool(number // 2 % 2)
+            await self._in_parts(self.trials.choose(num_controls, confirm=confirm, shared_first=shared_first))
         if self.stops_early:
             for one in self.trials.apart(MOST_ALONE):
                 await self._try([one])
                 if one.num_failures:
                     await self._try([one])
 
-    async def checked(self, calibration: Calibration, chance: random.Random) -> Calibration:
-        """The calibration with the contradictions that held, tried once more as a grader draws them."""
-        calibration = replace(
-            calibration, stops_early=self.stops_early, contradictions=tuple(self.trials.kept())
-        )
-        if math.isfinite(self.most_controlled):
-            calibration = await self._with_most(calibration, int(self.most_controlled))
-        for _ in range(FINAL_DRAWS):
-            if not calibration.contradictions:
-                break
-            drawn = draw(calibration, chance)
-            run = await self._run(drawn)
-            controlled = {name for one in drawn for name in one.fails}
-            wrong = {*survivors(controlled, run.outcomes, calibration)} if run else controlled
-            calibration = replace(
-                calibration, contradictions=tuple(_without(calibration.contradictions, wrong))
-            )
-        return replace(calibration, control_cpu_s=self.cpu_s, control_wall_s=self.wall_s)
-
-    async def _with_most(self, calibration: Calibration, most_controlled: int) -> Calibration:
-        """The calibration, with a limit on how many tests fail in one run and those that are to be among them."""
-        base = await self.grader.run_tests(self.claim, self.no_fix)
-        needing = tuple(name for name in calibration.passing if not base.outcomes.passed(name))
-        return replace(calibration, most_controlled=most_controlled, needing_fix=needing)
-
-    def _allowed(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """The first of them, as many as may fail in one run."""
-        num_tests = itertools.accumulate(len(trial.names) for trial in trials)
-        return trials[: max(1, sum(num <= self.most_controlled for num in num_tests))]
+    async def _in_parts(self, trials: Sequence[Trial]) -> None:
+        """Tries these, as many at once as may fail in one run, unless the runs are spent."""
+        while trials and not self.stops_early and self.runs.may_try:
+            num_tests = itertools.accumulate(len(trial.names) for trial in trials)
+            num_now = max(1, sum(num <= self.most_at_once for num in num_tests))
+            await self._try(trials[:num_now])
+            trials = trials[num_now:]
 
     async def _try(self, trials: Sequence[Trial]) -> None:
         """Runs the tests with these contradictions. If that says nothing of some, tries them in halves."""
-        run = await self._run([trial.contradiction for trial in trials])
+        num_tests = sum(len(trial.names) for trial in trials)
+        run = await self.runs.try_out([trial.contradiction for trial in trials])
         if run is None:
-            num_tests = sum(len(trial.names) for trial in trials)
-            self.most_controlled = min(self.most_controlled, max(1, num_tests // 2))
+            self.most_at_once = max(1, num_tests // 2)
             await self._halve(trials)
             return
+        self.most_at_once = max(num_tests, self.runs.most_failing(run, num_tests))
         silent = [trial for trial in trials if not trial.enter(run.outcomes)]
         if silent and len(silent) < len(trials) and run.outcomes.stopped_early:
             self.stops_early = True
@@ -242,25 +243,7 @@ class _Measured:
             return
         middle = len(trials) // 2
         for half in (trials[:middle], trials[middle:]):
-            if self.runs_left <= 0:
-                for trial in half:
-                    trial.dropped = True
-            else:
-                await self._try(half)
-
-    async def _run(self, contradictions: Sequence[Contradiction]) -> PatchRun | None:
-        """None if they cannot be placed, or if the run came to no end within the time that a control may take."""
-        self.runs_left -= 1
-        limits = control_limits(self.claim.request.limits, Calibration(), self.plain)
-        try:
-            run = await self.grader.run_tests(self.claim, self.fix, contradictions, limits)
-        except (Starved, NotAsCalibrated):
-            return None
-        if not run.outcomes.finished:
-            return None
-        self.cpu_s = max(self.cpu_s, run.reward.grade_cpu_s)
-        self.wall_s = max(self.wall_s, run.wall_s)
-        return run
+            await self._in_parts(half)
 
 
 def _without(contradictions: Iterable[Contradiction], names: set[str]) -> Iterable[Contradiction]:

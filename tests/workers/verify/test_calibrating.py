@@ -1,18 +1,20 @@
 """The known fix measured: which tests it passes, and under which contradictions they fail."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, pack
-from pipeline.request import Claim
+from pipeline.calibration import Calibration, Contradiction, pack
+from pipeline.request import Claim, Limits
 from pipeline.task import Task, Verdict
 from tests.workers.attacks.patches import HONEST
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, by_exit_code, task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
-from workers.grading.grade import Grader
+from workers.grading.grade import Grader, PatchRun
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
@@ -107,21 +109,57 @@ def pytest_runtest_logreport(report):
         pass
 EOF
 """
+SLOW_TRACEBACKS = """cat >conftest.py <<'EOF'
+import time
+
+import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    until = time.process_time() + 0.6
+    while item.config.option.tbstyle != "no" and outcome.get_result().failed and time.process_time() < until:
+        pass
+EOF
+"""
+NEEDS_TRACEBACKS = """cat >conftest.py <<'EOF'
+def pytest_runtest_setup(item):
+    assert item.config.option.tbstyle != "no"
+EOF
+"""
 FOUR_TESTS = "from calc import add, sub\n\n\n" + "\n\n\n".join(
     f"def test_{number}():\n    assert {call} == {number}"
     for number, call in enumerate(["sub(1, 1)", "sub(2, 1)", "add(1, 1)", "sub(4, 1)"])
 )
+SLOW_TO_FAIL = """
 
 
-async def test_where_failures_take_long_few_tests_are_controlled_at_once(
-    calibrator: Calibrator, grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow():
+    try:
+        assert sub(9, 4) == 5
+    except AssertionError:
+        while True:
+            pass
+"""
+
+
+def with_tests(repo_image: RepoImage, text: str, *, setup_script: str = "") -> Task:
+    verdict = by_exit_code("python3 -m pytest tests/test_four.py\n", **{"tests/test_four.py": text + "\n"})
+    return task_of(repo_image, verdict, setup_script=setup_script)
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.grading.grade.CONTROL_EXTRA_S", 0.5)
     monkeypatch.setattr("workers.grading.container.WATCH_S", 0.2)
-    verdict = by_exit_code(
-        "python3 -m pytest tests/test_four.py\n", **{"tests/test_four.py": FOUR_TESTS + "\n"}
-    )
-    task = task_of(repo_image, verdict, setup_script=SLOW_FAILURES)
+
+
+@pytest.mark.usefixtures("short_limits")
+async def test_where_failures_take_long_few_tests_are_controlled_at_once(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+) -> None:
+    task = with_tests(repo_image, FOUR_TESTS, setup_script=SLOW_FAILURES)
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert calibration.needing_fix == ("tests/test_four.py::test_2",)
     assert 0 < calibration.most_controlled < 4
@@ -129,3 +167,70 @@ async def test_where_failures_take_long_few_tests_are_controlled_at_once(
     reward = await grader.grade(calibrated(task, calibration), HONEST)
     assert (reward.value, reward.control) == (1.0, "confirmed")
     assert 0 < reward.num_controlled < 4
+
+
+@pytest.mark.usefixtures("short_limits")
+async def test_one_test_that_is_slow_to_fail_costs_the_others_nothing(
+    calibrator: Calibrator, repo_image: RepoImage
+) -> None:
+    task = with_tests(repo_image, FOUR_TESTS + SLOW_TO_FAIL)
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    assert len(calibration.passing) == 5
+    assert controlled(calibration) == {*calibration.passing} - {"tests/test_four.py::test_slow"}
+    assert calibration.most_controlled == 0
+
+
+@dataclass
+class RecordedRuns:
+    """A grader that records its runs."""
+
+    grader: Grader
+    runs: list[tuple[Claim, PatchRun]] = field(default_factory=list[tuple[Claim, PatchRun]])
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+    ) -> PatchRun:
+        run = await self.grader.run_tests(claim, patch, contradictions, limits)
+        self.runs.append((claim, run))
+        return run
+
+    def of_trials(self) -> list[PatchRun]:
+        return [run for claim, run in self.runs if claim.request.task.env.get("PYTEST_ADDOPTS") == "--tb=no"]
+
+
+@pytest.mark.usefixtures("short_limits")
+async def test_trials_do_not_wait_for_tracebacks(
+    sandboxes: DockerSandboxes, grader: Grader, repo_image: RepoImage
+) -> None:
+    recorded = RecordedRuns(grader)
+    task = with_tests(repo_image, FOUR_TESTS, setup_script=SLOW_TRACEBACKS)
+    calibration = await Calibrator(recorded, sandboxes, num_controls=2).calibrate(make_claim(task), HONEST)
+    assert recorded.of_trials()
+    assert all(run.outcomes.finished for run in recorded.of_trials())
+    assert controlled(calibration) == set(calibration.passing)
+    assert 0 < calibration.most_controlled < 4
+
+
+async def test_trials_print_tracebacks_where_tests_need_them(
+    sandboxes: DockerSandboxes, grader: Grader, repo_image: RepoImage
+) -> None:
+    recorded = RecordedRuns(grader)
+    task = with_tests(repo_image, FOUR_TESTS, setup_script=NEEDS_TRACEBACKS)
+    calibration = await Calibrator(recorded, sandboxes, num_controls=1).calibrate(make_claim(task), HONEST)
+    assert len(recorded.of_trials()) == 1
+    assert controlled(calibration) == set(calibration.passing)
+
+
+async def test_trials_end_with_their_cpu_time(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.verify.control_runs.MOST_CPU_FACTOR", 0.0)
+    task = with_tests(repo_image, FOUR_TESTS)
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    assert len(calibration.passing) == 4
+    assert not calibration.contradictions
+    assert (await grader.grade(calibrated(task, calibration), HONEST)).control == "none"
