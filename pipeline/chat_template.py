@@ -88,6 +88,16 @@ class ChatTemplate:
         """What an agent that calls tools sees otherwise, besides `announcements`. Raises RequestError as `tool_calling`."""
         return tuple(announce_tools(self.tool_calling))
 
+    @property
+    def takes_users_in_a_row(self) -> bool:
+        """Whether two user messages may follow each other."""
+        words = [uuid4().hex, uuid4().hex]
+        try:
+            text = self.after_reply([ChatMessage("user", word) for word in words])
+        except RequestError:
+            return False
+        return all(text.count(word) == 1 for word in words)
+
     def render(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
         """The text of `messages` and of the opening of a reply."""
         return self._render(messages, tools)

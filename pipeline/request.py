@@ -98,7 +98,7 @@ class Limits(Message, frozen=True, kw_only=True):
     """
 
     turns: int = 50  # replies of the policy
-    context_tokens: int = 32768  # prompt, replies and observations of the whole episode
+    context_tokens: int = 32768  # prompt, replies and observations that the policy has before it at one time
     wall_s: float = 1800.0  # wall time of the agent loop
     command_s: float = 180.0  # wall time of one command
     grade_cpu_s: float = 1800.0  # CPU time after which a test run counts as unresolved
@@ -117,13 +117,17 @@ class Context(Message, frozen=True, kw_only=True):
     """
 
     policy: Literal["stop", "head_tail"] = "stop"
-    head_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.3  # of the room for turns, for the first ones
+    # The share of the kept turns' room that goes to the first turns of the episode; the newest get the rest.
+    head_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.3
     # A cut leaves this share of the room in use, so that not every turn is a cut.
     refill_to: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
-    # Where the note about omitted turns stands: at the end of the message before them, or as a message of its own.
+    # Where the note about omitted turns stands: at the end of the message before them, which every chat template allows, or as a
+    # message of its own.
     marker: Literal["append", "message"] = "append"
-    every_step: bool = False  # each turn is a sample of its own, with exactly the context that it saw
-    # Earlier thoughts: kept; taken out when the context is cut; taken out after each turn, which makes each turn a cut.
+    # Train each turn as a sample of its own. The gradient is the same; what turns have in common is computed once for each.
+    every_step: bool = False
+    # What becomes of the thoughts of earlier replies: they are kept, taken out when the context is cut, or taken out as soon as the
+    # next turn begins. The last makes each turn with a thought a cut, so the learner's work grows with the square of the turns.
     thinking: Literal["keep", "strip_on_cut", "strip"] = "keep"
 
 

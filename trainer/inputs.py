@@ -59,11 +59,13 @@ def read_inputs(recipe: Recipe) -> Inputs:
             "lower evaluation.episodes or greedy_episodes"
         )
     _check_model(recipe)
+    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat)
+    _check_marker(recipe, tokenizer)
     return Inputs(
         train=of_train.calibrated(strong),
         heldout=of_heldout.calibrated(heldout),
         agent_config=_agent(recipe.rollout.agent),
-        tokenizer=read_tokenizer(Path(recipe.model), recipe.chat),
+        tokenizer=tokenizer,
         num_unverified=num_unverified,
         num_too_weak=len(train) - len(strong),
     )
@@ -95,6 +97,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
             _chat_words(inputs),
+            f"context: {_context_words(recipe)}",
             f"learner: {_processes_words(recipe)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
@@ -189,6 +192,13 @@ def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:
     return bundle
 
 
+def _check_marker(recipe: Recipe, bundle: TokenizerBundle) -> None:
+    if recipe.rollout.context.marker == "message" and not ChatTemplate(bundle).takes_users_in_a_row:
+        raise ValueError(
+            'rollout.context.marker is "message", but the chat template rejects two user messages in a row: set it to "append"'
+        )
+
+
 def _chat_words(inputs: Inputs) -> str:
     """How replies are read, and what the chat template would render otherwise than the context has it."""
     bundle = inputs.tokenizer
@@ -201,6 +211,31 @@ def _chat_words(inputs: Inputs) -> str:
             *differences,
         )
     )
+
+
+def _context_words(recipe: Recipe) -> str:
+    """What becomes of a full context and of thoughts, and what that costs."""
+    rollout, context = recipe.rollout, recipe.rollout.context
+    context_tokens = rollout.limits.context_tokens
+    prompt_tokens = context_tokens - rollout.sampling.max_new_tokens
+    words = [f"an episode ends when its {context_tokens} tokens are used up"]
+    if context.policy == "head_tail":
+        words = [
+            f"a prompt holds {prompt_tokens} tokens at most; a longer one is cut to its first and newest turns until "
+            f"{context.refill_to:.0%} of that is in use, {context.head_share:.0%} of it by the first"
+        ]
+    if context.thinking == "strip_on_cut":
+        words.append("a cut takes out the thoughts of earlier replies")
+    if context.thinking == "strip":
+        words.append(
+            "thoughts are taken out once the next turn begins, so each turn with one is a sample of its own, and the learner's "
+            "work grows with the square of the turns"
+        )
+    if context.every_step:
+        words.append(
+            "each turn is a sample of its own, so the learner's work grows with the square of the turns"
+        )
+    return "; ".join(words)
 
 
 def _verified_words(recipe: Recipe, inputs: Inputs) -> str:

@@ -8,7 +8,7 @@ from pipeline.cli.status_text import where
 from pipeline.deadletters import AttemptFailure
 from pipeline.message import unpack_float32s
 from pipeline.request import RolloutRequest
-from pipeline.trajectory import Exhausted, Failed, Observation, Submitted, Trajectory, Turn, outcome_tag
+from pipeline.trajectory import Cut, Exhausted, Failed, Observation, Submitted, Trajectory, Turn, outcome_tag
 from pipeline.visible import visible
 
 LOG_LINES = 20  # of the log of grading, unless shown in full
@@ -120,6 +120,8 @@ def _log_block(log: str, ink: Ink, *, full: bool) -> str:
 
 def _turn_block(number: int, turn: Turn, ink: Ink, *, full: bool) -> str:
     rows = [f"{ink.bold(f'turn {number}')}  {ink.faint(_tokens(turn))}"]
+    if turn.cut is not None:
+        rows.insert(0, ink.doubtful(f"context cut: {visible(_cut_words(turn.cut, turn.repeated_tokens))}"))
     thought = _thought(turn)
     if thought:
         rows.append(indented(visible(thought)))
@@ -130,6 +132,18 @@ def _turn_block(number: int, turn: Turn, ink: Ink, *, full: bool) -> str:
         if action.observation is not None:
             rows += _observation_rows(action.observation, ink, full=full)
     return "\n".join(line for line in rows if line)
+
+
+def _cut_words(cut: Cut, repeated_tokens: int) -> str:
+    """What the policy no longer sees from this turn on."""
+    taken = [
+        (cut.forgot_reply, "the last reply was taken out"),
+        (cut.num_omitted, f"{count(cut.num_omitted, 'turn')} omitted in all"),
+        (cut.num_thoughts, f"the thoughts of {count(cut.num_thoughts, 'reply', 'replies')} taken out"),
+        (cut.dropped_chars, f"{count(cut.dropped_chars, 'character')} of the newest messages left out"),
+        (repeated_tokens, f"{count(repeated_tokens, 'token')} computed again"),
+    ]
+    return ", ".join(words for is_so, words in taken if is_so)
 
 
 def _observation_rows(seen: Observation, ink: Ink, *, full: bool) -> list[str]:

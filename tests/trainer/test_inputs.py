@@ -157,6 +157,36 @@ def test_the_plan_says_how_many_tasks_have_controls(place: Path, controls: str, 
     assert line in describe(given, read_inputs(given))
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "rollout.context.refill_to=0.5",
+            "holds 112 tokens at most; a longer one is cut to its first and newest turns until 50%",
+        ),
+        ("rollout.context.policy=stop", "context: an episode ends when its 128 tokens are used up"),
+        ("rollout.context.thinking=strip", "the learner's work grows with the square of the turns"),
+        ("rollout.context.every_step=true", "each turn is a sample of its own, so the learner's work grows"),
+    ],
+)
+def test_the_plan_says_what_becomes_of_a_full_context(place: Path, override: str, line: str) -> None:
+    given = recipe(place, "allow", override)
+    assert line in describe(given, read_inputs(given))
+
+
+def test_a_marker_of_its_own_is_refused_where_users_must_take_turns_with_assistants(place: Path) -> None:
+    strict = (
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
+    (place / "strict.jinja").write_text(strict)
+    chosen = f"chat.template={place / 'strict.jinja'}"
+    assert read_inputs(recipe(place, "allow", chosen))
+    with pytest.raises(ValueError, match=r'rollout\.context\.marker is "message".*set it to "append"'):
+        read_inputs(recipe(place, "allow", chosen, "rollout.context.marker=message"))
+
+
 def test_a_calibration_of_the_task_as_it_was_before_is_not_used(place: Path) -> None:
     before = replace(verified(replace(TRAIN[0], problem="Else.")), calibration=CALIBRATION)
     write(place, "train.jsonl", before, verified(TRAIN[1]))

@@ -126,6 +126,11 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("rollout.sampling.max_new_tokens=8000", "below rollout.limits.context_tokens = 8000"),
         ("rollout.limits.wall_s=0", "rollout.limits.wall_s is 0"),
         ("rollout.limits.context_tokens=9000", "set it to rollout.limits.context_tokens = 9000 or more"),
+        ("rollout.context.head_share=1.5", "rollout.context.head_share"),
+        ("rollout.context.refill_to=0", "rollout.context.refill_to"),
+        ("rollout.context.policy=end", "Invalid enum value 'end'"),
+        ("rollout.context={policy='stop', refill_to=0.5}", "refill_to is 0.5, which has no effect"),
+        ("rollout.context={policy='stop', thinking='strip_on_cut'}", 'thinking is "strip_on_cut", which has'),
         ("batch.min_valid_members=5", "must lie between 2 and rollout.group_size = 4"),
         ("learner.snapshots_kept=3", "set it to 6"),
         ("learner.lr=0", "learner.lr must be above 0"),
@@ -166,6 +171,12 @@ def test_half_the_group_must_be_valid_unless_said_otherwise(minimal: Path) -> No
     assert load_recipe(minimal).min_valid_members == 2
     assert load_recipe(minimal, ["rollout.group_size=7"]).min_valid_members == 4
     assert load_recipe(minimal, ["batch.min_valid_members=3"]).min_valid_members == 3
+
+
+def test_a_full_context_is_cut_unless_the_recipe_says_stop(minimal: Path) -> None:
+    assert load_recipe(minimal).rollout.context.policy == "head_tail"
+    stopping = load_recipe(minimal, ["rollout.context={policy='stop', thinking='strip'}"])
+    assert (stopping.rollout.context.policy, stopping.rollout.context.thinking) == ("stop", "strip")
 
 
 def test_differences_are_listed_by_key(minimal: Path) -> None:

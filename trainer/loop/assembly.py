@@ -10,7 +10,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
 from pipeline import connection, retry
-from pipeline.request import Limits, Sampling
+from pipeline.request import Context, Limits, Sampling
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import put_tokenizer
 from trainer.inputs import Inputs
@@ -137,6 +137,7 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
         ids=new_ids(),
         control_share=recipe.grading.control_share,
+        context=Context(**asdict(recipe.rollout.context)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from pipeline.errors import FAILURE_CLASSES
 from pipeline.request import Retries
-from trainer.recipe.schema import EvaluationRecipe, Recipe
+from trainer.recipe.schema import ContextRecipe, EvaluationRecipe, Recipe
 
 
 def check(recipe: Recipe) -> None:
@@ -78,7 +80,21 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
         yield f'grading.controls is {controls}; it must be "always", "never", or a share above 0 and below 1'
     if recipe.group_deadline_s <= 0:
         yield f"rollout.group_deadline_s is {recipe.group_deadline_s}; it must be above 0"
+    yield from _context_faults(rollout.context)
     yield from _retry_faults(limits.retries)
+
+
+def _context_faults(context: ContextRecipe) -> Iterator[str]:
+    if context.policy != "stop":
+        return
+    default, where = ContextRecipe(), "rollout.context"
+    for name in ("head_share", "refill_to", "marker", "thinking"):
+        value = getattr(context, name)
+        if value != getattr(default, name) and value != "strip":
+            yield (
+                f"{where}.{name} is {msgspec.json.encode(value).decode()}, which has no effect with "
+                f'{where}.policy = "stop", because nothing is cut: remove one of the two'
+            )
 
 
 def _retry_faults(retries: Retries) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from pipeline.reply_format import CallFormat, ThoughtFormat
-from pipeline.request import Budget, Limits, Retries, Sampling
+from pipeline.request import Budget, Context, Limits, Retries, Sampling
 from trainer.learner.config import LearnerConfig
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
@@ -52,6 +52,17 @@ class LimitsRecipe(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True
     retries: RetriesRecipe = RetriesRecipe()
 
 
+class ContextRecipe(Context, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens when the next reply may not fit into rollout.limits.context_tokens, and what becomes of earlier thoughts.
+
+    Each turn is trained on exactly the context that it saw, and each sampled token once, whatever is cut.
+    """
+
+    # "head_tail": turns are taken out of the middle, the first and the newest stay, and each prompt leaves room for a whole reply.
+    # "stop": the episode ends.
+    policy: Literal["stop", "head_tail"] = "head_tail"
+
+
 class TaskFiles(Table, frozen=True, kw_only=True):
     """Task files, made by `python -m trainer.tasksets` and verified by `python -m workers.verify`."""
 
@@ -85,6 +96,7 @@ class Rollout(Table, frozen=True, kw_only=True):
     agent: str  # the agent's YAML file, in either dialect of mini-swe-agent
     sampling: SamplingRecipe = SamplingRecipe()
     limits: LimitsRecipe = LimitsRecipe()
+    context: ContextRecipe = ContextRecipe()
     # Time from a group's first claim until it closes with the members that have arrived, if they are enough; by default
     # limits.wall_s + limits.grade_wall_s.
     group_deadline_s: float | None = None

@@ -35,6 +35,9 @@ def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluatio
         finished_at=head.finished_at,
         patch=head.patch,
         control=head.control,
+        num_cuts=head.num_cuts,
+        repeated_tokens=head.repeated_tokens,
+        num_tokens=head.num_tokens,
     )
 
 

@@ -67,6 +67,9 @@ class EpisodeRow(Row, frozen=True, kw_only=True):
     at: float = 0.0  # when the row was made
     patch: str = ""  # fingerprint of the patch that was graded, as in the head
     control: str = ""  # what the control run said of a pass, as in the head
+    num_cuts: int = 0  # turns before which something was taken out of the context
+    repeated_tokens: int = 0  # that engines computed again because of that
+    num_tokens: int = 0  # told and sampled, each counted once; 0 in journals older than this field
 
 
 class StepRow(Row, frozen=True, kw_only=True):
@@ -102,6 +105,9 @@ class StepRow(Row, frozen=True, kw_only=True):
     members_refilled: int = 0  # since the step before: enqueued again after an infrastructure failure
     members_withdrawn: int = 0  # since the step before: had not arrived when their group had to close
     num_groups: int | None = None  # that the step trained; None in journals older than this field
+    num_samples: int = 0  # that the trajectories are trained as; 0 in journals older than this field
+    num_sample_tokens: int = 0  # in all samples, which repeat what they share
+    num_unique_tokens: int = 0  # told and sampled in the trajectories, each counted once
 
     @property
     def is_gap_measured(self) -> bool:

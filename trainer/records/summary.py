@@ -38,6 +38,18 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool  # the run ended, and every request should have an episode row
 
 
+class ContextCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """How much was cut out of contexts, and what cuts and samples of single turns cost. Older journals tell nothing: zeros."""
+
+    num_cut_episodes: int = 0  # training episodes with a reward of which something was cut
+    num_cuts: int = 0  # turns before which that happened
+    repeated_tokens: int = 0  # that engines computed again because of it
+    num_episode_tokens: int = 0  # told and sampled in these episodes, each counted once
+    num_samples: int = 0  # that the trained trajectories were trained as
+    num_sample_tokens: int = 0  # in these samples, which repeat what they share
+    num_unique_tokens: int = 0  # in the trained trajectories, each counted once
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int
     success_first_quarter: float | None
@@ -70,6 +82,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     state_sentence: str
     # Training episodes whose tests passed, by what the control run said of it ("refuted": worth 0).
     controls: dict[str, int] = {}
+    context: ContextCosts = ContextCosts()
 
     @property
     def is_accounted_for(self) -> bool:
@@ -128,6 +141,7 @@ def summarize(run_dir: Path) -> RunSummary:
         state=state.state,
         state_sentence=state.sentence,
         controls=dict(Counter(row.control for row in episodes if row.control)),
+        context=context_costs(episodes, steps),
     )
 
 
@@ -135,6 +149,19 @@ def finished_episodes(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
     """Training episodes with a reward, in the order they finished."""
     rewarded = (row for row in rows if row.purpose == "train" and row.reward is not None)
     return sorted(rewarded, key=lambda row: (row.finished_at, row.request_id))
+
+
+def context_costs(episodes: Sequence[EpisodeRow], steps: Sequence[StepRow]) -> ContextCosts:
+    """Summed over training episodes with a reward, and over what was trained."""
+    return ContextCosts(
+        num_cut_episodes=sum(row.num_cuts > 0 for row in episodes),
+        num_cuts=sum(row.num_cuts for row in episodes),
+        repeated_tokens=sum(row.repeated_tokens for row in episodes),
+        num_episode_tokens=sum(row.num_tokens for row in episodes),
+        num_samples=sum(row.num_samples for row in steps),
+        num_sample_tokens=sum(row.num_sample_tokens for row in steps),
+        num_unique_tokens=sum(row.num_unique_tokens for row in steps),
+    )
 
 
 def rate(episodes: Sequence[EpisodeRow]) -> Estimate:
@@ -221,6 +248,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
         f"{'log-prob gap':<22}{_gap(summary)}",
         f"{'tokens':<22}{summary.num_trained_tokens:,} trained of {summary.num_sampled_tokens:,} sampled: "
         f"{_number(summary.trained_over_sampled, '.4f')}",
+        *(f"{'context':<22}{line}" for line in _context(summary.context, summary.episodes)),
         f"{'episodes':<22}{summary.episodes:,} with a reward; "
         + (
             ", ".join(f"{count:,} {fate.replace('_', ' ')}" for fate, count in summary.fates.items())
@@ -235,6 +263,24 @@ def table(summary: RunSummary, run_dir: Path) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _context(costs: ContextCosts, num_episodes: int) -> list[str]:
+    """Two lines; none of journals that do not tell."""
+    lines: list[str] = []
+    if costs.num_episode_tokens:
+        share = costs.repeated_tokens / costs.num_episode_tokens
+        lines.append(
+            f"{costs.num_cut_episodes:,} of {num_episodes:,} episodes were cut, before {costs.num_cuts:,} turns; "
+            f"engines computed {costs.repeated_tokens:,} tokens again ({share:.1%})"
+        )
+    if costs.num_unique_tokens:
+        times = costs.num_sample_tokens / costs.num_unique_tokens
+        lines.append(
+            f"{costs.num_samples:,} samples; the learner computed {costs.num_sample_tokens:,} tokens for "
+            f"{costs.num_unique_tokens:,}: {times:.2f} times as many"
+        )
+    return lines
 
 
 def _controls(summary: RunSummary) -> str:

@@ -9,14 +9,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
 from pipeline import queue
-from pipeline.request import Limits, Purpose, RolloutRequest, Sampling
+from pipeline.request import Context, Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import current_traceparent, span
 from trainer.records.episodes import OutstandingRequest
@@ -62,6 +62,7 @@ class RequestForm:
     tokenizer: str
     ids: Iterator[str]
     control_share: float = 1.0  # of the passes, drawn by chance, that are followed by a control run
+    context: Context = field(default_factory=Context)
 
     def fill(
         self,
@@ -93,6 +94,7 @@ class RequestForm:
             group_asked_at=group_asked_at,
             cursor=cursor,
             control_share=self.control_share,
+            context=self.context,
         )
 
 

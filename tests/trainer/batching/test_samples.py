@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.message import pack_float32s, unpack_int32s
+from pipeline.request import Context
 from pipeline.trajectory import Turn, VersionSpan
 from tests.trainer.trajectories import trajectory, turn
 from trainer.batching.batch import Sample
@@ -32,6 +33,16 @@ def test_a_context_cut_starts_another_sample_and_trains_nothing_twice() -> None:
     assert second.tokens_T.tolist() == [1, 2, 9, 7]
     assert second.trained_T.tolist() == [False, False, False, True]
     assert (first.branch, second.branch) == (0, 1)
+
+
+def test_every_step_makes_each_turn_a_sample_with_the_context_that_it_saw() -> None:
+    given = trajectory(turn([1, 2], [3, 4], kept=0), turn([5], [6], kept=4), turn([9], [7], kept=2))
+    request = replace(given.claim.request, context=Context(every_step=True))
+    given = replace(given, claim=replace(given.claim, request=request))
+    made = samples_of(given, vocab_size=100, max_tokens=1000)
+    assert [sample.tokens_T.tolist() for sample in made] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 9, 7]]
+    assert [sample.tokens_T[sample.trained_T].tolist() for sample in made] == [[3, 4], [6], [7]]
+    assert [sample.branch for sample in made] == [0, 1, 2]
 
 
 def test_a_turn_in_which_weights_arrived_names_both_versions() -> None:
