@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from pipeline.agent.files import parse
+from pipeline.agent.keys import fates
 from pipeline.agent.templates import Names, Prompt, compile_prompt
 from pipeline.agent.upstream import (
     BASH_BLOCK,
@@ -174,6 +175,9 @@ def load_agent(source: str) -> AgentConfig:
     """The agent that `source` describes, every template tried once. Raises RequestError naming the key that is at fault."""
     tree = parse(source)
     flavour = flavour_of(tree)
+    for key in fates(tree, flavour):
+        if key.fate == "refused":
+            raise RequestError(f"agent config: {key.key}: {key.why}")
     exact, names = _flag(tree, "exact"), _names_of(tree, flavour)
     if not exact:
         names = {key: value for key, value in names.items() if key not in _EFFECTIVE}

@@ -57,7 +57,8 @@ class Flavour:
     dialect: Dialect
     why_dialect: str  # in words, where upstream itself would take another; else empty
     environment_class: str  # upstream's name for it; "" if the file names none, or one that is not upstream's
-    model_class: str  # likewise
+    knows_environment: bool  # False: the file names a class that is not upstream's, which may have any keys
+    knows_model: bool  # likewise
     agent: Defaults
     environment: Defaults
     model: Defaults
@@ -81,7 +82,9 @@ def flavour_of(tree: Tree) -> Flavour:
         dialect=dialect,
         why_dialect=why_dialect,
         environment_class=environment_class,
-        model_class=model_class,
+        knows_environment=bool(environment_class)
+        or not section(tree, "environment").get("environment_class"),
+        knows_model=bool(model_class) or not section(tree, "model").get("model_class"),
         agent={**AGENT[version], **INTERACTIVE},
         environment=environments[place],
         model=model,

@@ -172,6 +172,12 @@ def test_a_name_that_the_template_tests_for_may_be_absent() -> None:
         ("{{task}}", "{{1 // 0}}", "agent.instance_template: "),
         ("step_limit: 250", "step_limit: many", "agent.step_limit: expected a number"),
         ("  timeout: 60", "  timeout: soon", "environment.timeout: expected a number"),
+        (
+            "  instance_template",
+            "  instance_templat",
+            "agent.instance_templat: .* did you mean instance_template",
+        ),
+        ("  action_observation_template", "  other", "agent.other: mini-swe-agent 1.17 has no such key"),
         ("agent:", "agent: [", "not YAML"),
         ("  step_limit", "  action_regex: '('\n  step_limit", "agent.action_regex: "),
         ("  step_limit", "  action_regex: '(l)(s)'\n  step_limit", "agent.action_regex: 2 groups"),
