@@ -14,6 +14,7 @@ ours is the better one.
 import math
 import platform
 import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -40,8 +41,7 @@ from pipeline.task import Task
 
 OUR_INTERPRETER: Final = ("bash", "-c")
 
-# A long output in a character that no prompt uses, to see how much a template shows.
-_PROBE: Final = "\u2588" * 200_000
+_PROBE_CHARS: Final = 200_000  # of a long output, to see how much of it a template shows
 # Names of a moment of an episode; what it knows of a task for the start-up command.
 _LIVE: Final = frozenset({"task", "n_model_calls", "model_cost", "elapsed_seconds", "image"})
 _EFFECTIVE: Final = frozenset({"cwd", "timeout", "step_limit"})
@@ -329,5 +329,12 @@ def _tried(config: AgentConfig) -> AgentConfig:
     config.observation(live, command="true", exit_code=0, output="")
     config.observation(live, command="true", exit_code=None, output="")
     config.not_executed(live, command="true")
-    shown = config.observation(live, command="true", exit_code=1, output=_PROBE).count(_PROBE[0])
-    return replace(config, shows_chars=shown if shown < len(_PROBE) else None)
+    return replace(config, shows_chars=_shown_chars(config, live))
+
+
+def _shown_chars(config: AgentConfig, live: Names) -> int | None:
+    """How much the observation template shows of a long output, in a character that it has no other use for."""
+    letter = next((char for char in string.punctuation if char not in config.after_command.source), "~")
+    told = config.observation(live, command="true", exit_code=1, output=letter * _PROBE_CHARS)
+    shown = told.count(letter)
+    return shown if shown < _PROBE_CHARS else None

@@ -152,7 +152,8 @@ def _of_class(full: str, value: Any, flavour: Flavour) -> KeyFate:
         "model.model_class": MODEL_CLASSES[version],
     }.get(full, ())
     if not known:
-        return _unknown(*full.split(".", 1), flavour)
+        name, _, key = full.partition(".")
+        return _unknown(name, key, flavour)
     said = str(value or "")
     if said and "." not in said and said not in known:
         return KeyFate(full, "refused", f"mini-swe-agent {version} has no {said!r}{_suggestion(said, known)}")

@@ -28,6 +28,7 @@ class Prompt:
     """One template of the file and the key it stands under."""
 
     key: str
+    source: str
     template: jinja2.Template
 
     def render(self, names: Names) -> str:
@@ -48,7 +49,7 @@ def compile_prompt(key: str, source: str, known: frozenset[str]) -> Prompt:
     if unknown:
         names = ", ".join(sorted(known))
         raise RequestError(f"agent config: {key}: unknown variable {unknown[0]!r}; known: {names}")
-    return Prompt(key, template)
+    return Prompt(key, source, template)
 
 
 def names_in(source: str) -> frozenset[str]:

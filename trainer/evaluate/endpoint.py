@@ -11,7 +11,6 @@ Exit status: 0 every episode has a verdict; 1 some have none, or it was interrup
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import secrets
 import signal
 import sys
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline import connection
+from pipeline.agent.option import agent_digest
 from pipeline.errors import describe_error
 from pipeline.settings import redis_settings
 from pipeline.task import Task
@@ -90,14 +90,15 @@ def _plan(options: argparse.Namespace) -> Plan:
     """Raises ValueError naming the option and the fix, OSError for files that cannot be read or written."""
     tasks = selection_of(options).of(read_tasks(options.tasks))
     tasks = Verifications.beside("tasks", str(options.tasks)).calibrated(tasks)
-    agent, sampling, limits = agent_of(options), sampling_of(options), limits_of(options)
+    agent = agent_of(options)
+    sampling, limits = sampling_of(options, agent), limits_of(options, agent)
     directory = EvaluationDirectory(options.out, options.model)
     directory.open()
     manifest = directory.agree(
         Manifest(
             run_id=f"evaluate-{secrets.token_hex(4)}",
             model=options.model,
-            agent=hashlib.sha256(agent.encode()).hexdigest()[:16],
+            agent=agent_digest(agent),
             sampling=msgspec.to_builtins(sampling),
             limits=msgspec.to_builtins(limits),
         )

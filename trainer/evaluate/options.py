@@ -4,7 +4,10 @@ import argparse
 import os
 from pathlib import Path
 
-from pipeline.agent_config import load_agent
+from msgspec.structs import replace
+
+from pipeline.agent.config import load_agent
+from pipeline.agent.option import add_agent_options, read_agent, sampling_for
 from pipeline.errors import RequestError
 from pipeline.request import Endpoint, Limits, Sampling
 from trainer.evaluate.selection import TaskSelection
@@ -22,13 +25,7 @@ def endpoint_parser(description: str | None) -> argparse.ArgumentParser:
     add("tasks", type=Path, metavar="TASKS.jsonl")
     add("--api-base", required=True, metavar="URL", help="of the server, as in http://127.0.0.1:30000/v1")
     add("--model", required=True, metavar="NAME", help="as the server calls it")
-    add(
-        "--agent",
-        required=True,
-        action="append",
-        metavar="FILE",
-        help="the agent's YAML, or KEY.SUB=VALUE; may be repeated",
-    )
+    add_agent_options(parser)
     add(
         "--out",
         required=True,
@@ -87,33 +84,31 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def agent_of(options: argparse.Namespace) -> str:
     """The agent's files as one text. Raises ValueError naming the file and the fault."""
-    (path,) = options.agent
     try:
-        text = Path(path).read_text()
-        load_agent(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--agent: {path}: {error}; give the agent's YAML file") from error
-    except RequestError as error:
-        raise ValueError(f"--agent: {path}: {error}") from error
-    return text
+        return read_agent(options.agent, exact=options.exact)
+    except (ValueError, RequestError) as error:
+        raise ValueError(f"--agent: {error}") from error
 
 
 def selection_of(options: argparse.Namespace) -> TaskSelection:
     return TaskSelection(options.shuffle, options.filter, options.slice, options.max_instances)
 
 
-def sampling_of(options: argparse.Namespace) -> Sampling:
+def sampling_of(options: argparse.Namespace, agent: str) -> Sampling:
     """Raises ValueError for a value that no server can take."""
-    temperature = 0.0 if options.temperature is None else options.temperature
-    max_tokens = 4096 if options.max_tokens is None else options.max_tokens
-    if temperature < 0:
-        raise ValueError(f"--temperature {temperature:g}: it must be 0, which is greedy, or above")
-    if max_tokens < 1:
-        raise ValueError(f"--max-tokens {max_tokens}: give 1 or more")
-    return Sampling(temperature=temperature, max_new_tokens=max_tokens)
+    sampling = sampling_for(agent, Sampling(temperature=0.0))
+    if options.temperature is not None:
+        sampling = replace(sampling, temperature=options.temperature)
+    if options.max_tokens is not None:
+        sampling = replace(sampling, max_new_tokens=options.max_tokens)
+    if sampling.temperature < 0:
+        raise ValueError(f"--temperature {sampling.temperature:g}: it must be 0, which is greedy, or above")
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"--max-tokens {sampling.max_new_tokens}: give 1 or more")
+    return sampling
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
+def limits_of(options: argparse.Namespace, agent: str) -> Limits:
     """Raises ValueError for limits that allow no episode."""
     for name in ("samples", "max_concurrent", "step_limit"):
         value = getattr(options, name)
@@ -121,7 +116,7 @@ def limits_of(options: argparse.Namespace) -> Limits:
             raise ValueError(f"--{name.replace('_', '-')} {value}: give 1 or more")
     if options.wall_s <= 0:
         raise ValueError(f"--wall-s {options.wall_s:g}: it must be above 0")
-    turns = options.step_limit or Limits().turns
+    turns = options.step_limit or load_agent(agent).step_limit or Limits().turns
     return Limits(turns=turns, wall_s=options.wall_s)
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from pipeline import artefacts
 from pipeline.agent.config import load_agent
+from pipeline.agent.option import add_agent_options, read_agent, sampling_for
 from pipeline.errors import RequestError, SandboxError, describe_error
 from pipeline.request import Claim, Endpoint, Limits, Sampling
 from pipeline.task import Task
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("tasks", type=Path, metavar="TASKS.jsonl")
     add("--only", required=True, metavar="ID", help="the task to play")
-    add("--agent", type=Path, default=DEFAULT_AGENT, metavar="FILE", help="the agent's YAML; default: ours")
+    add_agent_options(parser, default=DEFAULT_AGENT)
     add("--replies", type=Path, metavar="FILE.json", help="replay these replies")
     add("--api-base", metavar="URL", help="an OpenAI-compatible server, such as http://host:30000/v1")
     add("--model", metavar="NAME", help="the model's name there")
@@ -105,7 +106,6 @@ def _read(options: argparse.Namespace) -> OneEpisode:
     """Raises ValueError, OSError and RequestError for what cannot be played at all."""
     task = _task(options.tasks, options.only)
     claim = _claim(task, options)
-    load_agent(claim.request.agent_config)
     if options.out:
         must_be_writable(options.out, "--out")
     return OneEpisode(claim, _policies(options), options.out)
@@ -117,10 +117,12 @@ def _task(path: Path, only: str) -> Task:
 
 
 def _claim(task: Task, options: argparse.Namespace) -> Claim:
-    limits = replace(Limits(), context_tokens=options.context_tokens)
+    agent = read_agent(options.agent, exact=options.exact)
+    turns = load_agent(agent).step_limit or Limits().turns
+    limits = replace(Limits(), turns=turns, context_tokens=options.context_tokens)
     if options.step_limit is not None:
         limits = replace(limits, turns=options.step_limit)
-    sampling = Sampling()
+    sampling = sampling_for(agent, Sampling())
     if options.temperature is not None:
         sampling = replace(sampling, temperature=options.temperature)
     if options.max_tokens is not None:
@@ -132,7 +134,7 @@ def _claim(task: Task, options: argparse.Namespace) -> Claim:
     claim = unqueued_claim(task, command="play", limits=limits)
     request = replace(
         claim.request,
-        agent_config=options.agent.read_text(),
+        agent_config=agent,
         sampling=sampling,
         endpoint=_endpoint(options),
     )
