@@ -140,8 +140,14 @@ async def read_new(
 
 async def read_body(redis: Redis, request_id: str, kind: JobKind[R, T, H] = ROLLOUT) -> T | None:
     """The whole result; None if it is no longer kept. Raises MalformedMessage."""
-    data = await redis.get(keys.body(request_id, kind))
+    data = await read_packed_body(redis, request_id, kind)
     return None if data is None else decode_body(data, kind.result)
+
+
+async def read_packed_body(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> bytes | None:
+    """The whole result as it was published, for `message.decode_body`; None if it is no longer kept."""
+    data: bytes | None = await redis.get(keys.body(request_id, kind))
+    return data
 
 
 async def acknowledge(

@@ -9,7 +9,7 @@ from pipeline.request import Limits, Sampling
 from pipeline.stream import Delivery
 from trainer.loop.open_requests import OpenRequests
 from trainer.loop.recovery import RunRecovery
-from trainer.recipe import Stragglers
+from trainer.recipe import RolloutsRecipe, Stragglers
 from trainer.records.journal import EpisodeRow, Journal, read
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.closing import GroupCloser
@@ -18,6 +18,7 @@ from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.intake import Intake
 from trainer.rollouts.ledger import Ledger, LedgerState
 from trainer.rollouts.quarantine import Quarantine
+from trainer.rollouts.recording import Keep, RolloutRecorder
 from trainer.rollouts.stream_reader import StreamReader
 
 RUN = "run"
@@ -51,8 +52,10 @@ class TrainerSide:
         max_lag_versions: int = 4,
         stragglers: Stragglers = "wait",
         max_refills: int = 0,
+        keep: Keep = "none",
     ) -> None:
         self.pool = pool
+        self.recorder = RolloutRecorder(pool, journal.directory.parent, RolloutsRecipe(keep=keep))
         self.journal = journal
         self.restored = restored or LedgerState()
         self.admission = Admission(max_lag_versions=max_lag_versions, groups_per_step=1, num_steps=1000)
@@ -82,7 +85,7 @@ class TrainerSide:
             max_tokens=128,
             max_refills=max_refills,
         )
-        self.reader = StreamReader(pool, RUN, self.intake.accept)
+        self.reader = StreamReader(pool, RUN, self.intake.accept, record=self.recorder.record)
         self._build_loop_side()
 
     def _build_loop_side(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,11 @@ from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
 from pipeline import connection, retry
-from pipeline.request import Context, Limits, Sampling
+from pipeline.request import Context, Limits
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import put_tokenizer
 from trainer.inputs import Inputs
+from trainer.loop.bookkeeping import Rollouts, RunContext, rollouts_of
 from trainer.loop.budget import AdmissionBudget
 from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
 from trainer.loop.ending import EndRecorder
@@ -35,53 +35,17 @@ from trainer.recipe import Recipe
 from trainer.records.console import Console
 from trainer.records.journal import EndRow, Journal, PublicationRow, StepRow, read
 from trainer.records.sinks import Records, RunFacts, open_sinks
-from trainer.rollouts.admission import Admission
-from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.deadlines import Deadlines
-from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
-from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.heldout import HeldOut
-from trainer.rollouts.intake import Intake
+from trainer.rollouts.dispatch import RequestForm, new_ids
 from trainer.rollouts.ledger import Ledger, LedgerState, decode_state
 from trainer.rollouts.quarantine import Quarantine
-from trainer.rollouts.stream_reader import StreamReader
+from trainer.rollouts.recording import RolloutRecorder
 from trainer.weights.disk import DiskTransport
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """Which run is assembled, and where it writes."""
-
-    redis: ArqRedis
-    recipe: Recipe
-    run_id: str
-    root: Path  # the run's directory
-    records: Records
-    console: Console
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal"
-
-
-@dataclass(frozen=True, slots=True)
-class Rollouts:
-    """The bookkeeping of what is enqueued and what came back."""
-
-    admission: Admission
-    book: GroupBook
-    ledger: Ledger
-    quarantine: Quarantine
-    closer: GroupCloser
-    dispatcher: Dispatcher
-    heldout: HeldOut
-    last_failed: Callable[[], str]  # id of the request that failed last
-    reader: StreamReader
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +87,8 @@ async def assembled(
         form = await request_form(redis, run_id, recipe, inputs)
         calibrated = {task.id for task in inputs.train if task.calibration}
         quarantine = Quarantine(journal, calibrated)
-        rollouts = _rollouts(run, inputs, form, Ledger(journal, restored), quarantine)
+        recorder = stack.enter_context(RolloutRecorder(redis, root, recipe.rollouts))
+        rollouts = rollouts_of(run, inputs, form, Ledger(journal, restored), quarantine, recorder)
         yield _loop(run, restored, rollouts, learner, checkpoints, publisher, lease)
         await learner.stop()
 
@@ -139,64 +104,6 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         control_share=recipe.grading.control_share,
         context=Context(**asdict(recipe.rollout.context)),
     )
-
-
-def _rollouts(
-    run: RunContext, inputs: Inputs, form: RequestForm, ledger: Ledger, quarantine: Quarantine
-) -> Rollouts:
-    recipe = run.recipe
-    admission = Admission(
-        max_lag_versions=recipe.admission.max_lag_versions,
-        groups_per_step=recipe.batch.groups_per_step,
-        num_steps=recipe.num_steps,
-    )
-    book = GroupBook(
-        admission,
-        min_valid_members=recipe.min_valid_members,
-        stragglers=recipe.admission.stragglers,
-        train_without_signal=recipe.batch.train_without_signal,
-    )
-    heldout = HeldOut(
-        run.redis,
-        form,
-        inputs.heldout,
-        recipe.evaluation,
-        sampling=sampling_of(recipe),
-        seed=recipe.seed,
-        ledger=ledger,
-        report=run.records.append,
-    )
-    dispatcher = Dispatcher(
-        run.redis,
-        form,
-        TaskOrder(inputs.train, seed=recipe.seed),
-        book,
-        ledger=ledger,
-        quarantine=quarantine,
-        group_size=recipe.rollout.group_size,
-        sampling=sampling_of(recipe),
-    )
-    closer = GroupCloser(book, ledger, quarantine)
-    intake = Intake(
-        run.redis,
-        book=book,
-        ledger=ledger,
-        quarantine=quarantine,
-        closer=closer,
-        heldout=heldout,
-        refill=dispatcher.refill,
-        vocab_size=inputs.tokenizer.vocab_size,
-        max_tokens=recipe.learner.micro_batch_tokens,
-        max_refills=recipe.group_refills,
-    )
-    reader = StreamReader(run.redis, run.run_id, intake.accept)
-    return Rollouts(
-        admission, book, ledger, quarantine, closer, dispatcher, heldout, lambda: intake.last_failed, reader
-    )
-
-
-def sampling_of(recipe: Recipe) -> Sampling:
-    return Sampling(**asdict(recipe.rollout.sampling))
 
 
 def _loop(
@@ -278,6 +185,7 @@ def _checkpoint_writer(
         state=state,
         ledger=rollouts.ledger,
         cursor=lambda: rollouts.dispatcher.cursor,
+        flush_rollouts=rollouts.recorder.flush,
         forget=rollouts.reader.forget,
     )
 

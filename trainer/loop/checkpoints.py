@@ -7,7 +7,7 @@ the learner renames a whole directory into place (`trainer.learner.directories`)
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +68,7 @@ class SavingLearner(Protocol):
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one run, and acknowledges what they hold."""
+    """Writes the checkpoints of one run, and acknowledges what they hold once their rollouts are stored."""
 
     def __init__(
         self,
@@ -80,10 +80,11 @@ class CheckpointWriter:
         state: RunState,
         ledger: Ledger,
         cursor: Callable[[], int],
+        flush_rollouts: Callable[[], Awaitable[None]],
         forget: Callable[[Iterable[tuple[str, str]]], None],
     ) -> None:
-        """`cursor` is the place in the task order of the next group. `forget` is told the acknowledged (stream entry,
-        request id) pairs, which will not be delivered again.
+        """`cursor` is the place in the task order of the next group. `flush_rollouts` puts the rollouts that arrived on the
+        disk. `forget` is told the acknowledged (stream entry, request id) pairs, which will not be delivered again.
         """
         self._redis = redis
         self._run_id = run_id
@@ -92,13 +93,16 @@ class CheckpointWriter:
         self._state = state
         self._ledger = ledger
         self._cursor = cursor
+        self._flush_rollouts = flush_rollouts
         self._forget = forget
 
     async def write(self) -> None:
-        """Weights, optimizer and ledger to disk; then, and only then, acknowledge the trajectories settled in it."""
+        """Rollouts, weights, optimizer and ledger to disk; then, and only then, acknowledge the trajectories settled in it."""
         state = self._state
         state.phase = "writing a checkpoint"
         kept = self._ledger.state(step=state.step, version=state.version, cursor=self._cursor())
+        # Before the checkpoint is complete: a resume acknowledges what it holds without reading it again.
+        await self._flush_rollouts()
         place = self._checkpoints.place(state.step)
         await self._learner.save(place, encode_state(kept))
         await asyncio.to_thread(self._checkpoints.complete, place)

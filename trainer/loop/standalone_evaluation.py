@@ -18,7 +18,8 @@ from pipeline import census, queue, retry, stream
 from pipeline.stream import Delivery
 from pipeline.weights import version_name
 from trainer.inputs import Inputs
-from trainer.loop.assembly import connect, request_form, sampling_of
+from trainer.loop.assembly import connect, request_form
+from trainer.loop.bookkeeping import sampling_of
 from trainer.loop.heartbeat import Heartbeat
 from trainer.loop.policy import sole_policy
 from trainer.recipe import Recipe
@@ -27,6 +28,7 @@ from trainer.records.journal import Journal, PublicationRow
 from trainer.rollouts.dispatch import RequestForm
 from trainer.rollouts.heldout import HeldOut, Round
 from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.recording import RolloutRecorder
 from trainer.rollouts.stream_reader import StreamReader
 from trainer.rollouts.sweep import sweep
 from trainer.weights.disk import DiskTransport
@@ -92,14 +94,21 @@ class StandaloneEvaluation:
             form = await request_form(redis, self._run_id, self._recipe, self._inputs)
             await stream.open_reader(redis, self._run_id)
             stack.push_async_callback(self._withdraw, redis)
+            recorder = stack.enter_context(RolloutRecorder(redis, self._root, self._recipe.rollouts))
             for one in rounds:
-                if not await self._play(redis, form, Ledger(journal), one, publisher):
+                if not await self._play(redis, form, Ledger(journal), one, publisher, recorder):
                     return self._ended
             self._ended = await self._ending(engines, published)
             return self._ended
 
     async def _play(
-        self, redis: ArqRedis, form: RequestForm, ledger: Ledger, one: Round, publisher: Publisher
+        self,
+        redis: ArqRedis,
+        form: RequestForm,
+        ledger: Ledger,
+        one: Round,
+        publisher: Publisher,
+        recorder: RolloutRecorder,
     ) -> bool:
         """Whether the whole round was played; then it is in the journal, and acknowledged."""
         heldout = self._heldout(redis, form, ledger, one)
@@ -109,7 +118,7 @@ class StandaloneEvaluation:
             if heldout.awaits(delivery.head.request_id):
                 heldout.accept(delivery)
 
-        reader = StreamReader(redis, self._run_id, accept)
+        reader = StreamReader(redis, self._run_id, accept, record=recorder.record)
         await retry.until_answered(heldout.send)
         async with _beside(self._sweep(redis, heldout, publisher)):
             while heldout.progress and not self._stop.is_set():
@@ -118,6 +127,7 @@ class StandaloneEvaluation:
         if heldout.progress:
             return False
         settled = ledger.state(step=0, version=0, cursor=0).pending
+        await recorder.flush()
         await retry.until_answered(lambda: stream.acknowledge(redis, self._run_id, settled))
         return True
 

@@ -34,6 +34,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
         "checkpoint.every_steps": (recipe.checkpoint.every_steps, 1),
         "checkpoint.keep": (recipe.checkpoint.keep, 1),
         "weights.keep": (recipe.weights.keep, 2),
+        "rollouts.max_bytes": (recipe.rollouts.max_bytes, 2**20),
     }
     for name, (value, least) in floors.items():
         if value < least:
@@ -78,6 +79,9 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
     controls = recipe.grading.controls
     if not isinstance(controls, str) and not 0 < controls < 1:
         yield f'grading.controls is {controls}; it must be "always", "never", or a share above 0 and below 1'
+    keep = recipe.rollouts.keep
+    if not isinstance(keep, str) and not 0 < keep < 1:
+        yield f'rollouts.keep is {keep}; it must be "all", "none", or a share above 0 and below 1'
     if recipe.group_deadline_s <= 0:
         yield f"rollout.group_deadline_s is {recipe.group_deadline_s}; it must be above 0"
     yield from _context_faults(rollout.context)

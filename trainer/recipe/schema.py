@@ -175,6 +175,15 @@ class CheckpointRecipe(Table, frozen=True, kw_only=True):
     keep: int = 2  # checkpoints kept on disk
 
 
+class RolloutsRecipe(Table, frozen=True, kw_only=True):
+    """What is kept of each rollout in the run's directory, where it outlives Redis: see [rollouts.md](rollouts.md)."""
+
+    # Which rollouts are kept: all, none, or a share of the groups, above 0 and below 1, with every failed rollout.
+    keep: Literal["all", "none"] | float = "all"
+    # Disk space for them, compressed; beyond it, the oldest are removed.
+    max_bytes: int = 64 * 1024**3
+
+
 class Recipe(Table, frozen=True, kw_only=True):
     """The run as a whole. Relative paths are relative to the recipe's own directory."""
 
@@ -192,6 +201,7 @@ class Recipe(Table, frozen=True, kw_only=True):
     weights: WeightsRecipe = WeightsRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
+    rollouts: RolloutsRecipe = RolloutsRecipe()
 
     @property
     def min_valid_members(self) -> int:

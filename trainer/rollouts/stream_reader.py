@@ -18,11 +18,21 @@ READ_AT_ONCE = 64
 class StreamReader:
     """The trainer's side of the stream of one run; one reader at a time."""
 
-    def __init__(self, redis: ArqRedis, run_id: str, accept: Callable[[Delivery], Awaitable[None]]) -> None:
-        """`accept` is given each entry. If it raises, it is given the same entry again later."""
+    def __init__(
+        self,
+        redis: ArqRedis,
+        run_id: str,
+        accept: Callable[[Delivery], Awaitable[None]],
+        *,
+        record: Callable[[Delivery], Awaitable[None]],
+    ) -> None:
+        """Each entry is given to `record`, which has its rollout stored, and then to `accept`. If one of them raises, both are
+        given the same entry again later.
+        """
         self._redis = redis
         self._run_id = run_id
         self._accept = accept
+        self._record = record
         self._turn = asyncio.Lock()
         self._accepted: set[str] = set()  # entries that are not acknowledged
         self._may_have_lost = False  # whether a read failed since the last recovery
@@ -60,6 +70,7 @@ class StreamReader:
 
     async def _accept_all(self, deliveries: list[Delivery]) -> int:
         for delivery in deliveries:
+            await self._record(delivery)
             await self._accept(delivery)
             self._accepted.add(delivery.entry_id)
         return len(deliveries)

@@ -23,6 +23,7 @@ from benchmarks.scripted_fleet import finish
 from pipeline import deadletters, keys, queue, stream
 from pipeline.message import encode
 from pipeline.request import Claim
+from pipeline.rollout_store.reading import RolloutStore
 from pipeline.trajectory import Failed
 from tests.trainer.trainer_side import GROUP_SIZE, RUN, TrainerSide
 from tests.trainer.trajectories import behind
@@ -127,6 +128,7 @@ class Trainer:
             max_lag_versions=2,
             stragglers="train",
             max_refills=1,
+            keep="all",
         )
         deadline_s = 0.0 if has_deadlines else 1e9
         self.deadlines = Deadlines(
@@ -140,6 +142,7 @@ class Trainer:
             state=self.state,
             ledger=self.side.ledger,
             cursor=lambda: self.side.dispatcher.cursor,
+            flush_rollouts=self.side.recorder.flush,
             forget=self.side.reader.forget,
         )
 
@@ -286,6 +289,7 @@ class Story:
 
     async def dies(self, trainer: Trainer) -> None:
         trainer.journal.close()
+        trainer.side.recorder.__exit__(None, None, None)
         await trainer.side.pool.connection_pool.disconnect()
 
     async def born(self) -> Trainer:
@@ -306,6 +310,7 @@ class Story:
         if not await redis.exists(keys.stream(RUN)):
             return
         held = {row.request_id for row in read(trainer.journal.directory, EpisodeRow)}
+        stored = self.stored_ids()
         (group,) = await redis.xinfo_groups(keys.stream(RUN)) or [{"last-delivered-id": b"0-0"}]
         unsettled = (
             await redis.xpending_range(keys.stream(RUN), stream.GROUP, "-", "+", 10_000) if group else []
@@ -315,6 +320,12 @@ class Story:
             delivered = _order(delivery.entry_id) <= _order(group["last-delivered-id"].decode())
             if delivered and delivery.entry_id not in waiting:
                 assert delivery.head.request_id in held
+                assert delivery.head.request_id in stored
+
+    def stored_ids(self) -> Counter[str]:
+        """How many copies of each rollout the store has."""
+        store = RolloutStore(self.root / "rollouts")
+        return Counter(one.head.head.request_id for one in store.rollouts(lambda _: True) if not one.fault)
 
     async def ends(self, trainer: Trainer) -> None:
         """Every worker answers, and the trainer sees to all of it."""
@@ -348,6 +359,7 @@ class Story:
         if not self.world.was_requeued:
             assert max(Counter(row.request_id for row in rows).values(), default=0) <= 1
         heads = [delivery.head for delivery in await stream.newest_heads(redis, RUN, 10_000)]
+        assert self.stored_ids() == Counter({head.request_id for head in heads}), "each is stored once"
         answered = {head.request_id for head in heads if head.reward is not None}
         told = {row.request_id: row.fate for row in rows if row.reward is not None}
         assert set(told) == answered, "every valid answer is accounted for, and by its own row"

@@ -1,0 +1,129 @@
+"""Each rollout that arrives is written to the run's store before its stream entry is acknowledged.
+
+A thread packs and writes, so that the event loop goes on. What waits for it is bounded in bytes: beyond that, taking in
+trajectories waits for the disk.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from arq.connections import ArqRedis
+
+from pipeline import deadletters, stream
+from pipeline.message import MalformedMessage, decode_body
+from pipeline.rollout_store.reading import DIRECTORY
+from pipeline.rollout_store.record import StoredRollout
+from pipeline.stream import Delivery
+from pipeline.trajectory import Trajectory, TrajectoryHead
+from trainer.recipe import RolloutsRecipe
+from trainer.records.rollout_writer import RolloutWriter
+
+Keep = Literal["all", "none"] | float
+
+MAX_WAITING_BYTES = 64 * 1024**2  # of bodies as they came
+
+
+class RolloutRecorder:
+    """Of one run. Use it as a context manager: leaving it writes what waits and closes the store."""
+
+    def __init__(self, redis: ArqRedis, run_dir: Path, recipe: RolloutsRecipe) -> None:
+        """Raises ValueError where the store cannot be written."""
+        self._redis = redis
+        self._place = run_dir / DIRECTORY
+        self._keep: Keep = recipe.keep
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting_bytes = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollouts")
+        self._writer = None
+        if recipe.keep != "none":
+            try:
+                self._writer = RolloutWriter(self._place, max_bytes=recipe.max_bytes)
+            except OSError as error:
+                raise self._unwritable(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises ValueError if something could not be written, unless the block raised already."""
+        try:
+            if self._writer is not None:
+                self._thread.submit(self._writer.close).result()
+        except OSError as unwritten:
+            if error is None:
+                raise self._unwritable(unwritten) from unwritten
+        finally:
+            self._thread.shutdown()
+
+    async def record(self, delivery: Delivery) -> None:
+        """Have the rollout written. Repeating it changes nothing. Raises ValueError if an earlier one could not be written."""
+        head, writer = delivery.head, self._writer
+        if writer is None or not is_kept(head, self._keep):
+            return
+        await self._make_room()
+        body = await stream.read_packed_body(self._redis, head.request_id)
+        letter = None
+        if head.reward is None:
+            letter = await deadletters.find(self._redis, head.run_id, head.request_id)
+        failures = () if letter is None else letter.failures
+
+        def write() -> None:
+            writer.add(head, StoredRollout(trajectory=_trajectory(body), failures=failures))
+
+        loop, num_bytes = asyncio.get_running_loop(), len(body or b"")
+        self._waiting.append((loop.run_in_executor(self._thread, write), num_bytes))
+        self._waiting_bytes += num_bytes
+
+    async def flush(self) -> None:
+        """Return when everything recorded is on the disk. Raises ValueError if it cannot be written."""
+        if self._writer is None:
+            return
+        for written, _ in list(self._waiting):
+            await self._carry_out(written)
+        await self._carry_out(asyncio.get_running_loop().run_in_executor(self._thread, self._writer.sync))
+
+    async def _make_room(self) -> None:
+        """Wait until no more than MAX_WAITING_BYTES are waiting; what failed meanwhile is raised."""
+        while self._waiting and (self._waiting[0][0].done() or self._waiting_bytes > MAX_WAITING_BYTES):
+            written, num_bytes = self._waiting[0]
+            await self._carry_out(written)
+            if self._waiting and self._waiting[0][0] is written:  # not taken off by another call meanwhile
+                self._waiting.popleft()
+                self._waiting_bytes -= num_bytes
+
+    async def _carry_out(self, written: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.shield(written)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> ValueError:
+        return ValueError(
+            f"{self._place} cannot be written ({error.strerror or error}): make room for it, lower rollouts.max_bytes, "
+            'or set rollouts.keep to "none"'
+        )
+
+
+def is_kept(head: TrajectoryHead, keep: Keep) -> bool:
+    """Whether a rollout is kept. Of a share, whole groups are drawn by their name, and every failure is kept."""
+    if isinstance(keep, str):
+        return keep == "all"
+    if head.reward is None:
+        return True
+    drawn = hashlib.blake2b(f"{head.run_id}/{head.group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(drawn, "big") < keep * 2**64
+
+
+def _trajectory(body: bytes | None) -> Trajectory | None:
+    """None of a body that is gone or that no release of ours wrote: its head is kept all the same."""
+    try:
+        return None if body is None else decode_body(body, Trajectory)
+    except MalformedMessage:
+        return None
