@@ -6,7 +6,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 
 from pipeline import deadletters, keys, queue, request_store, stream
-from pipeline.trajectory import Action, Observation, Reward, failed_trajectory
+from pipeline.trajectory import Action, Cut, Observation, Reward, failed_trajectory
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import (
     BROKEN,
@@ -45,6 +45,23 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: RunCommand)
     _, full, _ = await run("show", request_id, "--full")
     assert "line 25" in full
     assert "line 25" not in out
+
+
+async def test_show_says_at_its_turn_what_a_cut_took_out_of_the_context(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    cut = Cut(num_omitted=3, marker="[...]", num_thoughts=1, dropped_chars=1200)
+    turns = (
+        samples.turn(),
+        samples.turn(cut=cut, repeated_tokens=40),
+        samples.turn(cut=Cut(forgot_reply=True)),
+    )
+    _, out, _ = await run("show", await answered(pool, turns=turns))
+    assert (
+        "context cut: 3 turns omitted in all, the thoughts of 1 reply taken out, 1,200 characters of the newest "
+        "messages left out, 40 tokens computed again\nturn 2" in out
+    )
+    assert "context cut: the last reply was taken out\nturn 3" in out
 
 
 async def test_show_prints_a_turn_whose_command_is_empty(pool: ArqRedis, run: RunCommand) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.message import unpack_int32s
 from pipeline.request import Context
-from pipeline.trajectory import Turn, VersionSpan
+from pipeline.trajectory import Cut, Turn, VersionSpan
 from tests.workers.agent.episode import claim, opening, user
 from tests.workers.policy.templates import ENDS, renderer
 from trainer.batching.samples import branches
@@ -171,3 +171,145 @@ def test_an_episode_that_fits_is_never_cut(name: str) -> None:
     assert [turn.cut for turn in played.turns] == [None] * 6
     assert len(list(branches(tuple(played.turns)))) == 1
     assert not any(turn.repeated_tokens for turn in played.turns)
+
+
+def shown(template: Renderer, turn: Turn, played: Played) -> str:
+    return template.decode(played.prompts[played.turns.index(turn)])
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_cut_keeps_the_first_and_newest_turns_with_their_own_ids_and_says_what_is_missing(
+    name: str,
+) -> None:
+    template = renderer(name)
+    replies = [f"reply {number} " + "dam " * 10 for number in range(9)]
+    played = play(
+        template, replies, [f"seen {n} " + "mice " * 10 for n in range(9)], context_tokens=500, head_share=0.4
+    )
+    cuts = [number for number, turn in enumerate(played.turns) if turn.cut]
+    assert cuts, "the episode must not fit"
+    first = played.turns[cuts[0]]
+    assert first.cut is not None
+    text = template.decode(played.prompts[cuts[0]])
+    there = [number for number in range(cuts[0]) if f"reply {number} " in text]
+    assert there[0] == 0
+    assert there[-1] == cuts[0] - 1
+    assert len(there) == cuts[0] - first.cut.num_omitted
+    assert first.cut.marker == MARKER.search(text)[0]
+    gap = next(number for number in range(cuts[0]) if number not in there)
+    assert text.index(f"seen {gap - 1} ") < text.index(first.cut.marker) < text.index(f"reply {there[gap]} ")
+    for number in there:
+        assert contains(played.prompts[cuts[0]], list(unpack_int32s(played.turns[number].sampled)))
+    assert cuts[1:2] != [cuts[0] + 1], "a cut leaves room for more than one turn"
+
+
+def test_with_no_room_for_the_first_turns_the_task_bears_the_note() -> None:
+    template = renderer(QWEN)
+    played = play(template, ["go"] * 6, ["mice " * 60] * 6, context_tokens=360, head_share=0.0)
+    last = played.turns[-1]
+    assert last.cut is not None
+    assert f"mend it\n\n{last.cut.marker}<|im_end|>" in shown(template, last, played)
+
+
+def test_the_note_may_be_a_message_of_its_own() -> None:
+    template = renderer(QWEN)
+    played = play(template, ["go"] * 6, ["mice " * 60] * 6, context_tokens=360, marker="message")
+    last = played.turns[-1]
+    assert last.cut is not None
+    assert f"<|im_start|>user\n{last.cut.marker}<|im_end|>" in shown(template, last, played)
+
+
+def test_a_message_that_does_not_fit_alone_loses_its_middle() -> None:
+    template = renderer(QWEN)
+    long = "begin " + "mice " * 900 + " end"
+    played = play(template, ["go", "on"], [long], context_tokens=400)
+    told = played.turns[1].told[0].content
+    assert told.startswith("begin ")
+    assert told.endswith(" end")
+    missing = re.search(
+        r"\n\[\.\.\. (\d+) character\(s\) omitted due to context window limit \.\.\.\]\n", told
+    )
+    assert missing is not None
+    assert len(told) - len(missing[0]) + int(missing[1]) == len(long)
+    assert played.turns[1].cut == Cut(dropped_chars=int(missing[1]))
+    assert 400 - 40 - len(played.prompts[1]) < 10, "as much of it is shown as fits"
+
+
+def test_an_opening_or_a_reply_that_leaves_no_room_ends_the_episode() -> None:
+    template = renderer(QWEN)
+    assert play(template, ["go"], [], context_tokens=60) == Played([], [], ended=True)
+    played = play(template, ["dam " * 90, "on"], ["seen"], context_tokens=300, max_new_tokens=200)
+    assert (len(played.turns), played.ended) == (1, True)
+
+
+def test_with_the_policy_stop_nothing_is_cut_and_the_last_reply_gets_what_room_is_left() -> None:
+    template = renderer(QWEN)
+    played = play(
+        template, ["dam " * 75] * 9, ["mice"] * 9, context_tokens=400, max_new_tokens=300, policy="stop"
+    )
+    assert played.ended
+    assert not any(turn.cut for turn in played.turns)
+    assert played.turns[-1].stop == "context"
+    assert len(played.prompts[-1]) + len(played.turns[-1].sampled) // 4 == 400
+    assert len(list(branches(tuple(played.turns)))) == 1
+
+
+THOUGHT = "<think>\nI wonder\n</think>\n\n"
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("thinking", ["keep", "strip_on_cut", "strip"])
+def test_earlier_thoughts_stay_or_go_as_the_request_says(name: str, thinking: str) -> None:
+    template = renderer(name)
+    opened = template.decode(template.suffix([], last_id=template.end_id)).rstrip().endswith("<think>")
+    said = THOUGHT.removeprefix("<think>\n") if opened else THOUGHT
+    replies = [f"{said}dam {number} " + "seat " * 8 for number in range(8)]
+    played = play(
+        template, replies, ["mice " * 8] * 8, context_tokens=420, max_new_tokens=60, thinking=thinking
+    )
+    check_branches(played, 420, every_step=False)
+    for number, turn in enumerate(played.turns):
+        text = template.decode(played.prompts[number])
+        thoughts, words = text.count("I wonder"), len(re.findall(r"dam \d", text))
+        if thinking == "keep":
+            assert thoughts == words
+        if thinking == "strip" or (thinking == "strip_on_cut" and turn.cut):
+            assert thoughts == 0
+            assert text.count("<think>") == opened, "only the thought of the reply to come is open"
+            assert "</think>" not in text
+        if turn.cut and number and thinking != "keep":
+            assert turn.cut.num_thoughts > 0
+    assert any(turn.cut for turn in played.turns)
+
+
+def test_a_forgotten_reply_leaves_the_context_with_what_follows_put_in_its_place() -> None:
+    template = renderer(QWEN)
+    forget = [False, True, True]
+    played = play(
+        template, ["one", "two", "three", "four"], ["a", "b", "c"], context_tokens=900, forget=forget
+    )
+    end, user_turn = "<|im_end|>\n", "<|im_start|>user\n"
+    assert template.decode(played.prompts[3]).endswith(
+        f"one{end}{user_turn}a{end}{user_turn}b{end}{user_turn}c{end}<|im_start|>assistant\n"
+    )
+    assert [turn.cut and turn.cut.forgot_reply for turn in played.turns] == [None, None, True, True]
+    assert [turn.told[0].content for turn in played.turns[1:]] == ["a", "b", "c"]
+    check_branches(played, 900, every_step=False)
+    first = play(template, ["one", "two"], ["a"], context_tokens=900, forget=[True])
+    assert template.decode(first.prompts[1]).endswith(
+        f"{user_turn}mend it{end}{user_turn}a{end}<|im_start|>assistant\n"
+    )
+
+
+def test_tokens_that_are_computed_again_are_counted() -> None:
+    template = renderer(QWEN)
+    replies = [f"reply {number} " + "dam " * 10 for number in range(9)]
+    played = play(template, replies, ["mice " * 10] * 9, context_tokens=400)
+    for before, turn, prompt in zip(played.turns, played.turns[1:], played.prompts[1:], strict=False):
+        if turn.cut is None:
+            assert turn.repeated_tokens == 0
+            continue
+        assert turn.cut.num_omitted > (before.cut.num_omitted if before.cut else 0)
+        told = template.suffix(user("mice " * 10), last_id=template.end_id)
+        behind_marker = prompt[turn.kept_tokens :]
+        assert 0 < turn.repeated_tokens <= len(behind_marker) - len(told)
