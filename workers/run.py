@@ -103,12 +103,14 @@ def _claimer(
 ) -> Claimer:
     """Plays rollouts on `hosts`, guarded by a breaker for each thing that the worker depends on."""
     from workers.grading.grade import Grader
+    from workers.grading.survey import Surveys
+
+    surveys = Surveys()
 
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
         async with hosts.using(claim, status) as opened:
-            return await run_rollout(
-                claim, status, policies=policies, sandboxes=opened, grader=Grader(opened)
-            )
+            grader = Grader(opened, surveys=surveys)
+            return await run_rollout(claim, status, policies=policies, sandboxes=opened, grader=grader)
 
     probes = {
         "redis": lambda: connection.check(redis),

@@ -14,11 +14,11 @@ from pipeline.calibration import Calibration, Contradiction
 from pipeline.errors import GraderError, SandboxError, TaskBroken
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, File, SwebenchLog, Task
-from workers.grading import reading, scripts, witness
-from workers.grading.controls.placing import place
+from workers.grading import reading, scripts
+from workers.grading.controls.placing import Placement, placed, write
 from workers.grading.governing import GoverningFiles, hidden_paths
 from workers.grading.steps import StepFailed, failed_step, tail
-from workers.grading.survey import survey
+from workers.grading.survey import Surveys
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
@@ -71,6 +71,7 @@ class GradingContainer:
     marks: Marks
     limits: Limits
     calibration: Calibration
+    surveys: Surveys
 
     async def apply(self) -> Applied:
         """Applies the patch and puts the hidden tests in place. Files that a patch must not touch are restored.
@@ -115,13 +116,14 @@ class GradingContainer:
         To be called between `apply` and `run_tests`. Raises NotAsCalibrated.
         """
         verdict = self.claim.request.task.verdict
-        script = verdict.eval_script
+        placement = Placement(verdict.eval_script)
         if contradictions:
-            script = await place(self.sandbox, script, contradictions)
+            placement = await placed(self.sandbox, verdict.eval_script, contradictions)
+        script = placement.script
         if isinstance(verdict, SwebenchLog):
             script = self.marks.in_script(script)
         content = script.encode("utf-8", "surrogateescape")
-        await self.sandbox.put([File(path=scripts.EVAL, content=content)])
+        await write(self.sandbox, {**placement.texts, scripts.EVAL: content})
 
     async def run_tests(self) -> FinishedTests | None:
         """How the eval script ended, and the container with it; None if it used up its CPU time.
@@ -173,12 +175,8 @@ class GradingContainer:
 
     async def _governing_files(self, hidden: Sequence[str]) -> GoverningFiles:
         task = self.claim.request.task
-        surveyed = await survey(
-            self.sandbox,
-            task.verdict.eval_script,
-            variables=task.env,
-            hidden=hidden,
-            under_test=self.calibration.fix_paths,
+        surveyed = await self.surveys.survey(
+            self.sandbox, task, hidden=hidden, under_test=self.calibration.fix_paths
         )
         return GoverningFiles(task.verdict.eval_script, surveyed)
 
@@ -233,7 +231,6 @@ def _files(task: Task, patch: bytes, hidden: Sequence[str], test_files: Sequence
         File(path=scripts.PATCH, content=_ended(patch)),
         File(path=scripts.PROTECTED, content=_listed(hidden)),
         File(path=scripts.TESTED, content=_listed(path for path in test_files if not path.startswith("/"))),
-        File(path=scripts.WITNESS, content=witness.installer()),
     ]
     if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
         files.append(File(path=scripts.TESTS, content=_ended(verdict.test_patch)))

@@ -35,6 +35,7 @@ from workers.grading.controls.outcomes import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import NotAsCalibrated, alike
 from workers.grading.judging import LOG_TAIL_CHARS, Remains, decoded, judged, lacking, readable, surviving
 from workers.grading.steps import StepFailed, failed_step
+from workers.grading.survey import Surveys
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import check
 from workers.isolation import calls as isolation
@@ -80,10 +81,13 @@ class Chance(Shuffles, Protocol):
 
 
 class Grader:
-    """Grades patches, each run of the tests in a container of its own."""
+    """Grades patches, each run of the tests in a container of its own. Graders of one process may share their `surveys`."""
 
-    def __init__(self, sandboxes: Sandboxes, chance: Chance | None = None) -> None:
+    def __init__(
+        self, sandboxes: Sandboxes, chance: Chance | None = None, surveys: Surveys | None = None
+    ) -> None:
         self._sandboxes = sandboxes
+        self._surveys = surveys or Surveys()
         self._chance = chance or random.SystemRandom()
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward:
@@ -137,7 +141,9 @@ class Grader:
         """Takes the steps before the tests in a new container without a patch. Raises what fails, which is no patch's fault."""
         calibration = _calibration(claim) or Calibration()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
-            container = GradingContainer(claim, sandbox, b"", Marks(), claim.request.limits, calibration)
+            container = GradingContainer(
+                claim, sandbox, b"", Marks(), claim.request.limits, calibration, self._surveys
+            )
             await container.do_without_patch()
             await container.put_script(alike(contradictions, calibration.contradictions))
 
@@ -171,7 +177,7 @@ class Grader:
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             calibration = _calibration(claim) or Calibration()
-            container = GradingContainer(claim, sandbox, patch, marks, limits, calibration)
+            container = GradingContainer(claim, sandbox, patch, marks, limits, calibration, self._surveys)
             applied = await container.apply()
             if applied.fault:
                 return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())

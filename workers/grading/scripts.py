@@ -16,14 +16,13 @@ from workers.grading.governing import (
     STANDARD_MODULES,
     GoverningFiles,
 )
-from workers.grading.witness import PACKAGES, USER_PACKAGES
+from workers.grading.witness import PACKAGES, USER_PACKAGES, installer
 from workers.sandbox.git import GIT
 
 GRADE_DIR = "/swerve-grade"
 PATCH = f"{GRADE_DIR}/model.diff"
 TESTS = f"{GRADE_DIR}/tests.diff"
 EVAL = f"{GRADE_DIR}/eval.sh"
-WITNESS = f"{GRADE_DIR}/witness.sh"
 PROTECTED = f"{GRADE_DIR}/protected"  # repository-relative paths, each with a NUL after it
 TESTED = f"{GRADE_DIR}/tested"  # the same for further files with tests, which HEAD may have
 TAMPERED = f"{GRADE_DIR}/tampered"  # the same for settings files that a patch may not keep
@@ -65,13 +64,15 @@ def apply(governing: GoverningFiles, *, loosely: bool) -> str:
     """Installs the witness, then applies the patch by the first command that accepts it, without the files that it may not
     bring.
 
+    START is as old as the first step. The patch is applied once the file system's clock has moved on.
+
     git apply refuses a path inside .git, but patch does not; it is used only if `loosely`.
     """
     return f"""{GIT}{_left_out(governing)}
 chmod 700 {GRADE_DIR}
-touch {START}
+: >{START}
+{installer(governing.surveyed.places)}
 until [ {START}.later -nt {START} ]; do : >{START}.later; done
-. {WITNESS}
 taken=(--whitespace=nowarn "${{left_out[@]/#/--exclude=}}")
 git apply "${{taken[@]}}" {PATCH} && exit 70
 git update-index -q --refresh

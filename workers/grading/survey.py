@@ -8,6 +8,7 @@ it and test runners count. What the known fix changes is never restored: it is u
 
 import base64
 import binascii
+import hashlib
 import json
 import posixpath
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.errors import GraderError
+from pipeline.task import Task
 from workers.grading.closing_line import RUNS_PYTEST
 from workers.grading.script_words import ScriptWords, imported_modules, loaded_plugins
 from workers.sandbox.protocol import CommandResult
@@ -26,6 +28,8 @@ KEEP_BYTES = 16 * 1024 * 1024
 READ_BYTES = 128 * 1024  # of one file
 MOST_CANDIDATES = 3000
 MOST_ROUNDS = 6  # of files that name files
+MOST_SURVEYS = 256  # that are kept
+MOST_PLACES = 100
 # In the workdir or in a directory that the script enters.
 SETTINGS = (
     "pytest.ini",
@@ -75,13 +79,19 @@ _TEST = re.compile(
 )
 _RUNNER = re.compile(r"(?:run_?(?:all_?)?tests?|tests?_?runner|_pytesttester)(?:\.py)?")
 _STARTER = re.compile(r"(?:\w+_)?(?:runner|driver|suite|harness|tests?)")
+_FROM_ROOT = re.compile(r"(?<![\w./~-])(?:~|\$HOME|\$\{HOME\})?((?:/[\w.-]+)+)", re.ASCII)
 _SHELL_LINE = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 _PYTHON_LINE = re.compile(r"#!.*\bpython")
 _PYTHON_PATH = re.compile(r"^\s*pythonpath\s*=\s*((?:.*\n?)(?:[ \t]+\S.*\n?|\s*[\"'].*\n?)*)", re.MULTILINE)
 
 
-class RunsCommands(Protocol):
+class BaseContainer(Protocol):
     """The container as it is before the patch."""
+
+    head: str
+
+    @property
+    def image(self) -> str: ...
 
     @property
     def workdir(self) -> str: ...
@@ -98,6 +108,9 @@ class Surveyed:
     paths: tuple[str, ...] = ()  # files in the workdir that are restored, or removed if the image lacks them
     searched: tuple[str, ...] = ()  # directories in the workdir that Python searches before its own
     program_directories: tuple[str, ...] = ()  # directories in the workdir that are on the PATH
+    places: tuple[
+        str, ...
+    ] = ()  # directories that the scripts name, from the root or from home, and those on the way to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +141,47 @@ true
 """
 
 
-async def survey(
-    container: RunsCommands,
+class Surveys:
+    """What surveys found. One that was made is kept, because it is made before the patch: only the task and its image matter.
+
+    We assume that a tag means the same image for as long as the process lives, where its repository has the same commit.
+    """
+
+    def __init__(self, most: int = MOST_SURVEYS) -> None:
+        self._most = most
+        self._made: dict[
+            bytes, Surveyed
+        ] = {}  # by a digest of all that they depend on; those used last stand last
+
+    async def survey(
+        self, container: BaseContainer, task: Task, *, hidden: Iterable[str], under_test: Iterable[str]
+    ) -> Surveyed:
+        """Reads the files of the repository that the task's eval script names. `hidden` are the paths of the hidden tests,
+        `under_test` the files that the known fix changes.
+
+        To be called before the patch is applied.
+        """
+        hidden, under_test = tuple(hidden), tuple(under_test)
+        script, variables = task.verdict.eval_script, sorted(task.env.items())
+        base = (container.image, container.head, container.workdir, task.setup_script, task.setup_patch)
+        key = hashlib.sha256(repr((base, script, variables, hidden, under_test)).encode()).digest()
+        made = self._made.pop(key, None) or await _survey(
+            container, script, variables=task.env, hidden=hidden, under_test=frozenset(under_test)
+        )
+        self._made[key] = made
+        while len(self._made) > self._most:
+            del self._made[next(iter(self._made))]
+        return made
+
+
+async def _survey(
+    container: BaseContainer,
     script: str,
     *,
     variables: Mapping[str, str],
-    hidden: Iterable[str] = (),
-    under_test: Iterable[str] = (),
+    hidden: tuple[str, ...],
+    under_test: frozenset[str],
 ) -> Surveyed:
-    """Reads the files of the repository that `script` names. `hidden` are the paths of the hidden tests, `under_test` the files
-    that the known fix changes.
-    """
     reading = _Reading(container.workdir, {**variables, "PWD": container.workdir})
     reading.script(script, "")
     first = bool(RUNS_PYTEST.search(script))
@@ -149,10 +192,10 @@ async def survey(
         found = await _look(container, wanted, conftests=first)
         first = False
         reading.add(wanted, found)
-    return reading.result(hidden=tuple(hidden), under_test=frozenset(under_test))
+    return reading.result(hidden=hidden, under_test=under_test)
 
 
-async def _look(container: RunsCommands, paths: Iterable[str], *, conftests: bool) -> dict[str, _Found]:
+async def _look(container: BaseContainer, paths: Iterable[str], *, conftests: bool) -> dict[str, _Found]:
     listed = base64.b64encode("\n".join(paths).encode("utf-8", "surrogateescape") + b"\n").decode()
     arguments = shlex.join((listed, "conftests" if conftests else ""))
     result = await container.run(
@@ -185,6 +228,7 @@ class _Reading:
     run: set[str] = field(default_factory=set[str])  # files that are run or loaded, there or not
     imported: set[str] = field(default_factory=set[str])
     named: set[str] = field(default_factory=set[str])
+    places: set[str] = field(default_factory=set[str])  # see `Surveyed.places`
 
     def script(self, text: str, folder: str) -> None:
         """Reads a shell script that lies in `folder`, or the eval script."""
@@ -198,6 +242,7 @@ class _Reading:
         near = {*self.folders, *((folder,) if folder else ())}
         self.run |= self._inside(words.runs, near) | self._inside(words.programs, self.on_path)
         self.named |= self._inside(words.names, near)
+        self.places |= _places(text)
         self._modules(words.modules)
         self._modules(name for name in words.imports if _STARTER.fullmatch(name.rpartition(".")[2]))
         read_by = {name for program in words.programs for name in OF_PROGRAMS.get(program, ())}
@@ -295,7 +340,12 @@ class _Reading:
         }
         paths |= {f"{folder}/__init__.py" for path in hidden for folder in _test_folders(path)}
         paths = {path for path in paths if posixpath.basename(path) not in MANIFESTS} - under_test
-        return Surveyed(tuple(sorted(paths)), tuple(sorted(self.searched)), tuple(sorted(self.on_path)))
+        return Surveyed(
+            paths=tuple(sorted(paths)),
+            searched=tuple(sorted(self.searched)),
+            program_directories=tuple(sorted(self.on_path)),
+            places=tuple(sorted(self.places, key=lambda path: (path.count("/"), path))[:MOST_PLACES]),
+        )
 
     def _is_package(self, path: str) -> bool:
         """Whether this is the image's package that a module is run from: what is under test may be run so."""
@@ -306,6 +356,15 @@ class _Reading:
         if file is None:
             return False
         return not _SOURCE.fullmatch(path) or file.is_script or bool(_TEST.search(path))
+
+
+def _places(text: str) -> set[str]:
+    places: set[str] = set()
+    for found in _FROM_ROOT.finditer(text):
+        home = "" if found[0].startswith("/") else "~"
+        parts = found[1].split("/")
+        places.update(home + "/".join(parts[:end]) for end in range(2, len(parts) + 1))
+    return places
 
 
 def _module_files(names: Iterable[str]) -> list[str]:

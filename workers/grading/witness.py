@@ -114,8 +114,12 @@ class WitnessedRun:
     beside: bool = False
 
 
-def installer() -> bytes:
-    """The bash that copies the witness into every Python that it finds; to be sourced in the workdir."""
+def installer(places: Iterable[str] = ()) -> str:
+    """The bash that copies the witness into every Python that it finds; to be run in the workdir. `places` are further
+    directories in which a Python may be installed.
+
+    The user's directory is that of each version of Python that is there; each one costs about 2 ms of CPU time.
+    """
     name = f"swerve_{secrets.token_hex(6)}"  # so that nothing in the repository can have the same name
     files = {
         f"{name}.py": RUNS.replace("FILE_NAME", FILE_NAME),
@@ -128,15 +132,28 @@ def installer() -> bytes:
         f'for folder in "${{folders[@]}}"; do printf %s "${{text//PLACE/$place}}" >"$folder"/{path}; done'
         for path, text in files.items()
     )
+    further = " ".join(f"{place}/lib/python3*/site-packages" for place in places)
     return f"""
 shopt -s nullglob
-folders=({" ".join(PACKAGES)} {USER_PACKAGES})
+folders=({" ".join(PACKAGES)} {further})
+pythons=("${{folders[@]}}" ~/.local/lib/python3.*)
+IFS=: read -r -a entries <<<"${{TASK_PATH-}}:$PATH"
+for entry in "${{entries[@]}}"; do pythons+=("${{entry:-.}}"/python3.*); done
+declare -A versions
+for python in "${{pythons[@]}}"; do
+  [[ $python =~ /python(3[.][0-9]+)(/|$) ]] && versions[${{BASH_REMATCH[1]}}]=1
+done
+[ ${{#versions[@]}} != 0 ] || for version in 3.{{5..16}}; do versions[$version]=1; done
+declare -A different
+for version in "${{!versions[@]}}"; do folders+=(~/.local/lib/"python$version"/site-packages); done
+for folder in "${{folders[@]}}"; do different[$folder]=1; done
+folders=("${{!different[@]}}")
 mkdir -p "${{folders[@]/%//{name}-0.dist-info}}"
 shopt -u nullglob
 for place in {PLACES}; do [ -w "$place" ] && break; done
 printf %s '{_packed_plugin()}' >"$place"/{name}
 {writes}
-""".encode()
+"""
 
 
 @functools.cache

@@ -6,14 +6,12 @@ its stream, at its deadline, or when an orphan is removed (orphans.py), whicheve
 """
 
 import asyncio
-import base64
 import contextlib
 import functools
 import io
 import logging
 import posixpath
 import secrets
-import shlex
 import tarfile
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -44,6 +42,7 @@ from workers.sandbox.protocol import (
 )
 from workers.sandbox.setup import SETUP_S, environment, set_up
 from workers.sandbox.shell import KILL, ContainerShell
+from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
 ContainerRole = Role | Literal["clean"]
@@ -108,14 +107,21 @@ class DockerSandbox:
         return result.output if result.exit_code == 0 else b""
 
     async def put(self, files: Sequence[File]) -> None:
-        if sum(len(file.content) for file in files) > ARCHIVE_FROM_BYTES:
-            try:
-                await self._api.put_archive(self.id, _tar(files, self.workdir))
-            except SandboxError as error:
-                await self.run("true", timeout_s=OPEN_S)
-                raise CannotWrite(str(error)) from error
+        if not files:
             return
-        result = await self.run(_write_commands(files, self.workdir), timeout_s=OPEN_S, plain=True)
+        if sum(len(file.content) for file in files) <= ARCHIVE_FROM_BYTES:
+            command = writing(files, self.workdir)
+            if fits(command):
+                await self._write(command, files)
+                return
+        try:
+            await self._api.put_archive(self.id, _tar(files, self.workdir))
+        except SandboxError as error:
+            await self.run("true", timeout_s=OPEN_S)
+            raise CannotWrite(str(error)) from error
+
+    async def _write(self, command: str, files: Sequence[File]) -> None:
+        result = await self.run(command, timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
             raise CannotWrite(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
@@ -319,17 +325,6 @@ def _tar(files: Sequence[File], workdir: str) -> bytes:
             entry.size, entry.mode, entry.mtime = len(file.content), file.mode, int(time.time())
             tar.addfile(entry, io.BytesIO(file.content))
     return archive.getvalue()
-
-
-def _write_commands(files: Sequence[File], workdir: str) -> str:
-    steps: list[str] = []
-    for file in files:
-        path = posixpath.join(workdir, file.path)
-        target = shlex.quote(path)
-        steps.append(f"mkdir -p {shlex.quote(posixpath.dirname(path))}")
-        steps.append(f"base64 -d >{target} <<<'{base64.b64encode(file.content).decode()}'")
-        steps.append(f"chmod {file.mode:o} {target}")
-    return " && ".join(steps)
 
 
 def _deadline_s(claim: Claim, role: ContainerRole) -> int:

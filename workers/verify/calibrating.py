@@ -24,6 +24,7 @@ from workers.grading.controls.locating import locate
 from workers.grading.controls.outcomes import Outcomes, survivors
 from workers.grading.controls.placing import read_tests
 from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.survey import Surveys
 from workers.grading.swebench_rules import Marks
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
@@ -135,7 +136,7 @@ class Calibrator:
         task = claim.request.task
         async with self.sandboxes.open(claim, role="grade") as sandbox:
             fixed = Calibration(fix_paths=tuple(witness.touched_paths(fix)))
-            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, fixed)
+            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, fixed, Surveys())
             await container.apply()
             located = await locate(sandbox, task, names)
             paths = {place.path for place in located.values()} - {*witness.touched_paths(fix)}

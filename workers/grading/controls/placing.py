@@ -4,8 +4,8 @@ Both are done in a grading container in which no code of the patch has run: the 
 place, and the eval script is about to start. So what is read there can be trusted. A text comes to the tests in one of the
 ways that arrivals.py knows, and a contradiction is put where that text comes from.
 
-A control run must look like a real one. So a real run calls `place` as well, with contradictions that change nothing: it
-takes the same steps and writes the same files, with the text that they have (`alike`).
+A control run must look like a real one. So a real run places contradictions as well, which change nothing: it takes the same
+steps and writes the same files, with the text that they have (`alike`).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import binascii
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -27,6 +28,7 @@ from workers.grading.scripts import GRADE_DIR
 from workers.grading.steps import StepFailed, failed_step
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import CommandResult, Sandbox
+from workers.sandbox.writing import fits, printing
 
 MAX_FILE_BYTES = 1024 * 1024  # a larger test file gets no contradiction
 MAX_READ_BYTES = 64 * 1024 * 1024  # of all test files together; what follows gets none either
@@ -75,11 +77,18 @@ def written_by(script: str, workdir: str) -> tuple[str, ...]:
     return Arrivals(_bytes(script), workdir).written()
 
 
-async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradiction]) -> str:
-    """Puts `contradictions` in place. Returns the eval script with those in files that it writes itself.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What has to be written for contradictions to be in place."""
 
-    Files keep their mode, owner and place behind links. Raises NotAsCalibrated, having changed nothing, if one of them does not
-    fit.
+    script: str  # the eval script, with those in files that it writes itself
+    texts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of test files, by path
+
+
+async def placed(sandbox: Sandbox, script: str, contradictions: Sequence[Contradiction]) -> Placement:
+    """How `contradictions` come into place; `write` writes the texts of it.
+
+    Raises NotAsCalibrated, having changed nothing, if one of them does not fit.
     """
     text = _bytes(script)
     arrivals = await asyncio.to_thread(Arrivals, text, sandbox.workdir)
@@ -93,19 +102,14 @@ async def place(sandbox: Sandbox, script: str, contradictions: Sequence[Contradi
     found = await _texts(sandbox, text, sources)
     edits = {source: _edits(ones, found.get(source)) for source, ones in sources.items()}
     spans = await asyncio.to_thread(_heredocs, text, edits, found)
-    await _write(
-        sandbox,
-        {
-            one.path: patches.edited(found[one], at)
-            for one, at in edits.items()
-            if isinstance(one, InContainer)
-        },
+    texts = {one: patches.edited(found[one], at) for one, at in edits.items() if isinstance(one, _Leaf)}
+    spans += await _commit(
+        sandbox, {one: becomes for one, becomes in texts.items() if isinstance(one, InCommit)}
     )
-    commits = {one: patches.edited(found[one], at) for one, at in edits.items() if isinstance(one, InCommit)}
-    spans += await _commit(sandbox, commits)
     for start, end, becomes in sorted(spans, reverse=True):
         text = text[:start] + becomes + text[end:]
-    return text.decode("utf-8", "surrogateescape")
+    in_container = {one.path: becomes for one, becomes in texts.items() if isinstance(one, InContainer)}
+    return Placement(text.decode("utf-8", "surrogateescape"), in_container)
 
 
 def _edits(contradictions: Sequence[Contradiction], text: bytes | None) -> _Edits:
@@ -207,41 +211,49 @@ async def _read(sandbox: Sandbox, leaves: Sequence[_Leaf]) -> dict[Source, bytes
 def _shows(leaf: _Leaf) -> str:
     """The command that prints a line with the file in base64, its first bytes if it is too large, "-" if there is none."""
     path = shlex.quote(leaf.path)
+    first = f"head -c {MAX_FILE_BYTES + 1}"
     match leaf:
         case InContainer():
-            there, read = f"[ -f {path} ]", f"cat -- {path}"
+            there, read = f"[ -f {path} ]", f"{first} -- {path}"
         case InCommit(commit=commit):
             name = shlex.quote(f"{commit}:./{leaf.path}")
-            there, read = f"git cat-file -e {name} 2>/dev/null", f"git cat-file blob {name}"
-    return f"if {there}; then {read} | head -c {MAX_FILE_BYTES + 1} | base64 -w 0; echo; else echo -; fi"
+            there, read = f"git cat-file -e {name} 2>/dev/null", f"git cat-file blob {name} | {first}"
+    return f"if {there}; then {read} | base64 -w 0; echo; else echo -; fi"
 
 
-async def _write(sandbox: Sandbox, texts: Mapping[str, bytes]) -> None:
-    """Writes files that are there. Those that git knows to be as in its index stay so to `git status` and `git diff`: in a real
-    run and in a control run alike, it does not look at them any more.
+async def write(sandbox: Sandbox, texts: Mapping[str, bytes]) -> None:
+    """Writes files, by path in the workdir, or absolute. Those that are there keep their mode, owner and place behind links.
+
+    Those that git knows to be as in its index stay so to `git status` and `git diff`: in a real run and in a control run alike,
+    it does not look at them any more.
     """
-    if not texts:
-        return
-    contents = [File(path=f"{_TEXT}{number}", content=text) for number, text in enumerate(texts.values())]
-    await sandbox.put(contents)
-    paths = [shlex.quote(path) for path in texts]
     inside = [path for path in texts if not path.startswith("/")]
-    writes = "\n".join(
-        f"cat {content.path} >{path} && rm {content.path} || exit 1"
-        for content, path in zip(contents, paths, strict=True)
-    )
-    await _succeed(
-        sandbox,
-        "writing test files",
-        f"""{GIT}
+    command = _writes(inside, {path: printing(text) for path, text in texts.items()})
+    if not fits(command):
+        contents = [File(path=f"{_TEXT}{number}", content=text) for number, text in enumerate(texts.values())]
+        await sandbox.put(contents)
+        shows = dict(zip(texts, (f"cat {content.path}" for content in contents), strict=True))
+        command = f"{_writes(inside, shows)}\nrm {_TEXT}*"
+    await _succeed(sandbox, "writing test files", command)
+
+
+def _writes(inside: Sequence[str], shows: Mapping[str, str]) -> str:
+    """The script that writes what `shows` print to their paths. `inside` are those of the workdir."""
+    writes = "\n".join(f"{show} >{shlex.quote(path)} || exit 1" for path, show in shows.items())
+    if not inside:
+        return writes
+    paths = shlex.join(inside)
+    return f"""{GIT}
 unchanged=()
-for path in {shlex.join(inside)}; do
-  git ls-files --error-unmatch -- "$path" >/dev/null 2>&1 && git diff-files --quiet -- "$path" && unchanged+=("$path")
+declare -A known changed
+while IFS= read -r -d '' entry; do
+  case $entry in 'H '*) known[${{entry#H }}]=1 ;; *) changed[${{entry#* }}]=1 ;; esac
+done < <(git --literal-pathspecs ls-files -z -t --cached --modified -- {paths})
+for path in {paths}; do
+  [ -n "${{known[$path]-}}" ] && [ -z "${{changed[$path]-}}" ] && unchanged+=("$path")
 done
 {writes}
-[ ${{#unchanged[@]}} = 0 ] || git update-index --assume-unchanged -- "${{unchanged[@]}}"
-""",
-    )
+[ ${{#unchanged[@]}} = 0 ] || git update-index --assume-unchanged -- "${{unchanged[@]}}" || exit 1"""
 
 
 async def _commit(sandbox: Sandbox, texts: Mapping[InCommit, bytes]) -> list[tuple[int, int, bytes]]:

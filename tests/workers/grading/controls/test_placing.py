@@ -10,8 +10,9 @@ from pipeline.calibration import Contradiction
 from pipeline.task import File
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.grading.controls.placing import NotAsCalibrated, alike, place, read_tests, written_by
+from workers.grading.controls.placing import NotAsCalibrated, alike, placed, read_tests, write, written_by
 from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Sandbox
 
 pytestmark = pytest.mark.docker
 
@@ -133,14 +134,21 @@ WAYS = {
 }
 
 
+async def place(sandbox: Sandbox, script: str, contradictions: list[Contradiction]) -> str:
+    """The script as it has to run with these contradictions, which are written where it does not write them itself."""
+    placement = await placed(sandbox, script, contradictions)
+    await write(sandbox, placement.texts)
+    return placement.script
+
+
 async def ran(sandboxes: DockerSandboxes, image: RepoImage, way: Way, was: str, becomes: str) -> bytes:
     """The test file as the script finds it once `was` became `becomes`."""
     async with sandboxes.open(make_claim(make_task(image.tag)), role="grade") as sandbox:
         await sandbox.put(way.files)
         read = await read_tests(sandbox, way.script, [way.path])
         assert read == {way.path: way.text}
-        placed = await place(sandbox, way.script, [contradiction(way.path, way.text, was, becomes)])
-        shown = placed.replace(RUN, f"set +x; echo; echo {MARK}; cat {way.path}; exit\n")
+        script = await place(sandbox, way.script, [contradiction(way.path, way.text, was, becomes)])
+        shown = script.replace(RUN, f"set +x; echo; echo {MARK}; cat {way.path}; exit\n")
         await sandbox.put([File(path="/eval.sh", content=shown.encode())])
         result = await sandbox.finish("/eval.sh", timeout_s=60, keep_bytes=100_000)
         return result.output.partition(f"\n{MARK}\n".encode())[2]
@@ -195,10 +203,10 @@ async def test_a_script_stays_as_it_is_under_contradictions_that_change_nothing(
         for way in WAYS.values():
             await sandbox.put(way.files)
             same = alike([], [contradiction(way.path, way.text, "== ", "!= ")])
-            placed = await place(sandbox, way.script, same)
+            script = await place(sandbox, way.script, same)
             if "git checkout HEAD -- tests" in way.script:  # the commit goes by its id now
-                placed = re.sub("checkout [0-9a-f]{40}", "checkout HEAD", placed)
-            assert placed == way.script
+                script = re.sub("checkout [0-9a-f]{40}", "checkout HEAD", script)
+            assert script == way.script
             assert await read_tests(sandbox, way.script, [way.path]) == {way.path: way.text}
 
 

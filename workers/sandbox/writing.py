@@ -1,0 +1,37 @@
+"""Commands that write files. A process for each file would cost more than its content, so bash writes by itself what it can."""
+
+import base64
+import posixpath
+import shlex
+from collections.abc import Sequence
+
+from pipeline.task import File
+
+LONGEST_COMMAND_BYTES = 120 * 1024  # that a plain command may have, with room for how it is started
+
+
+def writing(files: Sequence[File], workdir: str) -> str:
+    """The command that writes `files`, at least one, and creates their directories."""
+    paths = [posixpath.join(workdir, file.path) for file in files]
+    steps = [f"mkdir -p {shlex.join(dict.fromkeys(posixpath.dirname(path) for path in paths))}"]
+    steps += [
+        f"{printing(file.content)} >{shlex.quote(path)}" for file, path in zip(files, paths, strict=True)
+    ]
+    for mode in {file.mode for file in files}:
+        of_mode = [path for file, path in zip(files, paths, strict=True) if file.mode == mode]
+        steps.append(f"chmod {mode:o} {shlex.join(of_mode)}")
+    return " && ".join(steps)
+
+
+def printing(content: bytes) -> str:
+    """The command that prints `content`. Outside ASCII, how bash reads its command depends on the container's locale."""
+    encoded = f"base64 -d <<<'{base64.b64encode(content).decode()}'"
+    if not content.isascii() or b"\0" in content:
+        return encoded
+    plain = f"printf %s {shlex.quote(content.decode())}"
+    return plain if len(plain) <= len(encoded) else encoded
+
+
+def fits(command: str) -> bool:
+    """Whether `command` is short enough to be a plain one."""
+    return len(command.encode(errors="replace")) <= LONGEST_COMMAND_BYTES
