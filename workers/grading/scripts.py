@@ -188,9 +188,8 @@ done <{TAMPERED}
 # installed one: the directories that commands run in, those of PYTHONPATH and of .pth files, and those that pytest puts first,
 # which for each file of tests is the closest one that is no package.
 _UNHIDE = """
-declare -A standard always searched
-for name in STANDARD; do standard[$name]=1; done
-for name in ALWAYS; do always[$name]=1; done
+declare -A searched
+standard=STANDARD always=ALWAYS
 search() {
   local folder=${1%/}
   case $folder in "$PWD") folder=. ;; "$PWD"/*) folder=${folder#"$PWD"/} ;; /*|'') return ;; esac
@@ -207,7 +206,7 @@ search_for() {
 }
 hides() {
   local name=$1 folder
-  [ -n "${standard[$name]-}" ] || [ -n "${always[$name]-}" ] && return
+  [[ $standard == *"/$name/"* || $always == *"/$name/"* ]] && return
   for folder in "${installations[@]}"; do
     [ -e "$folder/$name.py" ] || [ -e "$folder/$name" ] && return
     compiled=("$folder/$name".*so)
@@ -254,7 +253,7 @@ unhide() {
     is_searched "$folder" || continue
     [ -n "$(git ls-tree "$head" -- "$path")" ] && continue
     [ "$folder" = . ] && folder= || folder=$folder/
-    [ -z "${always[$name]-}" ] && [ -n "$(git ls-tree "$head" -- "$folder$name.py" "$folder$name/__init__.py")" ] && continue
+    [[ $always != *"/$name/"* ]] && [ -n "$(git ls-tree "$head" -- "$folder$name.py" "$folder$name/__init__.py")" ] && continue
     rm -f -- "$path"
   done < <(find . PRUNED \\( -type f -o -type l \\) -newer START -print0)
   shopt -u nullglob
@@ -264,8 +263,8 @@ unhide() {
 
 def _unhide(governing: GoverningFiles) -> str:
     words = {
-        "STANDARD": _quoted(STANDARD_MODULES),
-        "ALWAYS": _quoted(RUNNER_MODULES),
+        "STANDARD": f"/{'/'.join(STANDARD_MODULES)}/",
+        "ALWAYS": f"/{'/'.join(RUNNER_MODULES)}/",
         "PACKAGES": f"{' '.join(PACKAGES)} {USER_PACKAGES}",
         "SEARCHED": _quoted(governing.surveyed.searched),
         "PROTECTED": PROTECTED,
@@ -302,7 +301,8 @@ def _quoted(words: Iterable[str]) -> str:
 def restore_protected(governing: GoverningFiles) -> str:
     """Restores the files of the hidden tests and applies these. $1 is the base commit, or "" for HEAD; $2 HEAD at the start.
 
-    Many paths at a time, because each call of git reads the index. Files of the patch that Python would find in place of a
+    Of the listed files in TESTED that are not protected, those count that HEAD has. Many paths at a time, because each call of git
+    reads the index. Files of the patch that Python would find in place of a
     protected module are removed first, because they may be protected themselves. In the end GRADE_DIR is empty: code under test
     finds nothing there to compare its tests with.
     """
@@ -325,34 +325,45 @@ uncover() {{
   done
 }}
 restore() {{
-  local path gone=() present=()
-  while IFS= read -r -d '' path; do present+=("$path"); done < <(git ls-tree -z --name-only "$base" -- "$@")
-  [ -z "$only_present" ] || set -- "${{present[@]}}"
-  for path; do open_way "$path"; done
-  for path; do behind_link "$path" || gone+=("$path"); done
-  rm -rf -- "${{gone[@]}}"
+  local path wanted=() gone=() present=()
+  local -A there=()
+  while IFS= read -r -d '' path; do
+    there[$path]=1 present+=("$path")
+  done < <(git ls-tree -z --name-only "$base" -- "$@")
+  for path; do [ -z "${{there[$path]-}}" ] && [ -n "${{optional[$path]-}}" ] || wanted+=("$path"); done
+  for path in "${{wanted[@]}}"; do open_way "$path"; done
+  for path in "${{wanted[@]}}"; do
+    behind_link "$path" || {{ [ ! -e "$path" ] && [ ! -L "$path" ]; }} || gone+=("$path")
+  done
+  [ ${{#gone[@]}} = 0 ] || rm -rf -- "${{gone[@]}}"
   [ ${{#present[@]}} = 0 ] || git --literal-pathspecs checkout -q "$base" -- "${{present[@]}}"
 }}
 restore_listed() {{
-  local path paths=()
+  local list path listed=() start
+  for list; do
+    while IFS= read -r -d '' path; do listed+=("$path"); done <"$list"
+  done
   shopt -s nullglob
-  while IFS= read -r -d '' path; do uncover "$path"; done <"$1"
+  for path in "${{listed[@]}}"; do uncover "$path"; done
   shopt -u nullglob
-  while IFS= read -r -d '' path; do
-    paths+=("$path")
-    [ ${{#paths[@]}} -lt 500 ] && continue
-    restore "${{paths[@]}}" || exit 1
-    paths=()
-  done <"$1"
-  [ ${{#paths[@]}} = 0 ] || restore "${{paths[@]}}" || exit 1
+  for ((start = 0; start < ${{#listed[@]}}; start += 500)); do
+    restore "${{listed[@]:start:500}}" || exit 1
+  done
 }}
 head=$2
 unhide
-base=$2 only_present=1
-restore_listed {TESTED}
-base=$1 only_present=
-git cat-file -e "$base^{{commit}}" 2>/dev/null || base=$2
-restore_listed {PROTECTED}
+declare -A optional
+while IFS= read -r -d '' path; do optional[$path]=1; done <{TESTED}
+while IFS= read -r -d '' path; do optional[$path]=; done <{PROTECTED}
+if [ "$1" != "$head" ] && [ -n "$1" ] && git cat-file -e "$1^{{commit}}" 2>/dev/null; then
+  base=$head
+  restore_listed {TESTED}
+  base=$1
+  restore_listed {PROTECTED}
+else
+  base=$head
+  restore_listed {TESTED} {PROTECTED}
+fi
 if [ ! -e {TESTS} ] || git apply --whitespace=nowarn {TESTS}; then
   rm -rf {GRADE_DIR}/*
   exit

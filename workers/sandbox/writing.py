@@ -26,9 +26,10 @@ def writing(files: Sequence[File], workdir: str) -> str:
 def printing(content: bytes) -> str:
     """The command that prints `content`. Outside ASCII, how bash reads its command depends on the container's locale."""
     encoded = f"base64 -d <<<'{base64.b64encode(content).decode()}'"
-    if not content.isascii() or b"\0" in content:
+    *lines, last = content.decode("ascii", "replace").split("\0")
+    if not content.isascii() or (lines and last):
         return encoded
-    plain = f"printf %s {shlex.quote(content.decode())}"
+    plain = f"printf '%s\\0' {shlex.join(lines)}" if lines else f"printf %s {shlex.quote(last)}"
     return plain if len(plain) <= len(encoded) else encoded
 
 

@@ -15,6 +15,7 @@ from tests.workers.conftest import RepoImage
 from workers.sandbox import docker as docker_sandbox
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.sandbox.init import built_init
+from workers.sandbox.writing import fits, writing
 
 pytestmark = pytest.mark.docker
 
@@ -344,6 +345,14 @@ async def test_files_are_put_where_they_belong(sandbox: DockerSandbox) -> None:
         "644 0 root",
         hashlib.sha256(large).hexdigest(),
     ]
+
+
+async def test_files_too_many_for_one_command_are_put_all_the_same(sandbox: DockerSandbox) -> None:
+    files = [File(path=f"many/{'x' * 150}{number}", content=b"x") for number in range(500)]
+    assert not fits(writing(files, sandbox.workdir))
+    await sandbox.put(files)
+    result = await sandbox.run("cat many/* | wc -c", timeout_s=30)
+    assert result.output.strip() == b"500"
 
 
 async def test_cpu_time_is_that_of_the_container(sandbox: DockerSandbox) -> None:
