@@ -12,7 +12,6 @@ written; 130 after Ctrl-C. The same command then goes on where it was.
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.errors import describe_error
 from pipeline.request import Limits
 from workers.grade.predictions import Prediction, matched, read_predictions
 from workers.grade.results import PredictionResult, VerdictJournal
 from workers.sandbox.backend import command_sandboxes
-from workers.sandbox.protocol import Misconfigured, Sandboxes
+from workers.sandbox.protocol import Sandboxes
+from workers.unqueued.ending import exit_status, misuse
 from workers.unqueued.options import add_grading_options, limits_of
-from workers.unqueued.outputs import LogDirectory, Unwritable, must_be_writable, writing
+from workers.unqueued.outputs import LogDirectory, must_be_writable, writing
 from workers.unqueued.tasks import TaskIndex, calibrated_tasks
 
 
@@ -48,21 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = _read(options)
         sandboxes = command_sandboxes(fleet=f"grade-{os.getpid()}")
     except (OSError, ValueError) as error:
-        print(f"error: {describe_error(error)}", file=sys.stderr)
-        return 2
-    try:
-        return _grade(work, options, sandboxes)
-    except KeyboardInterrupt:
-        return _stopped(work, signal.SIGINT)
-    except asyncio.CancelledError:
-        return _stopped(work, signal.SIGTERM)
-    except Misconfigured as error:
-        print(f"error: {describe_error(error)}", file=sys.stderr)
-        return 2
-    except Unwritable as error:
-        kept = f"; {work.journal.path} has the verdicts" if work.journal.path else ""
-        print(f"error: {describe_error(error)}{kept}", file=sys.stderr)
-        return 2
+        return misuse(error)
+    journal = work.journal
+    return exit_status(
+        lambda: _grade(work, options, sandboxes),
+        kept_if_stopped=lambda: (
+            f"the same command goes on where it was, by {journal.path}" if journal.known else ""
+        ),
+        kept_if_unwritable=lambda: f"{journal.path} has the verdicts" if journal.path else "",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,12 +152,6 @@ def _summary(results: Sequence[PredictionResult]) -> str:
     num_broken = sum(one.value is None for one in results)
     broken = f"; {num_broken} could not be graded, because the infrastructure failed" if num_broken else ""
     return f"{num_resolved} of {len(results)} patches are worth 1{broken}"
-
-
-def _stopped(work: GradingWork, number: signal.Signals) -> int:
-    kept = f"; the same command goes on where it was, by {work.journal.path}" if work.journal.known else ""
-    print(f"{number.name}: stopped{kept}", file=sys.stderr)
-    return 128 + number
 
 
 if __name__ == "__main__":

@@ -12,20 +12,19 @@ Ctrl-C. What was verified until then is kept.
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import describe_error
 from pipeline.request import Limits
 from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
-from workers.sandbox.protocol import Misconfigured, Sandboxes
+from workers.sandbox.protocol import Sandboxes
+from workers.unqueued.ending import exit_status, misuse
 from workers.unqueued.options import add_grading_options, limits_of
-from workers.unqueued.outputs import LogDirectory, Unwritable
+from workers.unqueued.outputs import LogDirectory
 from workers.verify.book import Book
 from workers.verify.outputs import Outputs
 
@@ -49,20 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = _read(options)
         sandboxes = command_sandboxes(fleet=f"verify-{os.getpid()}")
     except (OSError, ValueError) as error:
-        print(f"error: {describe_error(error)}", file=sys.stderr)
-        return 2
-    try:
-        return _verify(work, options, sandboxes)
-    except KeyboardInterrupt:
-        return _stopped(work, signal.SIGINT)
-    except asyncio.CancelledError:
-        return _stopped(work, signal.SIGTERM)
-    except Misconfigured as error:
-        print(f"error: {describe_error(error)}", file=sys.stderr)
-        return 2
-    except Unwritable as error:
-        print(f"error: {describe_error(error)}; {work.book.path} has what was verified", file=sys.stderr)
-        return 2
+        return misuse(error)
+    return exit_status(
+        lambda: _verify(work, options, sandboxes),
+        kept_if_stopped=lambda: f"what was verified until now is in {work.book.path}",
+        kept_if_unwritable=lambda: f"{work.book.path} has what was verified",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,11 +166,6 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
         print(f"{share:.1%} of {num_tests} tests that the known fixes pass can be made to fail by a control")
     print(f"{len(results) - num_wrong} of {len(results)} tasks are ok; {work.book.path} says so of each")
     return 1 if num_wrong else 0
-
-
-def _stopped(work: Work, number: signal.Signals) -> int:
-    print(f"{number.name}: stopped; what was verified until now is in {work.book.path}", file=sys.stderr)
-    return 128 + number
 
 
 if __name__ == "__main__":

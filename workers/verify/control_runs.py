@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.request import Claim, Limits
+from pipeline.task import Task
 from workers.grading.container import Starved
 from workers.grading.controls.placing import NotAsCalibrated
 from workers.grading.grade import PatchRun, control_limits
@@ -106,10 +107,14 @@ class ControlRuns:
         return control_limits(self.claim.request.limits, Calibration(), self.plain)
 
 
+def calibrated(task: Task, calibration: Calibration) -> Task:
+    """The task with this calibration."""
+    return replace(task, calibration=pack(calibration))
+
+
 def claim_with(claim: Claim, calibration: Calibration) -> Claim:
     """The claim of the same task, calibrated."""
-    task = replace(claim.request.task, calibration=pack(calibration))
-    return replace(claim, request=replace(claim.request, task=task))
+    return replace(claim, request=replace(claim.request, task=calibrated(claim.request.task, calibration)))
 
 
 def without_tracebacks(claim: Claim) -> Claim:

@@ -13,9 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from msgspec.structs import replace
-
-from pipeline.calibration import Calibration, pack
+from pipeline.calibration import Calibration
 from pipeline.request import Claim, Limits
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
@@ -25,6 +23,7 @@ from workers.unqueued.attempts import Broken, tried
 from workers.unqueued.claims import unqueued_claim
 from workers.verify.base_commit import SOUND, BaseCommit, Repository, look_at_base
 from workers.verify.calibrating import USELESS
+from workers.verify.control_runs import calibrated
 
 NO_SOLUTION = "its solution is not in the gold file; import the task again"
 
@@ -105,7 +104,7 @@ class Prober:
                 # A task that is paid without its fix is wrong whatever its tests are made of.
                 if state == "gold" and number == 1 and not _is_paid(tries):
                     calibration = await self._calibrated(task, patch)
-                graded = _with(task, calibration) if state == "gold" else task
+                graded = calibrated(task, calibration) if calibration and state == "gold" else task
                 tries[state].append(await self._graded(graded, state, number, patch))
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
@@ -143,10 +142,6 @@ class Prober:
 
 def _is_paid(tries: Tries) -> bool:
     return any(one.found == 1 for made in tries.values() for one in made)
-
-
-def _with(task: Task, calibration: Calibration | None) -> Task:
-    return replace(task, calibration=pack(calibration)) if calibration else task
 
 
 def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:
