@@ -24,6 +24,7 @@ from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison, Measurements, compared, main, p50, shuffled
 from pipeline.calibration import Calibration, pack
 from workers.grading.grade import Grader
+from workers.grading.survey import Surveys
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
@@ -55,7 +56,7 @@ async def episodes(short: bool) -> list[Comparison]:
     with bug.image() as image, ThreadPoolExecutor(plan.at_once) as threads:
         mini_swe_agent.parts()
         try:
-            ours = Ours(fleet, agent_config, pack(await calibrated(fleet)))
+            ours = Ours(fleet, agent_config, pack(await calibrated(fleet)), Surveys())
             sides = {
                 OURS: partial(ours.play, control_share=1.0),
                 UNCONTROLLED: partial(ours.play, control_share=0.0),
@@ -88,6 +89,7 @@ class Ours:
     fleet: DockerSandboxes
     agent_config: str
     calibration: bytes
+    surveys: Surveys
 
     async def play(self, number: int, *, control_share: float) -> None:
         commands = bug.COMMANDS if is_right(number) else bug.WRONG_COMMANDS
@@ -101,7 +103,7 @@ class Ours:
             EpisodeStatus(),
             policies=ScriptedPolicies(chat_tokenizer.bundle(), bug.replies(commands)),
             sandboxes=self.fleet,
-            grader=Grader(self.fleet),
+            grader=Grader(self.fleet, surveys=self.surveys),
         )
         reward = trajectory.reward
         assert reward is not None, trajectory.outcome
