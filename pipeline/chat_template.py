@@ -7,7 +7,8 @@ or for a system message, is in `announcements`.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from functools import partial
+from itertools import product, takewhile
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -17,7 +18,6 @@ from pipeline.errors import RequestError
 from pipeline.template_probes import (
     Announcement,
     Seams,
-    ToolCalling,
     announce_replies,
     announce_tools,
     call_and_results,
@@ -27,39 +27,23 @@ from pipeline.template_probes import (
 from pipeline.template_text import TemplateText, Tools
 from pipeline.tokenizer import TokenizerBundle
 
-BASH: Tools = (
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "description": "Execute a bash command",
-            "parameters": {
-                "type": "object",
-                "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
-                "required": ["command"],
-            },
-        },
-    },
-)
-"""The one tool of an agent whose commands are tool calls, in mini-swe-agent's words."""
-
 
 class ChatTemplate:
-    """The template of one bundle. Raises RequestError, when made, if it cannot be used append-only."""
+    """The template of one bundle, for an agent with these tools. Raises RequestError, when made, if it cannot be used append-only."""
 
-    def __init__(self, bundle: TokenizerBundle) -> None:
+    def __init__(self, bundle: TokenizerBundle, tools: Tools = ()) -> None:
         self._text = TemplateText(bundle)
+        self._tools = tools
         self._mark = uuid4().hex  # stands for the assistant's words; no content can contain it by chance
         self._joins_system = False
+        self._shown_tools: Tools = ()  # where no tool is called
         self._seams, announced = self._probed()
-        announced += announce_replies(self._render, self._seams)
-        self._calling: ToolCalling | RequestError
-        try:
-            self._calling = probe_tools(self._render, BASH)
-        except RequestError as error:
-            self._calling = error
+        announced += announce_replies(partial(self._render, tools=self._shown_tools), self._seams)
+        self._calling = probe_tools(partial(self._render, tools=tools), tools) if tools else None
+        if self._calling is not None:
+            announced = announce_tools(self._calling, announced)
         self.announcements: tuple[Announcement, ...] = tuple(announced)
-        """What an agent whose commands are text sees otherwise than the template renders it."""
+        """How an episode's context differs from the template's own rendering of its messages."""
 
     @property
     def opening(self) -> str:
@@ -77,16 +61,9 @@ class ChatTemplate:
         return self._seams.final_end
 
     @property
-    def tool_calling(self) -> ToolCalling:
-        """How tool calls are rendered. Raises RequestError if they are not, or their results cannot be appended."""
-        if isinstance(self._calling, RequestError):
-            raise RequestError(f"{self._calling}; choose an agent file whose commands are text")
-        return self._calling
-
-    @property
-    def tool_announcements(self) -> tuple[Announcement, ...]:
-        """What an agent that calls tools sees otherwise, besides `announcements`. Raises RequestError as `tool_calling`."""
-        return tuple(announce_tools(self.tool_calling))
+    def end_of_call(self) -> str:
+        """The text between the arguments of a reply's last call and the first result; "" without tools."""
+        return "" if self._calling is None else self._calling.end
 
     @property
     def takes_users_in_a_row(self) -> bool:
@@ -98,25 +75,25 @@ class ChatTemplate:
             return False
         return all(text.count(word) == 1 for word in words)
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
+    def render(self, messages: Sequence[ChatMessage]) -> str:
         """The text of `messages` and of the opening of a reply."""
-        return self._render(messages, tools)
+        return self._render(messages, self._tools)
 
-    def after_reply(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
+    def after_reply(self, messages: Sequence[ChatMessage]) -> str:
         """The text behind an assistant's words: the end of its turn, `messages`, the opening of the next reply.
 
         Where `messages` begin with tool results, it is the text behind the arguments of the assistant's last call.
         """
         results = list(takewhile(lambda message: message.role == "tool", messages))
         asked = [ChatMessage("system", "s"), ChatMessage("user", "u")]
-        if not results:
-            moved = bool(tools) and self.tool_calling.moves_list
+        calling = self._calling
+        if calling is None or not results:
             told = [*asked, ChatMessage("assistant", self._mark), *messages]
-            return self._behind_mark(self._render(told, () if moved else tools))
-        calling = self.tool_calling
+            shown = self._shown_tools if calling is None or calling.moves_list else self._tools
+            return self._behind_mark(self._render(told, shown))
         answered = call_and_results(self._mark, results, one_call=calling.one_call)
         told = [*asked, *answered, *messages[len(results) :]]
-        return self._behind_mark(self._render(told, tools, arguments_as_text=calling.arguments_as_text))
+        return self._behind_mark(self._render(told, self._tools, arguments_as_text=calling.arguments_as_text))
 
     def _behind_mark(self, rendered: str) -> str:
         return rendered.rpartition(self._mark)[2]
@@ -133,19 +110,25 @@ class ChatTemplate:
         return self._text.render(arranged, tools, opening=opening, arguments_as_text=arguments_as_text)
 
     def _probed(self) -> tuple[Seams, list[Announcement]]:
-        """The seams of the template; if it refuses or moves the system message, those with it in the first user message."""
-        try:
-            return probe_seams(self._render), []
-        except RequestError as error:
-            refusal = error
-        self._joins_system = True
-        try:
-            seams = probe_seams(self._render)
-        except RequestError:
-            raise refusal from None
-        reason = str(refusal).removeprefix("chat_template: ")
-        text = f"the system message is joined to the first user message, because by itself {reason!r}"
-        return seams, [Announcement("system", text)]
+        """The seams of the template; if it refuses or moves the system message, those with it in the first user message.
+
+        Tools are left out unless the template demands them, because some describe them anew before each message of the user.
+        """
+        refusals: list[RequestError] = []
+        shown = ((), self._tools) if self._tools else ((),)
+        for joins_system, tools in product((False, True), shown):
+            self._joins_system, self._shown_tools = joins_system, tools
+            try:
+                seams = probe_seams(partial(self._render, tools=tools))
+            except RequestError as error:
+                refusals.append(error)
+                continue
+            if not joins_system:
+                return seams, []
+            reason = str(refusals[0]).removeprefix("chat_template: ")
+            text = f"the system message is joined to the first user message, because by itself it is refused: {reason}"
+            return seams, [Announcement("system", text)]
+        raise refusals[0]
 
 
 def _with_system_joined(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

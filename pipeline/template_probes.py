@@ -31,22 +31,11 @@ class Announcement(Message, frozen=True):
 
 
 class Render(Protocol):
-    """`TemplateText.render`, perhaps with the messages arranged before."""
+    """`TemplateText.render` with tools chosen, and perhaps with the messages arranged before."""
 
     def __call__(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Tools = (),
-        *,
-        opening: bool = True,
-        arguments_as_text: bool = False,
+        self, messages: Sequence[ChatMessage], *, opening: bool = True, arguments_as_text: bool = False
     ) -> str: ...
-
-
-class _Show(Protocol):
-    """A `Render` whose tools are chosen."""
-
-    def __call__(self, messages: Sequence[ChatMessage], *, opening: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +125,24 @@ def probe_tools(render: Render, tools: Tools) -> ToolCalling:
     raise errors[0]
 
 
-def announce_tools(calling: ToolCalling) -> list[Announcement]:
-    """What the template changes around tool calls, and a context that only grows keeps."""
+def announce_tools(calling: ToolCalling, announced: Sequence[Announcement]) -> list[Announcement]:
+    """What the template changes for an agent that calls tools, who was `announced` what it changes for others."""
     texts = {
         "the template renders one tool call of a reply at most; here further ones stay as sampled": calling.one_call,
         "the template moves the list of tools to the last user message; here it stays where it was": calling.moves_list,
         "the template puts other text around later tool results; here all are as the first": calling.changes_later_results,
         "the template drops the words beside a reply's tool calls; here they stay": calling.drops_words,
     }
-    announced = [Announcement("tools", text) for text, holds in texts.items() if holds]
+    others = [one for one in announced if one.about != "thoughts"]
+    thoughts = [one for one in announced if one.about == "thoughts"]
     if calling.drops_thoughts and not calling.drops_words:
-        text = "the template drops the thoughts of earlier replies, also where only tool results follow them; here they stay"
-        announced.append(Announcement("thoughts", text))
-    return announced
+        thoughts = [
+            Announcement("thoughts", "the template drops the thoughts of earlier replies; here they stay")
+        ]
+    elif thoughts and not calling.drops_thoughts:
+        text = "the template drops the thoughts of replies before the last user message; here they stay"
+        thoughts = [Announcement("thoughts", text)]
+    return [*others, *thoughts, *(Announcement("tools", text) for text, holds in texts.items() if holds)]
 
 
 def call_and_results(
@@ -169,7 +163,7 @@ def refuse(reason: str) -> NoReturn:
     raise RequestError(f"chat_template: {reason}")
 
 
-def _settled(render: _Show, messages: Sequence[ChatMessage]) -> str:
+def _settled(render: Render, messages: Sequence[ChatMessage]) -> str:
     """The text of `messages` without the opening of a reply.
 
     Some templates have no opening of their own, and some end a conversation without one differently: there it is the text up to the last
@@ -218,9 +212,12 @@ def _first_piece(text: str) -> str:
 
 
 def _tool_calling(render: Render, tools: Tools, *, arguments_as_text: bool, one_call: bool) -> ToolCalling:
-    show = partial(render, tools=tools, arguments_as_text=arguments_as_text)
-    if show(_asked()) == render(_asked()):
-        refuse("it describes no tools to the policy")
+    show = partial(render, arguments_as_text=arguments_as_text)
+    description = str(tools[0]["function"]["description"])
+    if description not in show(_asked()):
+        refuse(
+            "it does not describe the agent's tools to the policy; take an agent file whose commands are text"
+        )
     commands, outputs = ([uuid4().hex for _ in range(2)] for _ in range(2))
     results = [ChatMessage("tool", output) for output in outputs]
     thought = uuid4().hex
@@ -243,7 +240,7 @@ def _tool_calling(render: Render, tools: Tools, *, arguments_as_text: bool, one_
         end=end,
         arguments_as_text=arguments_as_text,
         one_call=one_call,
-        moves_list=str(tools[0]["function"]["description"]) in _behind(show(plain), commands[0]),
+        moves_list=description in _behind(show(plain), commands[0]),
         changes_later_results=_behind(second, commands[1]) != _behind(first, commands[0]),
         drops_thoughts=thought not in show([*_asked(), *thoughtful, *later]),
         drops_words=thought not in show([*_asked(), *talkative, *later]),

@@ -15,6 +15,7 @@ from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Cut, Turn, VersionSpan
 from workers.policy.context import Episode, Window
+from workers.policy.formats.replies import read_reply
 from workers.policy.render import Renderer
 
 
@@ -83,6 +84,14 @@ class Conversation:
         sampled = await self._sampler.sample(
             prompt, max_new_tokens=min(self._max_new_tokens, room_tokens), turn=self._num_turns
         )
+        generate_s = time.monotonic() - started_at
+        text = self._renderer.decode(sampled.ids)
+        reply = await read_reply(
+            text,
+            self._renderer.reply_format,
+            opened=self._renderer.opens_thought(prompt),
+            with_calls=self._renderer.has_tools,
+        )
         num_new = episode.num_newest
         if episode.omitted != self._episode.omitted:
             num_new += episode.num_marker
@@ -98,11 +107,12 @@ class Conversation:
             logprobs=pack_float32s(sampled.logprobs),
             versions=sampled.versions,
             stop="context" if cut_by_context else sampled.stop,
-            text=self._renderer.decode(sampled.ids),
+            text=text,
+            reply=None if reply == ChatMessage("assistant", text) else reply,
             told=episode.newest[-num_told:],
             cut=cut,
             engine=sampled.engine,
-            generate_s=time.monotonic() - started_at,
+            generate_s=generate_s,
             repeated_tokens=max(0, len(fed) - num_new),
         )
 

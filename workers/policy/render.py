@@ -21,8 +21,11 @@ from tokenizers import Tokenizer
 from pipeline.chat import ChatMessage
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
+from pipeline.reply_format import THOUGHT_MARKS, ReplyFormat
 from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle
+
+OPENING_TOKENS = 64  # of a prompt's end, more than any opening of a thought has
 
 
 class _Encoding(Protocol):
@@ -42,21 +45,25 @@ class _FastTokenizer(Protocol):
 
 
 class Renderer:
-    """One tokenizer and its chat template. Raises RequestError, when made, if they cannot be used append-only."""
+    """One tokenizer and its chat template, for an agent with these tools. Raises RequestError, when made, if they cannot be used
+    append-only.
+    """
 
-    def __init__(self, bundle: TokenizerBundle) -> None:
+    def __init__(self, bundle: TokenizerBundle, tools: Tools = ()) -> None:
         tokenizer_json, self._controls = _hardened(bundle)
         tokenizer = Tokenizer.from_str(tokenizer_json)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         self._tokenizer = cast(_FastTokenizer, tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bundle = bundle
-        self._template = ChatTemplate(bundle)
+        self._template = ChatTemplate(bundle, tools)
         self._mark = uuid4().hex  # marks a placeholder in a rendering; no content can contain it by chance
         self._literals = self._spelled_out()
         self._control = re.compile("|".join(map(re.escape, self._controls)))
         self._placeholder = re.compile(f"{self._mark}([0-9]{{6}})")
         self._end = self._end_of_reply()
+        self._end_of_calls = self._end_of_call() if tools else self._end
+        self.has_tools = bool(tools)
 
     @property
     def vocab_size(self) -> int:
@@ -71,21 +78,30 @@ class Renderer:
         """The token with which the policy ends a reply without tool calls."""
         return self._end.stop_id
 
-    def first_prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
-        """The ids of `messages` and of the opening of a reply."""
-        return self._encode(self._template.render(self._guarded(messages), tools))
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return self._bundle.reply_format
 
-    def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None, tools: Tools = ()) -> list[int]:
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` ends within a thought, so that the reply begins there."""
+        begin, _ = THOUGHT_MARKS[self.reply_format.thoughts]
+        return self._decode(prompt[-OPENING_TOKENS:]).rstrip().endswith(begin.rstrip())
+
+    def first_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The ids of `messages` and of the opening of a reply."""
+        return self._encode(self._template.render(self._guarded(messages)))
+
+    def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None) -> list[int]:
         """The ids to put behind a reply: the end of its turn, `messages`, the opening of the next reply.
 
         `last_id` is the reply's last token. If it already ends the turn as the template does, that end is not fed a second time.
         """
-        ids = self._encode(self._template.after_reply(self._guarded(messages), tools))
-        if messages and messages[0].role == "tool":
-            end, begins_at = self._end_of_call(), self._end_of_call().end_tokens - 1
+        ids = self._encode(self._template.after_reply(self._guarded(messages)))
+        if self.has_tools and messages and messages[0].role == "tool":
+            end, begins_at = self._end_of_calls, self._end_of_calls.end_tokens - 1
         else:
             end, begins_at = self._end, 0
-        return ids[end.end_tokens if end.is_closed_by(last_id) else begins_at :]
+        return ids[end.end_tokens if last_id in end.closing_ids else begins_at :]
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of `text` as content, without any template."""
@@ -94,7 +110,10 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids without the stop token at their end; bytes that are not UTF-8 become U+FFFD."""
         words = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
-        return self._tokenizer.decode(list(words), skip_special_tokens=False)
+        return self._decode(words)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def _guarded(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         return [
@@ -164,7 +183,7 @@ class Renderer:
 
     def _end_of_call(self) -> "_End":
         """Where the template ends the turn of a reply with tool calls. In front of it is the end of the call itself."""
-        at, token = self._first_stop(self._encode(self._template.tool_calling.end))
+        at, token = self._first_stop(self._encode(self._template.end_of_call))
         if token is None:
             raise RequestError(
                 f"chat_template: no stop token ({self.stop_token_ids}) stands between a tool call and its result"
@@ -185,9 +204,6 @@ class _End:
     end_tokens: int  # how many of the first tokens are up to and with it
     stop_id: int  # with which the policy ends a reply
     closing_ids: frozenset[int]  # a reply whose last token is one of these needs no other end
-
-    def is_closed_by(self, last_id: int | None) -> bool:
-        return last_id in self.closing_ids
 
 
 def _hardened(bundle: TokenizerBundle) -> tuple[str, list[str]]:

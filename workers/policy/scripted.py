@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.agent.config import load_agent
 from pipeline.errors import EngineError
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle
@@ -15,15 +16,17 @@ class ScriptedPolicies:
     """Opens conversations that all reply `replies`, in order, as if weights `version` had sampled them with certainty."""
 
     def __init__(self, bundle: TokenizerBundle, replies: Sequence[str], *, version: int = 0) -> None:
-        self._renderer = Renderer(bundle)
+        self._bundle = bundle
+        self._renderers: dict[bool, Renderer] = {}
         self._replies = tuple(replies)
         self._version = version
 
     async def open(self, claim: Claim) -> Conversation:
         """A conversation at the beginning of the script. Past its end it raises EngineError."""
-        return Conversation(
-            self._renderer, _Script(self._renderer, self._replies, self._version), claim.request
-        )
+        tools = load_agent(claim.request.agent_config).tools
+        renderer = self._renderers.get(bool(tools)) or Renderer(self._bundle, tools)
+        self._renderers[bool(tools)] = renderer
+        return Conversation(renderer, _Script(renderer, self._replies, self._version), claim.request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ import msgspec
 from redis.asyncio import Redis
 
 from pipeline import retry
+from pipeline.agent.config import load_agent
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
+from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
 from pipeline.trajectory import VersionSpan
 from pipeline.weights import parse_version_name
@@ -89,7 +91,8 @@ class SglangPolicies:
         self._tokenizers = tokenizers
         self._settings = settings or EngineSettings()
         self._any_weights = any_weights
-        self._renderers: dict[str, Renderer] = {}
+        # By tokenizer, and whether commands are tool calls.
+        self._renderers: dict[tuple[str, bool], Renderer] = {}
         self._making = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -119,20 +122,22 @@ class SglangPolicies:
         used.
         """
         assert self._session is not None, "SglangPolicies is used outside its `async with`"
-        renderer = await self._renderer(claim.request.tokenizer)
+        tools = load_agent(claim.request.agent_config).tools
+        renderer = await self._renderer(claim.request.tokenizer, tools)
         sampler = _Sampler(
             self._session, f"{self._router_url}/generate", self._settings, claim, renderer, self._any_weights
         )
         return Conversation(renderer, sampler, claim.request)
 
-    async def _renderer(self, name: str) -> Renderer:
+    async def _renderer(self, name: str, tools: Tools) -> Renderer:
+        kind = (name, bool(tools))
         async with self._making:
-            if name not in self._renderers:
+            if kind not in self._renderers:
                 bundle = await self._tokenizers(name)
                 if bundle is None:
                     raise RequestError(f"tokenizer {name} was never announced")
-                self._renderers[name] = await asyncio.to_thread(Renderer, bundle)
-            return self._renderers[name]
+                self._renderers[kind] = await asyncio.to_thread(Renderer, bundle, tools)
+            return self._renderers[kind]
 
 
 class _Finish(msgspec.Struct, frozen=True):
