@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,13 @@ AGENT = Path("workers/agent/prompts/default.yaml")
 def tasks(tmp_path: Path) -> Path:
     write_tasks(tmp_path / "tasks.jsonl", [task(f"bench:h{i}") for i in range(3)])
     return tmp_path / "tasks.jsonl"
+
+
+@pytest.fixture
+async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
+    pool = await connection.connect(redis_url)
+    yield pool
+    await pool.aclose()
 
 
 async def start(redis_url: str, tasks: Path, *options: str) -> Process:
@@ -111,22 +119,20 @@ async def test_a_request_names_the_server_and_no_tokenizer(
 
 
 async def test_after_a_kill_outstanding_episodes_are_taken_over_and_finished_ones_are_read(
-    tasks: Path, redis_url: str
+    tasks: Path, redis_url: str, pool: ArqRedis
 ) -> None:
-    redis = await connection.connect(redis_url)
     first = await start(redis_url, tasks)
-    await waiting(redis, 3)
+    await waiting(pool, 3)
     first.kill()
     await first.communicate()
-    (played,) = await work_off(redis, limit=1)  # while nobody listens
-    before = set(await queue.open_ids(redis, run_id(tasks)))
+    (played,) = await work_off(pool, limit=1)  # while nobody listens
+    before = set(await queue.open_ids(pool, run_id(tasks)))
     second = await start(redis_url, tasks)
     async with fleet(redis_url, lambda _: 1.0) as answered:
         await second.communicate()
     assert second.returncode == 0
     assert {*answered, played} == before, "nothing was enqueued twice"
     assert sorted(row.instance_id for row in rows(tasks)) == ["h0", "h1", "h2"]
-    assert await queue.open_ids(redis, run_id(tasks)) == []
-    assert await stream.read_unacknowledged(redis, run_id(tasks)) == []
-    assert await deadletters.unanswered(redis, run_id(tasks)) == []
-    await redis.aclose()
+    assert await queue.open_ids(pool, run_id(tasks)) == []
+    assert await stream.read_unacknowledged(pool, run_id(tasks)) == []
+    assert await deadletters.unanswered(pool, run_id(tasks)) == []
