@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
-readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt infra/setup/oracles.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py
     infra/setup/init.sh workers/sandbox/init.c workers/sandbox/starvation.c workers/sandbox/starvation.h)
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -58,7 +58,18 @@ install_packages() {
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.
     "$venv/bin/python" -m trainer.tasksets.rendering
+    install_oracles
     bash infra/setup/init.sh "$venv/share/swerve/sandbox-init"
+}
+
+# Older releases that tests compare us with, each in a folder of its own: only one release can be in the environment.
+install_oracles() {
+    local name release folder
+    sed 's/ *#.*//; /^$/d; s/==/ /' infra/setup/oracles.txt | while read -r name release; do
+        folder="$venv/share/$name/$release"
+        rm -rf "$folder"
+        "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$folder" "$name==$release" </dev/null
+    done
 }
 
 fingerprint="$(sha256sum "${inputs[@]}" | sha256sum | cut -c1-64)"
