@@ -89,6 +89,7 @@ class Turn(Message, frozen=True, kw_only=True):
     generate_s: float = 0.0
     # Of `fed`: tokens that had been in the context before. A cut has put them after other tokens, so they are computed again.
     repeated_tokens: Count = 0
+    finish_reason: str = ""  # why the reply ended, in the words of a foreign endpoint
 
     @property
     def said(self) -> ChatMessage:

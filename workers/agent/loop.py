@@ -167,7 +167,11 @@ class _Play:
             patch = await self._submission(result)
             if patch is not None:
                 return Submitted(patch=patch)
-            seen = observe(result, limit_chars=self.request.limits.observation_chars, exact=self.config.exact)
+            seen = observe(
+                result,
+                limit_chars=self.request.limits.observation_chars,
+                exact=self._has_one_line_end(result),
+            )
             actions[number] = replace(actions[number], observation=seen)
         self.turns[-1] = replace(turn, actions=tuple(actions))
         return self._told_of(commands, results)
@@ -186,12 +190,12 @@ class _Play:
     def _refusal(self, turn: Turn, wrong: FormatError) -> list[ChatMessage]:
         """What the policy is told of a format error. A reply that stays in the context has its calls answered one by one."""
         calls = turn.said.tool_calls
-        finish_reason = "length" if turn.stop != "stop" else "tool_calls" if calls else "stop"
+        ours = "length" if turn.stop != "stop" else "tool_calls" if calls else "stop"
         text = self.config.format_error(
             self._live,
             reason=wrong.reason,
             actions=wrong.actions,
-            finish_reason=finish_reason,
+            finish_reason=turn.finish_reason or ours,
             has_tool_calls=bool(calls),
         )
         if self.config.exact or not calls:
@@ -228,8 +232,12 @@ class _Play:
         if self.config.exact:
             limit = EXACT_OBSERVATION_CHARS
         if shows is not None and shows <= limit:
-            return text_of(result, exact=self.config.exact)
-        return observe(result, limit_chars=limit, exact=self.config.exact).output
+            return text_of(result, exact=self._has_one_line_end(result))
+        return observe(result, limit_chars=limit, exact=self._has_one_line_end(result)).output
+
+    def _has_one_line_end(self, result: CommandResult) -> bool:
+        """Whether upstream reads the output in text mode. 1.x takes what a killed command printed as it is."""
+        return self.config.exact and (result.exit_code is not None or self.config.upstream == "2.4")
 
     @property
     def _max_turns(self) -> int:

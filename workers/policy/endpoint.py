@@ -145,6 +145,7 @@ class EndpointConversation:
             usage=answer.usage and answer.usage.counted,
             engine=self._server.endpoint.api_base,
             generate_s=time.monotonic() - started_at,
+            finish_reason=answer.choices[0].finish_reason or "",
         )
 
     def _body(self) -> dict[str, Any]:

@@ -14,15 +14,15 @@ import msgspec
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError
 from pipeline.request import Claim
-from pipeline.trajectory import Cut, Stop, Turn
+from pipeline.trajectory import Cut, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A reply as a message, and why it ended."""
+    """A reply as a message, and why it ended, in a server's words; "" if nobody said."""
 
     message: ChatMessage
-    stop: Stop = "stop"
+    finish_reason: str = ""
 
 
 class RepliesPolicies:
@@ -59,11 +59,12 @@ class Replay:
             sampled=b"",
             logprobs=b"",
             versions=(),
-            stop=reply.stop,
+            stop="length" if reply.finish_reason == "length" else "stop",
             text=reply.message.content,
             reply=reply.message,
             told=tuple(told),
             cut=cut,
+            finish_reason=reply.finish_reason,
         )
 
 
@@ -84,7 +85,7 @@ class _GivenMessage(msgspec.Struct, frozen=True):
     tool_calls: list[_GivenCall] | None = None
     role: str = "assistant"
     reasoning_content: str | None = None
-    finish_reason: str = "stop"
+    finish_reason: str = ""
 
 
 class _Transcript(msgspec.Struct, frozen=True):
@@ -93,17 +94,22 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 def read_replies(path: Path) -> tuple[GivenReply, ...]:
     """The replies of a file. Raises OSError; ValueError naming the place that is no reply."""
+    return given_replies(path.read_bytes(), where=str(path))
+
+
+def given_replies(data: bytes, *, where: str) -> tuple[GivenReply, ...]:
+    """The replies in JSON that comes from `where`. Raises ValueError naming the place that is no reply."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=list[str | _GivenMessage] | _Transcript)
+        found = msgspec.json.decode(data, type=list[str | _GivenMessage] | _Transcript)
     except msgspec.DecodeError as error:
         raise ValueError(
-            f"{path}: {error}; give a JSON list of replies, each a text or an object with content and tool_calls"
+            f"{where}: {error}; give a JSON list of replies, each a text or an object with content and tool_calls"
         ) from error
     if isinstance(found, _Transcript):
         found = [message for message in found.messages if message.role == "assistant"]
     replies = tuple(_given(one) for one in found)
     if not replies:
-        raise ValueError(f"{path} holds no reply")
+        raise ValueError(f"{where} holds no reply")
     return replies
 
 
@@ -116,7 +122,7 @@ def _given(one: str | _GivenMessage) -> GivenReply:
     message = ChatMessage(
         "assistant", one.content or "", reasoning=one.reasoning_content or "", tool_calls=calls
     )
-    return GivenReply(message, "length" if one.finish_reason == "length" else "stop")
+    return GivenReply(message, one.finish_reason)
 
 
 def _text(call: _GivenCall) -> str:

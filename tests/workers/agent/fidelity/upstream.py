@@ -1,0 +1,151 @@
+"""Plays replies through the real mini-swe-agent of this interpreter's sys.path, and prints the messages that it sends to its model.
+
+A process of its own, because only one release can be imported. Scenes arrive on standard input as a JSON list: the agent file as one
+tree, the dialect, the task and the replies. The answer on standard output has for each the messages of every query, and how the agent
+ended. Its DefaultAgent and LocalEnvironment are real. So is its model of 2.x, above a stand-in for litellm; and the model of
+1.x is its DeterministicModel.
+"""
+
+import copy
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+Json = dict[str, Any]
+KEPT = ("role", "content", "tool_calls", "tool_call_id")
+
+
+class RepliesEnd(KeyboardInterrupt):
+    """There is no further reply. No class of upstream's retries or swallows a KeyboardInterrupt."""
+
+
+class Server:
+    """What stands where litellm would send requests: it notes the messages, and gives the next reply."""
+
+    def __init__(self, replies: list[Any]) -> None:
+        self.replies: Iterator[Any] = iter(replies)
+        self.sent: list[list[Json]] = []
+
+    def next(self, messages: list[Json]) -> Json:
+        self.sent.append(
+            [{key: message[key] for key in KEPT if message.get(key) is not None} for message in messages]
+        )
+        reply = next(self.replies, None)
+        if reply is None:
+            raise RepliesEnd
+        return {"content": reply} if isinstance(reply, str) else dict(reply)
+
+
+class Dumped:
+    """An object of litellm's answers: attributes, and model_dump()."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def model_dump(self, **_: Any) -> Json:
+        return copy.deepcopy({name: _plain(value) for name, value in self.__dict__.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Dumped):
+        return value.model_dump()
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def stand_in_for_litellm() -> Any:
+    """Puts modules in the place of litellm, and of the package that repeats failed calls, which is not installed here.
+
+    The stand-in for litellm asks its attribute `server`.
+    """
+
+    def completion(*, messages: list[Json], **_: Any) -> Dumped:
+        reply = litellm.server.next(messages)
+        calls = [
+            Dumped(id=call["id"], type="function", function=Dumped(**call["function"]))
+            for call in reply.get("tool_calls") or []
+        ]
+        message = Dumped(role="assistant", content=reply.get("content"), tool_calls=calls or None)
+        finish_reason = reply.get("finish_reason", "tool_calls" if calls else "stop")
+        return Dumped(choices=[Dumped(message=message, finish_reason=finish_reason)])
+
+    names = ("UnsupportedParams", "NotFound", "PermissionDenied", "ContextWindowExceeded", "Authentication")
+    litellm: Any = types.ModuleType("litellm")
+    litellm.completion = completion
+    litellm.exceptions = types.SimpleNamespace(
+        **{f"{name}Error": type(f"{name}Error", (Exception,), {}) for name in names}
+    )
+    litellm.cost_calculator = types.SimpleNamespace(completion_cost=lambda *_, **__: 0.0)
+    retrying: Any = types.ModuleType("minisweagent.models.utils.retry")
+    retrying.retry = lambda **_: [nullcontext()]
+    sys.modules |= {"litellm": litellm, "minisweagent.models.utils.retry": retrying}
+    return litellm
+
+
+def model_of_1(server: Server) -> Any:
+    from minisweagent.models.test_models import DeterministicModel
+
+    class Model(DeterministicModel):
+        """Takes its replies from the server."""
+
+        def query(self, messages: list[Json], **kwargs: Any) -> Json:
+            self.n_calls += 1
+            return {"content": server.next(messages)["content"]}
+
+    return Model(outputs=[])
+
+
+def model_of_2(server: Server, config: Json, dialect: str) -> Any:
+    litellm = sys.modules.get("litellm") or stand_in_for_litellm()
+    litellm.server = server
+    from minisweagent.models.litellm_model import LitellmModel
+    from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
+
+    known = {key: value for key, value in config.items() if key != "model_class"}
+    known |= {"model_name": "policy", "cost_tracking": "ignore_errors"}
+    return (LitellmTextbasedModel if dialect == "text" else LitellmModel)(**known)
+
+
+def play(scene: Json) -> Json:
+    """What comes of one scene."""
+    from minisweagent.agents import default
+    from minisweagent.environments.local import LocalEnvironment, LocalEnvironmentConfig
+
+    server, config = Server(scene["replies"]), scene["config"]
+    is_2 = not dataclasses.is_dataclass(default.AgentConfig)
+    model = model_of_2(server, config.get("model", {}), scene["dialect"]) if is_2 else model_of_1(server)
+    place = _known(LocalEnvironmentConfig, config.get("environment", {}))
+    agent_keys = _known(default.AgentConfig, config.get("agent", {}))
+    agent = default.DefaultAgent(model, LocalEnvironment(**place), **agent_keys)
+    try:
+        ended = agent.run(scene["task"])
+    except RepliesEnd:
+        return {"sent": server.sent, "ended": "", "submission": ""}
+    status, submission = (ended["exit_status"], ended["submission"]) if isinstance(ended, dict) else ended
+    return {"sent": server.sent, "ended": status, "submission": submission if status == "Submitted" else ""}
+
+
+def _known(config_class: Any, said: Json) -> Json:
+    """The keys of the file that this class of the package knows: files are also for other classes of it."""
+    if dataclasses.is_dataclass(config_class):
+        names = {one.name for one in dataclasses.fields(config_class)}
+    else:
+        names = set(config_class.model_fields)
+    return {key: value for key, value in said.items() if key in names}
+
+
+def main() -> None:
+    results = []
+    for scene in json.load(sys.stdin):
+        try:
+            results.append(play(scene))
+        except Exception as error:  # a file that upstream cannot use either
+            results.append({"sent": [], "ended": type(error).__name__, "submission": "", "error": str(error)})
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
