@@ -1,8 +1,9 @@
 """`python -m pipeline VERB`: look at runs, workers and requests; repair or forget what is no longer wanted.
 
-Only `requeue`, `drop` and `forget` change anything, and they say what they did. Exit status: 0; 1 if `status` finds
-something unwell (it names the reasons), if a request could not be changed, or if Redis does not answer; 2 for misuse,
-which includes a Redis that refuses the password.
+`ls`, `show` and `explain` also read the rollouts in the directory of a run (`--run-dir`), and do so without Redis. Only
+`requeue`, `drop` and `forget` change anything, and they say what they did. Exit status: 0; 1 if `status` finds something
+unwell (it names the reasons), if a request could not be changed, or if Redis does not answer; 2 for misuse, which includes
+a Redis that refuses the password.
 """
 
 import argparse
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "show", parents=[everywhere], help="one request: issue, turns, patch and verdict, or why it failed"
     )
     show.add_argument("id", metavar="ID", help="of the request")
+    _add_run_dir(show)
     show.add_argument("--full", action="store_true", help="issue, outputs and log in full")
 
     tail = verbs.add_parser("tail", parents=[one_run], help="the last finished trajectories")
@@ -59,9 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "explain", parents=[everywhere], help="one request's events, and why it was trained or not"
     )
     explain.add_argument("id", metavar="ID", help="of the request")
-    explain.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run's directory, to read its journal"
-    )
+    _add_run_dir(explain)
 
     live = verbs.add_parser("top", parents=[one_run], help="status, redrawn until q; into a pipe, once")
     live.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two redraws")
@@ -70,7 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_run_dir(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="the run's directory, for what Redis has forgotten; without Redis, only it is read",
+    )
+
+
 def _add_listing(ls: argparse.ArgumentParser) -> None:
+    _add_run_dir(ls)
     ls.add_argument("--state", choices=STATES, help="default: all four")
     for name, what in (
         ("task", "task id"),

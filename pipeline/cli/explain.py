@@ -1,7 +1,7 @@
 """`explain`: the events of one request in order, and why it was or was not trained.
 
-The events come from Redis, what became of the trajectory from the trainer's journal, which is read as JSON lines; the
-trainer need not be alive.
+The events come from Redis, or, when Redis has forgotten them or is gone, from the rollout in the run's directory; what became of
+the trajectory comes from the trainer's journal, which is read as JSON lines. The trainer need not be alive.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from pipeline import census, events, keys, stream
-from pipeline.cli import finding
+from pipeline.cli import finding, stored
+from pipeline.cli.finding import Found
 from pipeline.cli.ink import Ink, age
 from pipeline.cli.listing import State
 from pipeline.message import UnixSeconds
@@ -81,8 +82,8 @@ class Life:
 
 
 async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
-    """Raises LookupError if neither Redis nor the journal knows the request."""
-    found: finding.Found | None = None
+    """Raises LookupError if neither Redis nor a directory knows the request."""
+    found: Found | None = None
     with contextlib.suppress(LookupError):
         found = await finding.find(redis, request_id)
     run_id = found.request.run_id if found and found.request else ""
@@ -91,12 +92,37 @@ async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
         for one in await events.events(redis, request_id)
     ]
     moments += await _reading(redis, run_id, request_id)
+    if found is None and not moments:
+        return _past_life(request_id, await stored.directories(redis, run_dir), journal_of=run_dir)
     journal = _journal(run_dir) if run_dir else await _known_journal(redis, run_id)
+    return _life(request_id, run_id, found, moments, journal)
+
+
+def stored_life(request_id: str, run_dir: Path) -> Life:
+    """The same from the run's directory alone."""
+    return _past_life(request_id, [run_dir], journal_of=run_dir)
+
+
+def _past_life(request_id: str, run_dirs: Sequence[Path], *, journal_of: Path | None) -> Life:
+    """Of a request that Redis does not know."""
+    found: Found | None = None
+    with contextlib.suppress(LookupError):
+        found = stored.find(run_dirs, request_id)
+    directory = Path(found.source) if found else journal_of
+    journal = _journal(directory) if directory else None
+    moments = list(_stored_moments(found)) if found else []
+    head = found.head if found else None
+    return _life(request_id, head.run_id if head else "", found, moments, journal)
+
+
+def _life(
+    request_id: str, run_id: str, found: Found | None, moments: Sequence[Moment], journal: Path | None
+) -> Life:
     told = list(_told(journal, request_id)) if journal else []
     moments = sorted([*moments, *told], key=lambda moment: moment.at)
     if not moments and found is None:
         raise LookupError(
-            f"nothing is known of request {request_id}; with --run-dir the run's journal is searched too"
+            f"nothing is known of request {request_id}; with --run-dir the run's directory is searched too"
         )
     return Life(
         request_id=request_id,
@@ -104,6 +130,29 @@ async def life(redis: Redis, request_id: str, run_dir: Path | None) -> Life:
         state=found.state if found else None,
         moments=tuple(moments),
         verdict=_verdict(found, moments, told, journal),
+    )
+
+
+def _stored_moments(found: Found) -> Iterator[Moment]:
+    """What its head and its failures tell."""
+    head = found.head
+    assert head is not None, "what comes from a store has one"
+    yield Moment(at=head.enqueued_at, what="enqueued")
+    for failure in found.failures:
+        yield Moment(
+            at=failure.failed_at,
+            what="failed",
+            attempt=failure.attempt,
+            worker=failure.worker,
+            detail=f"{failure.boundary}: {failure.message}",
+        )
+    yield Moment(at=head.claimed_at, what="claimed", attempt=head.attempt, worker=head.worker)
+    yield Moment(
+        at=head.finished_at,
+        what="dead-lettered" if found.state == "dead" else "published",
+        attempt=head.attempt,
+        worker=head.worker,
+        detail=head.outcome,
     )
 
 
@@ -158,7 +207,7 @@ def _rows(path: Path, request_id: str, kind: type[R]) -> Iterator[R]:
 
 
 def _verdict(
-    found: "finding.Found | None", moments: Sequence[Moment], told: Sequence[Moment], journal: Path | None
+    found: Found | None, moments: Sequence[Moment], told: Sequence[Moment], journal: Path | None
 ) -> str:
     if told:
         last = told[-1] if all(moment.what != "trained" for moment in told) else told[0]
@@ -183,7 +232,7 @@ def _verdict(
         case "answered":
             if moments and moments[-1].what == "acknowledged":
                 return "settled by the trainer; its journal, with --run-dir, says how"
-            read = any(moment.what == "read" for moment in moments)
+            read = bool(found and found.source) or any(moment.what == "read" for moment in moments)
             whose = (
                 "the journal does not have it yet" if journal else "with --run-dir the journal may say more"
             )

@@ -1,4 +1,4 @@
-"""One request, wherever it is: everything that Redis knows of it."""
+"""One request: everything that Redis knows of it. `stored.find` finds it in the directory of its run."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import RolloutRequest
-from pipeline.trajectory import Trajectory
+from pipeline.trajectory import Trajectory, TrajectoryHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Found:
     trajectory: Trajectory | None
     failures: tuple[AttemptFailure, ...]
     unreadable: str = ""
+    head: TrajectoryHead | None = None  # only from a directory: what is left if there is no trajectory
+    source: str = ""  # the run's directory that the trajectory was read from; "": Redis
 
 
 async def find(redis: Redis, request_id: str) -> Found:

@@ -45,6 +45,12 @@ def _header(found: Found, ink: Ink) -> str:
         rows += _request_rows(found.request)
     if found.trajectory is not None:
         rows += _answer_rows(found.trajectory)
+    elif found.head is not None:
+        head = found.head
+        rows += [("task", head.task_id), ("outcome", f"{head.outcome}, {clock(head.finished_at)}")]
+        rows.append(("text", "none: Redis no longer had it, or nobody could read the request"))
+    if found.source:
+        rows.append(("source", f"{visible(found.source)}, without what may quote hidden tests"))
     return "\n".join(
         [ink.bold(f"request {found.request_id}"), *(f"  {name:<9}{value}" for name, value in rows)]
     )

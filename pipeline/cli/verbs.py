@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -18,7 +19,7 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import census, connection, forgetting, request_store
-from pipeline.cli import dead, explain, finding, listing, runs, show, status_text, top
+from pipeline.cli import dead, explain, finding, listing, runs, show, status_text, stored, top
 from pipeline.cli.finding import Found
 from pipeline.cli.ink import Ink, count
 from pipeline.cli.listing import LineFilter, RequestLine, State
@@ -55,7 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, url: str) -> int:
-    redis = await connection.connect(url, patience_s=0)
+    run_dir: Path | None = getattr(arguments, "run_dir", None)
+    try:
+        redis = await connection.connect(url, patience_s=0)
+    except RedisUnreachable as error:
+        if run_dir is None:
+            raise
+        print(f"{error}\nonly {run_dir} is read", file=sys.stderr)
+        return WITHOUT_REDIS[arguments.verb](arguments, run_dir)
     try:
         status = await VERBS[arguments.verb](redis, arguments)
         sys.stdout.flush()
@@ -75,8 +83,36 @@ async def _status(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """At most `limit` lines in all; a note on stderr says when there may be more."""
-    wanted = LineFilter(
+    """At most `limit` lines in all; a note on stderr says when there may be more. What only the run's directory has comes last."""
+    wanted, states, run_dir = _line_filter(arguments), _states(arguments), arguments.run_dir
+    run_ids = await runs.chosen(redis, None if run_dir else arguments.run)
+    if run_dir is not None:
+        stored.check(run_dir)
+        only = arguments.run or stored.run_id_of(run_dir)
+        run_ids = [run_id for run_id in run_ids if run_id == only]
+    lines: list[RequestLine] = []
+    gc.disable()  # otherwise it would walk over thousands of lines again and again
+    try:
+        for state, run_id in itertools.product(states, run_ids):
+            lines += await listing.lines(redis, run_id, state, arguments.limit + 1 - len(lines), wanted)
+    finally:
+        gc.enable()
+    if run_dir is not None:
+        known = {line.request_id for line in lines}
+        older = stored.lines(run_dir, states, wanted, only_run=arguments.run)
+        unknown = (line for line in older if line.request_id not in known)
+        lines += itertools.islice(unknown, arguments.limit + 1 - len(lines))
+    return _print_lines(lines, arguments)
+
+
+def _stored_ls(arguments: argparse.Namespace, run_dir: Path) -> int:
+    stored.check(run_dir)
+    found = stored.lines(run_dir, _states(arguments), _line_filter(arguments), only_run=arguments.run)
+    return _print_lines(list(itertools.islice(found, arguments.limit + 1)), arguments)
+
+
+def _line_filter(arguments: argparse.Namespace) -> LineFilter:
+    return LineFilter(
         task=arguments.task,
         worker=arguments.worker,
         group=arguments.group,
@@ -84,14 +120,15 @@ async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
         before=None if arguments.older_than is None else time.time() - arguments.older_than,
         reward=arguments.reward or "",
     )
-    states = (arguments.state,) if arguments.state else ("answered",) if arguments.reward else LISTED
-    lines: list[RequestLine] = []
-    gc.disable()  # otherwise it would walk over thousands of lines again and again
-    try:
-        for state, run_id in itertools.product(states, await runs.chosen(redis, arguments.run)):
-            lines += await listing.lines(redis, run_id, state, arguments.limit + 1 - len(lines), wanted)
-    finally:
-        gc.enable()
+
+
+def _states(arguments: argparse.Namespace) -> tuple[State, ...]:
+    if arguments.state:
+        return (arguments.state,)
+    return ("answered",) if arguments.reward else LISTED
+
+
+def _print_lines(lines: list[RequestLine], arguments: argparse.Namespace) -> int:
     is_cut, lines = len(lines) > arguments.limit, lines[: arguments.limit]
     if arguments.json:
         sys.stdout.write(msgspec.json.Encoder().encode_lines(lines).decode())
@@ -103,7 +140,26 @@ async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    found = await finding.find(redis, arguments.id)
+    """From Redis, which has the log of grading too; what it has forgotten, from the run's directory."""
+    request_id = arguments.id
+    try:
+        found = await finding.find(redis, request_id)
+    except LookupError:
+        return _print_found(
+            stored.find(await stored.directories(redis, arguments.run_dir), request_id), arguments
+        )
+    if found.trajectory is None and found.state in ("answered", "dead"):
+        with contextlib.suppress(LookupError):
+            kept = stored.find(await stored.directories(redis, arguments.run_dir), request_id)
+            found = kept if kept.trajectory is not None else found
+    return _print_found(found, arguments)
+
+
+def _stored_show(arguments: argparse.Namespace, run_dir: Path) -> int:
+    return _print_found(stored.find([run_dir], arguments.id), arguments)
+
+
+def _print_found(found: Found, arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(_unpacked(found))
     else:
@@ -135,7 +191,14 @@ async def _follow(redis: ArqRedis, arguments: argparse.Namespace) -> None:
 
 
 async def _explain(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    found = await explain.life(redis, arguments.id, arguments.run_dir)
+    return _print_life(await explain.life(redis, arguments.id, arguments.run_dir), arguments)
+
+
+def _stored_explain(arguments: argparse.Namespace, run_dir: Path) -> int:
+    return _print_life(explain.stored_life(arguments.id, run_dir), arguments)
+
+
+def _print_life(found: explain.Life, arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(found)
     else:
@@ -249,3 +312,6 @@ VERBS = {
     "drop": _mend,
     "forget": _forget,
 }
+
+# What a run's directory is enough for.
+WITHOUT_REDIS = {"ls": _stored_ls, "show": _stored_show, "explain": _stored_explain}
