@@ -22,10 +22,6 @@ SEARCH_CPU_S = 2  # for one reply; milliseconds are usual
 TOOL: str = BASH_TOOL["function"]["name"]
 NO_CALL = "No tool calls found in the response. Every response MUST include at least one tool call."
 
-_REASONING = re.compile(
-    r"\A\s*<think>.*?(?:</think>|\Z)|\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -63,7 +59,7 @@ def _searchable(turn: Turn, config: AgentConfig) -> str:
     """The reply without its thoughts; exact, all that was sampled, because upstream searches all that a server sends."""
     if config.exact and turn.sampled:
         return turn.text
-    return turn.said.content if turn.reply is not None else _REASONING.sub("", turn.text, count=1)
+    return turn.said.content
 
 
 async def search(text: str, action: re.Pattern[str]) -> tuple[str, ...] | FormatError:

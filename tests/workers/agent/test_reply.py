@@ -5,8 +5,10 @@ from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import to_text
 from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from pipeline.chat import ChatMessage, ToolCall
+from pipeline.reply_format import ReplyFormat
 from pipeline.trajectory import Turn
 from workers.agent.reply import Command, FormatError, called, read_reply
+from workers.policy.formats.replies import taken_apart
 
 
 def reply(text: str, *calls: ToolCall) -> Turn:
@@ -65,17 +67,26 @@ async def test_no_block_or_two_are_a_format_error_that_says_how_many(text: str, 
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "opened", "found"),
     [
-        ("<think>\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", 1),
-        ("perhaps ```bash\nrm x\n```\n</think>\n\n```bash\nls\n```", 1),
-        ("<think>```bash\nls\n```", 0),
+        ("<think>\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", False, 1),
+        ("perhaps ```bash\nrm x\n```\n</think>\n\n```bash\nls\n```", True, 1),
+        ("<think>```bash\nls\n```", False, 0),
+        ("```bash\nls\n```", True, 0),
+        ("```bash\ncat > a <<'E'\n</think>\nE\n```", False, 1),
     ],
 )
-async def test_thoughts_of_a_reply_that_nobody_took_apart_are_not_searched(text: str, found: int) -> None:
-    turn = replace(reply(text), reply=None)
-    seen = await read_reply(turn, agent())
+async def test_thoughts_are_not_searched(text: str, opened: bool, found: int) -> None:
+    said = taken_apart(text, ReplyFormat(), opened, False)
+    seen = await read_reply(replace(reply(text), reply=said), agent())
     assert (0 if isinstance(seen, FormatError) else len(seen)) == found
+
+
+async def test_a_reply_that_is_nothing_but_content_is_searched_whole() -> None:
+    command = "```bash\ncat > a <<'E'\n</think>\nE\n```"
+    assert await read_reply(replace(reply(command), reply=None), agent()) == (
+        Command("cat > a <<'E'\n</think>\nE"),
+    )
 
 
 async def test_an_exact_agent_searches_thoughts_too() -> None:

@@ -85,14 +85,17 @@ def mistral_calls(text: str) -> Found:
         except ValueError:
             calls = [malformed(rest)]
         return Found(words.strip(), tuple(calls))
-    for one in rest.split(begin):
-        named = _MISTRAL_NAMED.match(one)
-        if named is None:
-            calls.append(malformed(one))
-            continue
-        call = ToolCall(name=named[1], arguments=_json_text(one[named.end() :]), id=named[2] or "")
-        calls.append(call)
-    return Found(words.strip(), tuple(calls))
+    at = 0
+    while named := _MISTRAL_NAMED.match(rest, at):
+        try:
+            value, at = json_value(rest, named.end())
+        except ValueError:
+            calls.append(ToolCall(name=named[1], arguments=rest[named.end() :].strip(), id=named[2] or ""))
+            break
+        calls.append(ToolCall(name=named[1], arguments=arguments_text(value), id=named[2] or ""))
+        at = skip_space(rest, at)
+        at += len(begin) if rest.startswith(begin, at) else 0
+    return Found(words.strip(), tuple(calls) or (malformed(rest),))
 
 
 def deepseek_calls(text: str) -> Found:

@@ -16,13 +16,14 @@ from workers.policy.formats.json_calls import (
 )
 from workers.policy.formats.python_calls import python_calls
 from workers.policy.formats.reading import Found
-from workers.policy.formats.xml_calls import glm_calls, minimax_calls, qwen_coder_calls
+from workers.policy.formats.xml_calls import glm_calls, minimax_calls, qwen_coder_calls, seed_calls
 
 READ_CPU_S = 2  # for one reply; milliseconds are usual
 
 _CALLS: dict[CallFormat, Callable[[str], Found]] = {
     "hermes": hermes_calls,
     "qwen3_coder": qwen_coder_calls,
+    "seed": seed_calls,
     "glm": glm_calls,
     "llama3": llama_calls,
     "mistral": mistral_calls,

@@ -1,7 +1,7 @@
-"""Tool calls whose arguments are elements of text: Qwen3-Coder, GLM, MiniMax. Every value is taken as text."""
+"""Tool calls whose arguments are elements of text: Qwen3-Coder, Seed-OSS, GLM, MiniMax. Every value is taken as text."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.chat import ToolCall
 from workers.policy.formats.reading import Found, skip_space, without
@@ -25,6 +25,7 @@ _QWEN_CODER = _Markup(
     around=("<tool_call>", "</tool_call>"),
     trims_newline=True,
 )
+_SEED = replace(_QWEN_CODER, around=("<seed:tool_call>", "</seed:tool_call>"))
 _GLM = _Markup(
     call=("<tool_call>", "</tool_call>"),
     name_end="",
@@ -44,6 +45,11 @@ _MINIMAX = _Markup(
 def qwen_coder_calls(text: str) -> Found:
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
     return _calls(text, _QWEN_CODER)
+
+
+def seed_calls(text: str) -> Found:
+    """As Qwen3-Coder's, between `<seed:tool_call>` and its end."""
+    return _calls(text, _SEED)
 
 
 def glm_calls(text: str) -> Found:
