@@ -191,9 +191,7 @@ def load_agent(source: str) -> AgentConfig:
         dialect=flavour.dialect,
         action=_action(tree, flavour),
         step_limit=None if turns is None else math.ceil(turns),
-        command_s=number("environment.timeout", place["timeout"], version, whole=True)
-        if "timeout" in place
-        else None,
+        command_s=_command_s(place, flavour, exact=exact),
         wall_s=_number(agent, flavour, "wall_time_limit_seconds"),
         max_format_errors=_max_format_errors(agent, flavour, exact=exact),
         interpreter=_interpreter(tree, flavour, exact=exact),
@@ -210,6 +208,12 @@ def load_agent(source: str) -> AgentConfig:
         names=names,
     )
     return _tried(config)
+
+
+def _command_s(place: Mapping[str, Any], flavour: Flavour, *, exact: bool) -> float | None:
+    """The time limit of a command; None: the request's own. Upstream has a default."""
+    said = place.get("timeout", flavour.environment.get("timeout") if exact else None)
+    return None if said is None else number("environment.timeout", said, flavour.version, whole=True)
 
 
 def _names_of(tree: Tree, flavour: Flavour) -> dict[str, object]:

@@ -1,18 +1,25 @@
 """What tests of an episode are built from: a claim with limits as given, replies, a shell on this machine."""
 
 import asyncio
+import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from pipeline import artefacts
 from pipeline.chat import ChatMessage
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
+from pipeline.trajectory import Exhausted, Submitted, Turn
+from workers.agent.commands import AgentSandbox
+from workers.agent.loop import play
+from workers.policy.replies import Replay, given_replies
 from workers.sandbox.output import Capped
 from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
 
@@ -120,3 +127,62 @@ class LocalShell:
 
     async def diff(self) -> bytes:
         return (await self.run("git add -A && git diff --cached HEAD", timeout_s=30)).output
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A policy that notes what it is sent with each query."""
+
+    replay: Replay
+    messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
+    sent: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
+
+    async def begin(self, opening: Sequence[ChatMessage]) -> Turn:
+        self._note(opening)
+        return self._heard(await self.replay.begin(opening))
+
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn:
+        if forget_reply:
+            self.messages.pop()
+        self._note(messages)
+        return self._heard(await self.replay.answer(messages, forget_reply))
+
+    def _note(self, messages: Sequence[ChatMessage]) -> None:
+        self.messages += messages
+        self.sent.append([artefacts.chat_message(message) for message in self.messages])
+
+    def _heard(self, turn: Turn) -> Turn:
+        self.messages.append(turn.said)
+        return turn
+
+
+class Silent:
+    """A watcher that does nothing."""
+
+    def told(self, messages: Sequence[ChatMessage]) -> None: ...
+    def replied(self, turn: Turn) -> None: ...
+    def acted(self, turn: Turn) -> None: ...
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode of given replies."""
+
+    outcome: Submitted | Exhausted
+    turns: list[Turn]
+    sent: list[list[dict[str, Any]]]  # messages of each query
+
+    @property
+    def told(self) -> list[list[str]]:
+        """What each query adds to the one before, without the policy's own words."""
+        return [[message.content for message in turn.told] for turn in self.turns]
+
+
+async def played(shell: AgentSandbox, agent: str, *replies: Any, **limits: Any) -> Played:
+    """Play `replies`, texts or messages, with `agent`."""
+    recorder = Recorder(Replay(given_replies(json.dumps(replies).encode(), where="replies")))
+    turns: list[Turn] = []
+    outcome = await play(
+        claim(agent=agent, **limits).request, policy=recorder, sandbox=shell, turns=turns, watcher=Silent()
+    )
+    return Played(outcome, turns, recorder.sent)

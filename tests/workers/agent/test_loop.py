@@ -1,6 +1,5 @@
 """Whole episodes: a scripted policy with real tokens, a real shell in a real repository."""
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,6 @@ from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
 @pytest.fixture(scope="module")
 def bundle(tiny_model: Path) -> TokenizerBundle:
     return read_bundle(tiny_model)
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> LocalShell:
-    (tmp_path / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    setup = "git init -q . && git add -A && git -c user.name=t -c user.email=t@t commit -qm start"
-    subprocess.run(["bash", "-c", setup], cwd=tmp_path, check=True)
-    return LocalShell(tmp_path)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,5 @@
 """Plays replies through our own loop, and returns the messages that it sends, as upstream.py does for the real package."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,10 @@ from msgspec.structs import replace
 
 from pipeline import artefacts
 from pipeline.agent.files import pinned, to_text
-from pipeline.chat import ChatMessage
 from pipeline.errors import EngineError, RequestError
 from pipeline.request import Limits
-from pipeline.trajectory import Submitted, Turn
-from tests.workers.agent.episode import LocalShell
+from pipeline.trajectory import Submitted
+from tests.workers.agent.episode import LocalShell, Recorder, Silent
 from tests.workers.claims import make_task
 from workers.agent.loop import play
 from workers.policy.replies import Replay, given_replies
@@ -22,41 +19,6 @@ from workers.unqueued.claims import unqueued_claim
 
 # None of ours may be reached before upstream's.
 LIMITS = Limits(turns=1000, wall_s=600.0, command_s=600.0, format_errors=1000)
-
-
-@dataclass(slots=True)
-class Recorder:
-    """A policy that notes what it is sent with each query."""
-
-    replay: Replay
-    messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
-    sent: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
-
-    async def begin(self, opening: Sequence[ChatMessage]) -> Turn:
-        self._note(opening)
-        return self._heard(await self.replay.begin(opening))
-
-    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn:
-        if forget_reply:
-            self.messages.pop()
-        self._note(messages)
-        return self._heard(await self.replay.answer(messages, forget_reply))
-
-    def _note(self, messages: Sequence[ChatMessage]) -> None:
-        self.messages += messages
-        self.sent.append([artefacts.chat_message(message) for message in self.messages])
-
-    def _heard(self, turn: Turn) -> Turn:
-        self.messages.append(turn.said)
-        return turn
-
-
-class Silent:
-    """A watcher that does nothing."""
-
-    def told(self, messages: Sequence[ChatMessage]) -> None: ...
-    def replied(self, turn: Turn) -> None: ...
-    def acted(self, turn: Turn) -> None: ...
 
 
 async def play_scene(scene: dict[str, Any], repository: Path) -> dict[str, Any]:
