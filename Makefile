@@ -3,10 +3,11 @@ PYTHON  := .venv/bin/python
 SEED    ?= 0
 MODEL   ?= demo
 FRESH   ?=
+SET     ?=
 WORKERS ?= 2
 SLOTS   ?= 6
 
-RUN_DIR := runs/$(MODEL)
+RUN_DIR ?= runs/$(MODEL)
 TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
@@ -16,7 +17,7 @@ NUM_HELDOUT := 128
 setup:
 	@bash infra/setup/setup.sh
 
-# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1]: the whole system on this machine. After Ctrl-C the same command resumes.
+# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1] [SET="key=value ..."]: the whole system on this machine. After Ctrl-C the same command resumes.
 demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
@@ -24,7 +25,7 @@ demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
 	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
-	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl
+	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl $(foreach key,$(SET),--set $(key))
 
 # make chaos [KILLS=200] [SEED=0]: kills processes of a separate system at random instants; exit status 0 if nothing was lost.
 KILLS ?= 200

@@ -116,11 +116,11 @@ def test_a_flag_or_a_value_that_does_not_exist_would_be_noticed(words: list[str]
 def test_make_knows_every_target_and_variable() -> None:
     makefile = read("Makefile")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
-    variables = set(re.findall(r"^([A-Z]+) *[?:]?=", makefile, flags=re.MULTILINE)) | set(
+    variables = set(re.findall(r"^([A-Z_]+) *[?:]?=", makefile, flags=re.MULTILINE)) | set(
         re.findall(r"\$\(if \$\(([A-Z]+)\)", makefile)
     )
     for command in chain(SHOWN, NAMED):
-        first, *words = (word.strip("[]") for word in command.text.split())
+        first, *words = (word.strip("[]") for word in command.words)
         if first == "make":
             assert {word for word in words if "=" not in word} <= targets, command
             assert {word.partition("=")[0] for word in words if "=" in word} <= variables, command
