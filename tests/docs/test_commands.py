@@ -19,6 +19,8 @@ from tests.docs.commands import OURS, PAGES, ROOT, SHELL, Command, commands, inl
 RUN_BY = {
     "python -m pipeline *": "tests/pipeline/cli/test_verbs.py",
     "python -m trainer.run *": "tests/trainer/test_run.py",
+    "python -m trainer.evaluate compare *": "tests/trainer/evaluate/test_figures.py",
+    "python -m trainer.evaluate tasks.jsonl *": "tests/trainer/evaluate/test_local.py",
     "python -m trainer.evaluate *": "tests/trainer/evaluate/test_weights.py",
     "python -m trainer.report *": "tests/trainer/test_report.py",
     "python -m trainer.curve *": "tests/trainer/test_report.py",
