@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.agent.config import load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
 from pipeline.tokenizer import TokenizerBundle, read_bundle
+from trainer.agent_file import agent_words, check_opening, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.recipe import Recipe, Unverified
 from trainer.recipe.schema import ChatRecipe
@@ -61,10 +61,12 @@ def read_inputs(recipe: Recipe) -> Inputs:
     _check_model(recipe)
     tokenizer = read_tokenizer(Path(recipe.model), recipe.chat)
     _check_marker(recipe, tokenizer)
+    agent_config = recipe_agent(recipe.rollout)
+    check_opening(agent_config, [*strong, *heldout], tokenizer, recipe)
     return Inputs(
         train=of_train.calibrated(strong),
         heldout=of_heldout.calibrated(heldout),
-        agent_config=_agent(recipe.rollout.agent),
+        agent_config=agent_config,
         tokenizer=tokenizer,
         num_unverified=num_unverified,
         num_too_weak=len(train) - len(strong),
@@ -96,6 +98,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
             f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
+            agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]),
             _chat_words(inputs),
             f"context: {_context_words(recipe)}",
             f"learner: {_processes_words(recipe)}",
@@ -158,19 +161,6 @@ def _check_model(recipe: Recipe) -> None:
         raise ValueError(
             f"rollout.limits.context_tokens is {context_tokens}; the model holds {max_positions}: lower it"
         )
-
-
-def _agent(path: str) -> str:
-    try:
-        text = Path(path).read_text()
-        load_agent(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"rollout.agent: {path}: {error}; give the agent's YAML file") from error
-    except RequestError as error:
-        raise ValueError(
-            f"rollout.agent: {path}: {error}; see workers/agent/prompts/default.yaml for one that works"
-        ) from error
-    return text
 
 
 def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:

@@ -50,7 +50,7 @@ def parse(text: str) -> dict[str, dict[str, Any]]:
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise RequestError(f"agent config is not YAML: {error}") from error
+        raise RequestError(f"agent config is not YAML: {_one_line(error)}") from error
     if not _is_dict(tree):
         raise RequestError("agent config: expected sections such as agent, environment and model")
     sections: dict[str, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ def _file(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; give an agent's YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{path} is not YAML: {_one_line(error)}") from error
     if tree is None:
         return {}
     if not _is_dict(tree):
@@ -126,6 +126,10 @@ def _assignment(spec: str) -> dict[str, Any]:
     for key in reversed(keys):
         value = {key: value}
     return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:

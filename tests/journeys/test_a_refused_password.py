@@ -28,14 +28,14 @@ agent = "agent.yaml"
 [rollout.sampling]
 max_new_tokens = 16
 [rollout.limits]
-context_tokens = 128
+context_tokens = 512
 [admission]
 max_lag_versions = 1
 [batch]
 groups_per_step = 1
 [learner]
 lr = 1e-3
-micro_batch_tokens = 128
+micro_batch_tokens = 512
 [weights]
 engines = "none"
 """

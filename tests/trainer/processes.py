@@ -34,7 +34,7 @@ agent = "agent.yaml"
 [rollout.sampling]
 max_new_tokens = 16
 [rollout.limits]
-context_tokens = 128
+context_tokens = 512
 [admission]
 max_lag_versions = 1
 sweep_every_s = 0.5
@@ -43,7 +43,7 @@ groups_per_step = 2
 [learner]
 lr = 1e-3
 dtype = "fp32"
-micro_batch_tokens = 128
+micro_batch_tokens = 512
 snapshots_kept = 3
 [weights]
 engines = "none"

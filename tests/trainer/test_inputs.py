@@ -24,14 +24,14 @@ heldout = "heldout.jsonl"
 group_size = 4
 agent = "agent.yaml"
 [rollout.limits]
-context_tokens = 128
+context_tokens = 512
 [rollout.sampling]
 max_new_tokens = 16
 [batch]
 groups_per_step = 2
 [learner]
 lr = 1e-6
-micro_batch_tokens = 128
+micro_batch_tokens = 512
 """
 TRAIN = [task("t0"), task("t1")]
 HELDOUT = [task("h0")]
@@ -162,9 +162,9 @@ def test_the_plan_says_how_many_tasks_have_controls(place: Path, controls: str, 
     [
         (
             "rollout.context.refill_to=0.5",
-            "holds 112 tokens at most; a longer one is cut to its first and newest turns until 50%",
+            "holds 496 tokens at most; a longer one is cut to its first and newest turns until 50%",
         ),
-        ("rollout.context.policy=stop", "context: an episode ends when its 128 tokens are used up"),
+        ("rollout.context.policy=stop", "context: an episode ends when its 512 tokens are used up"),
         ("rollout.context.thinking=strip", "the learner's work grows with the square of the turns"),
         ("rollout.context.every_step=true", "each turn is a sample of its own, so the learner's work grows"),
     ],

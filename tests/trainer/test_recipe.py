@@ -44,7 +44,7 @@ def test_every_recipe_that_is_shipped_loads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_that_is_shipped_names_an_agent_that_is_shipped(path: Path) -> None:
-    assert load_agent(Path(load_recipe(path).rollout.agent).read_text())
+    assert load_agent(Path(load_recipe(path).rollout.agent_specs[0]).read_text())
 
 
 def test_the_template_for_own_tasks_marks_exactly_what_is_not_shipped() -> None:

@@ -92,7 +92,7 @@ def test_a_model_that_the_learner_cannot_run_is_refused(
             "learner.tensor_parallel = 3 does not divide the model's 4 attention heads",
         ),
         ("learner.pipeline_parallel=4", "learner.pipeline_parallel = 4 does not divide the model's 2 layers"),
-        ("learner.micro_batch_tokens=64", "set it to rollout.limits.context_tokens = 128 or more"),
+        ("learner.micro_batch_tokens=64", "set it to rollout.limits.context_tokens = 512 or more"),
         ("model=absent", "absent is not a directory; give the Hugging Face directory"),
         ("rollout.agent=absent.yaml", "rollout.agent: "),
     ],
@@ -121,8 +121,8 @@ def test_a_layout_needs_its_number_of_processes(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("agent: {}", "missing required field `system_template`"),
-        ("agent: [", "agent config is not YAML"),
+        ("agent: {step_limit: many}", "agent.step_limit: expected a number, got 'many'"),
+        ("agent: [", "agent.yaml is not YAML"),
         ("{% if", None),
         ("{{ tsak }}", "agent.instance_template: unknown variable 'tsak'"),
         ("{{ task.x.y }}", "agent.instance_template: 'str object' has no attribute 'x'"),

@@ -53,6 +53,8 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
             f"batch.min_valid_members is {valid}; "
             f"it must lie between 2 and rollout.group_size = {rollout.group_size}"
         )
+    if all("=" in spec for spec in rollout.agent_specs):
+        yield "rollout.agent names no file; give the agent's YAML before the values that change it"
     if sampling.temperature <= 0:
         yield "rollout.sampling.temperature must be above 0; greedy belongs to evaluation.greedy_episodes"
     if sampling.top_p != 1 or sampling.top_k is not None:

@@ -70,7 +70,8 @@ def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
         return str((directory / text).resolve()) if text else ""
 
     tasks = replace(recipe.tasks, train=absolute(recipe.tasks.train), heldout=absolute(recipe.tasks.heldout))
-    rollout = replace(recipe.rollout, agent=absolute(recipe.rollout.agent))
+    agent = tuple(spec if "=" in spec else absolute(spec) for spec in recipe.rollout.agent_specs)
+    rollout = replace(recipe.rollout, agent=agent[0] if len(agent) == 1 else agent)
     chat = replace(recipe.chat, template=absolute(recipe.chat.template))
     return replace(recipe, model=absolute(recipe.model), tasks=tasks, rollout=rollout, chat=chat)
 

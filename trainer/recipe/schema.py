@@ -93,7 +93,10 @@ class Rollout(Table, frozen=True, kw_only=True):
     """What one group of rollouts is: several episodes of one task, whose rewards are compared with each other."""
 
     group_size: int  # rollouts of one task that share a baseline; 2 or more
-    agent: str  # the agent's YAML file, in either dialect of mini-swe-agent
+    # The agent's file, a YAML of mini-swe-agent 1.x or 2.x; or a list of files and of values such as "agent.step_limit=50", merged in
+    # this order. `python -m workers.agent FILE` says what becomes of each key.
+    agent: str | tuple[str, ...]
+    exact: bool = False  # do as mini-swe-agent does even where our own way is better: docs/agents.md names the differences
     sampling: SamplingRecipe = SamplingRecipe()
     limits: LimitsRecipe = LimitsRecipe()
     context: ContextRecipe = ContextRecipe()
@@ -104,6 +107,11 @@ class Rollout(Table, frozen=True, kw_only=True):
     queue_s: float | None = None
     # How many members of a group may be enqueued again after an infrastructure failure; by default half of the group.
     group_refills: int | None = None
+
+    @property
+    def agent_specs(self) -> tuple[str, ...]:
+        """Files and values, in the order in which they are merged."""
+        return (self.agent,) if isinstance(self.agent, str) else self.agent
 
 
 class ChatRecipe(Table, frozen=True, kw_only=True):
