@@ -11,6 +11,7 @@ import sys
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "train": ("trainer.run", (), "train on a recipe, or go on with a run"),
     "evaluate": ("trainer.evaluate", (), "evaluate weights on held-out tasks, without a run"),
+    "rollouts": ("trainer.rollouts", (), "export kept rollouts for other tools"),
     "report": ("trainer.report", (), "sum up a run"),
     "curve": ("trainer.curve", (), "draw a run's rewards"),
     "tasks": ("trainer.tasksets", (), "import and export tasks"),

@@ -22,6 +22,7 @@ RUN_BY = {
     "python -m trainer.evaluate compare *": "tests/trainer/evaluate/test_figures.py",
     "python -m trainer.evaluate tasks.jsonl *": "tests/trainer/evaluate/test_local.py",
     "python -m trainer.evaluate *": "tests/trainer/evaluate/test_weights.py",
+    "python -m trainer.rollouts export *": "tests/trainer/rollouts/test_export.py",
     "python -m trainer.report *": "tests/trainer/test_report.py",
     "python -m trainer.curve *": "tests/trainer/test_report.py",
     "python -m trainer.tasksets import *": "tests/trainer/tasksets/test_importing.py",

@@ -1,0 +1,202 @@
+"""`python -m trainer.rollouts export RUN_DIR --format traj|sft|messages|parquet --out DIR`: kept rollouts for other tools.
+
+Reads the rollouts in the directory of a run or of an evaluation (docs/rollouts.md), without Redis, also while the run goes on.
+traj: mini-swe-agent's ID/ID.traj.json for each request, and folders INSTANCE__NANOSECONDS with traj.json, patch.diff and
+meta.json. sft: sft.jsonl, chats with what is trained of each message, and of each token. messages: messages.jsonl, plain chats.
+parquet: rollouts.parquet, one row per rollout. sft and messages leave held-out rollouts out, unless told otherwise.
+Exit status 0; 1 if a rollout could not be read or a file not be written; 2 for a malformed command line.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.errors import describe_error
+from pipeline.request import Purpose
+from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
+from pipeline.rollout_store.record import StoredHead
+from pipeline.trajectory import Trajectory
+from trainer.rollouts.export.folders import MiniFolders, SlimeFolders
+from trainer.rollouts.export.jsonl import FineTuning, Messages
+from trainer.rollouts.export.selection import Versions, Wanted
+
+FORMATS = ("traj", "sft", "messages", "parquet")
+LAYOUTS = ("mini", "slime", "both")
+
+
+class RolloutSink(Protocol):
+    """Where rollouts are written, one after the other."""
+
+    @property
+    def place(self) -> Path: ...
+
+    def write(self, trajectory: Trajectory) -> bool:
+        """False for one that has nothing for this format."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _export(options)
+    except ValueError as error:
+        print(describe_error(error), file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(describe_error(error), file=sys.stderr)
+        return 1
+
+
+def _export(options: argparse.Namespace) -> int:
+    directory: Path = options.run_dir / DIRECTORY
+    if not directory.is_dir():
+        raise ValueError(
+            f"{options.run_dir} holds no rollouts: give the directory of a run whose recipe keeps them, as in runs/demo"
+        )
+    wanted = Wanted(
+        rewards=tuple(options.reward),
+        tasks=tuple(options.task),
+        versions=options.version,
+        purpose=_purpose(options),
+        outcome=options.outcome,
+    )
+    tally = _Tally(wanted)
+    with contextlib.ExitStack() as stack:
+        sinks = [stack.enter_context(opened) for opened in _sinks(options)]
+        for stored in RolloutStore(directory).rollouts(tally.matches):
+            trajectory = stored.rollout.trajectory
+            if trajectory is None:
+                tally.without_text += not stored.fault
+                tally.damaged += bool(stored.fault)
+            elif any([sink.write(trajectory) for sink in sinks]):
+                tally.exported += 1
+            else:
+                tally.without_text += 1
+            if options.limit and tally.exported >= options.limit:
+                break
+        places = dict.fromkeys(str(sink.place) for sink in sinks)
+    print(tally.text(", ".join(places)))
+    return 1 if tally.damaged else 0
+
+
+def _purpose(options: argparse.Namespace) -> Purpose | None:
+    """What is trained on must not hold held-out tasks unless somebody says so."""
+    chosen = options.purpose or ("train" if options.format in ("sft", "messages") else "all")
+    return None if chosen == "all" else chosen
+
+
+class _Tally:
+    """How many rollouts were exported, and why the others were not."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self.exported = self.not_wanted = self.without_text = self.damaged = 0
+
+    def matches(self, stored: StoredHead) -> bool:
+        is_wanted = self._wanted.matches(stored)
+        self.not_wanted += not is_wanted
+        return is_wanted
+
+    def text(self, place: str) -> str:
+        left_out = [
+            f"{number} {why}"
+            for number, why in (
+                (self.not_wanted, f"not chosen (purpose {self._wanted.purpose or 'all'})"),
+                (self.without_text, "without any reply"),
+                (self.damaged, "damaged"),
+            )
+            if number
+        ]
+        rest = f"; left out: {', '.join(left_out)}" if left_out else ""
+        return f"{self.exported} rollouts in {place}{rest}"
+
+
+def _sinks(options: argparse.Namespace) -> list[AbstractContextManager[RolloutSink]]:
+    out: Path = options.out
+    match options.format:
+        case "traj":
+            folders: dict[str, Callable[[Path], RolloutSink]] = {"mini": MiniFolders, "slime": SlimeFolders}
+            return [
+                contextlib.nullcontext(make(out))
+                for name, make in folders.items()
+                if options.layout in (name, "both")
+            ]
+        case "sft":
+            return [FineTuning(out)]
+        case "messages":
+            return [Messages(out)]
+        case _:
+            from trainer.rollouts.export.table import RolloutTable  # pyarrow is needed for this format only
+
+            return [RolloutTable(out)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer.rollouts", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    export = verbs.add_parser(
+        "export", help="write kept rollouts in the shape of another tool", description=__doc__
+    )
+    export.add_argument(
+        "run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run, as in runs/demo"
+    )
+    export.add_argument("--format", choices=FORMATS, required=True)
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
+    export.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="both",
+        help="of traj: mini-swe-agent's folders, those of slime-based systems, or both; default both",
+    )
+    export.add_argument(
+        "--reward",
+        type=_reward,
+        action="append",
+        default=[],
+        metavar="R",
+        help="only rollouts with this reward, a number or none; may be repeated",
+    )
+    export.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only of tasks whose id matches, as in 'demo:*'; may be repeated",
+    )
+    export.add_argument(
+        "--version",
+        type=_versions,
+        metavar="A..B",
+        help="only rollouts sampled by these weight versions from the first token to the last, as in 3, 3..5 or 3..",
+    )
+    export.add_argument("--outcome", default="", metavar="GLOB", help="only of this outcome, as in submitted")
+    export.add_argument(
+        "--purpose",
+        choices=("train", "eval", "all"),
+        help="training or held-out rollouts; default train for sft and messages, all for traj and parquet",
+    )
+    export.add_argument("--limit", type=int, default=0, metavar="N", help="no more than so many, the oldest")
+    return parser
+
+
+def _reward(text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number such as 0 or 1, or none") from error
+
+
+def _versions(text: str) -> Versions:
+    try:
+        return Versions.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
