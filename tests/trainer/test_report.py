@@ -387,27 +387,3 @@ def test_a_reader_that_stops_early_gets_no_traceback(run: Run) -> None:
     with open(pipe, "w") as stdout:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
-
-
-def test_what_was_cut_and_what_it_cost_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = run.group(0, [1.0, 0.0])
-    run.rows = [replace(row, num_tokens=500) for row in run.rows if isinstance(row, EpisodeRow)]
-    run.rows[0] = replace(run.rows[0], num_cuts=3, repeated_tokens=90)
-    run.step(1, ids, num_samples=5, num_sample_tokens=2500, num_unique_tokens=1000)
-    _, found = reported(run, capsys)
-    assert (found["context"]["num_cut_episodes"], found["context"]["num_cuts"]) == (1, 3)
-    report.main([str(run.directory)])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("context ")]
-    assert [line.partition("context")[2].strip() for line in lines] == [
-        "1 of 2 episodes were cut, before 3 turns; engines computed 90 tokens again (9.0%)",
-        "5 samples; the learner computed 2,500 tokens for 1,000: 2.50 times as many",
-    ]
-
-
-def test_a_journal_that_does_not_tell_of_contexts_has_no_such_line(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.step(1, run.group(0, [1.0, 0.0]))
-    run.write()
-    report.main([str(run.directory)])
-    assert "context" not in capsys.readouterr().out.replace(str(run.directory), "")

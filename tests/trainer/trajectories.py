@@ -25,6 +25,7 @@ def head(
     version: int = 0,
     boundary: Boundary = "sandbox",
     patch: str = "",
+    **counts: int,
 ) -> TrajectoryHead:
     return TrajectoryHead(
         request_id=f"r{cursor}.{number}",
@@ -48,6 +49,7 @@ def head(
         claimed_at=2.0,
         finished_at=3.0,
         patch=patch,
+        **counts,
     )
 
 
