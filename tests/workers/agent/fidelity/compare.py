@@ -98,17 +98,22 @@ def upstream_plays(version: str, given: Sequence[dict[str, Any]]) -> list[dict[s
     return json.loads(done.stdout)
 
 
+def message_difference(our: Sequence[dict[str, Any]], their: Sequence[dict[str, Any]]) -> str:
+    """The first place where two lists of messages differ; "" if they are the same byte for byte."""
+    for place, (mine, other) in enumerate(zip(our, their, strict=False), 1):
+        left, right = _comparable(mine), _comparable(other)
+        if left != right:
+            key = next(key for key in (*left, *right) if left.get(key) != right.get(key))
+            texts = _around(str(left.get(key)), str(right.get(key)))
+            return f"message {place} ({right.get('role')}), {key}: {texts}"
+    return f"{len(our)} messages where upstream sends {len(their)}" if len(our) != len(their) else ""
+
+
 def first_difference(our: dict[str, Any], their: dict[str, Any]) -> str:
     """The first place where two plays of a scene differ; "" if they are the same byte for byte."""
     for number, (mine, other) in enumerate(zip(our["sent"], their["sent"], strict=False), 1):
-        for place, (left, right) in enumerate(zip(mine, other, strict=False), 1):
-            left, right = _comparable(left), _comparable(right)
-            if left != right:
-                key = next(key for key in (*left, *right) if left.get(key) != right.get(key))
-                texts = _around(str(left.get(key)), str(right.get(key)))
-                return f"query {number}, message {place} ({right.get('role')}), {key}: {texts}"
-        if len(mine) != len(other):
-            return f"query {number}: {len(mine)} messages where upstream sends {len(other)}"
+        if found := message_difference(mine, other):
+            return f"query {number}, {found}"
     for key in ("ended", "submission"):
         if our[key] != their[key]:
             return f"{key}: {_around(our[key], their[key])}"

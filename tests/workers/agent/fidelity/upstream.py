@@ -2,13 +2,15 @@
 
 A process of its own, because only one release can be imported. Scenes arrive on standard input as a JSON list: the agent file as one
 tree, the dialect, the task and the replies. The answer on standard output has for each the messages of every query, and how the agent
-ended. Its DefaultAgent and LocalEnvironment are real. So is its model of 2.x, above a stand-in for litellm; and the model of
-1.x is its DeterministicModel.
+ended. Its DefaultAgent, LocalEnvironment and DockerEnvironment are real. So is its model of 2.x, above a stand-in for litellm; and
+the model of 1.x is its DeterministicModel.
 """
 
 import copy
 import dataclasses
 import json
+import logging
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -112,20 +114,39 @@ def model_of_2(server: Server, config: Json, dialect: str) -> Any:
 def play(scene: Json) -> Json:
     """What comes of one scene."""
     from minisweagent.agents import default
-    from minisweagent.environments.local import LocalEnvironment, LocalEnvironmentConfig
 
     server, config = Server(scene["replies"]), scene["config"]
     is_2 = not dataclasses.is_dataclass(default.AgentConfig)
     model = model_of_2(server, config.get("model", {}), scene["dialect"]) if is_2 else model_of_1(server)
-    place = _known(LocalEnvironmentConfig, config.get("environment", {}))
     agent_keys = _known(default.AgentConfig, config.get("agent", {}))
-    agent = default.DefaultAgent(model, LocalEnvironment(**place), **agent_keys)
+    place = environment_of(scene, config.get("environment", {}))
+    agent = default.DefaultAgent(model, place, **agent_keys)
     try:
         ended = agent.run(scene["task"])
     except RepliesEnd:
         return {"sent": server.sent, "ended": "", "submission": ""}
+    finally:
+        remove(place)
     status, submission = (ended["exit_status"], ended["submission"]) if isinstance(ended, dict) else ended
     return {"sent": server.sent, "ended": status, "submission": submission if status == "Submitted" else ""}
+
+
+def environment_of(scene: Json, said: Json) -> Any:
+    """The real Docker environment for a scene with an image, else the local one."""
+    if image := scene.get("image"):
+        from minisweagent.environments.docker import DockerEnvironment, DockerEnvironmentConfig
+
+        return DockerEnvironment(**(_known(DockerEnvironmentConfig, said) | {"image": image}))
+    from minisweagent.environments.local import LocalEnvironment, LocalEnvironmentConfig
+
+    return LocalEnvironment(**_known(LocalEnvironmentConfig, said))
+
+
+def remove(place: Any) -> None:
+    """Removes a container at once; upstream leaves that to a process in the background."""
+    if container := getattr(place, "container_id", None):
+        subprocess.run(["docker", "rm", "-f", container], check=True, capture_output=True)
+        place.container_id = None
 
 
 def _known(config_class: Any, said: Json) -> Json:
@@ -138,6 +159,7 @@ def _known(config_class: Any, said: Json) -> Json:
 
 
 def main() -> None:
+    logging.disable(logging.CRITICAL)  # it goes to standard output
     results = []
     for scene in json.load(sys.stdin):
         try:
