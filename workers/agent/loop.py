@@ -23,7 +23,7 @@ from pipeline.request import RolloutRequest
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
 from workers.agent.commands import AgentSandbox, CommandRunner
 from workers.agent.observation import exact_submission, observe, submission, text_of
-from workers.agent.reply import Command, FormatError, read_reply
+from workers.agent.reply import BashCommand, FormatError, read_reply
 from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end
@@ -203,7 +203,7 @@ class _Play:
         return [ChatMessage("tool", text, tool_call_id=call.id) for call in calls]
 
     def _told_of(
-        self, commands: Sequence[Command], results: Sequence[CommandResult | None]
+        self, commands: Sequence[BashCommand], results: Sequence[CommandResult | None]
     ) -> list[ChatMessage]:
         """A message for each command, the last with the reminder of how many turns are left."""
         live = self._live

@@ -24,7 +24,7 @@ NO_CALL = "No tool calls found in the response. Every response MUST include at l
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class BashCommand:
     text: str
     tool_call_id: str = ""  # of the call that asks for it; "" where commands are text
 
@@ -37,7 +37,7 @@ class FormatError:
     actions: tuple[str, ...] = ()
 
 
-async def read_reply(turn: Turn, config: AgentConfig) -> tuple[Command, ...] | FormatError:
+async def read_reply(turn: Turn, config: AgentConfig) -> tuple[BashCommand, ...] | FormatError:
     """The commands of a reply, in order."""
     if config.dialect == "tool_calls":
         return called(turn.said.tool_calls)
@@ -52,7 +52,7 @@ async def read_reply(turn: Turn, config: AgentConfig) -> tuple[Command, ...] | F
         return FormatError(reason, actions if config.upstream == "2.4" else found)
     if "\0" in actions[0]:
         return FormatError("the command contains a NUL character", actions)
-    return (Command(actions[0]),)
+    return (BashCommand(actions[0]),)
 
 
 def _searchable(turn: Turn, config: AgentConfig) -> str:
@@ -77,11 +77,11 @@ def actions_in(text: str, pattern: str, flags: int) -> tuple[str, ...]:
     return tuple(re.compile(pattern, flags).findall(text))
 
 
-def called(calls: Sequence[ToolCall]) -> tuple[Command, ...] | FormatError:
+def called(calls: Sequence[ToolCall]) -> tuple[BashCommand, ...] | FormatError:
     """The commands of tool calls. One wrong call makes the whole reply a format error, with mini-swe-agent's words for it."""
     if not calls:
         return FormatError(NO_CALL)
-    commands: list[Command] = []
+    commands: list[BashCommand] = []
     for call in calls:
         arguments, wrong = _arguments(call.arguments)
         if call.name != TOOL:
@@ -95,7 +95,7 @@ def called(calls: Sequence[ToolCall]) -> tuple[Command, ...] | FormatError:
             wrong += "The command contains a NUL character."
         if wrong:
             return FormatError(wrong.strip())
-        commands.append(Command(cast(str, command), call.id))
+        commands.append(BashCommand(cast(str, command), call.id))
     return tuple(commands)
 
 

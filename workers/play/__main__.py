@@ -39,6 +39,7 @@ from workers.unqueued.tasks import TaskIndex, calibrated_tasks
 
 DEFAULT_AGENT = Path(__file__).parent.parent / "agent" / "prompts" / "default.yaml"
 KEY_VARIABLE = "OPENAI_API_KEY"
+UNLIMITED_TURNS = 100_000  # of an exact agent whose file sets no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--step-limit", type=int, metavar="N", help="turns; default: the agent file's, else 50")
     add("--context-tokens", type=int, metavar="N", help="of the whole episode; default: %(default)s")
-    parser.set_defaults(context_tokens=Limits().context_tokens)
+    add("--wall-s", type=float, metavar="S", help="wall time of the episode; default: %(default)s")
+    parser.set_defaults(context_tokens=Limits().context_tokens, wall_s=Limits().wall_s)
     return parser
 
 
@@ -118,8 +120,9 @@ def _task(path: Path, only: str) -> Task:
 
 def _claim(task: Task, options: argparse.Namespace) -> Claim:
     agent = read_agent(options.agent, exact=options.exact)
-    turns = load_agent(agent).step_limit or Limits().turns
-    limits = replace(Limits(), turns=turns, context_tokens=options.context_tokens)
+    config = load_agent(agent)
+    turns = config.step_limit or (UNLIMITED_TURNS if config.exact else Limits().turns)
+    limits = replace(Limits(), turns=turns, wall_s=options.wall_s, context_tokens=options.context_tokens)
     if options.step_limit is not None:
         limits = replace(limits, turns=options.step_limit)
     sampling = sampling_for(agent, Sampling())
@@ -131,6 +134,8 @@ def _claim(task: Task, options: argparse.Namespace) -> Claim:
         raise ValueError(
             "--step-limit, --max-tokens and --context-tokens must be 1 or more, --temperature 0 or more"
         )
+    if limits.wall_s <= 0:
+        raise ValueError("--wall-s must be above 0")
     claim = unqueued_claim(task, command="play", limits=limits)
     request = replace(
         claim.request,

@@ -25,6 +25,7 @@ from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.request import Claim, Endpoint, Sampling
 from pipeline.trajectory import Cut, Turn, Usage
+from workers.policy.formats.served import ThoughtSplitter
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -38,7 +39,6 @@ _TOO_LONG = re.compile(
     r"(prompt|input|request)[^.]{0,40} (is )?too (long|large)|too many tokens",
     re.IGNORECASE,
 )
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class EndpointPolicies:
         if endpoint is None:
             raise RequestError("the request names no endpoint")
         server = _Server(self._session, endpoint, read_key(endpoint), self._settings)
-        tools = load_agent(claim.request.agent_config).tools
-        return EndpointConversation(server, claim.request.sampling, tools)
+        agent = load_agent(claim.request.agent_config)
+        return EndpointConversation(server, claim.request.sampling, ThoughtSplitter(agent.exact), agent.tools)
 
 
 def read_key(endpoint: Endpoint) -> str:
@@ -104,9 +104,16 @@ def read_key(endpoint: Endpoint) -> str:
 class EndpointConversation:
     """One episode's messages: implements `workers.agent.loop.Policy`."""
 
-    def __init__(self, server: "_Server", sampling: Sampling, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        server: "_Server",
+        sampling: Sampling,
+        without_thoughts: ThoughtSplitter,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> None:
         self._server = server
         self._sampling = sampling
+        self._without_thoughts = without_thoughts
         self._tools = tools
         self._messages: list[ChatMessage] = []
 
@@ -129,7 +136,7 @@ class EndpointConversation:
         answer = await self._server.ask(self._body())
         if answer is None:
             return None
-        reply = answer.reply
+        reply = self._without_thoughts(answer.reply)
         self._messages.append(reply)
         return Turn(
             kept_tokens=0,
@@ -231,8 +238,6 @@ class _Completion(msgspec.Struct, frozen=True):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         reasoning = message.reasoning_content or message.reasoning or ""
-        if not reasoning and (thought := _THOUGHT.match(content)):
-            reasoning, content = thought[1], content[thought.end() :]
         calls = tuple(
             ToolCall(
                 id=call.id or f"call_{number}",

@@ -5,16 +5,18 @@ or a message `{"content": ..., "tool_calls": [...]}`. A trajectory file, an obje
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError
 from pipeline.request import Claim
 from pipeline.trajectory import Cut, Turn
+from workers.policy.formats.served import ThoughtSplitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,15 @@ class RepliesPolicies:
         self._replies = tuple(replies)
 
     async def open(self, claim: Claim) -> "Replay":
-        return Replay(self._replies)
+        split = ThoughtSplitter(load_agent(claim.request.agent_config).exact)
+        return Replay([replace(reply, message=split(reply.message)) for reply in self._replies])
 
 
 @dataclass(slots=True)
 class Replay:
     """One conversation: implements `workers.agent.loop.Policy`. Its context is never full."""
 
-    replies: tuple[GivenReply, ...]
+    replies: Sequence[GivenReply]
     num_given: int = field(default=0, init=False)
 
     async def begin(self, opening: Sequence[ChatMessage]) -> Turn:

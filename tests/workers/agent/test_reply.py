@@ -7,7 +7,7 @@ from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.reply_format import ReplyFormat
 from pipeline.trajectory import Turn
-from workers.agent.reply import Command, FormatError, called, read_reply
+from workers.agent.reply import BashCommand, FormatError, called, read_reply
 from workers.policy.formats.replies import taken_apart
 
 
@@ -44,7 +44,7 @@ async def num_actions(text: str, config: AgentConfig) -> int:
     ],
 )
 async def test_one_bash_block_is_the_command(text: str, command: str) -> None:
-    assert await read_reply(reply(text), agent()) == (Command(command),)
+    assert await read_reply(reply(text), agent()) == (BashCommand(command),)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_thoughts_are_not_searched(text: str, opened: bool, found: int) ->
 async def test_a_reply_that_is_nothing_but_content_is_searched_whole() -> None:
     command = "```bash\ncat > a <<'E'\n</think>\nE\n```"
     assert await read_reply(replace(reply(command), reply=None), agent()) == (
-        Command("cat > a <<'E'\n</think>\nE"),
+        BashCommand("cat > a <<'E'\n</think>\nE"),
     )
 
 
@@ -101,16 +101,16 @@ async def test_a_command_with_a_nul_character_is_a_format_error() -> None:
 
 async def test_other_expressions_find_other_fences() -> None:
     block, tag = agent(MSWEA_BLOCK), agent(MSWEA_TAG)
-    assert await read_reply(reply("```mswea_bash_command\nls\n```"), block) == (Command("ls"),)
+    assert await read_reply(reply("```mswea_bash_command\nls\n```"), block) == (BashCommand("ls"),)
     assert await num_actions("```bash\nls\n```", block) == 0
-    assert await read_reply(reply("<mswea_bash_command>ls</mswea_bash_command>"), tag) == (Command("ls"),)
+    assert await read_reply(reply("<mswea_bash_command>ls</mswea_bash_command>"), tag) == (BashCommand("ls"),)
 
 
 async def test_a_reply_that_takes_for_ever_to_search_is_a_format_error() -> None:
     wrong = await read_reply(reply("```bash" + "\n" * 200_000), agent())
     assert isinstance(wrong, FormatError)
     assert wrong.reason == "the reply could not be searched for commands within 2 s of CPU time"
-    assert await read_reply(reply("```bash\nls\n```"), agent()) == (Command("ls"),)
+    assert await read_reply(reply("```bash\nls\n```"), agent()) == (BashCommand("ls"),)
 
 
 def call(arguments: str, *, name: str = "bash", tool_call_id: str = "1") -> ToolCall:
@@ -119,7 +119,7 @@ def call(arguments: str, *, name: str = "bash", tool_call_id: str = "1") -> Tool
 
 def test_tool_calls_are_commands_in_their_order() -> None:
     calls = [call('{"command": "ls"}'), call('{"command": "pwd", "more": 1}', tool_call_id="2")]
-    assert called(calls) == (Command("ls", "1"), Command("pwd", "2"))
+    assert called(calls) == (BashCommand("ls", "1"), BashCommand("pwd", "2"))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """The command: a whole episode with the production loop, containers and grader."""
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.grade.conftest import file, image
+from tests.workers.policy.engines import Canned, completed, playing
 from tests.workers.verify.spans import FIXED, TaskFile
 from workers.play.__main__ import main
 
@@ -89,6 +92,21 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_played(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "--out" in printed.err
+
+
+async def test_a_server_replies(tasks: Path) -> None:
+    agent = tasks.with_name("agent.yaml")
+    agent.write_text(AGENT)
+    answers = [Canned(completed(bash(FIX))), Canned(completed(bash(SUBMIT)))]
+    async with playing(answers) as wire:
+        server = ("--api-base", f"{wire.url}/v1", "--model", "some-model", "--max-tokens", "99")
+        command = (sys.executable, "-m", "workers.play", str(tasks), "--only", "day", "--agent", str(agent))
+        player = await asyncio.create_subprocess_exec(*command, *server, stdout=asyncio.subprocess.PIPE)
+        shown, _ = await player.communicate()
+    assert player.returncode == 0
+    assert [len(request["messages"]) for request in wire.requests] == [2, 4]
+    assert {(one["model"], one["max_tokens"]) for one in wire.requests} == {("some-model", 99)}
+    assert "reward 1" in shown.decode()
 
 
 def test_replies_that_end_too_early_are_no_verdict(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:

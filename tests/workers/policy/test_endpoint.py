@@ -190,3 +190,22 @@ async def test_a_request_chooses_between_endpoint_and_engines() -> None:
         assert turn.text == "hello"
         with pytest.raises(RequestError, match="the engines were chosen"):
             await policies.open(claim())
+
+
+async def test_an_exact_agent_of_tool_calls_is_told_of_its_tool_and_hears_thoughts() -> None:
+    agent = "agent: {system_template: s, instance_template: u}\nmodel: {}\nswerve: {exact: true, upstream: '2.4'}\n"
+    async with (
+        playing([Canned(completed("<think>a</think>b"))]) as wire,
+        EndpointPolicies(PATIENT) as policies,
+    ):
+        claimed = claim_of(wire)
+        claimed = replace(claimed, request=replace(claimed.request, agent_config=agent))
+        conversation = await policies.open(claimed)
+        turn = await conversation.begin(opening("s", "u"))
+        assert turn is not None
+        assert turn.said.content == "<think>a</think>b"
+        again = await conversation.answer(user("what?"), forget_reply=True)
+        assert again is not None
+        assert again.cut is not None
+    assert wire.requests[0]["tools"][0]["function"]["name"] == "bash"
+    assert [one["content"] for one in wire.requests[1]["messages"]] == ["s", "u", "what?"]

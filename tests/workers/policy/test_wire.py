@@ -229,3 +229,15 @@ async def test_an_engine_without_spans_is_believed_for_the_whole_reply(redis: Re
     )
     assert turn.versions == (VersionSpan(6, 0, 2),)
     assert turn.engine == "http://e:1"
+
+
+async def test_an_episode_that_nobody_trains_on_takes_any_weights(redis: Redis, tokenizer: str) -> None:
+    foreign = generated([9, END], finish="stop", weight_version="default", weight_versions=None)
+    async with (
+        playing([Canned(foreign)]) as wire,
+        SglangPolicies(wire.url, announced_tokenizers(redis), BRISK, any_weights=True) as policies,
+    ):
+        conversation = await policies.open(claim(tokenizer=tokenizer))
+        turn = await conversation.begin(opening("s", "u"))
+    assert turn is not None
+    assert turn.versions == (VersionSpan(0, 0, 2),)
