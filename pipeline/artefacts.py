@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from pipeline.chat import ChatMessage
+from pipeline.errors import shown_message
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Action, Exhausted, Failed, Outcome, Submitted, Trajectory, Turn, outcome_tag
 from pipeline.weights import version_name
@@ -107,7 +108,7 @@ def trajectory_json(trajectory: Trajectory) -> Json:
         "swerve": rollout_facts(trajectory),
     }
     if isinstance(outcome, Failed):
-        info["exception_str"] = outcome.message
+        info["exception_str"] = shown_message(outcome.boundary, outcome.message)
     end = {
         "role": "exit",
         "content": submission if isinstance(outcome, Submitted) else exit_status(outcome),

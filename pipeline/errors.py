@@ -43,6 +43,16 @@ def class_of(boundary: Boundary, *, transient: bool) -> FailureClass:
             return "infrastructure" if transient else "environment"
 
 
+# Boundaries whose failures may quote the output of hidden tests.
+QUOTES_TESTS: frozenset[Boundary] = frozenset({"grader", "worker"})
+
+
+def shown_message(boundary: Boundary, message: str) -> str:
+    """The message of a failure as anybody may read it: where it may quote hidden tests, they are behind its first colon."""
+    summary, colon, _ = message.partition(":")
+    return f"{summary}: (withheld)" if colon and boundary in QUOTES_TESTS else message
+
+
 class RolloutError(Exception):
     """The rollout cannot go on."""
 

@@ -6,7 +6,7 @@ People read stores, and train on what is exported from them. So these are taken 
   makes a problem solves it), hidden paths, calibration;
 - of the reward, the log of grading and the outcome of each test by name; the counts of passed tests stay. Of `decided_by` what
   follows "but" or a list of files, which may name tests;
-- of a failure of grading, the traceback, the log, and what its message says behind the first colon: the output of a command.
+- of a failure of grading, the traceback, the log, and what its message says behind the first colon.
 """
 
 from typing import Final
@@ -14,13 +14,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from pipeline.deadletters import AttemptFailure
+from pipeline.errors import QUOTES_TESTS, shown_message
 from pipeline.rollout_store.record import StoredRollout
 from pipeline.task import ExitCode, Task
 from pipeline.trajectory import Failed, Outcome, Reward, Trajectory
 
 # Stands in a stored task for the verdict, which a Task cannot be without.
 NO_VERDICT: Final = ExitCode(eval_script="")
-_QUOTES_TESTS = ("grader", "worker")  # boundaries whose failures may quote what ran in the grading container
 
 
 def without_hidden(rollout: StoredRollout) -> StoredRollout:
@@ -73,17 +73,11 @@ def _reward(reward: Reward) -> Reward:
 
 
 def _outcome(outcome: Outcome) -> Outcome:
-    if isinstance(outcome, Failed) and outcome.boundary in _QUOTES_TESTS:
-        return replace(outcome, message=_summary(outcome.message))
+    if isinstance(outcome, Failed):
+        return replace(outcome, message=shown_message(outcome.boundary, outcome.message))
     return outcome
 
 
 def _failure(failure: AttemptFailure) -> AttemptFailure:
-    if failure.boundary in _QUOTES_TESTS:
-        return replace(failure, message=_summary(failure.message), detail="")
-    return failure
-
-
-def _summary(message: str) -> str:
-    summary, colon, _ = message.partition(":")
-    return f"{summary}: (withheld)" if colon else summary
+    detail = "" if failure.boundary in QUOTES_TESTS else failure.detail
+    return replace(failure, message=shown_message(failure.boundary, failure.message), detail=detail)

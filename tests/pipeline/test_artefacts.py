@@ -157,7 +157,10 @@ def test_nothing_of_the_known_fix_or_the_hidden_tests_is_written() -> None:
         calibration=b"SECRET-calibration",
     )
     one = made(request={"task": task}, reward=samples.reward(log_tail="SECRET-log"))
-    for written in (artefacts.trajectory_json(one), artefacts.prediction(one)):
+    broken = made(
+        outcome=Failed(boundary="grader", message="the log ends: SECRET", transient=True), reward=None
+    )
+    for written in (*map(artefacts.trajectory_json, (one, broken)), artefacts.prediction(one)):
         assert "SECRET" not in artefacts.dump(written)
 
 

@@ -22,6 +22,7 @@ import msgspec
 from pipeline import connection
 from pipeline.agent.option import agent_digest
 from pipeline.errors import describe_error
+from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.settings import redis_settings
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
@@ -38,6 +39,7 @@ from trainer.evaluate.progress import ProgressLines
 from trainer.evaluate.results import EpisodeResult, EvaluationDirectory, Manifest
 from trainer.evaluate.session import EpisodeForm, Session
 from trainer.evaluate.summary import summary_of, table
+from trainer.records.rollout_writer import MAX_BYTES, RolloutWriter
 from trainer.verifications import Verifications
 
 MISUSE = 2
@@ -121,9 +123,13 @@ async def _conduct(plan: Plan, options: argparse.Namespace) -> bool:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:
+        rollouts = RolloutWriter(plan.directory.path / DIRECTORY, max_bytes=MAX_BYTES)
         async with _players(plan, lines, local=options.local) as players:
-            session = Session(plan.form, plan.directory, players, options.max_concurrent, lines.result)
-            await session.run(plan.todo)
+            with contextlib.closing(rollouts):
+                session = Session(
+                    plan.form, plan.directory, rollouts, players, options.max_concurrent, lines.result
+                )
+                await session.run(plan.todo)
     except asyncio.CancelledError:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return True

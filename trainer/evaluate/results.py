@@ -8,6 +8,7 @@ loses no result and at most the last line is torn. All other files are made of i
     OUT/summary.json                   rates, pass@k, totals
     OUT/preds.json                     the patch of each task's first episode, as the official harness reads it
     OUT/exit_statuses_TIME.yaml        ids by exit status, of this session
+    OUT/rollouts/                      all trajectories, as docs/rollouts.md describes them
     OUT/ID/ID.traj.json, patch.diff    of the first episode; of the others in OUT/ID/sample-N/
 """
 

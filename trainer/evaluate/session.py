@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from pipeline.request import Endpoint, Limits, RolloutRequest, Sampling
 from pipeline.task import Task
+from pipeline.trajectory import Trajectory
 from trainer.evaluate.players import EpisodeLost, Players, request_id
 from trainer.evaluate.results import EpisodeResult, EvaluationDirectory
+from trainer.records.rollout_writer import RolloutWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,11 @@ class EpisodeForm:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Plays and records. `on_result` is told of each new result, and of how many have ended."""
+    """Plays, keeps each rollout in `rollouts`, and records it. `on_result` is told of each new result, and of how many have ended."""
 
     form: EpisodeForm
     directory: EvaluationDirectory
+    rollouts: RolloutWriter
     players: Players
     max_concurrent: int
     on_result: Callable[[EpisodeResult], None]
@@ -69,5 +72,10 @@ class Session:
             except EpisodeLost as loss:
                 self.on_result(self.directory.record_loss(task, sample, str(loss)))
                 continue
-            self.on_result(await asyncio.to_thread(self.directory.record, trajectory))
+            self.on_result(await asyncio.to_thread(self._record, trajectory))
             await self.players.settle(trajectory.claim.request.id)
+
+    def _record(self, trajectory: Trajectory) -> EpisodeResult:
+        self.rollouts.add_trajectory(trajectory)
+        self.rollouts.sync()
+        return self.directory.record(trajectory)

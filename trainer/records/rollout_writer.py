@@ -7,6 +7,7 @@ writing; `sync` puts all of them on the disk, which has to happen before their s
 
 import contextlib
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from pipeline.rollout_store.withheld import without_hidden
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 from trainer.learner import directories
 
+MAX_BYTES = 64 * 1024**3  # of a store, unless its user says otherwise
 SEGMENT_BYTES = 64 * 1024**2
 SEGMENTS_IN_BUDGET = 16  # a store with a smaller budget has smaller segments: only whole ones are removed
 
@@ -34,7 +36,7 @@ class _OpenSegment:
 
 
 class RolloutWriter:
-    """Of one store. Not for two threads at once. Raises OSError where the store cannot be written."""
+    """Of one store, for any number of threads. Raises OSError where the store cannot be written."""
 
     def __init__(self, directory: Path, *, max_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Closes the segments that an earlier process left."""
@@ -42,6 +44,7 @@ class RolloutWriter:
         self._max_bytes = max_bytes
         self._segment_bytes = min(segment_bytes, max(max_bytes // SEGMENTS_IN_BUDGET, 1))
         self._open: _OpenSegment | None = None
+        self._lock = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True)
         self._closed = {int(path.stem): _close(path) for path in segment.segments_in(directory)}
         self._closed_bytes = sum(self._size_of(number) for number in self._closed)
@@ -55,12 +58,16 @@ class RolloutWriter:
 
         A request that was dead-lettered and requeued finishes once more: what finished later replaces what finished earlier.
         """
+        body = record.pack_body(without_hidden(rollout))
+        with self._lock:
+            return self._add(head, body, is_dead=bool(rollout.failures))
+
+    def _add(self, head: TrajectoryHead, body: bytes, *, is_dead: bool) -> bool:
         digest = segment.digest_of(head.request_id)
         before = self._find(digest)
         if before is not None and before.head.finished_at >= head.finished_at:
             return False
-        body = record.pack_body(without_hidden(rollout))
-        stored = StoredHead(head=head, is_dead=bool(rollout.failures), replaces=before is not None)
+        stored = StoredHead(head=head, is_dead=is_dead, replaces=before is not None)
         packed = record.pack(stored, body)
         self._make_room(len(packed))
         target = self._target(len(packed))
@@ -71,11 +78,16 @@ class RolloutWriter:
 
     def sync(self) -> None:
         """Return when everything added is on the disk."""
-        if self._open is not None:
-            os.fsync(self._open.file.fileno())
+        with self._lock:
+            if self._open is not None:
+                os.fsync(self._open.file.fileno())
 
     def close(self) -> None:
         """Put everything on the disk, and close the segment with its index."""
+        with self._lock:
+            self._close_segment()
+
+    def _close_segment(self) -> None:
         if self._open is None:
             return
         done, self._open = self._open, None
@@ -99,7 +111,7 @@ class RolloutWriter:
     def _target(self, num_bytes: int) -> _OpenSegment:
         """The segment that the next record of so many bytes goes to."""
         if self._open is not None and self._open.num_bytes + num_bytes > self._segment_bytes:
-            self.close()
+            self._close_segment()
         if self._open is None:
             number = max(self._closed, default=0) + 1
             path = segment.path_of(self._directory, number)
@@ -111,7 +123,7 @@ class RolloutWriter:
         """Remove the oldest segments until so many bytes more are within the budget."""
         while self._num_bytes + num_bytes > self._max_bytes:
             if not self._closed:
-                self.close()
+                self._close_segment()
             if not self._closed:
                 return
             oldest = min(self._closed)

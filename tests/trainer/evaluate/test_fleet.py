@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import fleet, task, work_off
 from pipeline import connection, deadletters, keys, queue, stream
 from pipeline.request import Claim, RolloutRequest
+from pipeline.rollout_store.reading import RolloutStore
 from pipeline.taskfile import write_tasks
 from trainer.evaluate.results import EpisodeResult, Manifest
 
@@ -97,6 +98,8 @@ async def test_the_fleet_plays_and_what_broke_is_told_apart_from_what_failed(
     assert b"of them 2 without a verdict" in out
     assert b"(the container vanished)" in err
     assert await queue.open_ids(redis, run_id(tasks)) == []
+    kept = [stored.head for stored in RolloutStore(out_of(tasks) / "rollouts").heads()]
+    assert sorted((head.task_id, head.member) for head in kept) == sorted(row.key for row in rows(tasks))
 
 
 async def test_a_request_names_the_server_and_no_tokenizer(
