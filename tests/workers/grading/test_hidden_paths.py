@@ -116,6 +116,35 @@ async def test_hidden_tests_that_fit_the_base_alone_are_the_patchs_fault(
             assert result.exit_code == status
 
 
+@pytest.mark.parametrize("base", ["HEAD", "HEAD~1", ""], ids=["the-base-is-HEAD", "another-base", "no-base"])
+async def test_of_files_with_tests_only_those_that_are_in_head_return(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, base: str
+) -> None:
+    """Protected files return to the base, and go where that lacks them."""
+    task = make_task(repo_image.tag, base_commit=repo_image.commit)
+    changed = ("conftest.py", "tests/test_calc.py", "tests/test_new.py", "protected_new.py", "long.txt")
+    async with sandboxes.open(make_claim(task), role="grade") as sandbox:
+        inputs = {
+            scripts.TESTED: "tests/test_calc.py\0tests/test_new.py\0protected_new.py\0",
+            scripts.PROTECTED: "conftest.py\0protected_new.py\0long.txt\0",
+            scripts.START: "",
+        }
+        await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
+        await sandbox.run(f"for path in {' '.join(changed)}; do echo x >$path; done", timeout_s=30)
+        named = await sandbox.run(f"git rev-parse {base}" if base else "true", timeout_s=30)
+        result = await sandbox.run(
+            f"set -- '{named.output.decode().strip()}' {repo_image.commit}\n"
+            + scripts.restore_protected(GoverningFiles("pytest\n", Surveyed())),
+            timeout_s=30,
+            plain=True,
+        )
+        assert result.exit_code == 0, result.output
+        left = await sandbox.run("git status --porcelain; grep -c 'of old' long.txt", timeout_s=30)
+    lines = left.output.decode().split("\n")[:-1]
+    old = base == "HEAD~1"
+    assert lines == [*(["M  long.txt"] if old else []), "?? tests/test_new.py", str(int(old))]
+
+
 async def test_hidden_tests_that_nobody_can_apply_are_the_tasks_fault(
     grader: Grader, repo_image: RepoImage
 ) -> None:
