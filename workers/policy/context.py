@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from msgspec.structs import replace as with_fields
 
 from pipeline.chat import ChatMessage
+from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
 from workers.policy.render import Renderer
-from workers.policy.thoughts import opened_thought, thought_tokens
+from workers.policy.thoughts import ThoughtFinder
 
 MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
 _MARKER = "[... {} turn(s) of interaction history omitted due to context window limit ...]"
@@ -97,11 +98,11 @@ class Window:
         if context.policy == "stop":
             reserved = min(MIN_ROOM_TOKENS, max_new_tokens)
         self._max_prompt_tokens = context_tokens - reserved
-        self._closing, self._opening = "", ()
-        if context.thinking != "keep":
-            probe = renderer.suffix([ChatMessage("user", "")], last_id=renderer.end_id)
-            self._closing, num_ids = opened_thought(probe, renderer.decode)
-            self._opening = tuple(probe[len(probe) - num_ids :])
+        self._thoughts = ThoughtFinder.of(
+            renderer.decode,
+            THOUGHT_MARKS[renderer.reply_format.thoughts],
+            renderer.suffix([ChatMessage("user", "")], last_id=renderer.end_id),
+        )
 
     def opened(self, opening: Sequence[ChatMessage]) -> Episode:
         """An episode of which only the opening was told."""
@@ -226,17 +227,12 @@ class Window:
         return replace(episode, units=units)
 
     def _without_thought(self, unit: Unit) -> Unit:
-        num_tokens = thought_tokens(
-            unit.reply,
-            self._renderer.decode,
-            closing=self._closing,
-            keep_closing=bool(self._closing) and not self._opening,
-        )
+        num_tokens = self._thoughts.num_tokens(unit.reply)
         return replace(
             unit,
             reply=unit.reply[num_tokens:],
             thought_tokens=num_tokens,
-            opening=self._opening if num_tokens else (),
+            opening=self._thoughts.opening if num_tokens else (),
         )
 
 

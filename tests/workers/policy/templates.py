@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pipeline.reply_format import recognised
 from pipeline.tokenizer import TokenizerBundle
 from workers.policy.render import Renderer
 
@@ -38,9 +39,11 @@ def renderer(name: str) -> Renderer:
 @functools.cache
 def bundle(name: str) -> TokenizerBundle:
     tokenizer = _tokenizer()
+    template = (DIRECTORY / f"{name}.jinja").read_text()
     return TokenizerBundle(
         tokenizer_json=tokenizer.to_str().encode(),
-        chat_template=(DIRECTORY / f"{name}.jinja").read_text(),
+        chat_template=template,
+        reply_format=recognised(template),
         eos_token=ENDS[name],
         bos_token=_BOS,
         stop_token_ids=(tokenizer.token_to_id(ENDS[name]),),
@@ -51,7 +54,7 @@ def bundle(name: str) -> TokenizerBundle:
 @functools.cache
 def _tokenizer() -> Tokenizer:
     """Byte-level BPE over random words, so that words and tags are pieces of several letters."""
-    texts = "".join(path.read_text() for path in DIRECTORY.glob("*.jinja"))
+    texts = "".join((DIRECTORY / f"{name}.jinja").read_text() for name in ENDS)
     controls = sorted({_BOS, *ENDS.values(), *_CONTROL.findall(texts)})
     letters = random.Random(7)
     words = ["".join(letters.choices("abcdeimnrst", k=letters.randint(1, 9))) for _ in range(3000)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.message import unpack_int32s
+from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
 from pipeline.trajectory import Cut, Turn, VersionSpan
 from tests.workers.agent.episode import claim, opening, user
@@ -254,15 +255,13 @@ def test_with_the_policy_stop_nothing_is_cut_and_the_last_reply_gets_what_room_i
     assert len(list(branches(tuple(played.turns)))) == 1
 
 
-THOUGHT = "<think>\nI wonder\n</think>\n\n"
-
-
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("thinking", ["keep", "strip_on_cut", "strip"])
 def test_earlier_thoughts_stay_or_go_as_the_request_says(name: str, thinking: str) -> None:
     template = renderer(name)
-    opened = template.decode(template.suffix([], last_id=template.end_id)).rstrip().endswith("<think>")
-    said = THOUGHT.removeprefix("<think>\n") if opened else THOUGHT
+    begin, end = THOUGHT_MARKS[template.reply_format.thoughts]
+    opened = template.opens_thought(template.suffix([], last_id=template.end_id))
+    said = f"I wonder\n{end}\n\n" if opened else f"{begin}\nI wonder\n{end}\n\n"
     replies = [f"{said}dam {number} " + "seat " * 8 for number in range(8)]
     played = play(
         template, replies, ["mice " * 8] * 8, context_tokens=420, max_new_tokens=60, thinking=thinking
@@ -275,8 +274,8 @@ def test_earlier_thoughts_stay_or_go_as_the_request_says(name: str, thinking: st
             assert thoughts == words
         if thinking == "strip" or (thinking == "strip_on_cut" and turn.cut):
             assert thoughts == 0
-            assert text.count("<think>") == opened, "only the thought of the reply to come is open"
-            assert "</think>" not in text
+            assert text.count(begin) == opened, "only the thought of the reply to come is open"
+            assert end not in text
         if turn.cut and number and thinking != "keep":
             assert turn.cut.num_thoughts > 0
     assert any(turn.cut for turn in played.turns)
