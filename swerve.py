@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "verify": ("workers.verify", (), "try tasks and their known fixes with the grader"),
     "grade": ("workers.grade", (), "grade patches from elsewhere with the grader of training"),
     "play": ("workers.play", (), "play one episode by hand, and watch it"),
+    "agent": ("workers.agent", (), "say what becomes of each key of an agent file"),
     "images": ("workers.images", (), "pull, build, list and evict task images"),
     "leaks": ("workers.leaks", (), "look for the answer in the containers of tasks"),
     "reap": ("workers.reap", (), "remove what killed workers left on Docker hosts"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from pipeline.agent.config import AgentConfig, load_agent
+from pipeline.agent.config import load_agent
 from pipeline.agent.example import doubts, example
 from pipeline.agent.files import merged, parse, to_text
 from pipeline.agent.keys import fates
@@ -71,7 +71,7 @@ def agent_words(recipe: Recipe, text: str, tasks: Sequence[Task]) -> str:
     )
     if idle:
         words += f"; without effect here: {', '.join(idle)}"
-    return "\n".join([words, *(f"warning: {one}" for one in _warnings(recipe, config, tasks))])
+    return "\n".join([words, *(f"warning: {one}" for one in agent_warnings(recipe, text, tasks))])
 
 
 def example_words(text: str, task: Task, recipe: Recipe) -> str:
@@ -80,16 +80,9 @@ def example_words(text: str, task: Task, recipe: Recipe) -> str:
     return f"example: the opening of task {task.id}\n--- system\n{visible(system)}\n--- user\n{visible(user)}\n---"
 
 
-def _names(rollout: Rollout) -> str:
-    return " + ".join(rollout.agent_specs)
-
-
-def _messages(opening: tuple[str, str]) -> list[ChatMessage]:
-    system, user = opening
-    return [ChatMessage("system", system), ChatMessage("user", user)]
-
-
-def _warnings(recipe: Recipe, config: AgentConfig, tasks: Sequence[Task]) -> Iterator[str]:
+def agent_warnings(recipe: Recipe, text: str, tasks: Sequence[Task]) -> Iterator[str]:
+    """What the agent's files say that does not hold in this run."""
+    config = load_agent(text)
     one_of_each = {task.workdir: task for task in reversed(tasks)}
     for task in one_of_each.values():
         yield from doubts(config, task, recipe.rollout.limits)
@@ -105,3 +98,12 @@ def _warnings(recipe: Recipe, config: AgentConfig, tasks: Sequence[Task]) -> Ite
                 f"model.model_kwargs.{name} = {of_file:g} of the agent's file has no effect: "
                 f"rollout.sampling has {of_recipe:g}"
             )
+
+
+def _names(rollout: Rollout) -> str:
+    return " + ".join(rollout.agent_specs)
+
+
+def _messages(opening: tuple[str, str]) -> list[ChatMessage]:
+    system, user = opening
+    return [ChatMessage("system", system), ChatMessage("user", user)]

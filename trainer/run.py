@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import process
-from trainer.agent_file import example_words
+from trainer.agent_file import agent_warnings, example_words
 from trainer.inputs import Inputs, check_learner, describe, read_inputs
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.records import run_directory
@@ -70,6 +70,8 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
         print(describe(recipe, inputs))
         print(example_words(inputs.agent_config, inputs.train[0], recipe))
         return 0
+    for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
+        print(f"warning: {warning}", file=sys.stderr)
     with _open_directory(recipe, arguments) as directory, run_directory.sole_trainer(directory.root):
         ending = _lead(recipe, inputs, directory, settings)
     print(f"{directory.run_id}: {ending}")

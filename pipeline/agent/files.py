@@ -140,10 +140,11 @@ class _Dumper(yaml.SafeDumper):
     """Writes text of several lines as a block, so that people can read a prompt."""
 
 
-def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return cast(Any, dumper).represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    )
+def _as_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    if not text.replace("\n", "").isprintable():
+        style = '"'  # where YAML has an escape for characters that it would otherwise take for the end of a line
+    return cast(Any, dumper).represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _as_block)
+_Dumper.add_representer(str, _as_text)

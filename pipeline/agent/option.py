@@ -33,9 +33,9 @@ def read_agent(specs: Sequence[str], *, exact: bool = False) -> str:
 
     Raises ValueError for what cannot be read, RequestError for what cannot be used.
     """
+    tree = pinned(without_secrets(merged(specs)))
     if all("=" in spec for spec in specs):
         raise ValueError(f"{' '.join(specs)}: give the agent's YAML file that these values belong to as well")
-    tree = pinned(without_secrets(merged(specs)))
     if exact:
         tree["swerve"]["exact"] = True
     text = to_text(tree)
