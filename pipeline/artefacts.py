@@ -184,11 +184,18 @@ def _config(request: RolloutRequest, model: str) -> Json:
 
 
 def _annotated(turns: Sequence[Turn]) -> list[Json]:
-    """The messages with mini-swe-agent's `extra`: the actions of a reply, and the output that a message tells."""
+    """The messages with mini-swe-agent's `extra`: the actions of a reply, and the output that a message tells.
+
+    A reply that was taken out of the context as a format error is no message, as upstream; what is told of it quotes it.
+    """
     messages: list[Json] = []
     before: Turn | None = None
     for turn in turns:
-        messages += _told(turn.told, before)
+        told = _told(turn.told, before)
+        if turn.cut is not None and turn.cut.forgot_reply:
+            forgotten = messages.pop()
+            told[0]["extra"]["model_response"] = forgotten["content"]
+        messages += told
         extra: Json = {"actions": [_action(action) for action in turn.actions], "cost": 0.0}
         if turn.cut is not None:
             extra["num_omitted"] = turn.cut.num_omitted

@@ -10,7 +10,7 @@ from pipeline import artefacts
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.request import Claim, Endpoint
 from pipeline.task import ExitCode
-from pipeline.trajectory import Action, Exhausted, Failed, Outcome, Submitted, Trajectory
+from pipeline.trajectory import Action, Cut, Exhausted, Failed, Outcome, Submitted, Trajectory
 from tests.pipeline import samples
 
 TOLD = (ChatMessage("system", "You fix bugs."), ChatMessage("user", "add() drops its second argument"))
@@ -39,6 +39,18 @@ def test_the_messages_are_what_was_told_and_said_in_order() -> None:
         ("user", "<returncode>0</returncode>"),
         ("assistant", "```bash\nsubmit\n```"),
     ]
+
+
+def test_a_reply_that_left_the_context_is_no_message_and_is_quoted_by_what_was_told_of_it() -> None:
+    wrong = samples.turn(told=TOLD, text="no command", actions=())
+    cut = Cut(forgot_reply=True)
+    after = samples.turn(told=(ChatMessage("user", "Give one command."),), text="ls", actions=(), cut=cut)
+    messages = artefacts.trajectory_json(made(turns=(wrong, after)))["messages"]
+    assert [(one["role"], one["content"]) for one in messages[2:4]] == [
+        ("user", "Give one command."),
+        ("assistant", "ls"),
+    ]
+    assert messages[2]["extra"] == {"interrupt_type": "FormatError", "model_response": "no command"}
 
 
 def test_a_tool_call_is_written_as_openai_writes_it() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pipeline.agent.config import load_agent
+from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError
 from pipeline.request import Claim
@@ -73,14 +74,27 @@ class Replay:
 
 class _GivenFunction(msgspec.Struct, frozen=True):
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] = "{}"
 
 
 class _GivenCall(msgspec.Struct, frozen=True):
-    """A tool call as OpenAI's interface has it."""
+    """A tool call as OpenAI's interface has it, or in short: the function itself, or no more than the command."""
 
-    function: _GivenFunction
+    function: _GivenFunction | None = None
+    name: str = BASH_TOOL["function"]["name"]
+    arguments: str | dict[str, Any] | None = None
+    command: str | None = None
     id: str = ""
+
+    @property
+    def call(self) -> ToolCall:
+        name, arguments = self.name, self.arguments
+        if self.function is not None:
+            name, arguments = self.function.name, self.function.arguments
+        elif arguments is None:
+            arguments = {} if self.command is None else {"command": self.command}
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        return ToolCall(name=name, arguments=text, id=self.id)
 
 
 class _GivenMessage(msgspec.Struct, frozen=True):
@@ -119,15 +133,8 @@ def given_replies(data: bytes, *, where: str) -> tuple[GivenReply, ...]:
 def _given(one: str | _GivenMessage) -> GivenReply:
     if isinstance(one, str):
         return GivenReply(ChatMessage("assistant", one))
-    calls = tuple(
-        ToolCall(name=call.function.name, arguments=_text(call), id=call.id) for call in one.tool_calls or ()
-    )
+    calls = tuple(call.call for call in one.tool_calls or ())
     message = ChatMessage(
         "assistant", one.content or "", reasoning=one.reasoning_content or "", tool_calls=calls
     )
     return GivenReply(message, one.finish_reason)
-
-
-def _text(call: _GivenCall) -> str:
-    arguments = call.function.arguments
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
