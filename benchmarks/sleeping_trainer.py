@@ -64,6 +64,7 @@ async def train(
     inputs = Inputs(
         train=list(tasks),
         heldout=[],
+        heldout_sets={},
         agent_config="",
         tokenizer=replace(chat_tokenizer.bundle(), vocab_size=vocab_size),
         num_unverified=0,

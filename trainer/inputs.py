@@ -5,6 +5,7 @@ Tasks without a passed verification are refused unless the recipe allows them: s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.agent_file import agent_words, check_opening, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.recipe import Recipe, Unverified
-from trainer.recipe.schema import ChatRecipe
+from trainer.recipe.schema import ChatRecipe, TaskFiles
 from trainer.verifications import Verifications, has_controls
 
 
@@ -29,6 +30,7 @@ class Inputs:
 
     train: list[Task]
     heldout: list[Task]
+    heldout_sets: dict[str, list[Task]]  # further ones, by name
     agent_config: str
     tokenizer: TokenizerBundle
     num_unverified: int  # of all tasks; above 0 only where the recipe allows it
@@ -39,17 +41,14 @@ def read_inputs(recipe: Recipe) -> Inputs:
     """Raises ValueError naming the recipe's field whose file is missing, empty, unusable, or at odds with another."""
     files = recipe.tasks
     train = _tasks("tasks.train", files.train)
-    heldout = _tasks("tasks.heldout", files.heldout) if files.heldout else []
-    shared = {task.id for task in train} & {task.id for task in heldout}
-    if shared:
-        raise ValueError(
-            f"tasks.heldout shares {len(shared)} tasks with tasks.train, such as {min(shared)}: "
-            "leave them out of one of the two"
-        )
     of_train = Verifications.beside("tasks.train", files.train)
-    of_heldout = Verifications.beside("tasks.heldout", files.heldout)
     num_unverified = _num_unverified(of_train, train, files.unverified, allowed=("allow",))
-    num_unverified += _num_unverified(of_heldout, heldout, files.unverified, allowed=("heldout", "allow"))
+    heldout, of_it = _heldout("tasks.heldout", files.heldout, train, files) if files.heldout else ([], 0)
+    num_unverified += of_it
+    sets: dict[str, list[Task]] = {}
+    for name, path in files.heldout_sets.items():
+        sets[name], of_it = _heldout(f"tasks.heldout_sets.{name}", path, train, files)
+        num_unverified += of_it
     strong = train if files.max_weakness is None else of_train.strong(train, max_weakness=files.max_weakness)
     evaluation, num_heldout = recipe.evaluation, len(heldout)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
@@ -65,7 +64,8 @@ def read_inputs(recipe: Recipe) -> Inputs:
     check_opening(agent_config, [*strong, *heldout], tokenizer, recipe)
     return Inputs(
         train=of_train.calibrated(strong),
-        heldout=of_heldout.calibrated(heldout),
+        heldout=heldout,
+        heldout_sets=sets,
         agent_config=agent_config,
         tokenizer=tokenizer,
         num_unverified=num_unverified,
@@ -96,7 +96,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
-            f"{len(inputs.heldout)} held out; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
+            f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
             agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]),
             _chat_words(inputs),
@@ -123,6 +123,20 @@ def _tasks(field: str, path: str) -> list[Task]:
     if not tasks:
         raise ValueError(f"{field}: {path} holds no task; a run needs one at least")
     return tasks
+
+
+def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> tuple[list[Task], int]:
+    """The held-out tasks in a file, and how many of them are not verified. Raises ValueError if some are trained on."""
+    tasks = _tasks(field, path)
+    shared = {task.id for task in train} & {task.id for task in tasks}
+    if shared:
+        raise ValueError(
+            f"{field} shares {len(shared)} tasks with tasks.train, such as {min(shared)}: "
+            "leave them out of one of the two"
+        )
+    verifications = Verifications.beside(field, path)
+    num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("heldout", "allow"))
+    return verifications.calibrated(tasks), num_unverified
 
 
 def _num_unverified(
@@ -228,6 +242,10 @@ def _context_words(recipe: Recipe) -> str:
     return "; ".join(words)
 
 
+def _sets_words(inputs: Inputs) -> str:
+    return "".join(f", {len(tasks)} in {name}" for name, tasks in inputs.heldout_sets.items())
+
+
 def _verified_words(recipe: Recipe, inputs: Inputs) -> str:
     if not inputs.num_unverified:
         return "all verified"
@@ -244,7 +262,7 @@ def _controls_words(recipe: Recipe, inputs: Inputs) -> str:
     share = recipe.grading.control_share
     if share == 0:
         return 'none is run, as grading.controls = "never" says'
-    tasks = [*inputs.train, *inputs.heldout]
+    tasks = [*inputs.train, *inputs.heldout, *chain.from_iterable(inputs.heldout_sets.values())]
     passes = "each pass" if share == 1 else f"{share:.0%} of the passes"
     return (
         f"{sum(map(has_controls, tasks))} of {len(tasks)} tasks have controls; {passes} of theirs is followed by a "

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from trainer.records.console import Console
     from trainer.records.journal import EndReason
 
-FIXED = ("model", "seed", "tasks.train", "tasks.heldout", "tasks.max_weakness", "rollout.group_size")
+FIXED = (
+    "model",
+    "seed",
+    "tasks.train",
+    "tasks.heldout",
+    "tasks.heldout_sets",
+    "tasks.max_weakness",
+    "rollout.group_size",
+)
 """What a resumed run may not change: its data order, or the policy it began with."""
 
 

@@ -1,31 +1,18 @@
 """The report says what the journal holds, how the run ended, and whether every request is accounted for."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from tests.trainer.journals import Run, reported
 from trainer import curve, report
 from trainer.records.journal import (
-    EndRow,
     EpisodeRow,
-    EvaluationRow,
-    Fate,
-    Journal,
     QuarantineRow,
-    Row,
     SkippedRow,
-    StepRow,
 )
 from trainer.records.reward_curve import rolling
-from trainer.records.run_directory import sole_trainer
 from trainer.records.summary import rate
 
 EXPECTED_KEYS = {
@@ -42,92 +29,9 @@ EXPECTED_KEYS = {
 }
 
 
-@dataclass
-class Run:
-    """A run's rows; `write` puts them where the report looks."""
-
-    directory: Path
-    rows: list[Row] = field(default_factory=list)
-    episodes: int = 0
-
-    def group(
-        self,
-        cursor: int,
-        rewards: list[float | None],
-        *,
-        fate: Fate = "trained",
-        missing: int = 0,
-        control: str = "",
-    ) -> list[str]:
-        ids: list[str] = []
-        for member, reward in enumerate(rewards):
-            self.episodes += 1
-            ids.append(f"{cursor}-{member}")
-            self.rows.append(
-                EpisodeRow(
-                    request_id=ids[-1],
-                    group_id=f"group-{cursor}",
-                    task_id="task",
-                    purpose="train",
-                    member=member,
-                    group_size=len(rewards) + missing,
-                    fate=fate if reward is not None else "failed",
-                    cursor=cursor,
-                    outcome="submitted" if reward is not None else "failed:sandbox",
-                    reward=reward,
-                    finished_at=float(self.episodes),
-                    control=control,
-                )
-            )
-        return ids
-
-    def step(self, number: int, ids: list[str], **numbers: Any) -> None:
-        row: dict[str, Any] = {
-            "step": number,
-            "version": number - 1,
-            "loss": 0.0,
-            "grad_norm": 1.0,
-            "lr": 1e-5,
-            "reward_mean": 0.5,
-            "num_trajectories": len(ids),
-            "request_ids": tuple(ids),
-            "num_trained_tokens": 10 * len(ids),
-            "num_unique_sampled_tokens": 10 * len(ids),
-        }
-        self.rows.append(StepRow(**(row | numbers)))
-
-    def evaluation(self, name: str, success: float, *, greedy: bool) -> None:
-        self.rows.append(
-            EvaluationRow(
-                name=name,
-                version=0,
-                greedy=greedy,
-                success=success,
-                standard_error=0.1,
-                num_episodes=20,
-                num_failed=0,
-                at=1.0,
-            )
-        )
-
-    def end(self, step: int, reason: str = "finished") -> None:
-        self.rows.append(EndRow(step=step, version=step, reason=reason))
-
-    def write(self) -> None:
-        with Journal(self.directory / "journal") as journal:
-            for row in self.rows:
-                journal.append(row)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
-
-
-def reported(run: Run, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    run.write()
-    status = report.main([str(run.directory), "--json"])
-    return status, json.loads(capsys.readouterr().out)
 
 
 def test_quarters_follow_the_order_of_finish(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,6 +168,22 @@ def test_a_run_that_has_just_begun_can_be_reported(run: Run, capsys: pytest.Capt
     assert "0 with a reward; none yet" in capsys.readouterr().out
 
 
+def test_each_weight_version_has_a_line_for_each_held_out_set(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.evaluation("heldout_before", 0.25, greedy=False)
+    run.evaluation("heldout_before", 0.5, greedy=True, tasks="hard", version=3, outcomes={"submitted": 7})
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.write()
+    report.main([str(run.directory)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("evaluation")]
+    assert [" ".join(line[1:9]) for line in lines] == [
+        "v0 held out: 25.0 ± 10.0 % of",
+        "v3 hard, greedy: 50.0 ± 10.0 % of",
+    ]
+    assert lines[1][-2:] == ["7", "submitted"]
+
+
 def test_the_table_gives_percent_with_their_sampling_error(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,60 +250,3 @@ def test_the_mean_gap_is_over_the_tokens_it_was_measured_on(
     run.step(2, run.group(1, [1.0] * 9))
     _, found = reported(run, capsys)
     assert found["logprob_gap_mean"] == pytest.approx(0.4)
-
-
-def told(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
-    """The first line of the report: which run it is, and how it ended."""
-    report.main([str(run.directory)])
-    return capsys.readouterr().out.splitlines()[0]
-
-
-@pytest.mark.parametrize("reason", ["stopped", "failing", "error"])
-def test_the_report_says_how_a_run_ended_and_how_to_resume_it(
-    run: Run, capsys: pytest.CaptureFixture[str], reason: str
-) -> None:
-    run.step(7, run.group(0, [1.0, 0.0]))
-    run.end(7, reason)
-    assert reported(run, capsys)[1]["state"] == reason
-    resume = f"resume with `python -m trainer.run RECIPE.toml --run-dir {run.directory} --resume`"
-    line = told(run, capsys)
-    assert f"{reason} at step 7" in line
-    assert resume in line
-    (run.directory / "recipe.toml").touch()
-    assert f"trainer.run {run.directory}/recipe.toml --run-dir" in told(run, capsys)
-
-
-def test_a_run_whose_trainer_is_gone_without_a_row_has_crashed(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.step(7, run.group(0, [1.0, 0.0]))
-    assert reported(run, capsys)[1]["state"] == "crashed"
-    assert "crashed after step 7" in told(run, capsys)
-
-
-def test_a_run_whose_trainer_holds_the_lock_is_still_running(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.step(7, run.group(0, [1.0, 0.0]))
-    with sole_trainer(run.directory):
-        assert reported(run, capsys)[1]["state"] == "running"
-        assert told(run, capsys).endswith("still running")
-    assert "crashed" in told(run, capsys)
-
-
-def test_a_finished_run_is_told_as_finished(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.step(7, run.group(0, [1.0, 0.0]))
-    run.end(7)
-    assert reported(run, capsys)[1]["state"] == "finished"
-    assert told(run, capsys).endswith("finished")
-
-
-def test_a_reader_that_stops_early_gets_no_traceback(run: Run) -> None:
-    run.group(0, [1.0, 0.0])
-    run.write()
-    gone, pipe = os.pipe()
-    os.close(gone)
-    command = [sys.executable, "-m", "trainer.report", str(run.directory)]
-    with open(pipe, "w") as stdout:
-        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")

@@ -16,7 +16,7 @@ import msgspec
 from pipeline.errors import describe_error
 from pipeline.visible import visible_line
 from trainer.evaluate.results import RECORD, EvaluationDirectory, graded_runs
-from trainer.evaluate.statistics import Estimate, estimate, paired_difference, rate
+from trainer.records.statistics import Estimate, estimate, paired_difference, rate
 
 MISUSE = 2
 SHOWN_AT_MOST = 20  # tasks in a list for people

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from trainer.evaluate.results import EpisodeResult, graded_runs
-from trainer.evaluate.statistics import Estimate, estimate, pass_at, rate
+from trainer.records.statistics import Estimate, estimate, pass_at, rate
 
 
 def summary_of(

@@ -124,6 +124,7 @@ def _heldout(run: RunContext, inputs: Inputs, form: RequestForm, ledger: Ledger)
         run.redis,
         form,
         inputs.heldout,
+        inputs.heldout_sets,
         run.recipe.evaluation,
         sampling=sampling_of(run.recipe),
         seed=run.recipe.seed,

@@ -136,6 +136,7 @@ class StandaloneEvaluation:
             redis,
             form,
             self._inputs.heldout,
+            {},
             one.recipe,
             sampling=replace(sampling_of(self._recipe), temperature=one.temperature),
             seed=self._recipe.seed,

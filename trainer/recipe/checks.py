@@ -1,6 +1,7 @@
 """What is wrong with a recipe that no single field can know, each fault with its fix."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -19,6 +20,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     yield from _rollout_faults(recipe)
     yield from _learning_faults(recipe)
     yield from _evaluation_faults(recipe.evaluation, has_heldout=bool(recipe.tasks.heldout))
+    yield from _heldout_set_faults(recipe.tasks.heldout_sets)
     weakness = recipe.tasks.max_weakness
     if weakness is not None and not 0 <= weakness <= 1:
         yield f"tasks.max_weakness is {weakness:g}; it is a share and must lie between 0 and 1"
@@ -143,3 +145,13 @@ def _evaluation_faults(evaluation: EvaluationRecipe, *, has_heldout: bool) -> It
         )
     if evaluation.episodes + evaluation.greedy_episodes > 0 and not has_heldout:
         yield "tasks.heldout is missing; give it, or set evaluation.episodes and greedy_episodes to 0"
+
+
+def _heldout_set_faults(sets: Mapping[str, str]) -> Iterator[str]:
+    for name, path in sets.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("greedy", "sampled"):
+            yield (
+                f"tasks.heldout_sets.{name}: name it with lower-case letters, digits, - and _, and not greedy or sampled"
+            )
+        if not path:
+            yield f"tasks.heldout_sets.{name} is empty; give a tasks.jsonl"

@@ -69,7 +69,12 @@ def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
     def absolute(text: str) -> str:
         return str((directory / text).resolve()) if text else ""
 
-    tasks = replace(recipe.tasks, train=absolute(recipe.tasks.train), heldout=absolute(recipe.tasks.heldout))
+    tasks = replace(
+        recipe.tasks,
+        train=absolute(recipe.tasks.train),
+        heldout=absolute(recipe.tasks.heldout),
+        heldout_sets={name: absolute(path) for name, path in recipe.tasks.heldout_sets.items()},
+    )
     agent = tuple(spec if "=" in spec else absolute(spec) for spec in recipe.rollout.agent_specs)
     rollout = replace(recipe.rollout, agent=agent[0] if len(agent) == 1 else agent)
     chat = replace(recipe.chat, template=absolute(recipe.chat.template))

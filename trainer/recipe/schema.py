@@ -68,6 +68,9 @@ class TaskFiles(Table, frozen=True, kw_only=True):
 
     train: str  # the tasks to train on, a tasks.jsonl
     heldout: str = ""  # the held-out tasks, another tasks.jsonl; needed for evaluations only
+    # Further held-out tasks by name, as in { verified = "verified.jsonl" }. Every evaluation plays each of them too, with as many
+    # episodes, or as many as it has tasks for.
+    heldout_sets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # What to do with tasks that are not verified: refuse them, allow them among the held-out tasks only, or allow them.
     unverified: Unverified = "refuse"
     # Leave tasks out of training whose weakness is above this: the share of wrong patches, made of the known fix by verification,

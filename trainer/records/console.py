@@ -180,6 +180,6 @@ def evaluation_sentence(row: EvaluationRow) -> str:
     how = "greedy" if row.greedy else "sampled"
     lost = f", {row.num_failed} without a verdict left out" if row.num_failed else ""
     return (
-        f"{row.name} ({how}): weights v{row.version} solve {row.success:.3f} ± {row.standard_error:.3f} "
-        f"of {row.num_episodes} episodes{lost}"
+        f"{row.name}{f' {row.tasks}' if row.tasks else ''} ({how}): weights v{row.version} solve "
+        f"{row.success:.3f} ± {row.standard_error:.3f} of {row.num_episodes} episodes{lost}"
     )

@@ -127,6 +127,12 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     num_failed: int  # without a reward; not in `success`
     step: int = 0
     at: float = 0.0
+    tasks: str = ""  # name of the held-out set, from tasks.heldout_sets; "": tasks.heldout
+    mean_turns: float = 0.0  # of the episodes with a reward
+    mean_sampled_tokens: float = 0.0
+    outcomes: dict[str, int] = {}  # how the episodes ended, see `pipeline.trajectory.outcome_tag`
+    # pass@k by k, up to the episodes of a task, over the tasks that have as many with a reward.
+    pass_at: dict[str, float] = {}
 
 
 class PublicationRow(Row, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ def rolling(
 def _draw_evaluations(axes: "Axes", rows: list[EvaluationRow], finished_at: list[float]) -> None:
     styles = ((False, SAMPLED, "o", "held out, sampled"), (True, GREEDY, "D", "held out, greedy"))
     for greedy, colour, marker, label in styles:
-        chosen = [row for row in rows if row.greedy == greedy]
+        chosen = [row for row in rows if row.greedy == greedy and not row.tasks]
         if chosen:
             axes.errorbar(
                 [bisect_right(finished_at, row.at) for row in chosen],

@@ -5,7 +5,7 @@ counts the members of one group as related, not as independent draws.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     # Training episodes whose tests passed, by what the control run said of it ("refuted": worth 0).
     controls: dict[str, int] = {}
     context: ContextCosts = ContextCosts()
+    evaluations: tuple[EvaluationRow, ...] = ()  # in order, by set, version, and sampled or greedy
 
     @property
     def is_accounted_for(self) -> bool:
@@ -142,6 +143,7 @@ def summarize(run_dir: Path) -> RunSummary:
         state_sentence=state.sentence,
         controls=dict(Counter(row.control for row in episodes if row.control)),
         context=context_costs(episodes, steps),
+        evaluations=tuple(sorted(evaluations, key=lambda row: (row.tasks, row.greedy, row.version))),
     )
 
 
@@ -184,7 +186,7 @@ def rate(episodes: Sequence[EpisodeRow]) -> Estimate:
 
 def success(rows: Iterable[EvaluationRow], name: str, *, greedy: bool | None = None) -> Estimate:
     """Success in the last evaluation of that name: the sampled one if there is one, unless `greedy` says which."""
-    named = [row for row in rows if row.name == name and greedy in (None, row.greedy)]
+    named = [row for row in rows if row.name == name and not row.tasks and greedy in (None, row.greedy)]
     if not named:
         return None, None
     chosen = min(reversed(named), key=lambda row: row.greedy)
@@ -257,12 +259,25 @@ def table(summary: RunSummary, run_dir: Path) -> str:
         f"{'controls':<22}{_controls(summary)}",
         f"{'requests':<22}{summary.lost} lost, {summary.trained_twice} trained twice, "
         f"{summary.dead} dead, {summary.open} open",
+        *_evaluation_lines(summary.evaluations),
         *(
             f"{'quarantine':<22}{task_id}: {reason}"
             for task_id, reason in sorted(summary.quarantined.items())
         ),
     ]
     return "\n".join(lines)
+
+
+def _evaluation_lines(rows: Sequence[EvaluationRow]) -> Iterator[str]:
+    """A line for each weight version on each held-out set."""
+    for row in rows:
+        name = f"{row.tasks or 'held out'}{', greedy' if row.greedy else ''}"
+        passes = "".join(f", pass@{k} {value:.3f}" for k, value in row.pass_at.items() if k != "1")
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
+        yield (
+            f"{'evaluation':<22}v{row.version} {name}: {100 * row.success:.1f} ± {100 * row.standard_error:.1f} % of "
+            f"{row.num_episodes} episodes{passes}; {row.mean_turns:.1f} turns, {row.mean_sampled_tokens:,.0f} tokens; {ended or '-'}"
+        )
 
 
 def _context(costs: ContextCosts, num_episodes: int) -> list[str]:

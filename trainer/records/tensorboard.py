@@ -1,6 +1,7 @@
 """A sink that shows steps and evaluations in TensorBoard. Nothing is ever read back from here."""
 
 import math
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -34,7 +35,7 @@ class Board(AbstractContextManager["Board", None]):
             case StepRow():
                 self._write(row, "train", without=set() if row.is_gap_measured else _GAP)
             case EvaluationRow():
-                self._write(row, f"heldout/{'greedy' if row.greedy else 'sampled'}")
+                self._write_evaluation(row)
             case _:
                 pass
 
@@ -46,12 +47,29 @@ class Board(AbstractContextManager["Board", None]):
     ) -> None:
         self.close()
 
+    def _write_evaluation(self, row: EvaluationRow) -> None:
+        """The numbers, and the share of each way in which episodes ended."""
+        group = "/".join(
+            part for part in ("heldout", row.tasks, "greedy" if row.greedy else "sampled") if part
+        )
+        num_ended = sum(row.outcomes.values())
+        extra = {f"pass_at_{k}": value for k, value in row.pass_at.items()}
+        extra |= {
+            f"ended_{name.replace(':', '_')}": count / num_ended for name, count in row.outcomes.items()
+        }
+        self._write(row, group, extra=extra)
+
     def _write(
-        self, row: StepRow | EvaluationRow, group: str, *, without: AbstractSet[str] = frozenset()
+        self,
+        row: StepRow | EvaluationRow,
+        group: str,
+        *,
+        without: AbstractSet[str] = frozenset(),
+        extra: Mapping[str, float] | None = None,
     ) -> None:
         values = [
             Summary.Value(tag=f"{group}/{name}", simple_value=value)
-            for name, value in msgspec.structs.asdict(row).items()
+            for name, value in (msgspec.structs.asdict(row) | dict(extra or {})).items()
             if name not in _NOT_SHOWN | without and isinstance(value, int | float) and math.isfinite(value)
         ]
         self._writer.add_event(Event(wall_time=row.at, step=row.step, summary=Summary(value=values)))

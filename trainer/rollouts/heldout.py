@@ -8,8 +8,8 @@ holds all of it or nothing.
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -20,9 +20,11 @@ from msgspec.structs import replace
 from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
+from pipeline.trajectory import TrajectoryHead
 from trainer.recipe import EvaluationRecipe
 from trainer.records.episodes import OutstandingRequest
 from trainer.records.journal import EvaluationRow
+from trainer.records.statistics import pass_at
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
 
@@ -49,6 +51,7 @@ class HeldOut:
         redis: ArqRedis,
         form: RequestForm,
         tasks: Sequence[Task],
+        sets: Mapping[str, Sequence[Task]],
         recipe: EvaluationRecipe,
         *,
         sampling: Sampling,
@@ -56,10 +59,15 @@ class HeldOut:
         ledger: Ledger,
         report: Callable[[EvaluationRow], None],
     ) -> None:
-        """`report` is given each finished row. There are at least as many tasks as the recipe plays."""
+        """`report` is given each finished row. There are at least as many tasks as the recipe plays; of the further `sets`, by
+        name, a smaller one is played whole.
+        """
         self._redis = redis
         self._form = form
-        self._tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
+        self._sets = {
+            name: [each[i] for i in np.random.default_rng(seed).permutation(len(each))]
+            for name, each in {"": tasks, **sets}.items()
+        }
         self._recipe = recipe
         self._sampling = sampling
         self._ledger = ledger
@@ -69,6 +77,7 @@ class HeldOut:
         self._version = 0
         self._unsent: deque[RolloutRequest] = deque()
         self._awaited: dict[str, OutstandingRequest] = {}
+        self._parts: dict[str, _EvaluationPart] = {}  # of the evaluation under way, by request id
         self._arrived: list[Delivery] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,7 +103,10 @@ class HeldOut:
         """Make the requests of an evaluation; `send` enqueues them. The weights must not change until it is finished."""
         assert self._idle.is_set(), "one evaluation at a time"
         self._name, self._version, self._step = name, version, step
-        self._unsent = deque(self._requests())
+        self._unsent, self._parts = deque(), {}
+        for part, request in self._requests():
+            self._unsent.append(request)
+            self._parts[request.id] = part
         self._awaited = {request.id: OutstandingRequest.of(request) for request in self._unsent}
         self._arrived = []
         self._idle.clear()
@@ -120,23 +132,28 @@ class HeldOut:
         """Return when no evaluation is under way."""
         await self._idle.wait()
 
-    def _requests(self) -> Iterator[RolloutRequest]:
+    def _requests(self) -> Iterator[tuple["_EvaluationPart", RolloutRequest]]:
+        """All episodes, each with the part of the evaluation that it belongs to."""
         recipe = self._recipe
-        for place in range(recipe.episodes // recipe.samples_per_task):
-            for member in range(recipe.samples_per_task):
-                yield self._request(
-                    place, f"{self._name}:{place}", member, recipe.samples_per_task, self._sampling
-                )
-        for place in range(recipe.greedy_episodes):
-            yield self._request(
-                place, f"{self._name}:{GREEDY}:{place}", 0, 1, replace(self._sampling, temperature=0.0)
-            )
+        greedily = replace(self._sampling, temperature=0.0)
+        for tasks, each in self._sets.items():
+            name = f"{self._name}:{tasks}" if tasks else self._name
+            for place in range(min(recipe.episodes // recipe.samples_per_task, len(each))):
+                for member in range(recipe.samples_per_task):
+                    group, size = f"{name}:{place}", recipe.samples_per_task
+                    yield (
+                        _EvaluationPart(tasks, greedy=False),
+                        self._request(each[place], group, member, size, self._sampling),
+                    )
+            for place in range(min(recipe.greedy_episodes, len(each))):
+                group = f"{name}:{GREEDY}:{place}"
+                yield _EvaluationPart(tasks, greedy=True), self._request(each[place], group, 0, 1, greedily)
 
     def _request(
-        self, place: int, group_id: str, member: int, group_size: int, sampling: Sampling
+        self, task: Task, group_id: str, member: int, group_size: int, sampling: Sampling
     ) -> RolloutRequest:
         return self._form.fill(
-            self._tasks[place],
+            task,
             purpose="eval",
             group_id=group_id,
             member=member,
@@ -149,27 +166,51 @@ class HeldOut:
         for delivery in self._arrived:
             fate = "failed" if delivery.head.reward is None else "evaluated"
             self._ledger.settle(delivery.head, [delivery.entry_id], fate, evaluation=self._name)
-        for greedy in (False, True):
-            rewards = [d.head.reward for d in self._arrived if (f":{GREEDY}:" in d.head.group_id) == greedy]
-            if rewards:
-                self._report(self._row(rewards, greedy=greedy))
+        for part in dict.fromkeys(self._parts.values()):
+            heads = [one.head for one in self._arrived if self._parts[one.head.request_id] == part]
+            self._report(self._row(part, heads))
         self._ledger.evaluations.append(self._name)
         self._idle.set()
 
-    def _row(self, rewards: Sequence[float | None], *, greedy: bool) -> EvaluationRow:
-        graded = [reward for reward in rewards if reward is not None]
-        mean = fmean(graded) if graded else 0.0
+    def _row(self, part: "_EvaluationPart", heads: Sequence[TrajectoryHead]) -> EvaluationRow:
+        graded = [head for head in heads if head.reward is not None]
+        mean = _mean([head.reward or 0.0 for head in graded])
         return EvaluationRow(
             name=self._name,
+            tasks=part.tasks,
             version=self._version,
-            greedy=greedy,
+            greedy=part.greedy,
             success=mean,
             standard_error=standard_error(mean, len(graded)),
             num_episodes=len(graded),
-            num_failed=len(rewards) - len(graded),
+            num_failed=len(heads) - len(graded),
             step=self._step,
             at=time.time(),
+            mean_turns=_mean([head.num_turns for head in graded]),
+            mean_sampled_tokens=_mean([head.sampled_tokens for head in graded]),
+            outcomes=dict(Counter(head.outcome for head in heads).most_common()),
+            pass_at=_pass_at(graded, 1 if part.greedy else self._recipe.samples_per_task),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _EvaluationPart:
+    """The episodes of an evaluation that are one row: a held-out set, sampled or greedily."""
+
+    tasks: str
+    greedy: bool
+
+
+def _pass_at(graded: Sequence[TrajectoryHead], samples: int) -> dict[str, float]:
+    runs = defaultdict[str, list[bool]](list)
+    for head in graded:
+        runs[head.task_id].append(head.reward == 1)
+    estimates = {str(k): pass_at(runs, k) for k in range(1, samples + 1)}
+    return {k: one.value for k, one in estimates.items() if one is not None}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def evaluation_of(group_id: str) -> str:

@@ -17,7 +17,7 @@ from pipeline.taskfile import fingerprint
 from trainer.evaluate import compare
 from trainer.evaluate.results import EpisodeResult, EvaluationDirectory, graded_runs
 from trainer.evaluate.selection import TaskSelection
-from trainer.evaluate.statistics import estimate, paired_difference, pass_at, pass_at_k
+from trainer.records.statistics import estimate, paired_difference, pass_at, pass_at_k
 
 TASKS = [task(f"bench:{name}") for name in ("b-2", "a-1", "c-3", "a-10")]
 

@@ -7,6 +7,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from benchmarks import bug
@@ -38,9 +39,15 @@ def image(task_image: str) -> Iterator[None]:
         yield
 
 
+async def served_model(serving: Serving) -> str:
+    """The name under which the router has the model."""
+    async with aiohttp.ClientSession() as session, session.get(f"{serving.router_url}/v1/models") as response:
+        return (await response.json())["data"][0]["id"]
+
+
 async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", [bug.task()])
-    where = ["--api-base", f"{serving.router_url}/v1", "--model", serving.model_dir.name, "--local"]
+    where = ["--api-base", f"{serving.router_url}/v1", "--model", await served_model(serving), "--local"]
     limits = ["--agent", "trainer/recipes/demo_agent.yaml", "--max-tokens", "24", "--step-limit", "2"]
     words = [str(tmp_path / "tasks.jsonl"), *where, *limits, "--out", str(tmp_path / "out"), "--samples", "2"]
     process = await asyncio.create_subprocess_exec(
@@ -57,7 +64,7 @@ async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_p
 
 async def test_mini_swe_agent_itself_plays_against_our_router(serving: Serving, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", MINI, serving.router_url, serving.model_dir.name),
+        *(sys.executable, "-c", MINI, serving.router_url, await served_model(serving)),
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MSWEA_SILENT_STARTUP": "1"},
         stdout=PIPE,

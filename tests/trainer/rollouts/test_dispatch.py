@@ -106,6 +106,7 @@ async def test_requests_say_which_share_of_passes_gets_a_control_run(
     inputs = Inputs(
         train=[],
         heldout=[],
+        heldout_sets={},
         agent_config="",
         tokenizer=read_bundle(tiny_model),
         num_unverified=0,

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import Verdict, task, work_off
 from pipeline import connection, keys, stream
 from pipeline.request import Limits, RolloutRequest, Sampling
+from pipeline.task import Task
 from trainer.recipe import EvaluationRecipe
 from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, read
 from trainer.rollouts.dispatch import RequestForm, enqueue, new_ids
@@ -32,11 +33,17 @@ def form() -> RequestForm:
     return RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
 
 
-def held_out(pool: ArqRedis, journal: Journal, rows: list[EvaluationRow]) -> HeldOut:
+def held_out(
+    pool: ArqRedis,
+    journal: Journal,
+    rows: list[EvaluationRow],
+    sets: dict[str, list[Task]] | None = None,
+) -> HeldOut:
     return HeldOut(
         pool,
         form(),
         [task(f"h{i}") for i in range(6)],
+        sets or {},
         RECIPE,
         sampling=Sampling(temperature=0.9),
         seed=0,
@@ -72,6 +79,10 @@ async def test_an_evaluation_is_counted_by_mode_and_its_failures_left_out(
     assert (sampled.success, sampled.num_episodes, sampled.num_failed) == (0.5, 6, 2)
     assert sampled.standard_error == pytest.approx(math.sqrt(0.25 / 6))
     assert (greedy.success, greedy.num_episodes, greedy.greedy) == (1.0, 3, True)
+    assert (sampled.pass_at, greedy.pass_at) == ({"1": 0.5, "2": 1.0}, {"1": 1.0})
+    assert sampled.outcomes == {"submitted": 6, "failed:sandbox": 2}
+    assert (sampled.mean_turns, sampled.tasks) == (2.0, "")
+    assert sampled.mean_sampled_tokens == 9.0, "members sample 8 and 10 tokens in two turns"
     fates = [row.fate for row in read(tmp_path, EpisodeRow)]
     assert sorted(fates) == ["evaluated"] * 9 + ["failed"] * 2
 
@@ -90,6 +101,25 @@ async def test_the_same_tasks_are_played_before_and_after(pool: ArqRedis, tmp_pa
             await play(pool, heldout, verdict)
     assert played["before"] == played["after"]
     assert len(set(played["before"])) == 4
+
+
+async def test_each_held_out_set_is_a_row_of_its_own(pool: ArqRedis, tmp_path: Path) -> None:
+    rows: list[EvaluationRow] = []
+    sets = {"easy": [task(f"e{i}") for i in range(9)], "few": [task("f0")]}
+    with Journal(tmp_path) as journal:
+        heldout = held_out(pool, journal, rows, sets)
+        heldout.start("heldout_step_4", version=4, step=4)
+        await play(pool, heldout, lambda request: float(request.task.id.startswith("e")))
+    assert [(row.tasks, row.greedy, row.success, row.num_episodes) for row in rows] == [
+        ("", False, 0.0, 8),
+        ("", True, 0.0, 3),
+        ("easy", False, 1.0, 8),
+        ("easy", True, 1.0, 3),
+        ("few", False, 0.0, 2),
+        ("few", True, 0.0, 1),
+    ]
+    assert {row.evaluation for row in read(tmp_path, EpisodeRow)} == {"heldout_step_4"}
+    assert list(read(tmp_path, EvaluationRow)) == [], "the reporter writes them"
 
 
 async def test_evaluations_are_claimed_before_training_that_waited_longer(
