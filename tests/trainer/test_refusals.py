@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import task
 from pipeline.taskfile import write_tasks
 from tests.trainer.processes import RECIPE, start
-from trainer import evaluate, run
+from trainer import run
+from trainer.evaluate import weights
 from trainer.recipe import load_recipe, to_toml
 from trainer.records.run_directory import create
 
@@ -144,7 +145,7 @@ def test_an_agent_file_that_no_worker_could_use_is_refused(
     ("template", "complaint"),
     [
         ("{% for message in", "chat_template: "),
-        ("{{ messages[-1].content }}", "an assistant's words do not appear exactly once"),
+        ("{{ messages[-1].content }}", "the system message"),
         ("{{ raise_exception('System role not supported') }}", "System role not supported"),
         (
             "{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
@@ -182,7 +183,7 @@ async def test_a_refused_run_leaves_a_directory_that_was_there_as_it_was(
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", [run, evaluate])
+@pytest.mark.parametrize("command", [run, weights])
 @pytest.mark.parametrize("place", ["recipe.toml", "recipe.toml/below", "/proc/swerve"])
 def test_a_run_directory_that_cannot_be_written_is_one_line(
     call, recipe: Path, capsys: pytest.CaptureFixture[str], redis: Redis, command, place: str
@@ -207,7 +208,7 @@ def test_a_disk_that_is_full_is_one_line(recipe: Path, redis_url: str, redis: Re
     assert not (recipe.parent / "run").exists()
 
 
-@pytest.mark.parametrize("command", [run, evaluate])
+@pytest.mark.parametrize("command", [run, weights])
 def test_a_recipe_that_is_no_readable_file_is_one_line(
     call, recipe: Path, capsys: pytest.CaptureFixture[str], command
 ) -> None:
