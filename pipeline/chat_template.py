@@ -75,6 +75,19 @@ class ChatTemplate:
             return False
         return all(text.count(word) == 1 for word in words)
 
+    @property
+    def has_one_call(self) -> bool:
+        """Whether it renders one tool call of a reply at most."""
+        return self._calling is not None and self._calling.one_call
+
+    def rerender(self, messages: Sequence[ChatMessage], *, opening: bool = True) -> str:
+        """The template's own text of a whole conversation, replies included, which is not what an episode's context is made of."""
+        as_text = self._calling is not None and self._calling.arguments_as_text
+        try:
+            return self._text.render(messages, self._tools, opening=opening, arguments_as_text=as_text)
+        except RequestError:
+            return self._render(messages, self._tools, opening=opening, arguments_as_text=as_text)
+
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The text of `messages` and of the opening of a reply."""
         return self._render(messages, self._tools)

@@ -59,6 +59,8 @@ class ToolCalling:
     changes_later_results: bool  # it puts other text around results that are not the conversation's first
     drops_thoughts: bool  # of earlier replies, although only tool results followed them
     drops_words: bool  # beside the calls of a reply
+    changes_calls: bool  # once their results follow
+    opens_otherwise: bool  # a reply to results: its opening is not what it writes in front of an earlier one
 
 
 def probe_seams(render: Render) -> Seams:
@@ -106,7 +108,7 @@ def announce_replies(render: Render, seams: Seams) -> list[Announcement]:
     if thought not in _earlier(render, ChatMessage("assistant", words, reasoning=thought)):
         text = "the template drops the thoughts of earlier replies; here they stay"
         announced.append(Announcement("thoughts", text))
-    spaced = f"\n  {words} \n"
+    spaced = f"\n\n\n  {words} \n\n\n"  # more lines than an opening ends with
     if spaced not in _earlier(render, ChatMessage("assistant", spaced)):
         text = "the template trims the whitespace around replies; here it stays as sampled"
         announced.append(Announcement("whitespace", text))
@@ -132,8 +134,12 @@ def announce_tools(calling: ToolCalling, announced: Sequence[Announcement]) -> l
         "the template moves the list of tools to the last user message; here it stays where it was": calling.moves_list,
         "the template puts other text around later tool results; here all are as the first": calling.changes_later_results,
         "the template drops the words beside a reply's tool calls; here they stay": calling.drops_words,
+        "the template writes tool calls otherwise once results follow; here they stay as sampled": calling.changes_calls,
     }
     others = [one for one in announced if one.about != "thoughts"]
+    if calling.opens_otherwise:
+        text = "the template opens a reply to tool results otherwise than earlier ones; here each stays behind its own opening"
+        others.append(Announcement("opening", text))
     thoughts = [one for one in announced if one.about == "thoughts"]
     if calling.drops_thoughts and not calling.drops_words:
         thoughts = [
@@ -244,7 +250,18 @@ def _tool_calling(render: Render, tools: Tools, *, arguments_as_text: bool, one_
         changes_later_results=_behind(second, commands[1]) != _behind(first, commands[0]),
         drops_thoughts=thought not in show([*_asked(), *thoughtful, *later]),
         drops_words=thought not in show([*_asked(), *talkative, *later]),
+        changes_calls=_between_calls(show, answered[:3], commands[0]) not in first,
+        opens_otherwise=not second.startswith(first),
     )
+
+
+def _between_calls(show: Render, messages: Sequence[ChatMessage], command: str) -> str:
+    """What stands between the calls of a reply that nothing follows; "" if the template cannot render it."""
+    try:
+        newest = show(messages, opening=False)
+    except RequestError:
+        return ""
+    return newest[newest.find(command) : newest.rfind(command)]
 
 
 def _behind(rendered: str, words: str) -> str:
