@@ -40,6 +40,11 @@ class ChatTemplate:
         self._seams, announced = self._probed()
         announced += announce_replies(partial(self._render, tools=self._shown_tools), self._seams)
         self._calling = probe_tools(partial(self._render, tools=tools), tools) if tools else None
+        if tools and bundle.reply_format.tool_calls == "none":
+            raise RequestError(
+                "chat_template: the form in which the model writes tool calls is not recognised; take an agent file whose commands "
+                "are text, or set chat.tool_calls in the recipe"
+            )
         if self._calling is not None:
             announced = announce_tools(self._calling, announced)
         self.announcements: tuple[Announcement, ...] = tuple(announced)

@@ -47,9 +47,10 @@ _CALLS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     ("seed", ("<seed:tool_call>", "<function=")),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("pythonic", ("<|tool_call_start|>",)),
-    ("hermes", ("<tool_call>", "arguments")),
-    ("llama3", ("<|python_tag|>",)),
-    ("llama3", ("<|start_header_id|>", "ipython")),
+    ("none", ("<tool_calls>[",)),
+    ("hermes", ("<tool_call>", "</tool_call>", '"arguments": ')),
+    ("hermes", ("<tool_call>", "</tool_call>", '\\"arguments\\": ')),
+    ("llama3", ("<|start_header_id|>", '"parameters": dictionary')),
 )
 _THOUGHTS: tuple[tuple[ThoughtFormat, str], ...] = (
     ("harmony", "<|channel|>analysis"),

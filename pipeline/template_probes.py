@@ -60,6 +60,7 @@ class ToolCalling:
     drops_thoughts: bool  # of earlier replies, although only tool results followed them
     drops_words: bool  # beside the calls of a reply
     changes_calls: bool  # once their results follow
+    changes_results: bool  # once a message follows them
     opens_otherwise: bool  # a reply to results: its opening is not what it writes in front of an earlier one
 
 
@@ -134,6 +135,7 @@ def announce_tools(calling: ToolCalling, announced: Sequence[Announcement]) -> l
         "the template moves the list of tools to the last user message; here it stays where it was": calling.moves_list,
         "the template puts other text around later tool results; here all are as the first": calling.changes_later_results,
         "the template drops the words beside a reply's tool calls; here they stay": calling.drops_words,
+        "the template renders tool results otherwise once a message follows; here they stay as first seen": calling.changes_results,
         "the template writes tool calls otherwise once results follow; here they stay as sampled": calling.changes_calls,
     }
     others = [one for one in announced if one.about != "thoughts"]
@@ -237,8 +239,9 @@ def _tool_calling(render: Render, tools: Tools, *, arguments_as_text: bool, one_
     end, *between = first.rpartition(commands[0])[2].replace(outputs[1], outputs[0]).split(outputs[0])
     if commands[0] not in first or len(between) != 2:
         refuse("it does not render a reply's tool calls and each of their results once")
-    if not first.startswith(_settled(show, _asked())) or not second.startswith(_settled(show, answered)):
-        refuse("a later message changes how tool results are rendered: tokens cannot be appended")
+    if not first.startswith(_settled(show, _asked())):
+        refuse("a tool call changes how earlier messages are rendered: tokens cannot be appended")
+    settled = _settled(show, answered)
     thoughtful = call_and_results(commands[0], results, one_call=one_call, reasoning=thought)
     talkative = [replace(thoughtful[0], content=thought, reasoning=""), *thoughtful[1:]]
     plain = [*_asked(), ChatMessage("assistant", commands[0]), ChatMessage("user", "u")]
@@ -251,7 +254,8 @@ def _tool_calling(render: Render, tools: Tools, *, arguments_as_text: bool, one_
         drops_thoughts=thought not in show([*_asked(), *thoughtful, *later]),
         drops_words=thought not in show([*_asked(), *talkative, *later]),
         changes_calls=_between_calls(show, answered[:3], commands[0]) not in first,
-        opens_otherwise=not second.startswith(first),
+        changes_results=not second.startswith(settled),
+        opens_otherwise=second.startswith(settled) and not second.startswith(first),
     )
 
 

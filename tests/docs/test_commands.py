@@ -18,6 +18,7 @@ from tests.docs.commands import OURS, PAGES, ROOT, SHELL, Command, commands, inl
 # Which test runs what; the glob is matched with the command as tests/docs/commands.py spells it.
 RUN_BY = {
     "python -m pipeline *": "tests/pipeline/cli/test_verbs.py",
+    "python -m pipeline.templates *": "tests/pipeline/test_templates.py",
     "python -m trainer.run *": "tests/trainer/test_run.py",
     "python -m trainer.evaluate compare *": "tests/trainer/evaluate/test_figures.py",
     "python -m trainer.evaluate tasks.jsonl *": "tests/trainer/evaluate/test_local.py",

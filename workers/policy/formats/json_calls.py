@@ -4,7 +4,7 @@ import re
 
 from pipeline.chat import ToolCall
 from workers.policy.formats.reading import (
-    Found,
+    ReadCalls,
     arguments_text,
     call_of,
     json_value,
@@ -28,7 +28,7 @@ _KIMI_BEGIN, _KIMI_ARGUMENTS, _KIMI_END = (
 _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\]|(?=\s*\{))")
 
 
-def hermes_calls(text: str) -> Found:
+def hermes_calls(text: str) -> ReadCalls:
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls."""
     calls: list[ToolCall] = []
     spans: list[tuple[int, int]] = []
@@ -46,16 +46,16 @@ def hermes_calls(text: str) -> Found:
         stop += len(end) if text.startswith(end, stop) else 0
         spans.append((at, stop))
         at = text.find(begin, stop)
-    return Found(without(text, spans), tuple(calls))
+    return ReadCalls(without(text, spans), tuple(calls))
 
 
-def llama_calls(text: str) -> Found:
+def llama_calls(text: str) -> ReadCalls:
     """`<|python_tag|>{"name": …, "parameters": {…}}; {…}`; the tag may be missing where the reply is nothing but calls."""
     tag = "<|python_tag|>"
     words, found, rest = text.partition(tag)
     if not found:
         if not text.lstrip().startswith("{"):
-            return Found(text, ())
+            return ReadCalls(text, ())
         words, rest = "", text
     calls: list[ToolCall] = []
     at = 0
@@ -63,20 +63,23 @@ def llama_calls(text: str) -> Found:
         try:
             value, at = json_value(rest, at)
         except ValueError:
-            calls.append(malformed(rest[at:]))
+            if calls:
+                words += rest[at:]
+            else:
+                calls.append(malformed(rest[at:]))
             break
         calls.append(call_of(value))
         at = skip_space(rest, at)
         at += rest.startswith(";", at)
-    return Found(words.strip(), tuple(calls))
+    return ReadCalls(words.strip(), tuple(calls))
 
 
-def mistral_calls(text: str) -> Found:
+def mistral_calls(text: str) -> ReadCalls:
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}` for each call."""
     begin = "[TOOL_CALLS]"
     words, found, rest = text.partition(begin)
     if not found:
-        return Found(text, ())
+        return ReadCalls(text, ())
     calls: list[ToolCall] = []
     if rest.lstrip().startswith("["):
         try:
@@ -84,7 +87,7 @@ def mistral_calls(text: str) -> Found:
             calls = [call_of(one) for one in value]
         except ValueError:
             calls = [malformed(rest)]
-        return Found(words.strip(), tuple(calls))
+        return ReadCalls(words.strip(), tuple(calls))
     at = 0
     while named := _MISTRAL_NAMED.match(rest, at):
         try:
@@ -95,14 +98,14 @@ def mistral_calls(text: str) -> Found:
         calls.append(ToolCall(name=named[1], arguments=arguments_text(value), id=named[2] or ""))
         at = skip_space(rest, at)
         at += len(begin) if rest.startswith(begin, at) else 0
-    return Found(words.strip(), tuple(calls) or (malformed(rest),))
+    return ReadCalls(words.strip(), tuple(calls) or (malformed(rest),))
 
 
-def deepseek_calls(text: str) -> Found:
+def deepseek_calls(text: str) -> ReadCalls:
     """DeepSeek V3 (a type, the name, and JSON between fences) and V3.1 (the name and JSON)."""
     words, found, rest = text.partition(_DEEPSEEK_SECTION[0])
     if not found:
-        return Found(text, ())
+        return ReadCalls(text, ())
     calls: list[ToolCall] = []
     for one in rest.split(_DEEPSEEK_BEGIN)[1:]:
         head, _, tail = one.partition(_DEEPSEEK_END)[0].partition(_DEEPSEEK_SEPARATOR)
@@ -110,20 +113,20 @@ def deepseek_calls(text: str) -> Found:
             head, _, tail = tail.partition("```json")
             tail = tail.rpartition("```")[0] or tail
         calls.append(ToolCall(name=head.strip(), arguments=_json_text(tail)))
-    return Found(words.strip(), tuple(calls))
+    return ReadCalls(words.strip(), tuple(calls))
 
 
-def kimi_calls(text: str) -> Found:
+def kimi_calls(text: str) -> ReadCalls:
     """A section of calls, each with an id such as `functions.bash:0` and JSON. The id is what results refer to."""
     words, found, rest = text.partition(_KIMI_SECTION[0])
     if not found:
-        return Found(text, ())
+        return ReadCalls(text, ())
     calls: list[ToolCall] = []
     for one in rest.partition(_KIMI_SECTION[1])[0].split(_KIMI_BEGIN)[1:]:
         identity, _, arguments = one.partition(_KIMI_END)[0].partition(_KIMI_ARGUMENTS)
         name = identity.strip().removeprefix("functions.").rpartition(":")[0] or identity.strip()
         calls.append(ToolCall(name=name, arguments=_json_text(arguments), id=identity.strip()))
-    return Found(words.strip(), tuple(calls))
+    return ReadCalls(words.strip(), tuple(calls))
 
 
 def _json_text(text: str) -> str:

@@ -3,24 +3,24 @@
 import ast
 
 from pipeline.chat import ToolCall
-from workers.policy.formats.reading import Found, arguments_text, malformed
+from workers.policy.formats.reading import ReadCalls, arguments_text, malformed
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
-def python_calls(text: str) -> Found:
+def python_calls(text: str) -> ReadCalls:
     """Only keyword arguments with literal values are read; anything else is a malformed call."""
     words, found, rest = text.partition(_BEGIN)
     if not found:
-        return Found(text, ())
+        return ReadCalls(text, ())
     source, _, trailing = rest.partition(_END)
     content = "\n".join(piece for piece in (words.strip(), trailing.strip()) if piece)
     try:
         tree = ast.parse(source.strip(), mode="eval").body
         elements = tree.elts if isinstance(tree, ast.List) else [tree]
-        return Found(content, tuple(_call(element) for element in elements))
+        return ReadCalls(content, tuple(_call(element) for element in elements))
     except (SyntaxError, ValueError):
-        return Found(content, (malformed(source),))
+        return ReadCalls(content, (malformed(source),))
 
 
 def _call(element: ast.expr) -> ToolCall:

@@ -11,7 +11,7 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 
 
-class Found(NamedTuple):
+class ReadCalls(NamedTuple):
     """A reply's text without its tool calls, and these in order."""
 
     content: str

@@ -15,12 +15,12 @@ from workers.policy.formats.json_calls import (
     mistral_calls,
 )
 from workers.policy.formats.python_calls import python_calls
-from workers.policy.formats.reading import Found
+from workers.policy.formats.reading import ReadCalls
 from workers.policy.formats.xml_calls import glm_calls, minimax_calls, qwen_coder_calls, seed_calls
 
 READ_CPU_S = 2  # for one reply; milliseconds are usual
 
-_CALLS: dict[CallFormat, Callable[[str], Found]] = {
+_CALLS: dict[CallFormat, Callable[[str], ReadCalls]] = {
     "hermes": hermes_calls,
     "qwen3_coder": qwen_coder_calls,
     "seed": seed_calls,

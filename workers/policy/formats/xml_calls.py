@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 
 from pipeline.chat import ToolCall
-from workers.policy.formats.reading import Found, skip_space, without
+from workers.policy.formats.reading import ReadCalls, skip_space, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ _MINIMAX = _Markup(
 )
 
 
-def qwen_coder_calls(text: str) -> Found:
+def qwen_coder_calls(text: str) -> ReadCalls:
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
     return _calls(text, _QWEN_CODER)
 
 
-def seed_calls(text: str) -> Found:
+def seed_calls(text: str) -> ReadCalls:
     """As Qwen3-Coder's, between `<seed:tool_call>` and its end."""
     return _calls(text, _SEED)
 
 
-def glm_calls(text: str) -> Found:
+def glm_calls(text: str) -> ReadCalls:
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
     return _calls(text, _GLM)
 
 
-def minimax_calls(text: str) -> Found:
+def minimax_calls(text: str) -> ReadCalls:
     """`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`."""
     return _calls(text, _MINIMAX)
 
 
-def _calls(text: str, markup: _Markup) -> Found:
+def _calls(text: str, markup: _Markup) -> ReadCalls:
     calls: list[ToolCall] = []
     spans: list[tuple[int, int]] = []
     at = text.find(markup.call[0])
@@ -71,7 +71,7 @@ def _calls(text: str, markup: _Markup) -> Found:
         calls.append(call)
         spans.append(_widened(text, at, end, markup.around))
         at = text.find(markup.call[0], end)
-    return Found(without(text, spans), tuple(calls))
+    return ReadCalls(without(text, spans), tuple(calls))
 
 
 def _call(text: str, start: int, markup: _Markup) -> tuple[ToolCall, int]:
