@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pipeline.agent.upstream import BASH_TOOL
+from pipeline.chat import ChatMessage
 from pipeline.message import unpack_int32s
 from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
 from pipeline.trajectory import Cut, Turn, VersionSpan
 from tests.workers.agent.episode import claim, opening, user
-from tests.workers.policy.templates import ENDS, renderer
+from tests.workers.policy.templates import ENDS, bundle, renderer
 from trainer.batching.samples import branches
 from workers.policy.conversation import Conversation, Sampled
 from workers.policy.render import Renderer
@@ -25,6 +27,7 @@ MARKER = re.compile(
     r"\[\.\.\. (\d+) turn\(s\) of interaction history omitted due to context window limit \.\.\.\]"
 )
 QWEN = "Qwen-Qwen2.5-7B-Instruct"
+CALLED = ("hermes", "qwen3_coder", "llama3", "kimi_k2", "seed")  # forms of tool calls
 
 
 @dataclass(slots=True)
@@ -72,11 +75,17 @@ def play(
             if said[-1] is None:
                 break
             forgets = number < len(forget) and forget[number]
-            said.append(await conversation.answer(user(text), forget_reply=forgets))
+            told = results(text) if template.has_tools else user(text)
+            said.append(await conversation.answer(told, forget_reply=forgets))
         return said
 
     said = asyncio.run(turns())
     return Played([turn for turn in said if turn is not None], player.prompts, said[-1] is None)
+
+
+def results(text: str) -> list[ChatMessage]:
+    """Of two tool calls."""
+    return [ChatMessage("tool", f"{text}{call}", tool_call_id=call) for call in ("a", "b")]
 
 
 def held_by(turns: Sequence[Turn]) -> list[list[int]]:
@@ -202,6 +211,29 @@ def test_a_cut_keeps_the_first_and_newest_turns_with_their_own_ids_and_says_what
     for number in there:
         assert contains(played.prompts[cuts[0]], list(unpack_int32s(played.turns[number].sampled)))
     assert cuts[1:2] != [cuts[0] + 1], "a cut leaves room for more than one turn"
+
+
+@pytest.mark.parametrize("name", [name for name in ENDS if bundle(name).reply_format.tool_calls in CALLED])
+@pytest.mark.parametrize("thinking", ["keep", "strip"])
+def test_results_of_tool_calls_are_cut_with_the_reply_that_asked_for_them(name: str, thinking: str) -> None:
+    template = Renderer(bundle(name), (BASH_TOOL,))
+    opening_tokens = len(template.first_prompt(opening("be brief", "mend it")))
+    context_tokens = opening_tokens + 400
+    replies = [f"<think>hm</think>reply {number} dam" for number in range(9)]
+    seen = [f"seen {number} " + "mice " * 5 for number in range(9)]
+    played = play(template, replies, seen, context_tokens=context_tokens, thinking=thinking)
+    assert all(len(prompt) <= context_tokens - 40 for prompt in played.prompts)
+    assert held_by(played.turns) == played.prompts
+    check_branches(played, context_tokens, every_step=False)
+    cut_at = max(number for number, turn in enumerate(played.turns) if turn.cut)
+    cut = played.turns[cut_at].cut
+    assert cut is not None
+    text = template.decode(played.prompts[cut_at])
+    there = [number for number in range(cut_at) if f"reply {number} " in text]
+    assert 0 < len(there) == cut_at - cut.num_omitted < cut_at
+    for number in range(cut_at):
+        assert text.count(f"seen {number} ") == 2 * (number in there)
+    assert text.count(cut.marker) == 1
 
 
 def test_with_no_room_for_the_first_turns_the_task_bears_the_note() -> None:
