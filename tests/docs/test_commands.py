@@ -31,6 +31,7 @@ RUN_BY = {
     "python -m trainer.tasksets export *": "tests/trainer/tasksets/test_exports.py",
     "python -m workers.run": "tests/journeys/test_a_worker_dies.py",
     "python -m workers.verify *": "tests/workers/verify/conftest.py",
+    "python -m workers.play *": "tests/workers/play/test_play.py",
     "python -m workers.grade *": "tests/workers/grade/test_command.py",
     "python -m workers.leaks *": "tests/workers/leaks/test_find.py",
     "python -m workers.reap*": "tests/workers/test_reap.py",
