@@ -137,6 +137,12 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("evaluation.episodes=4", "tasks.heldout is missing"),
         ("tasks.unverified=ignore", "Invalid enum value 'ignore'"),
         ("weights.pause=freeze", "Invalid enum value 'freeze'"),
+        ('rollouts.keep="some"', "rollouts.keep"),
+        (
+            "rollouts.keep=1.5",
+            'rollouts.keep is 1.5; it must be "all", "none", or a share above 0 and below 1',
+        ),
+        ("rollouts.max_bytes=1000", "rollouts.max_bytes is 1000; it must be 1048576 or more"),
     ],
 )
 def test_a_mistake_is_refused_by_name_and_with_the_fix(minimal: Path, override: str, complaint: str) -> None:
