@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from pipeline.agent.config import load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
+from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.agent_file import agent_words, check_opening, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
@@ -58,9 +60,10 @@ def read_inputs(recipe: Recipe) -> Inputs:
             "lower evaluation.episodes or greedy_episodes"
         )
     _check_model(recipe)
-    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat)
-    _check_marker(recipe, tokenizer)
     agent_config = recipe_agent(recipe.rollout)
+    tools = load_agent(agent_config).tools
+    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, tools)
+    _check_marker(recipe, tokenizer, tools)
     check_opening(agent_config, [*strong, *heldout], tokenizer, recipe)
     return Inputs(
         train=of_train.calibrated(strong),
@@ -177,8 +180,10 @@ def _check_model(recipe: Recipe) -> None:
         )
 
 
-def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:
-    """The tokenizer of `model` with the chat template that a recipe chooses. Raises ValueError naming what is unusable."""
+def read_tokenizer(model: Path, chat: ChatRecipe, tools: Tools) -> TokenizerBundle:
+    """The tokenizer of `model` with the chat template that a recipe chooses. Raises ValueError naming what is unusable with an agent's
+    tools.
+    """
     template_file = Path(chat.template) if chat.template else None
     bundle = read_bundle(model, template_file=template_file, template_kwargs=chat.template_kwargs)
     recognised = bundle.reply_format
@@ -187,7 +192,7 @@ def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:
     )
     bundle = replace(bundle, reply_format=chosen)
     try:
-        ChatTemplate(bundle)
+        ChatTemplate(bundle, tools)
     except RequestError as error:
         where = f"chat.template: {template_file}" if template_file else f"model: {model}"
         raise ValueError(
@@ -196,8 +201,8 @@ def read_tokenizer(model: Path, chat: ChatRecipe) -> TokenizerBundle:
     return bundle
 
 
-def _check_marker(recipe: Recipe, bundle: TokenizerBundle) -> None:
-    if recipe.rollout.context.marker == "message" and not ChatTemplate(bundle).takes_users_in_a_row:
+def _check_marker(recipe: Recipe, bundle: TokenizerBundle, tools: Tools) -> None:
+    if recipe.rollout.context.marker == "message" and not ChatTemplate(bundle, tools).takes_users_in_a_row:
         raise ValueError(
             'rollout.context.marker is "message", but the chat template rejects two user messages in a row: set it to "append"'
         )
@@ -205,8 +210,8 @@ def _check_marker(recipe: Recipe, bundle: TokenizerBundle) -> None:
 
 def _chat_words(inputs: Inputs) -> str:
     """How replies are read, and what the chat template would render otherwise than the context has it."""
-    bundle = inputs.tokenizer
-    differences = [announcement.text for announcement in ChatTemplate(bundle).announcements]
+    bundle, tools = inputs.tokenizer, load_agent(inputs.agent_config).tools
+    differences = [announcement.text for announcement in ChatTemplate(bundle, tools).announcements]
     variables = "".join(f", {name} = {value!r}" for name, value in bundle.template_kwargs.items())
     form = bundle.reply_format
     return "; ".join(

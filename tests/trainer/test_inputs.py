@@ -7,10 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import task
+from pipeline.agent.upstream import BASH_TOOL
 from pipeline.calibration import Calibration, Contradiction, pack
+from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
 from pipeline.taskfile import Strength, Verification, fingerprint, verified_path, write_tasks, write_verified
-from trainer.inputs import describe, read_inputs
+from trainer.inputs import describe, read_inputs, read_tokenizer
 from trainer.recipe import Recipe, load_recipe
 
 RECIPE = """
@@ -253,3 +255,47 @@ def test_a_bound_that_leaves_no_task_is_refused(place: Path) -> None:
 def test_a_bound_that_is_no_share_is_refused(place: Path) -> None:
     with pytest.raises(ValueError, match=r"tasks\.max_weakness is 20; .* between 0 and 1"):
         recipe(place, "refuse", "tasks.max_weakness=20")
+
+
+def chatting(place: Path, table: str) -> Recipe:
+    with (place / "recipe.toml").open("a") as file:
+        file.write(f"[chat]\n{table}\n")
+    return recipe(place, "allow")
+
+
+def test_the_plan_says_how_replies_are_read_and_what_the_template_would_render_otherwise(place: Path) -> None:
+    (place / "other.jinja").write_text(Path("tests/chat_templates/Qwen-Qwen3-0.6B.jinja").read_text())
+    chosen = chatting(place, 'template = "other.jinja"\ntemplate_kwargs = {enable_thinking = false}')
+    inputs = read_inputs(chosen)
+    assert inputs.tokenizer.template_kwargs == {"enable_thinking": False}
+    (line,) = [line for line in describe(chosen, inputs).splitlines() if line.startswith("chat: ")]
+    assert "thoughts are read as think, tool calls as hermes, enable_thinking = False" in line
+    assert "the template drops the thoughts of earlier replies; here they stay" in line
+
+
+def test_the_forms_of_replies_may_be_named(place: Path) -> None:
+    chosen = chatting(place, 'tool_calls = "glm"\nthoughts = "mistral"')
+    assert read_inputs(chosen).tokenizer.reply_format == ReplyFormat(thoughts="mistral", tool_calls="glm")
+
+
+def test_a_template_that_cannot_be_used_is_refused_with_its_file(place: Path) -> None:
+    (place / "other.jinja").write_text("{{ messages[-1].content }}")
+    with pytest.raises(ValueError, match=r"chat\.template: .*other\.jinja: .*set chat\.template to another"):
+        read_inputs(chatting(place, 'template = "other.jinja"'))
+
+
+def test_an_agent_that_calls_tools_needs_a_template_that_describes_them(place: Path) -> None:
+    (place / "agent.yaml").write_text(
+        "agent: {system_template: s, instance_template: '{{task}}'}\nswerve: {dialect: tool_calls, upstream: '2.4'}\n"
+    )
+    (place / "other.jinja").write_text(Path("tests/chat_templates/trl-phi3.jinja").read_text())
+    with pytest.raises(ValueError, match="does not describe the agent's tools"):
+        read_inputs(chatting(place, 'template = "other.jinja"'))
+    other = place / "other.jinja"
+    other.write_text(
+        Path("tests/chat_templates/NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja").read_text()
+    )
+    chosen = recipe(place, "allow")
+    assert read_tokenizer(Path(chosen.model), chosen.chat, (BASH_TOOL,)).reply_format.tool_calls == "hermes"
+    with pytest.raises(ValueError, match="correct the chat template"):
+        read_tokenizer(Path(chosen.model), chosen.chat, ())

@@ -172,14 +172,14 @@ class Renderer:
             return _End(at + 1, token, frozenset({token}))
         # Some templates end the last reply with the stop token and earlier ones with another control token. The one that was
         # sampled then stands in the other's place.
-        _, last = self._first_stop(self._encode(self._template.final_end))
         control_ids = {self._tokenizer.token_to_id(text) for text in self._controls}
-        controls = [position for position, token in enumerate(ids) if token in control_ids]
-        if last is None or not controls:
+        ends = [position for position, token in enumerate(ids) if token in control_ids]
+        finals = [token for token in self._encode(self._template.final_end) if token in control_ids]
+        if not ends or not finals or finals[0] not in self.stop_token_ids:
             raise RequestError(
                 f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
             )
-        return _End(controls[0] + 1, last, frozenset(self.stop_token_ids))
+        return _End(ends[0] + 1, finals[0], frozenset(self.stop_token_ids))
 
     def _end_of_call(self) -> "_End":
         """Where the template ends the turn of a reply with tool calls. In front of it is the end of the call itself."""
