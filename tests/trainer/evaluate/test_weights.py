@@ -14,6 +14,7 @@ from benchmarks.scripted_fleet import fleet, task
 from pipeline import keys, policy_lease, queue
 from pipeline.policy_lease import PolicyHolder
 from pipeline.request import RolloutRequest
+from pipeline.rollout_store.reading import stores_of
 from pipeline.taskfile import write_tasks
 from tests.trainer.processes import RECIPE, TrainerProcess, start
 from trainer.evaluate.weights import TaskOutcome, main
@@ -75,6 +76,9 @@ async def test_success_is_told_by_temperature_and_by_task(recipe: Path, redis_ur
     assert len(by_task) == 8
     assert await queue.open_ids(redis, told["run_id"]) == []
     assert await redis.zcard(keys.queue()) == 0
+    (store,) = stores_of(recipe.parent / "run")
+    kept = [stored.head.outcome for stored in store.heads()]
+    assert (len(kept), sum(outcome.startswith("failed:") for outcome in kept)) == (12, 2)
 
 
 @pytest.mark.slow
