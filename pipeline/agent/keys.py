@@ -208,7 +208,9 @@ def _unknown(name: str, key: str, flavour: Flavour) -> KeyFate:
         return KeyFate(
             full, "without effect", "mini-swe-agent 2.x ignores it too: a key of 1.x or of another class"
         )
-    hint = f"; it belongs under {homes[0]}" if homes and not ever else _suggestion(key, _keys_of(name))
+    hint = f"; it belongs under {homes[0]}" if homes else _suggestion(key, _keys_of(name))
+    if ever:
+        hint = ": a key of another version, or of another class"
     if version != "2.4":
         return KeyFate(full, "refused", f"mini-swe-agent {version} has no such key{hint}")
     if hint:

@@ -1,6 +1,5 @@
-"""The real releases of mini-swe-agent, which set-up installs, and questions to them, each answered by a process of its own."""
+"""Questions to the real releases of mini-swe-agent, each answered by a process of its own."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -9,20 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-RELEASES = {"1.12": "1.12.0", "1.17": "1.17.5", "2.4": "2.4.6"}
+from tests.workers.agent.fidelity.packages import directory_of
+
 ASKING = Path(__file__).with_name("asking.py")
-
-
-def directory_of(version: str) -> Path:
-    """What has to be first in sys.path to import the release."""
-    release = RELEASES[version]
-    if release == importlib.metadata.version("mini-swe-agent"):
-        return Path(str(importlib.metadata.distribution("mini-swe-agent").locate_file("")))
-    return Path(sys.prefix) / "share" / "mini-swe-agent" / release
-
-
-def shipped_files(version: str) -> list[Path]:
-    return sorted((directory_of(version) / "minisweagent" / "config").rglob("*.yaml"))
 
 
 @cache

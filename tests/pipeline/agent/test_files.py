@@ -15,7 +15,8 @@ from pipeline.agent.files import merged, recursive_merge, to_text
 from pipeline.agent.option import add_agent_options, agent_digest, read_agent, sampling_for
 from pipeline.errors import RequestError
 from pipeline.request import Sampling
-from tests.pipeline.agent.releases import asked, directory_of
+from tests.pipeline.agent.releases import asked
+from tests.workers.agent.fidelity.packages import directory_of
 
 BASE = """
 agent:

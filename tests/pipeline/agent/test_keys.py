@@ -10,7 +10,8 @@ from pipeline.agent.keys import KeyFate, fates
 from pipeline.agent.upstream import VERSIONS
 from pipeline.agent.versions import flavour_of
 from pipeline.errors import RequestError
-from tests.pipeline.agent.releases import asked, shipped_files
+from tests.pipeline.agent.releases import asked
+from tests.workers.agent.fidelity.packages import shipped_files
 
 V1: dict[str, Any] = {
     "agent": {

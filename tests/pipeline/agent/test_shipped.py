@@ -15,7 +15,8 @@ from pipeline.agent.option import read_agent
 from pipeline.agent.upstream import VERSIONS
 from pipeline.agent.versions import flavour_of
 from pipeline.errors import RequestError
-from tests.pipeline.agent.releases import asked, directory_of, shipped_files
+from tests.pipeline.agent.releases import asked
+from tests.workers.agent.fidelity.packages import directory_of, shipped_files
 
 SHIPPED = [(version, path) for version in VERSIONS for path in shipped_files(version)]
 IDS = [f"{version}-{path.stem}" for version, path in SHIPPED]
