@@ -24,7 +24,6 @@ CallFormat = Literal[
     "pythonic",
 ]
 CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
-THOUGHT_FORMATS: tuple[ThoughtFormat, ...] = get_args(ThoughtFormat)
 
 # How thoughts begin and end.
 THOUGHT_MARKS: dict[ThoughtFormat, tuple[str, str]] = {
