@@ -4,7 +4,8 @@
 
 The process becomes SGLang's own server: its pid, its signals, its exit status. On both devices:
 
-- tokens in, tokens out: no tokenizer is loaded, so requests carry `input_ids` and end at a token id;
+- tokens in, tokens out: no tokenizer is loaded, so requests carry `input_ids` and end at a token id. With `--chat` one is
+  loaded, and the engine also speaks OpenAI's chat completions, for agents of others;
 - `/health` answers at once, also while generation is paused for new weights (SGLang's own check generates a token, so
   it would hang, and the router would take the engine for dead);
 - the weights it starts from have a version (`--weight-version`, default 0), as later ones do;
@@ -34,7 +35,7 @@ STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IP
 HIDDEN = ("triton.knobs", "megatron")
 
 COMMON_FLAGS = (
-    *("--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none"),
     *("--log-level-http", "warning"),  # the router calls /health every second
 )
 CPU_FLAGS = (
@@ -57,6 +58,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-total-tokens", type=int, help="KV cache, in tokens; default: 16384 on the CPU")
     parser.add_argument("--max-running-requests", type=int, help="default: 16 on the CPU")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this engine")
+    parser.add_argument(
+        "--chat", action="store_true", help="load the tokenizer and serve /v1/chat/completions too"
+    )
     parser.add_argument("--weight-version", default="0", help="version of the weights in --model")
     return parse_own_part(parser, argv)
 
@@ -74,6 +78,7 @@ def engine_command(arguments: argparse.Namespace) -> list[str]:
         *COMMON_FLAGS,
     ]
     flags += ["--weight-version", arguments.weight_version, "--tp-size", str(arguments.tensor_parallel)]
+    flags += () if arguments.chat else ("--skip-tokenizer-init",)
     flags += CPU_FLAGS if on_cpu else ("--enable-metrics",)
     dtype = arguments.dtype or ("float32" if on_cpu else None)
     max_total_tokens = arguments.max_total_tokens or (16384 if on_cpu else None)

@@ -5,17 +5,19 @@ import json
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from benchmarks import bug
+from infra import processes
 from pipeline.taskfile import write_tasks
-from tests.conftest import Serving
+from tests.conftest import Serving, answers_ok, free_ports
 
 pytestmark = pytest.mark.docker
 
+MODEL = "tiny"
 MINI = """
 import json, sys
 from minisweagent.agents.default import DefaultAgent
@@ -39,15 +41,37 @@ def image(task_image: str) -> Iterator[None]:
         yield
 
 
-async def served_model(serving: Serving) -> str:
-    """The name under which the router has the model."""
-    async with aiohttp.ClientSession() as session, session.get(f"{serving.router_url}/v1/models") as response:
-        return (await response.json())["data"][0]["id"]
+@pytest.fixture(scope="module")
+def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """An engine that loads its tokenizer, behind a router."""
+    logs = tmp_path_factory.mktemp("chat")
+    engine_port, router_port, metrics_port = free_ports(3)
+    engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
+    engine = ["infra.serving.engine", "--model", str(tiny_model), f"--port={engine_port}", "--chat"]
+    router = ["infra.serving.router", f"--engine={engine_url}", f"--port={router_port}"]
+    commands = {
+        "engine": [*engine, "--", "--served-model-name", MODEL],
+        "router": [*router, f"--metrics-port={metrics_port}"],
+    }
+    with ExitStack() as cleanup:
+        children = {
+            name: processes.start(name, [sys.executable, "-m", *command], log=logs / f"{name}.log")
+            for name, command in commands.items()
+        }
+        for child in children.values():
+            cleanup.callback(child.stop, grace_s=1)
+        processes.wait_until(
+            lambda: answers_ok(f"{router_url}/readiness"),
+            child=children["engine"],
+            timeout_s=300,
+            log=logs / "engine.log",
+        )
+        yield Serving(router_url, engine_url, tiny_model)
 
 
 async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", [bug.task()])
-    where = ["--api-base", f"{serving.router_url}/v1", "--model", await served_model(serving), "--local"]
+    where = ["--api-base", f"{serving.router_url}/v1", "--model", MODEL, "--local"]
     limits = ["--agent", "trainer/recipes/demo_agent.yaml", "--max-tokens", "24", "--step-limit", "2"]
     words = [str(tmp_path / "tasks.jsonl"), *where, *limits, "--out", str(tmp_path / "out"), "--samples", "2"]
     process = await asyncio.create_subprocess_exec(
@@ -64,7 +88,7 @@ async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_p
 
 async def test_mini_swe_agent_itself_plays_against_our_router(serving: Serving, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", MINI, serving.router_url, await served_model(serving)),
+        *(sys.executable, "-c", MINI, serving.router_url, MODEL),
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MSWEA_SILENT_STARTUP": "1"},
         stdout=PIPE,
