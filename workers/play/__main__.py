@@ -25,7 +25,7 @@ from pipeline import artefacts
 from pipeline.agent.config import load_agent
 from pipeline.agent.option import add_agent_options, read_agent, sampling_for
 from pipeline.errors import RequestError, SandboxError, describe_error
-from pipeline.request import Claim, Endpoint, Limits, Sampling
+from pipeline.request import Claim, Context, Endpoint, Limits, Sampling
 from pipeline.task import Task
 from pipeline.tokenizer import read_bundle
 from workers.policy.endpoint import EndpointPolicies, read_key
@@ -98,7 +98,13 @@ def _parser() -> argparse.ArgumentParser:
         help="that one reply may have; default: the agent file's, else 4096",
     )
     add("--step-limit", type=int, metavar="N", help="turns; default: the agent file's, else 50")
-    add("--context-tokens", type=int, metavar="N", help="of the whole episode; default: %(default)s")
+    add(
+        "--context-tokens",
+        type=int,
+        metavar="N",
+        help="that the policy has before it at one time; our engines' full contexts are cut, with --exact the episode ends; "
+        "default: %(default)s",
+    )
     add("--wall-s", type=float, metavar="S", help="wall time of the episode; default: %(default)s")
     parser.set_defaults(context_tokens=Limits().context_tokens, wall_s=Limits().wall_s)
     return parser
@@ -141,6 +147,7 @@ def _claim(task: Task, options: argparse.Namespace) -> Claim:
         claim.request,
         agent_config=agent,
         sampling=sampling,
+        context=Context(policy="stop" if config.exact else "head_tail"),
         endpoint=_endpoint(options),
     )
     return replace(claim, request=request)

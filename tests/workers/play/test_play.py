@@ -11,6 +11,7 @@ from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.grade.conftest import file, image
 from tests.workers.policy.engines import Canned, completed, playing
 from tests.workers.verify.spans import FIXED, TaskFile
+from workers.play import __main__ as command
 from workers.play.__main__ import main
 
 pytestmark = pytest.mark.docker
@@ -150,3 +151,15 @@ def test_misuse_is_one_line_that_names_the_option(
     assert printed.err.startswith("error: ")
     assert error in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("flags", "policy"), [([], "head_tail"), (["--exact"], "stop")])
+def test_a_full_context_of_our_engines_is_cut_but_not_in_an_exact_episode(
+    tasks: Path, flags: list[str], policy: str
+) -> None:
+    tasks.with_name("agent.yaml").write_text(AGENT.replace("{{error}}", ""))
+    given = tasks.with_name("replies.json")
+    given.write_text(json.dumps([bash(SUBMIT)]))
+    words = ["--only", "day", "--agent", str(given.with_name("agent.yaml")), "--replies", str(given), *flags]
+    episode = command._read(command._parser().parse_args([str(tasks), *words]))
+    assert episode.claim.request.context.policy == policy
