@@ -33,6 +33,8 @@ RUN_BY = {
     "python -m workers.verify *": "tests/workers/verify/conftest.py",
     "python -m workers.play *": "tests/workers/play/test_play.py",
     "python -m workers.grade *": "tests/workers/grade/test_command.py",
+    "python -m workers.agent *": "tests/workers/agent/test_command.py",
+    "python -m tests.workers.agent.fidelity": "tests/workers/agent/test_fidelity.py",
     "python -m workers.leaks *": "tests/workers/leaks/test_find.py",
     "python -m workers.reap*": "tests/workers/test_reap.py",
     "python -m workers.images *": "tests/workers/images/conftest.py",

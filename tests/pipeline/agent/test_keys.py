@@ -61,7 +61,7 @@ def fate(base: dict[str, Any], key: str, value: Any, **swerve: Any) -> KeyFate:
             "litellm_textbased",
             "without effect",
             "text",
-        ),  # which makes it a file of 2.x
+        ),
         (V1, "model.model_class", "anthropic", "without effect", "policy is the model"),
         (V1, "model.temperature", 1.0, "refused", "has no such key"),
         (V2, "agent.wall_time_limit_seconds", 60, "used", "wall time"),
