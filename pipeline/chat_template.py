@@ -18,6 +18,7 @@ from pipeline.errors import RequestError
 from pipeline.template_probes import (
     Announcement,
     Seams,
+    ToolCalling,
     announce_replies,
     announce_tools,
     call_and_results,
@@ -103,14 +104,23 @@ class ChatTemplate:
         Where `messages` begin with tool results, it is the text behind the arguments of the assistant's last call.
         """
         results = list(takewhile(lambda message: message.role == "tool", messages))
-        asked = [ChatMessage("system", "s"), ChatMessage("user", "u")]
         calling = self._calling
         if calling is None or not results:
-            told = [*asked, ChatMessage("assistant", self._mark), *messages]
+            reply = ChatMessage("assistant", self._mark)
+            told = [ChatMessage("system", "s"), ChatMessage("user", "u"), reply, *messages]
             shown = self._shown_tools if calling is None or calling.moves_list else self._tools
             return self._behind_mark(self._render(told, shown))
+        others = messages[len(results) :]
+        try:
+            return self._after_call(calling, results, others)
+        except RequestError:  # some templates demand ids of a certain length, and the policy may write any
+            return self._after_call(calling, [replace(one, tool_call_id="") for one in results], others)
+
+    def _after_call(
+        self, calling: ToolCalling, results: Sequence[ChatMessage], others: Sequence[ChatMessage]
+    ) -> str:
         answered = call_and_results(self._mark, results, one_call=calling.one_call)
-        told = [*asked, *answered, *messages[len(results) :]]
+        told = [ChatMessage("system", "s"), ChatMessage("user", "u"), *answered, *others]
         return self._behind_mark(self._render(told, self._tools, arguments_as_text=calling.arguments_as_text))
 
     def _behind_mark(self, rendered: str) -> str:

@@ -163,6 +163,14 @@ def test_results_name_the_calls_that_the_policy_made() -> None:
     assert "## Return of functions.bash:7\\nout" in behind.replace("\n", "\\n")
 
 
+@pytest.mark.parametrize("identity", ["x", "", "abcdefghi"])
+def test_an_id_that_a_template_refuses_is_replaced_by_a_number(identity: str) -> None:
+    template = ChatTemplate(published("mistralai-Mistral-Nemo-Instruct-2407"), (BASH_TOOL,))
+    behind = template.after_reply([ChatMessage("tool", "out", tool_call_id=identity)])
+    shown = identity if len(identity) == 9 else "000000000"
+    assert behind.endswith(f'[TOOL_RESULTS]{{"content": out, "call_id": "{shown}"}}[/TOOL_RESULTS]')
+
+
 def test_variables_of_a_bundle_reach_its_template() -> None:
     assert ChatTemplate(published("Qwen-Qwen3-0.6B")).opening == "<|im_start|>assistant\n"
     silent = ChatTemplate(published("Qwen-Qwen3-0.6B", enable_thinking=False))

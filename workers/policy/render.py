@@ -125,6 +125,7 @@ class Renderer:
                     replace(call, name=self._guard(call.name), arguments=self._guard(call.arguments))
                     for call in message.tool_calls
                 ),
+                tool_call_id=self._guard(message.tool_call_id),
             )
             for message in messages
         ]
