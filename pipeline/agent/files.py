@@ -143,7 +143,8 @@ class _Dumper(yaml.SafeDumper):
 def _as_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     if not text.replace("\n", "").isprintable():
-        style = '"'  # where YAML has an escape for characters that it would otherwise take for the end of a line
+        # Between quotes YAML has an escape for characters that it would otherwise take for the end of a line.
+        style = '"'
     return cast(Any, dumper).represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -12,6 +12,8 @@ import sys
 
 from trainer.evaluate import compare, endpoint
 
+USAGE = "usage: python -m trainer.evaluate {RECIPE.toml | TASKS.jsonl | compare} ..."
+
 
 def main() -> int:
     words = sys.argv[1:]
@@ -22,7 +24,7 @@ def main() -> int:
 
         return weights.main()
     if not words or words in (["-h"], ["--help"]):
-        print((__doc__ or "").strip())
+        print(f"{USAGE}\n\n{(__doc__ or '').strip()}")
         return 0 if words else 2
     return endpoint.main(words)
 

@@ -108,9 +108,8 @@ class Surveyed:
     paths: tuple[str, ...] = ()  # files in the workdir that are restored, or removed if the image lacks them
     searched: tuple[str, ...] = ()  # directories in the workdir that Python searches before its own
     program_directories: tuple[str, ...] = ()  # directories in the workdir that are on the PATH
-    places: tuple[
-        str, ...
-    ] = ()  # directories that the scripts name, from the root or from home, and those on the way to them
+    # Directories that the scripts name, from the root or from home, and those on the way to them.
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +148,8 @@ class Surveys:
 
     def __init__(self, most: int = MOST_SURVEYS) -> None:
         self._most = most
-        self._made: dict[
-            bytes, Surveyed
-        ] = {}  # by a digest of all that they depend on; those used last stand last
+        # By a digest of all that they depend on; those used last stand last.
+        self._made: dict[bytes, Surveyed] = {}
 
     async def survey(
         self, container: BaseContainer, task: Task, *, hidden: Iterable[str], under_test: Iterable[str]

@@ -55,6 +55,7 @@ def fate(base: dict[str, Any], key: str, value: Any, **swerve: Any) -> KeyFate:
         (V1, "environment.cwd", "/testbed", "without effect", "the task's directory"),
         (V1, "environment.environment_class", "dockr", "refused", "did you mean docker?"),
         (V1, "environment.environment_class", "my.own.Environment", "without effect", "sandbox"),
+        # Which makes it a file of 2.x.
         (
             V1,
             "model.model_class",
