@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.agent.config import load_agent
+from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.reply_format import ReplyFormat
@@ -61,9 +61,9 @@ def read_inputs(recipe: Recipe) -> Inputs:
         )
     _check_model(recipe)
     agent_config = recipe_agent(recipe.rollout)
-    tools = load_agent(agent_config).tools
-    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, tools)
-    _check_marker(recipe, tokenizer, tools)
+    agent = load_agent(agent_config)
+    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, agent.tools)
+    _check_users_in_a_row(recipe, agent, tokenizer)
     check_opening(agent_config, [*strong, *heldout], tokenizer, recipe)
     return Inputs(
         train=of_train.calibrated(strong),
@@ -201,10 +201,18 @@ def read_tokenizer(model: Path, chat: ChatRecipe, tools: Tools) -> TokenizerBund
     return bundle
 
 
-def _check_marker(recipe: Recipe, bundle: TokenizerBundle, tools: Tools) -> None:
-    if recipe.rollout.context.marker == "message" and not ChatTemplate(bundle, tools).takes_users_in_a_row:
+def _check_users_in_a_row(recipe: Recipe, agent: AgentConfig, bundle: TokenizerBundle) -> None:
+    """Raises ValueError where user messages would follow each other and the chat template rejects that."""
+    if ChatTemplate(bundle, agent.tools).takes_users_in_a_row:
+        return
+    if recipe.rollout.context.marker == "message":
         raise ValueError(
             'rollout.context.marker is "message", but the chat template rejects two user messages in a row: set it to "append"'
+        )
+    if agent.exact and agent.upstream == "2.4":
+        raise ValueError(
+            "rollout.exact: as in mini-swe-agent 2, a reply in a wrong format is taken out of the context, so that two user "
+            "messages follow each other, but the chat template rejects that: set rollout.exact to false"
         )
 
 

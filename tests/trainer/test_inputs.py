@@ -176,7 +176,9 @@ def test_the_plan_says_what_becomes_of_a_full_context(place: Path, override: str
     assert line in describe(given, read_inputs(given))
 
 
-def test_a_marker_of_its_own_is_refused_where_users_must_take_turns_with_assistants(place: Path) -> None:
+def test_what_puts_users_next_to_each_other_is_refused_where_they_take_turns_with_assistants(
+    place: Path,
+) -> None:
     strict = (
         "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -187,6 +189,11 @@ def test_a_marker_of_its_own_is_refused_where_users_must_take_turns_with_assista
     assert read_inputs(recipe(place, "allow", chosen))
     with pytest.raises(ValueError, match=r'rollout\.context\.marker is "message".*set it to "append"'):
         read_inputs(recipe(place, "allow", chosen, "rollout.context.marker=message"))
+    files = f"['{place / 'agent.yaml'}', 'swerve.upstream=\"2.4\"', 'swerve.dialect=text']"
+    exact = ("rollout.exact=true", f"rollout.agent={files}")
+    assert read_inputs(recipe(place, "allow", *exact))
+    with pytest.raises(ValueError, match=r"rollout\.exact.*set rollout\.exact to false"):
+        read_inputs(recipe(place, "allow", chosen, *exact))
 
 
 def test_a_calibration_of_the_task_as_it_was_before_is_not_used(place: Path) -> None:
