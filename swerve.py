@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "agent": ("workers.agent", (), "say what becomes of each key of an agent file"),
     "images": ("workers.images", (), "pull, build, list and evict task images"),
     "leaks": ("workers.leaks", (), "look for the answer in the containers of tasks"),
+    "templates": ("pipeline.templates", (), "what becomes of chat templates"),
     "reap": ("workers.reap", (), "remove what killed workers left on Docker hosts"),
     "engine": ("infra.serving.engine", (), "start an SGLang engine"),
     "router": ("infra.serving.router", (), "start the router in front of the engines"),
