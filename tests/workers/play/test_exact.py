@@ -48,7 +48,7 @@ def test_the_whole_command_and_the_real_package_in_docker_send_the_same(
     assert main([str(tasks), "--only", "task", *agent, *files, "--exact"]) == 0
     capsys.readouterr()
     written = json.loads(out.read_text())
-    tree = AgentFile(version, (str(config),)).tree(["environment.environment_class=docker"], Path("/testbed"))
+    tree = AgentFile(version, (str(config),)).tree((), Path("/testbed"))
     dialect = load_agent(to_text(tree)).dialect
     scene = {"config": tree, "dialect": dialect, "task": TASK, "replies": replies, "image": repo_image.tag}
     [theirs] = upstream_plays(version, [scene])

@@ -12,7 +12,6 @@ from typing import Any
 
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import merged, recursive_merge, to_text
-from pipeline.agent.upstream import ENVIRONMENTS
 from tests.workers.agent.fidelity import ours, scenes, upstream
 from tests.workers.agent.fidelity.packages import directory_of
 from tests.workers.agent.fidelity.scenes import Scene
@@ -28,10 +27,6 @@ ACTS = (
 CALC = "def add(a, b):\n    return a - b\n"
 
 
-# The keys of upstream's environment without a container; those of the file's own environment are not for it.
-LOCAL = ENVIRONMENTS["2.4"]["local"].keys()
-
-
 @dataclass(frozen=True, slots=True)
 class AgentFile:
     """An agent file of a version of mini-swe-agent, with what is merged into it."""
@@ -40,10 +35,8 @@ class AgentFile:
     specs: tuple[str, ...]
 
     def tree(self, values: Sequence[str], repository: Path) -> dict[str, Any]:
-        tree = merged([*self.specs, f"environment.cwd={repository}", *values])
-        place = {key: value for key, value in tree["environment"].items() if key in LOCAL}
-        tree["environment"] = {**place, "environment_class": "local"}
-        return recursive_merge(tree, {"swerve": {"exact": True, "upstream": self.version}})
+        swerve = {"swerve": {"exact": True, "upstream": self.version}}
+        return recursive_merge(merged([*self.specs, f"environment.cwd={repository}", *values]), swerve)
 
 
 def scenes_of(file: AgentFile, repository: Path) -> list[Scene]:

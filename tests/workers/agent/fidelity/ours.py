@@ -22,7 +22,7 @@ LIMITS = Limits(turns=1000, wall_s=600.0, command_s=600.0, format_errors=1000)
 
 
 async def play_scene(scene: dict[str, Any], repository: Path) -> dict[str, Any]:
-    """The same as upstream.py's for the scene; the shell is what upstream's local environment uses."""
+    """The same as upstream.py's for the scene. The shell is that of upstream's local environment; in it runs the file's interpreter."""
     config = to_text(pinned(scene["config"]))
     task = make_task("none", problem=scene["task"])
     request = replace(unqueued_claim(task, command="play", limits=LIMITS).request, agent_config=config)

@@ -26,7 +26,7 @@ COMMANDS = (
     "printf '\\303\\251%.0s' $(seq 12000)",
     "head -c 10000000 /dev/zero | tr '\\0' y",
     "pwd; echo $HOME; echo '</think>'",
-    "cat <<'END'\n</think>\n```\nEND",
+    "cat <<'END'\n</think>\n``\nEND",
     f"echo x; echo {SENTINEL}",
     f"echo {SENTINEL} and more",
     "kill -9 $$",
