@@ -218,8 +218,10 @@ def _command_s(place: Mapping[str, Any], flavour: Flavour, *, exact: bool) -> fl
 
 def _names_of(tree: Tree, flavour: Flavour) -> dict[str, object]:
     """The names that templates may use: facts about the machine, and every setting of the agent, environment and model."""
-    facts: Mapping[str, Any] = section(tree, "swerve").get("facts") or platform.uname()._asdict()
-    names: dict[str, object] = dict(facts)
+    facts: Any = section(tree, "swerve").get("facts") or platform.uname()._asdict()
+    if not isinstance(facts, Mapping):
+        raise RequestError(f"agent config: swerve.facts: expected names and values, got {facts!r}")
+    names: dict[str, object] = {str(key): value for key, value in cast(Mapping[Any, Any], facts).items()}
     parts = (("agent", flavour.agent), ("environment", flavour.environment), ("model", flavour.model))
     for name, defaults in parts:
         names |= {key: value for key, value in defaults.items() if value is not REQUIRED}
@@ -305,9 +307,13 @@ def _sampling(tree: Tree) -> ModelSampling:
         ("top_p", known.get("top_p")),
         ("max_tokens", most),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+        ):
             raise RequestError(f"agent config: model.model_kwargs.{name}: expected a number, got {value!r}")
-    return ModelSampling(known.get("temperature"), known.get("top_p"), most)
+    if most is not None and (most != int(most) or most < 1):
+        raise RequestError(f"agent config: model.model_kwargs.max_tokens: expected 1 or more, got {most!r}")
+    return ModelSampling(known.get("temperature"), known.get("top_p"), most if most is None else int(most))
 
 
 def _number(agent: Mapping[str, Any], flavour: Flavour, key: str) -> float | None:

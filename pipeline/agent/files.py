@@ -58,7 +58,7 @@ def parse(text: str) -> dict[str, dict[str, Any]]:
         # Upstream takes an empty section for an absent one; only the agent itself may not be empty.
         if not _is_dict(value) and (value is not None or name == "agent"):
             raise RequestError(f"agent config: {name}: expected keys and values, got {value!r}")
-        sections[str(name)] = dict(value or {})
+        sections[str(name)] = {str(key): inner for key, inner in (value or {}).items()}
     return sections
 
 

@@ -165,12 +165,12 @@ def _of_class(full: str, value: Any, flavour: Flavour) -> KeyFate:
 
 
 def _of_model_kwargs(said: Mapping[str, Any]) -> Iterator[KeyFate]:
-    most = {said[key] for key in ("max_tokens", "max_completion_tokens") if key in said}
+    most = [said[key] for key in ("max_tokens", "max_completion_tokens") if key in said]
     used = [full.rpartition(".")[2] for full in _USED if full.startswith("model.model_kwargs.")]
     for key in said:
         full = f"model.model_kwargs.{key}"
         if key in used:
-            if key.startswith("max_") and len(most) > 1:
+            if key.startswith("max_") and most[0] != most[-1]:
                 yield KeyFate(full, "refused", "max_tokens and max_completion_tokens contradict each other")
             else:
                 yield KeyFate(full, "used", _USED[full])

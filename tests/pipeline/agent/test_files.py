@@ -1,6 +1,7 @@
 """Files and values merged as mini-swe-agent merges them, and what of them travels."""
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,27 @@ def test_a_merged_tree_has_all_of_the_second(first: dict[str, Any], second: dict
 
 def test_the_releases_are_installed() -> None:
     assert (directory_of("1.12") / "minisweagent").is_dir()
+
+
+KEYS = st.sampled_from(
+    [
+        *("system_template", "instance_template", "action_observation_template", "observation_template"),
+        *("action_regex", "step_limit", "agent_class", "environment_class", "model_class", "interpreter"),
+        *("env", "forward_env", "cwd", "timeout", "model_kwargs", "max_tokens", "temperature", "image"),
+        *("env_startup_command", "exact", "upstream", "dialect", "reminders", "facts"),
+    ]
+)
+SECTIONS = st.sampled_from(["agent", "environment", "model", "run", "swerve", "x"])
+VALUES = st.recursive(
+    LEAVES | st.sampled_from(["{{task}}", "{{x}}", "(", "text", "2.4", "docker"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(SECTIONS, st.dictionaries(KEYS | st.integers(), VALUES, max_size=5) | VALUES, max_size=5)
+)
+def test_any_tree_is_an_agent_or_refused_by_name(tree: dict[str, Any]) -> None:
+    with contextlib.suppress(RequestError):  # nothing else is raised
+        load_agent(to_text(tree))
