@@ -17,7 +17,7 @@ from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from pipeline.trajectory import Exhausted, Turn, VersionSpan
 from pipeline.weights import parse_version_name
 from tests.conftest import Serving
-from tests.workers.agent.episode import LocalShell, claim, opening, user
+from tests.workers.agent.episode import LocalShell, Silent, claim, opening, user
 from tests.workers.policy.engines import Wire, tapped
 from workers.agent.loop import play
 from workers.policy.render import Renderer
@@ -223,7 +223,7 @@ async def test_a_whole_episode_is_played_with_sampled_replies(
     held_claim = await announced(redis, bundle, format_errors=2, sampling={"max_new_tokens": 8})
     turns: list[Turn] = []
     policy = await policies.open(held_claim)
-    outcome = await play(held_claim.request, policy=policy, sandbox=shell, turns=turns)
+    outcome = await play(held_claim.request, policy=policy, sandbox=shell, turns=turns, watcher=Silent())
     assert isinstance(outcome, Exhausted)
     assert outcome.limit == "format_errors"
     assert len(turns) == 2
