@@ -119,7 +119,7 @@ def test_tool_calls_need_a_chat_template_that_has_them(place: Path, tiny_model: 
     )
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (place / "agent.yaml").write_text('agent: {system_template: "s", instance_template: "{{task}}"}\n')
-    with pytest.raises(ValueError, match="does not describe the agent.s tools"):
+    with pytest.raises(ValueError, match="does not describe the agent"):
         read_inputs(recipe(place, f"model={model}"))
 
 
