@@ -185,8 +185,8 @@ done <{TAMPERED}
 
 
 # Removes new modules from the directories that Python searches before its own, if these would hide one of Python's own or an
-# installed one: the directories that commands run in, those of PYTHONPATH and of .pth files, and those that pytest puts first,
-# which for each file of tests is the closest one that is no package.
+# installed one: the directories that commands run in, those of PYTHONPATH, and those that pytest puts first, which for each file
+# of tests is the closest one that is no package. Those of .pth files come after the installed modules, so they hide none.
 _UNHIDE = """
 declare -A searched
 standard=STANDARD always=ALWAYS
@@ -222,14 +222,11 @@ is_searched() {
   [ ${#tests[@]} != 0 ]
 }
 search_all() {
-  local path folder line entries
+  local path folder entries
   [ ${#searched[@]} = 0 ] || return
   for folder in SEARCHED; do search "$folder"; done
   IFS=: read -r -a entries <<<"${PYTHONPATH-}"
   for folder in "${entries[@]}"; do search "$folder"; done
-  for path in "${installations[@]/%//*.pth}"; do
-    while IFS= read -r line || [ -n "$line" ]; do search "$line"; done <"$path"
-  done
   while IFS= read -r -d '' path; do search_for "$path"; done \\
     < <(cat PROTECTED TESTED; git ls-files -z -- conftest.py '*/conftest.py')
 }
