@@ -172,4 +172,6 @@ async def test_the_key_is_in_no_file_and_no_line(tasks: Path, server: ChatServer
     status, out, err = await evaluation.ended()
     assert status == 0
     assert key not in out + err
-    assert [file for file in evaluation.out.rglob("*") if file.is_file() and key in file.read_text()] == []
+    assert [
+        file for file in evaluation.out.rglob("*") if file.is_file() and key.encode() in file.read_bytes()
+    ] == []
