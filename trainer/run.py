@@ -78,9 +78,9 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
         print(describe(recipe, inputs))
         print(example_words(inputs.agent_config, inputs.train[0], recipe))
         return 0
-    for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
-        print(f"warning: {warning}", file=sys.stderr)
     with _open_directory(recipe, arguments) as directory, run_directory.sole_trainer(directory.root):
+        for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
+            print(f"warning: {warning}", file=sys.stderr)
         ending = _lead(recipe, inputs, directory, settings)
     print(f"{directory.run_id}: {ending}")
     is_accounted_for = _report(directory)
