@@ -20,12 +20,15 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline import connection
+from pipeline.agent.config import load_agent
+from pipeline.agent.example import doubts
 from pipeline.agent.option import agent_digest
 from pipeline.errors import describe_error
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.settings import redis_settings
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
+from pipeline.visible import visible_line
 from trainer.evaluate.options import (
     agent_of,
     endpoint_of,
@@ -105,6 +108,10 @@ def _plan(options: argparse.Namespace) -> Plan:
             limits=msgspec.to_builtins(limits),
         )
     )
+    one_of_each = {task.workdir: task for task in reversed(tasks)}
+    for task in one_of_each.values():
+        for doubt in doubts(load_agent(agent), task, limits):
+            print(f"warning: {visible_line(doubt)}", file=sys.stderr)
     form = EpisodeForm(manifest.run_id, endpoint_of(options), agent, sampling, limits, options.samples)
     episodes = [(task, sample) for sample in range(options.samples) for task in tasks]
     todo = [one for one in episodes if options.redo_existing or not directory.has(*one)]

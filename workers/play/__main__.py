@@ -23,11 +23,13 @@ from msgspec.structs import replace
 
 from pipeline import artefacts
 from pipeline.agent.config import load_agent
+from pipeline.agent.example import doubts
 from pipeline.agent.option import add_agent_options, read_agent, sampling_for
 from pipeline.errors import RequestError, SandboxError, describe_error
 from pipeline.request import Claim, Context, Endpoint, Limits, Sampling
 from pipeline.task import Task
 from pipeline.tokenizer import read_bundle
+from pipeline.visible import visible_line
 from workers.policy.endpoint import EndpointPolicies, read_key
 from workers.policy.replies import RepliesPolicies, read_replies
 from workers.rollout import Policies
@@ -116,6 +118,8 @@ def _read(options: argparse.Namespace) -> OneEpisode:
     claim = _claim(task, options)
     if options.out:
         must_be_writable(options.out, "--out")
+    for doubt in doubts(load_agent(claim.request.agent_config), task, claim.request.limits):
+        print(f"warning: {visible_line(doubt)}", file=sys.stderr)
     return OneEpisode(claim, _policies(options), options.out)
 
 

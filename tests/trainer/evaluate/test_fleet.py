@@ -106,7 +106,8 @@ async def test_a_request_names_the_server_and_no_tokenizer(
     tasks: Path, redis_url: str, pool: ArqRedis
 ) -> None:
     process = await start(
-        redis_url, tasks, "--max-instances", "1", "--temperature", "0.5", "--step-limit", "7"
+        *(redis_url, tasks, "--max-instances", "1", "--temperature", "0.5", "--step-limit", "7"),
+        *("--agent", "environment.cwd=/elsewhere"),
     )
     await waiting(pool, 1)
     (claim,) = await queue.take(pool, "w", 1)
@@ -116,8 +117,9 @@ async def test_a_request_names_the_server_and_no_tokenizer(
     assert (request.endpoint.api_base, request.endpoint.model, request.tokenizer) == ("http://x/v1", "m", "")
     assert (request.sampling.temperature, request.limits.turns, request.purpose) == (0.5, 7, "eval")
     process.send_signal(signal.SIGTERM)
-    await process.communicate()
+    _, err = await process.communicate()
     assert process.returncode == 1
+    assert b"warning: environment.cwd is /elsewhere" in err
     assert await queue.open_ids(pool, run_id(tasks)) == [], "nobody waits for it any more"
 
 

@@ -60,6 +60,13 @@ def test_given_replies_are_played_shown_and_graded(tasks: Path, capsys: pytest.C
     assert found == sorted(found)
 
 
+def test_a_directory_that_is_not_the_task_s_is_warned_of(
+    tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(tasks, [bash(SUBMIT)], "--agent", "environment.cwd=/elsewhere") == 0
+    assert "warning: environment.cwd is /elsewhere" in capsys.readouterr().err
+
+
 def test_a_wrong_patch_is_a_reward_of_0_and_no_failure(
     tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
