@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+    return value if isinstance(value, (bool, int, float, str, list, type(None))) else str(value)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
