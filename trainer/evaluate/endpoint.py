@@ -23,6 +23,7 @@ from pipeline import connection
 from pipeline.agent.config import load_agent
 from pipeline.agent.example import doubts
 from pipeline.agent.option import agent_digest
+from pipeline.endpoint_option import endpoint_of
 from pipeline.errors import describe_error
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.settings import redis_settings
@@ -31,7 +32,6 @@ from pipeline.taskfile import read_tasks
 from pipeline.visible import visible_line
 from trainer.evaluate.options import (
     agent_of,
-    endpoint_of,
     endpoint_parser,
     limits_of,
     sampling_of,

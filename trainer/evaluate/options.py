@@ -1,18 +1,16 @@
 """The options of an evaluation of a model behind a server. The names are those of mini-swe-agent and the older systems."""
 
 import argparse
-import os
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pipeline.agent.config import load_agent
 from pipeline.agent.option import add_agent_options, read_agent, sampling_for
+from pipeline.endpoint_option import add_key_options
 from pipeline.errors import RequestError
-from pipeline.request import Endpoint, Limits, Sampling
+from pipeline.request import Limits, Sampling
 from trainer.evaluate.selection import TaskSelection
-
-DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 
 
 def endpoint_parser(description: str | None) -> argparse.ArgumentParser:
@@ -35,12 +33,7 @@ def endpoint_parser(description: str | None) -> argparse.ArgumentParser:
     )
     add("--local", action="store_true", help="play on this machine, without a queue; needs Docker alone")
     add("--redo-existing", action="store_true", help="play again what has a verdict")
-    add(
-        "--key-env",
-        metavar="NAME",
-        help=f"environment variable with the server's key; default {DEFAULT_KEY_ENV} if it is set",
-    )
-    add("--key-file", type=Path, metavar="FILE", help="file with the server's key")
+    add_key_options(parser)
     _add_selection(parser)
     _add_limits(parser)
     add("--json", action="store_true", help="print the summary as one JSON object")
@@ -118,16 +111,3 @@ def limits_of(options: argparse.Namespace, agent: str) -> Limits:
         raise ValueError(f"--wall-s {options.wall_s:g}: it must be above 0")
     turns = options.step_limit or load_agent(agent).step_limit or Limits().turns
     return Limits(turns=turns, wall_s=options.wall_s)
-
-
-def endpoint_of(options: argparse.Namespace) -> Endpoint:
-    """Raises ValueError for an address that is none."""
-    if not options.api_base.startswith(("http://", "https://")):
-        raise ValueError(f"--api-base {options.api_base!r}: give a URL, as in http://127.0.0.1:30000/v1")
-    if options.key_env and options.key_file:
-        raise ValueError("--key-env and --key-file: give one of them")
-    key_env = options.key_env or ""
-    if not key_env and not options.key_file and os.environ.get(DEFAULT_KEY_ENV):
-        key_env = DEFAULT_KEY_ENV
-    key_file = str(options.key_file.resolve()) if options.key_file else ""
-    return Endpoint(api_base=options.api_base, model=options.model, key_env=key_env, key_file=key_file)

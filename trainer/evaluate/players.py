@@ -96,9 +96,8 @@ class LocalPlayers:
         try:
             while (report := await read_frame(self._process.stdout, EpisodeReport)) is not None:
                 future = self._waiting.get(report.request_id)
-                if report.trajectory is None:
-                    self._on_progress(report)
-                elif future is not None and not future.done():
+                self._on_progress(report)
+                if report.trajectory is not None and future is not None and not future.done():
                     future.set_result(report.trajectory)
         except MalformedMessage as error:
             self._lose_all(f"workers.episodes wrote what cannot be read: {error}")

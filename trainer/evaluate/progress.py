@@ -36,6 +36,9 @@ class ProgressLines:
         )
 
     def progress(self, report: EpisodeReport) -> None:
+        if report.trajectory is not None:
+            self.running.pop(report.request_id, None)
+            return
         self.running[report.request_id] = report
         if time.monotonic() - self.last_at > SILENT_S:
             newest = max(self.running.values(), key=lambda one: one.turn)

@@ -12,7 +12,6 @@ kept it from one; 2 misuse; 130 after Ctrl-C.
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -25,7 +24,8 @@ from pipeline import artefacts
 from pipeline.agent.config import load_agent
 from pipeline.agent.example import doubts
 from pipeline.agent.option import add_agent_options, read_agent, sampling_for
-from pipeline.errors import RequestError, SandboxError, describe_error
+from pipeline.endpoint_option import add_key_options, endpoint_of
+from pipeline.errors import RequestError, SandboxError
 from pipeline.request import Claim, Context, Endpoint, Limits, Sampling
 from pipeline.task import Task
 from pipeline.tokenizer import read_bundle
@@ -36,11 +36,11 @@ from workers.rollout import Policies
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
 from workers.unqueued.claims import unqueued_claim
-from workers.unqueued.outputs import Unwritable, must_be_writable, writing
+from workers.unqueued.ending import exit_status, misuse
+from workers.unqueued.outputs import must_be_writable, writing
 from workers.unqueued.tasks import TaskIndex, calibrated_tasks
 
 DEFAULT_AGENT = Path(__file__).parent.parent / "agent" / "prompts" / "default.yaml"
-KEY_VARIABLE = "OPENAI_API_KEY"
 UNLIMITED_TURNS = 100_000  # of an exact agent whose file sets no limit
 
 
@@ -59,15 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         episode = _read(options)
         sandboxes = command_sandboxes(fleet=f"play-{os.getpid()}")
     except (OSError, ValueError, RequestError) as error:
-        return _misuse(error)
+        return misuse(error)
     try:
-        return _play(episode, sandboxes)
-    except KeyboardInterrupt:
-        return _stopped(signal.SIGINT)
-    except asyncio.CancelledError:
-        return _stopped(signal.SIGTERM)
-    except (SandboxError, Unwritable) as error:
-        return _misuse(error)
+        return exit_status(
+            lambda: _play(episode, sandboxes), kept_if_stopped=lambda: "", kept_if_unwritable=lambda: ""
+        )
+    except SandboxError as error:
+        return misuse(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,12 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--replies", type=Path, metavar="FILE.json", help="replay these replies")
     add("--api-base", metavar="URL", help="an OpenAI-compatible server, such as http://host:30000/v1")
     add("--model", metavar="NAME", help="the model's name there")
-    add(
-        "--key-env",
-        metavar="VARIABLE",
-        help="environment variable with the server's key; default: OPENAI_API_KEY if set",
-    )
-    add("--key-file", type=Path, metavar="FILE", help="file with the server's key")
+    add_key_options(parser)
     add("--router", metavar="URL", help="sample from the engines behind this router")
     add("--tokenizer", type=Path, metavar="MODEL_DIR", help="the engines' model directory; with --router")
     add("--out", type=Path, metavar="FILE", help="write the trajectory there, as mini-swe-agent's traj.json")
@@ -162,15 +155,7 @@ def _endpoint(options: argparse.Namespace) -> Endpoint | None:
         raise ValueError("--api-base and --model belong together: give both, or neither")
     if options.api_base is None:
         return None
-    if options.key_env and options.key_file:
-        raise ValueError("--key-env and --key-file: give one of them")
-    named = "" if options.key_file or not os.environ.get(KEY_VARIABLE) else KEY_VARIABLE
-    endpoint = Endpoint(
-        api_base=options.api_base,
-        model=options.model,
-        key_env=options.key_env or named,
-        key_file=str(options.key_file or ""),
-    )
+    endpoint = endpoint_of(options)
     read_key(endpoint)
     return endpoint
 
@@ -204,16 +189,6 @@ def _play(episode: OneEpisode, sandboxes: Sandboxes) -> int:
         with writing("--out", episode.out):
             episode.out.write_text(artefacts.dump(artefacts.trajectory_json(played)))
     return 1 if played.reward is None else 0
-
-
-def _misuse(error: Exception) -> int:
-    print(f"error: {describe_error(error)}", file=sys.stderr)
-    return 2
-
-
-def _stopped(number: signal.Signals) -> int:
-    print(f"{number.name}: stopped", file=sys.stderr)
-    return 128 + number
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """TaskSelection, statistics, the record of results, and comparisons."""
 
+import io
 import json
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scripted_fleet import task
+from benchmarks.scripted_fleet import played, request, task
+from pipeline.frames import EpisodeReport
+from pipeline.request import Claim
 from pipeline.taskfile import fingerprint
 from trainer.evaluate import compare
+from trainer.evaluate.progress import ProgressLines
 from trainer.evaluate.results import EpisodeResult, EvaluationDirectory, graded_runs
 from trainer.evaluate.selection import TaskSelection
 from trainer.records.statistics import estimate, paired_difference, pass_at, pass_at_k
@@ -147,3 +151,18 @@ def test_evaluating_a_model_behind_a_server_needs_a_worker_s_packages_alone() ->
     code = f"import sys, trainer.evaluate.__main__; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_what_is_said_of_running_episodes_leaves_finished_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.evaluate.progress.SILENT_S", -1.0)
+    said = io.StringIO()
+    lines = ProgressLines(said, num_all=2, num_ended=0)
+    lines.progress(EpisodeReport(request_id="a", phase="agent", turn=9))
+    lines.progress(
+        EpisodeReport(
+            request_id="a",
+            trajectory=played(Claim(request=request(), attempt=1, worker="w", claimed_at=1.0), 1.0),
+        )
+    )
+    lines.progress(EpisodeReport(request_id="b", phase="agent", turn=2))
+    assert said.getvalue().splitlines()[-1] == "... under way; the furthest is at turn 2, agent"
