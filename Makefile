@@ -4,28 +4,34 @@ SEED    ?= 0
 MODEL   ?= demo
 FRESH   ?=
 SET     ?=
+JUDGE   ?=
 WORKERS ?= 2
 SLOTS   ?= 6
 
-RUN_DIR ?= runs/$(MODEL)
+RUN_DIR ?= runs/$(MODEL)$(if $(JUDGE),-judge-$(JUDGE))
 TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup demo chaos test lint bench images gpu-check clean
+.PHONY: setup setup-gpu demo chaos test lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
 
-# make demo [SEED=0] [MODEL=demo|smollm2-135m] [FRESH=1] [SET="key=value ..."]: the whole system on this machine. After Ctrl-C the same command resumes.
-demo: setup $(TASKS)/heldout.jsonl model-$(MODEL)
+# On a machine with NVIDIA GPUs: .venv with the learner on CUDA, .venv-engine with SGLang. docs/plan.md says more.
+setup-gpu:
+	@bash infra/setup/setup_gpu.sh
+
+# make demo [SEED=0] [MODEL=demo|smollm2-135m] [JUDGE=rule|model] [FRESH=1] [SET="key=value ..."]: the whole system on this machine. After
+# Ctrl-C the same command resumes.
+demo: setup $(TASKS)/heldout.jsonl model-$(MODEL) judge-$(JUDGE)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
-	@$(PYTHON) -m infra.local $(RECIPE_$(MODEL)) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
-	    --workers $(WORKERS) --slots $(SLOTS) \
+	@$(PYTHON) -m infra.local $(or $(RECIPE_$(MODEL)_$(if $(JUDGE),judge)),$(RECIPE_$(MODEL))) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
+	    --workers $(WORKERS) --slots $(SLOTS) $(ENGINE_$(MODEL)) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
 	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
-	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl $(foreach key,$(SET),--set $(key))
+	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl $(foreach key,$(JUDGE_$(JUDGE)) $(SET),--set $(key))
 
 # make chaos [KILLS=200] [SEED=0]: kills processes of a separate system at random instants; exit status 0 if nothing was lost.
 KILLS ?= 200
@@ -33,12 +39,28 @@ chaos: setup
 	@$(PYTHON) -m infra.chaos --kills $(KILLS) --seed $(SEED)
 
 RECIPE_demo         := trainer/recipes/demo.toml
+RECIPE_demo_judge   := trainer/recipes/demo_judge.toml
 RECIPE_smollm2-135m := trainer/recipes/smollm2_135m.toml
+# The engine has one thread, as by default: workers, containers and learner want the cores too, and two would wait for each other.
+ENGINE_smollm2-135m := --dtype bfloat16
 
-.PHONY: model-demo model-smollm2-135m
-model-demo:
-model-smollm2-135m: setup
-	@$(PYTHON) -m infra.models.smollm2 --out models/SmolLM2-135M-Instruct
+# Who scores the steps of each rollout: a rule that needs no model, or a real model behind an engine and a router of its own. That is slow on
+# two cores, so it is asked little, and the run is short.
+SMOLLM2    := models/SmolLM2-135M-Instruct
+JUDGE_rule := judge.method=rule judge.name=evidence credit.method=outcome_then_steps
+JUDGE_model := judge.method=votes judge.name=SmolLM2-135M-Instruct judge.tokenizer=$(CURDIR)/$(SMOLLM2) \
+    judge.score_submission=false judge.templates=$(CURDIR)/trainer/recipes/judge_small.yaml \
+    judge.num_votes=2 judge.max_new_tokens=8 judge.prompt_tokens=1024 judge.history_steps=2 judge.wait_s=900 batch.groups_per_step=2 \
+    credit.method=outcome_then_steps num_steps=2 evaluation.episodes=16 evaluation.greedy_episodes=0
+
+.PHONY: model-demo model-smollm2-135m judge- judge-rule judge-model smollm2
+model-demo judge- judge-rule:
+judge-model: smollm2
+smollm2: setup
+	@$(PYTHON) -m infra.models.smollm2 --out $(SMOLLM2)
+# The pretrained model solves nothing as it comes, so it first imitates the demo's teacher. After Ctrl-C the same command goes on.
+model-smollm2-135m: smollm2
+	@$(PYTHON) -m trainer.warmstart --model $(SMOLLM2) --out models/SmolLM2-135M-demo
 
 $(TASKS)/heldout.jsonl: | setup
 	@rm -rf $(TASKS)

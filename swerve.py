@@ -10,12 +10,18 @@ import sys
 # word: (module, its first arguments, what it does)
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "train": ("trainer.run", (), "train on a recipe, or go on with a run"),
+    "plan": ("trainer.plan", (), "say whether a run fits its machines, and how fast it is"),
     "evaluate": ("trainer.evaluate", (), "evaluate weights on held-out tasks, without a run"),
     "rollouts": ("trainer.rollouts", (), "export kept rollouts for other tools"),
     "report": ("trainer.report", (), "sum up a run"),
+    "where": ("trainer.where", (), "where the time of a run went, and what would help most"),
+    "judge-report": ("trainer.judge", ("report",), "what a run's judge is worth"),
+    "replay": ("trainer.replay", (), "kept rollouts of a run through the learner again"),
     "curve": ("trainer.curve", (), "draw a run's rewards"),
+    "convert": ("trainer.convert", (), "turn Hugging Face weights into a Megatron checkpoint, or back"),
     "tasks": ("trainer.tasksets", (), "import and export tasks"),
     "work": ("workers.run", (), "run one worker"),
+    "judge": ("workers.judge", (), "run one judge"),
     "verify": ("workers.verify", (), "try tasks and their known fixes with the grader"),
     "grade": ("workers.grade", (), "grade patches from elsewhere with the grader of training"),
     "play": ("workers.play", (), "play one episode by hand, and watch it"),
@@ -25,13 +31,16 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "templates": ("pipeline.templates", (), "what becomes of chat templates"),
     "reap": ("workers.reap", (), "remove what killed workers left on Docker hosts"),
     "engine": ("infra.serving.engine", (), "start an SGLang engine"),
+    "certify": ("infra.serving.check", (), "check engines and router before a run depends on them"),
     "router": ("infra.serving.router", (), "start the router in front of the engines"),
     "status": ("pipeline", ("status",), "what trainer, workers and queue are doing"),
     "ls": ("pipeline", ("ls",), "list requests"),
     "show": ("pipeline", ("show",), "one request and its trajectory"),
     "tail": ("pipeline", ("tail",), "the last finished trajectories"),
     "explain": ("pipeline", ("explain",), "every event in the life of a request"),
+    "trace": ("pipeline", ("trace",), "where the time of one rollout went"),
     "top": ("pipeline", ("top",), "the fleet, live"),
+    "web": ("infra.web", (), "pages that show runs live in a browser"),
     "dead": ("pipeline", ("dead",), "dead-lettered requests"),
     "requeue": ("pipeline", ("requeue",), "give dead-lettered requests new tries"),
     "drop": ("pipeline", ("drop",), "delete dead-lettered requests"),
@@ -58,7 +67,7 @@ def main() -> int:
 
 def _usage() -> str:
     rows = [(word, about, " ".join((module, *first))) for word, (module, first, about) in COMMANDS.items()]
-    lines = [f"  {word:9} {about:55} python -m {module}" for word, about, module in rows]
+    lines = [f"  {word:12} {about:55} python -m {module}" for word, about, module in rows]
     return "\n".join(["usage: swerve COMMAND ...    (swerve COMMAND --help says more)", "", *lines])
 
 

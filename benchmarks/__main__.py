@@ -8,7 +8,20 @@ import sys
 
 from benchmarks.report import arguments
 
-NAMES = ("steps", "containers", "claims", "episodes", "scaling", "overlap", "hold")
+NAMES = (
+    "steps",
+    "containers",
+    "claims",
+    "episodes",
+    "scaling",
+    "overlap",
+    "hold",
+    "tracing",
+    "learner",
+    "kept_tokens",
+    "weight_patches",
+    "web_table",
+)
 
 
 def main() -> int:

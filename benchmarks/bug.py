@@ -5,6 +5,7 @@ measures what carries them.
 """
 
 import io
+import os
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,15 +19,16 @@ from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Resources, Task
 
 BASE = "swerve/task-base:1"
-IMAGE = "swerve-bench/pricing:1"
-LABEL = "swerve.bench"
+# Of this process, so that two benchmarks at once leave each other's alone.
+IMAGE = f"swerve-bench/pricing:{os.getpid()}"
+LABEL, OWNER = "swerve.bench", str(os.getpid())
 WORKDIR = "/workspace"
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
 
 FILES = {
     "Dockerfile": f"""
 FROM {BASE}
-LABEL {LABEL}=1
+LABEL {LABEL}={OWNER}
 ENV PYTHONDONTWRITEBYTECODE=1 GIT_AUTHOR_DATE=2025-01-01T00:00:00Z GIT_COMMITTER_DATE=2025-01-01T00:00:00Z
 COPY repo {WORKDIR}
 WORKDIR {WORKDIR}
@@ -113,7 +115,9 @@ def image() -> Iterator[str]:
         try:
             yield IMAGE
         finally:
-            for container in client.containers.list(all=True, filters={"label": f"{LABEL}=1"}):
+            for container in client.containers.list(
+                all=True, ignore_removed=True, filters={"label": f"{LABEL}={OWNER}"}
+            ):
                 container.remove(force=True, v=True)
             client.images.remove(IMAGE, force=True)
 

@@ -31,7 +31,7 @@ from workers.status import EpisodeStatus
 
 RIVAL = "arq's defaults"
 JOB = "job"
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

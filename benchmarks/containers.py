@@ -95,7 +95,7 @@ async def _options(fleet: DockerSandboxes, api: DockerApi) -> dict[str, Any]:
     return config | {
         "Entrypoint": ["sleep"],
         "Cmd": ["1000"],
-        "Labels": {bug.LABEL: "1"},
+        "Labels": {bug.LABEL: bug.OWNER},
         "HostConfig": found["HostConfig"],
     }
 

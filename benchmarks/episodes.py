@@ -149,7 +149,7 @@ async def _block(into: Measurements, episode: Episode, plan: EpisodesPlan) -> No
 async def _remove_leftovers() -> None:
     """Stopping the rival's containers takes ten seconds each, and would disturb the next measurement."""
     async with DockerApi() as api:
-        for container in await api.labelled(f"{bug.LABEL}=1"):
+        for container in await api.labelled(f"{bug.LABEL}={bug.OWNER}"):
             await api.remove(container)
 
 

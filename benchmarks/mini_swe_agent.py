@@ -14,10 +14,10 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.bug import EVAL, HIDDEN_TESTS, LABEL, WORKDIR
+from benchmarks.bug import EVAL, HIDDEN_TESTS, LABEL, OWNER, WORKDIR
 
 RIVAL = "mini-swe-agent 2.4.6"
-RUN_ARGUMENTS = ["--rm", "--network", "none", "--label", f"{LABEL}=1"]
+RUN_ARGUMENTS = ["--rm", "--network", "none", "--label", f"{LABEL}={OWNER}"]
 HEREDOC = "END_OF_PATCH"
 
 

@@ -11,7 +11,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,12 +19,14 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 from arq.connections import ArqRedis
+from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from pipeline import connection, deadletters, queue, stream
 from pipeline.errors import LeaseLost
 from pipeline.kinds import ROLLOUT
 from pipeline.message import pack_float32s, pack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from pipeline.trajectory import Failed, Reward, Submitted, Trajectory, Turn, VersionSpan
@@ -138,7 +140,7 @@ def _turns_of_member(request: RolloutRequest, num_turns: int) -> tuple[Turn, ...
             )
         )
         num_kept += len(fed) + len(sampled)
-    return tuple(made)
+    return with_digests(made)
 
 
 @cache
@@ -159,6 +161,17 @@ def _typical_turns(version: int) -> tuple[Turn, ...]:
                 text="let us see " * 20,
             )
         )
+    return with_digests(made)
+
+
+def with_digests(turns: Iterable[Turn]) -> tuple[Turn, ...]:
+    """The same, as if an engine had been sent their prompts and had reported their replies."""
+    made: list[Turn] = []
+    held = b""
+    for turn in turns:
+        prompt = held[: 4 * turn.kept_tokens] + turn.fed
+        made.append(replace(turn, digest=reply_digest(prompt, turn.sampled, turn.logprobs)))
+        held = prompt + turn.sampled
     return tuple(made)
 
 
@@ -198,17 +211,20 @@ async def work_off(
 
 @asynccontextmanager
 async def fleet(
-    redis_url: str, verdict: Verdict = alternating, patches: Patches = no_patch
+    redis_url: str, verdict: Verdict = alternating, patches: Patches = no_patch, *, pace_s: float = 0.0
 ) -> AsyncIterator[list[str]]:
-    """Work beside the body; yields the ids finished so far. Goes on after what a worker survives: a lost lease, a slow Redis."""
+    """Work beside the body; yields the ids finished so far. Goes on after what a worker survives: a lost lease, a slow Redis.
+
+    With `pace_s` it rests so long after each request, so that a run lasts long enough to be interrupted.
+    """
     redis = await connection.connect(redis_url)
     answered: list[str] = []
 
     async def work() -> None:
         while True:
             with suppress(LeaseLost, RedisError):
-                answered.extend(await work_off(redis, verdict, patches))
-            await asyncio.sleep(LOOK_AGAIN_S)
+                answered.extend(await work_off(redis, verdict, patches, limit=1 if pace_s else None))
+            await asyncio.sleep(max(pace_s, LOOK_AGAIN_S))
 
     worker = asyncio.create_task(work())
     try:

@@ -100,8 +100,13 @@ class SleepingLearner:
             "num_trained_tokens": batch.num_trained_tokens,
             "num_microbatches": 1,
             "num_updates": 1,
+            "by_lag": (),
         }
         return StepMetrics(**measures | counts)
+
+    def take_tokens(self) -> tuple[()]:
+        """Nothing was done with any."""
+        return ()
 
     def logprobs_under(self, version: int, samples: Sequence[object], temperature: float) -> list[object]:
         raise AssertionError("no version is held")
@@ -113,9 +118,12 @@ class SleepingLearner:
         directory.mkdir(parents=True)
         (directory / "model.safetensors").write_bytes(bytes(64))
 
-    def save(self, directory: Path, extra: bytes) -> None:
+    def begin_save(self, directory: Path, extra: bytes) -> None:
         with atomic_directory(directory) as partial:
             (partial / "extra").write_bytes(extra)
+
+    def finish_save(self) -> None:
+        """It was written at once."""
 
     def stop(self) -> None:
         """There are no other ranks."""

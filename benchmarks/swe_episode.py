@@ -91,7 +91,7 @@ def _versionless() -> tuple[Turn, ...]:
             )
         )
         num_kept += len(seen)
-    return tuple(made)
+    return scripted_fleet.with_digests(made)
 
 
 def _action(command: str, output: str) -> Action:

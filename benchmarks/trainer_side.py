@@ -16,6 +16,7 @@ from trainer.recipe import AdmissionRecipe
 GROUP_SIZE = 8
 NUM_TASKS = 500
 CHECKPOINT_EVERY_STEPS = 10
+LOOK_S = 1.0  # how soon a run that broke is noticed
 FOREVER = 10**9
 AMPLE_BYTES = 2**40
 
@@ -47,8 +48,9 @@ def run(parent: Connection, url: str, directory: Path, load: Load) -> None:
 async def _run(parent: Connection, directory: Path, load: Load) -> None:
     training = asyncio.create_task(_train(directory, load))
     while not training.done():
-        await asyncio.to_thread(parent.recv)
-        parent.send(time.process_time())
+        if await asyncio.to_thread(parent.poll, LOOK_S):
+            parent.recv()
+            parent.send(time.process_time())
     await training
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from pipeline import connection, queue
+from pipeline.kinds import KINDS
 
 
 def abandoned_runs(run_dir: Path, *, fresh: bool) -> list[str]:
@@ -22,7 +23,11 @@ def withdraw(redis_url: str, run_ids: list[str]) -> int:
 async def _withdraw(redis_url: str, run_ids: list[str]) -> int:
     redis = await connection.connect(redis_url)
     try:
-        gone = [await queue.withdraw(redis, one, await queue.open_ids(redis, one)) for one in run_ids]
+        gone = [
+            await queue.withdraw(redis, run_id, await queue.open_ids(redis, run_id, kind), kind)
+            for run_id in run_ids
+            for kind in KINDS
+        ]
     finally:
         await redis.aclose()
     return sum(map(len, gone))

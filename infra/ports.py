@@ -13,6 +13,15 @@ LISTENING = "0A"  # the state's number in /proc/net/tcp
 MAX_COMMAND_CHARS = 80
 
 
+def next_free(port: int) -> int:
+    """The first port from this one on that is free on 127.0.0.1. Raises ValueError if there is none among a hundred."""
+    for candidate in range(port, min(port + 100, LAST_PORT + 1)):
+        with suppress(ValueError):
+            check_free(candidate, needed_by="", fix="")
+            return candidate
+    raise ValueError(f"no port from {port} on is free")
+
+
 def check_free(port: int, *, host: str = "127.0.0.1", needed_by: str, fix: str) -> None:
     """Raises ValueError if `needed_by` cannot listen on this port; the message names who does, and says `fix`."""
     if not 0 < port <= LAST_PORT:

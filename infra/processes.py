@@ -94,7 +94,11 @@ def adopt_orphans() -> None:
 def reap_orphans(own: Collection[int]) -> None:
     """Collect the exit status of adopted processes that have ended; `own` are the children that other code waits for."""
     for file in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, file.read_text().split()):
+        found: list[str] = []
+        # A thread that has ended meanwhile leaves its children to another one.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found = file.read_text().split()
+        for pid in map(int, found):
             if pid not in own:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

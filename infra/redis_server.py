@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import redis
+
 from infra import processes
 from infra.processes import Child
 
-START_S = 20.0
+START_S = 60.0
 FORGETFUL = {"save": "", "appendonly": "no"}
 """Nothing is written to disk."""
 
@@ -36,7 +38,8 @@ def start_in(directory: Path, settings: Mapping[str, str]) -> Child:
     places = {"port": "0", "unixsocket": str(socket), "dir": str(directory)}
     words = [word for name, value in {**places, **settings}.items() for word in (f"--{name}", value)]
     child = processes.start("redis-server", ["redis-server", *words], log=log)
-    processes.wait_until(socket.exists, child=child, timeout_s=START_S, log=log)
+    with redis.Redis.from_url(url_in(directory)) as client:
+        processes.wait_until(lambda: answers(client), child=child, timeout_s=START_S, log=log)
     return child
 
 
@@ -48,6 +51,16 @@ def url_in(directory: Path) -> str:
 def socket_of(url: str) -> str:
     """The path in a URL of `url_in`, for clients that take no URL."""
     return url.removeprefix("unix://").partition("?")[0]
+
+
+def answers(client: redis.Redis) -> bool:
+    """True also for a server that wants a password, and not while it loads its data."""
+    try:
+        return bool(client.ping())
+    except redis.AuthenticationError:
+        return True
+    except redis.RedisError:
+        return False
 
 
 def _socket_in(directory: Path) -> Path:

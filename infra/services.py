@@ -21,7 +21,7 @@ from pathlib import Path
 
 import redis
 
-from infra import ports, processes
+from infra import ports, processes, redis_server
 from infra.shims import end_shims
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ RUN = ROOT / ".run"
 REDIS_DATA = RUN / "redis"
 REDIS_PORT = 6379
 DOCKER_EXEC_ROOT = Path("/var/run/docker")  # dockerd's default
-START_S = 60.0
+START_S = 180.0
 STOP_S = 30.0
 # How long another process of ours may take to stop: the trainer's checkpoint, the workers' episodes, then the services.
 OTHERS_STOP_S = 150.0
@@ -56,14 +56,8 @@ class Service:
 
 
 def redis_answers() -> bool:
-    """True also for a Redis that wants a password."""
     with redis.Redis(port=REDIS_PORT, socket_connect_timeout=2, socket_timeout=2) as client:
-        try:
-            return bool(client.ping())
-        except redis.AuthenticationError:
-            return True
-        except redis.RedisError:
-            return False
+        return redis_server.answers(client)
 
 
 def docker_answers() -> bool:

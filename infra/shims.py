@@ -32,7 +32,10 @@ def end_shims(exec_root: Path) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in PROC.glob(f"{pid}/task/*/children") for child in read(task).split()]
+    """None of a process that ends meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for task in PROC.glob(f"{pid}/task/*/children") for child in read(task).split()]
+    return []
 
 
 def read(path: Path) -> str:

@@ -7,8 +7,8 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 
 from pipeline import keys, queue, request_store, stream, transitions, weights
 from pipeline.commands import chunks, command, script
-from pipeline.kinds import ROLLOUT, AnyKind
+from pipeline.judge import JudgementHead
+from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
 from pipeline.request import JobRequest
 from pipeline.trajectory import TrajectoryHead
@@ -54,10 +55,23 @@ class RunStatus(Message, frozen=True, kw_only=True):
     ended: str = ""  # how the run ended, and how to go on, in one sentence; empty while it is under way
     groups_without_signal: int = 0  # in a row, up to now: all members of each had the same reward
     max_groups_without_signal: int = 0  # with so many in a row the trainer ends the run; 0: not known
+    alarms: tuple[str, ...] = ()  # that have begun and are not over, each as a sentence
+    # How long a group waits for its judgements. None: the run has no judge, or does not say.
+    judge_wait_s: float | None = None
+    judge_required: bool = False  # groups wait for their judgements as long as it takes
+
+
+class HostStatus(Message, frozen=True, kw_only=True):
+    """A machine on which a worker opens sandboxes."""
+
+    name: str
+    slots: int  # most episodes of this worker at once
+    running: int
+    out: str = ""  # why it takes no episode; empty if it does
 
 
 class WorkerStatus(Message, frozen=True, kw_only=True):
-    """The heartbeat of a worker process."""
+    """The heartbeat of a worker process, of whichever kind of job."""
 
     name: str
     slots: int
@@ -68,6 +82,8 @@ class WorkerStatus(Message, frozen=True, kw_only=True):
     updated_at: UnixSeconds
     paused: str = ""  # why it claims nothing
     set_aside: str = ""  # a Docker host that it does not use for now, and why; it still claims for the others
+    kind: str = ROLLOUT.name  # of the jobs that it claims (`kinds.py`)
+    hosts: tuple[HostStatus, ...] = ()  # of a worker that plays rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +102,65 @@ class Queued:
     enqueued_at: float  # Unix seconds
 
 
-@dataclass(frozen=True, slots=True)
-class RunCensus:
-    """Counts of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindCensus:
+    """Counts of one run's jobs of one kind.
 
     `unread` heads were not yet delivered to the trainer; `unacknowledged` were, but are in no checkpoint yet.
     """
 
-    run_id: str
-    status: RunStatus | None  # the trainer's last, however old; None if there is none
     queued: int
+    waiting_out: int  # of `queued`: waiting out a back-off
+    oldest_queued_at: float | None  # Unix seconds: enqueued then, and not claimed at the moment
     claimed: tuple[Claimed, ...]
+    oldest_claim_at: float | None  # Unix seconds
     unread: int
     unacknowledged: int
+    unacknowledged_bytes: int  # of unacknowledged bodies
     dead: int
     malformed: int
+    outcomes: dict[str, int]  # of recent heads
+    finished_per_min: float  # over the last RATE_S, or as far back as recent heads go
+
+    @property
+    def num_outstanding(self) -> int:
+        return self.queued + len(self.claimed) + self.unread + self.unacknowledged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """What recent judgements scored."""
+
+    num_steps: int
+    num_scored: int
+    num_votes: int
+    num_valid_votes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCensus:
+    """Counts of one run."""
+
+    run_id: str
+    status: RunStatus | None  # the trainer's last, however old; None if there is none
+    silent_s: float  # seconds since `status` was sent
+    rollouts: KindCensus
+    judging: KindCensus | None  # None: the run has never enqueued a judge request
+    scoring: Scoring | None  # None with `judging`
     learned: weights.WeightVersion | None
     served: weights.ServedWeights | None
+    unreadable: str  # why the published weights cannot be decoded
     lags: tuple[int, ...]  # in versions, of training trajectories that arrived since the newest version
-    outcomes: dict[str, int] = field(default_factory=dict[str, int])  # of recent heads
-    waiting_out: int = 0  # of `queued`: waiting out a back-off
-    oldest_claim_at: float | None = None  # Unix seconds
-    unacknowledged_bytes: int = 0  # of unacknowledged bodies
-    finished_per_min: float = 0.0  # over the last RATE_S, or as far back as recent heads go
-    unreadable: str = ""  # why the published weights cannot be decoded
-    silent_s: float = 0.0  # seconds since `status` was sent
 
     @property
     def has_trainer(self) -> bool:
         """Whether its trainer is alive."""
         return self.status is not None and not self.status.ended and self.silent_s < STATUS_EXPIRES_S
+
+    @property
+    def kinds(self) -> tuple[KindCensus, ...]:
+        """Of each kind of job that the run has."""
+        return (self.rollouts,) if self.judging is None else (self.rollouts, self.judging)
 
 
 async def beat_run(redis: Redis, status: RunStatus) -> None:
@@ -170,35 +215,59 @@ async def _heard(redis: Redis) -> dict[str, float]:
 
 
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
-    """Count everything of one run; the newest `recent` heads are looked at for lags, outcomes and rate."""
-    outstanding = await open_requests(redis, run_id)
-    queued = [found for found in outstanding if isinstance(found, Queued)]
-    claimed = tuple(found for found in outstanding if isinstance(found, Claimed))
-    unread, unacknowledged = await _stream_depths(redis, run_id)
-    deliveries = await stream.newest_heads(redis, run_id, recent)
-    heads = [delivery.head for delivery in deliveries]
+    """Count everything of one run; the newest `recent` heads of a kind are looked at for lags, outcomes and rate."""
+    rollouts = await stream.newest_heads(redis, run_id, recent)
+    judgements = await stream.newest_heads(redis, run_id, recent, JUDGE)
+    is_judged = await redis.exists(*(key(run_id, JUDGE) for key in (keys.requests, keys.stream, keys.dead)))
     learned, served, unreadable = await _weights(redis, run_id)
     status, silent_s = await last_status(redis, run_id)
-    now = time.time()
     return RunCensus(
         run_id=run_id,
         status=status,
-        queued=len(queued),
-        claimed=claimed,
-        unread=unread,
-        unacknowledged=unacknowledged,
-        dead=await command(redis, "HLEN", keys.dead(run_id)),
-        malformed=await command(redis, "LLEN", keys.malformed(run_id)),
+        silent_s=silent_s,
+        rollouts=await _kind_census(redis, run_id, rollouts, ROLLOUT, is_all=len(rollouts) < recent),
+        judging=await _kind_census(redis, run_id, judgements, JUDGE, is_all=len(judgements) < recent)
+        if is_judged
+        else None,
+        scoring=_scoring([delivery.head for delivery in judgements]) if is_judged else None,
         learned=learned,
         served=served,
-        lags=tuple(_lags(heads, learned)) if learned else (),
-        outcomes=dict(Counter(head.outcome for head in heads)),
-        waiting_out=sum(found.due_at > now for found in queued),
-        oldest_claim_at=min((found.lease.claimed_at for found in claimed), default=None),
-        unacknowledged_bytes=await stream.unacknowledged_bytes(redis, run_id),
-        finished_per_min=_per_min(deliveries, now, whole=len(deliveries) < recent),
         unreadable=unreadable,
-        silent_s=silent_s,
+        lags=tuple(_lags([delivery.head for delivery in rollouts], learned)) if learned else (),
+    )
+
+
+async def _kind_census(
+    redis: Redis, run_id: str, newest: Sequence[stream.Delivery[Any]], kind: AnyKind, *, is_all: bool
+) -> KindCensus:
+    """Count the jobs of one kind. `is_all`: `newest` is every head there is."""
+    outstanding = await open_requests(redis, run_id, kind)
+    queued = [found for found in outstanding if isinstance(found, Queued)]
+    claimed = tuple(found for found in outstanding if isinstance(found, Claimed))
+    unread, unacknowledged = await _stream_depths(redis, run_id, kind)
+    now = time.time()
+    return KindCensus(
+        queued=len(queued),
+        waiting_out=sum(found.due_at > now for found in queued),
+        oldest_queued_at=min((found.enqueued_at for found in queued), default=None),
+        claimed=claimed,
+        oldest_claim_at=min((found.lease.claimed_at for found in claimed), default=None),
+        unread=unread,
+        unacknowledged=unacknowledged,
+        unacknowledged_bytes=await stream.unacknowledged_bytes(redis, run_id, kind),
+        dead=await command(redis, "HLEN", keys.dead(run_id, kind)),
+        malformed=await command(redis, "LLEN", keys.malformed(run_id, kind)),
+        outcomes=dict(Counter(delivery.head.outcome for delivery in newest)),
+        finished_per_min=_per_min(newest, now, whole=is_all),
+    )
+
+
+def _scoring(heads: Sequence[JudgementHead]) -> Scoring:
+    return Scoring(
+        num_steps=sum(head.num_steps for head in heads),
+        num_scored=sum(head.num_scored for head in heads),
+        num_votes=sum(head.num_votes for head in heads),
+        num_valid_votes=sum(head.num_valid_votes for head in heads),
     )
 
 
@@ -231,7 +300,7 @@ async def last_status(redis: Redis, run_id: str) -> tuple[RunStatus | None, floa
     return status, max(0.0, KEEP_RUN_STATUS_S - left_ms / 1000) if status else 0.0
 
 
-def _per_min(newest: list[stream.Delivery], now: float, *, whole: bool) -> float:
+def _per_min(newest: Sequence[stream.Delivery[Any]], now: float, *, whole: bool) -> float:
     """Arrivals a minute over the last RATE_S. `whole`: `newest` is all there is."""
     times = [arrived_at(delivery) for delivery in newest]
     late = [at for at in times if at > now - RATE_S]
@@ -241,7 +310,7 @@ def _per_min(newest: list[stream.Delivery], now: float, *, whole: bool) -> float
     return 60.0 * len(late) / (RATE_S if reaches_back else max(now - late[-1], 1.0))
 
 
-def arrived_at(delivery: stream.Delivery) -> float:
+def arrived_at(delivery: stream.Delivery[Any]) -> float:
     """When Redis received the head (Unix s)."""
     return int(delivery.entry_id.partition("-")[0]) / 1000
 
@@ -297,9 +366,9 @@ async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) ->
     return Claimed(request_id, request.task_id, request.purpose, lease, request.max_turns)
 
 
-async def _stream_depths(redis: Redis, run_id: str) -> tuple[int, int]:
+async def _stream_depths(redis: Redis, run_id: str, kind: AnyKind) -> tuple[int, int]:
     """Entries not yet delivered to the learner, and those delivered but not acknowledged."""
-    name = keys.stream(run_id)
+    name = keys.stream(run_id, kind)
     if not await redis.exists(name):
         return 0, 0
     groups: list[dict[str, Any]] = await redis.xinfo_groups(name)

@@ -1,8 +1,8 @@
 """The kinds of jobs that the queue carries, and where the Redis keys of each lie.
 
-There is one kind today, ROLLOUT. A second stage, such as a judge of steps, is a second JobKind and a function from
+ROLLOUT plays an episode, JUDGE scores the steps of a finished one. A further stage is a further JobKind and a function from
 its claim to its result: its messages derive from `JobRequest`, `JobResult` and `JobHead`, every function of `queue`, `stream`,
-`deadletters` and `request_store` takes it as `kind`, and a worker's `Claimer` takes both. Kinds have different key
+`deadletters` and `request_store` takes it as `kind`, and a worker's `Claimer` is of one kind. Kinds have different key
 prefixes, so their requests never meet; only arq's own keys are the same for all, which is why request ids are unique
 among all kinds.
 """
@@ -13,6 +13,15 @@ from typing import Any, Generic, TypeAlias
 
 from typing_extensions import TypeVar
 
+from pipeline.judge import (
+    Judgement,
+    JudgementHead,
+    JudgeRequest,
+    failed_judgement,
+    judgement_failure,
+    judgement_head,
+    judgement_tag,
+)
 from pipeline.request import Claim, R, RolloutRequest
 from pipeline.trajectory import (
     Failed,
@@ -60,4 +69,16 @@ ROLLOUT = JobKind(
     failed_result=failed_trajectory,
 )
 
-KINDS: tuple[AnyKind, ...] = (ROLLOUT,)
+JUDGE = JobKind(
+    name="judge",
+    prefix="swerve.judge",
+    request=JudgeRequest,
+    result=Judgement,
+    head=JudgementHead,
+    head_of=judgement_head,
+    tag_of=judgement_tag,
+    failure_of=judgement_failure,
+    failed_result=failed_judgement,
+)
+
+KINDS: tuple[AnyKind, ...] = (ROLLOUT, JUDGE)

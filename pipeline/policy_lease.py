@@ -41,6 +41,10 @@ _RELEASE = """#!lua flags=allow-oom
 if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
+_RUN = """#!lua flags=no-writes
+return redis.call('HGET', KEYS[1], 'run')
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyHolder:
@@ -64,6 +68,12 @@ async def acquire(redis: Redis, holder: PolicyHolder) -> PolicyHolder | None:
 async def renew(redis: Redis, holder: PolicyHolder) -> PolicyHolder | None:
     """Keep the lease, or take it again if it expired and nobody took it. Returns the process that did, if one did."""
     return await _hold(redis, _RENEW, holder)
+
+
+async def publishing_run(redis: Redis) -> str:
+    """The run that holds the lease; empty if none does."""
+    run_id: bytes | None = await script(redis, _RUN, [], wanted=[keys.policy_lease()])
+    return "" if run_id is None else run_id.decode(errors="replace")
 
 
 async def release(redis: Redis, holder: PolicyHolder) -> None:

@@ -160,6 +160,8 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     control_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     context: Context = Context()
     endpoint: Endpoint | None = None  # None: the fleet's engines, through its router
+    # Engines report to which experts they routed each token, and turns carry it: Turn.routing.
+    report_routing: bool = False
 
     def without_calibration(self) -> Self:
         """The request as people and trajectories get it: what the grader knows of the hidden tests stays with the grader."""

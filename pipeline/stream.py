@@ -9,7 +9,7 @@ position. Every function is for one kind of job (`kinds.py`).
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, cast
 
 from redis.asyncio import Redis
@@ -42,6 +42,12 @@ class Delivery(Generic[H]):
 
     entry_id: str
     head: H
+    read_at: float = field(compare=False)  # Unix s; a delivery that is read again is the same
+
+    @property
+    def published_at(self) -> float:
+        """When the entry was put on the stream (Unix s), on Redis's clock."""
+        return int(self.entry_id.partition("-")[0]) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,12 @@ async def max_bytes(redis: Redis) -> int:
     return memory["maxmemory"]
 
 
+async def memory_use(redis: Redis) -> tuple[int, int]:
+    """The bytes that Redis uses, and how many it may: its memory limit, or its host's memory if it has none."""
+    memory: dict[str, int] = await command(redis, "INFO", "memory")
+    return memory["used_memory"], memory["maxmemory"] or memory["total_system_memory"]
+
+
 async def delivered_at(redis: Redis, run_id: str, entry_id: str, kind: AnyKind = ROLLOUT) -> float | None:
     """When the entry was last delivered to the trainer (Unix s); None if it never was, or is acknowledged."""
     name = keys.stream(run_id, kind)
@@ -250,7 +262,8 @@ def _delivery(
 ) -> Delivery[H] | Unreadable:
     """`fields` is None for an entry that was delivered and then trimmed."""
     try:
-        return Delivery(entry.decode(), decode((fields or {}).get(b"head", b""), kind.head))
+        head = decode((fields or {}).get(b"head", b""), kind.head)
+        return Delivery(entry.decode(), head, read_at=time.time())
     except MalformedMessage as error:
         return Unreadable(entry.decode(), str(error))
 

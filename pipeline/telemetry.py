@@ -1,39 +1,56 @@
-"""Tracing: one rollout is one trace, from the trainer's enqueue to the optimizer step, across processes.
+"""Tracing: one rollout is one trace, from its enqueueing to the optimizer step and the publication that contain it.
 
-The trace context travels as a W3C `traceparent` inside the messages. Spans are exported in batches off the
-hot path; without an endpoint or a file nothing is exported and spans cost microseconds.
+The trace context travels as a W3C `traceparent` inside the messages; ids that several processes need follow from names
+(`trace_ids.py`). `span` measures a block; `record` writes a span whose times are known afterwards from stamps. Times are those of
+each machine's wall clock; a wait between two machines whose clocks disagree so far that it would be negative becomes 0, and its
+span says by how much. Spans are exported in batches off the hot path; none is made without an endpoint, a file, or a
+port for metrics (`metrics.py` measures their durations), but the context is carried on.
 """
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Link, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from pipeline import trace_ids
 from pipeline.settings import TelemetrySettings
+
+Attribute = str | int | float | bool | tuple[str, ...]
+NONE: Mapping[str, Attribute] = {}
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _QUEUE_SPANS = 65_536  # a burst of episodes must not drop spans
+_MAX_LINKS = 65_536  # a step links every rollout that it trained
+_TRACER = trace.get_tracer("swerve")  # of whatever provider the process has
 
-Attribute = str | int | float | bool
+_own_ids: ContextVar[tuple[int, int] | None] = ContextVar("own_ids", default=None)
 
 
 class FileSpanExporter(SpanExporter):
-    """One JSON object per span and line: name, ids, parent, times (Unix nanoseconds), attributes."""
+    """One JSON object per span and line: name, ids, parent, times (Unix nanoseconds), attributes, links.
+
+    Several processes may append to one file.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        for span in spans:
-            self._file.write(json.dumps(_as_dict(span)) + "\n")
-        self._file.flush()
+        self._file.write("".join(f"{json.dumps(_as_dict(span))}\n" for span in spans).encode())
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -42,7 +59,12 @@ class FileSpanExporter(SpanExporter):
 
 def start_telemetry(service: str, settings: TelemetrySettings) -> TracerProvider:
     """Make this process's tracer provider global; call its `shutdown()` at the end to flush."""
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider = TracerProvider(
+        sampler=None if settings.is_tracing else ALWAYS_OFF,
+        resource=Resource.create({"service.name": service}),
+        id_generator=_NamedIds(),
+        span_limits=SpanLimits(max_links=_MAX_LINKS),
+    )
     if settings.trace_file is not None:
         provider.add_span_processor(BatchSpanProcessor(FileSpanExporter(settings.trace_file), _QUEUE_SPANS))
     if settings.otlp_endpoint is not None:
@@ -55,15 +77,67 @@ def start_telemetry(service: str, settings: TelemetrySettings) -> TracerProvider
 
 
 @contextmanager
-def span(name: str, *, traceparent: str = "", **attributes: Attribute) -> Generator[trace.Span]:
+def span(
+    name: str,
+    *,
+    traceparent: str = "",
+    named: Mapping[str, Attribute] = NONE,
+    **attributes: Attribute,
+) -> Generator[trace.Span]:
     """A span under the current one, or under `traceparent` if given.
 
-    Attribute names gain the prefix `swerve.`.
+    Names of `attributes` gain the prefix `swerve.`; `named` have their whole names, such as those of OpenTelemetry's conventions.
     """
-    context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
-    named = {f"swerve.{key}": value for key, value in attributes.items()}
-    with trace.get_tracer("swerve").start_as_current_span(name, context=context, attributes=named) as current:
+    context = _context_of(traceparent) if traceparent else None
+    complete = _named(attributes, named)
+    with _TRACER.start_as_current_span(name, context=context, attributes=complete) as current:
         yield current
+
+
+def record(
+    name: str,
+    started_at: float,
+    ended_at: float,
+    *,
+    parent: str | None = None,
+    own: str = "",
+    links: Iterable[str] = (),
+    error: str = "",
+    named: Mapping[str, Attribute] = NONE,
+    **attributes: Attribute,
+) -> None:
+    """Write a span from `started_at` to `ended_at` (Unix s): under the current one, or under `parent`; "" makes it a root.
+
+    `own` is the traceparent by which other spans know it already. `links` are those of spans in other traces.
+    """
+    if ended_at < started_at:
+        attributes |= {"clock_skew_s": started_at - ended_at}
+        ended_at = started_at
+    context = None if parent is None else _context_of(parent)
+    token = _own_ids.set(_ids(own) if own else None)
+    try:
+        made = _TRACER.start_span(
+            name,
+            context=context,
+            attributes=_named(attributes, named),
+            links=[Link(_span_context(one)) for one in links],
+            start_time=int(started_at * 1e9),
+        )
+    finally:
+        _own_ids.reset(token)
+    if error:
+        made.set_status(Status(StatusCode.ERROR, error))
+    made.end(int(ended_at * 1e9))
+
+
+@contextmanager
+def inside(traceparent: str) -> Generator[None]:
+    """Puts the spans of the block under the span with this context, which `record` writes at its end."""
+    token = otel_context.attach(_context_of(traceparent))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
 
 
 def current_traceparent() -> str:
@@ -71,6 +145,43 @@ def current_traceparent() -> str:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent", "")
+
+
+class _NamedIds(RandomIdGenerator):
+    """Random ids, but for spans whose ids are known before."""
+
+    def generate_span_id(self) -> int:
+        own = _own_ids.get()
+        return super().generate_span_id() if own is None else own[1]
+
+    def generate_trace_id(self) -> int:
+        own = _own_ids.get()
+        return super().generate_trace_id() if own is None else own[0]
+
+
+def _named(attributes: Mapping[str, Attribute], named: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    return {f"swerve.{key}": value for key, value in attributes.items()} | dict(named)
+
+
+@lru_cache(maxsize=256)  # the children of a span come one after another
+def _context_of(traceparent: str) -> Context:
+    """Empty for what is no traceparent: the span then begins a trace of its own."""
+    try:
+        return trace.set_span_in_context(trace.NonRecordingSpan(_span_context(traceparent)), Context())
+    except ValueError:
+        return Context()
+
+
+def _span_context(traceparent: str) -> trace.SpanContext:
+    """Raises ValueError."""
+    is_sampled = int(traceparent[-2:], 16) & trace.TraceFlags.SAMPLED
+    return trace.SpanContext(*_ids(traceparent), is_remote=True, trace_flags=trace.TraceFlags(is_sampled))
+
+
+def _ids(traceparent: str) -> tuple[int, int]:
+    """Raises ValueError."""
+    trace_id, span_id = trace_ids.parts(traceparent)
+    return int(trace_id, 16), int(span_id, 16)
 
 
 def _as_dict(span: ReadableSpan) -> dict[str, object]:
@@ -86,4 +197,8 @@ def _as_dict(span: ReadableSpan) -> dict[str, object]:
         "ended_ns": span.end_time,
         "status": span.status.status_code.name,
         "attributes": dict(span.attributes or {}),
+        "links": [
+            {"trace_id": f"{link.context.trace_id:032x}", "span_id": f"{link.context.span_id:016x}"}
+            for link in span.links
+        ],
     }

@@ -90,6 +90,14 @@ class Turn(Message, frozen=True, kw_only=True):
     # Of `fed`: tokens that had been in the context before. A cut has put them after other tokens, so they are computed again.
     repeated_tokens: Count = 0
     finish_reason: str = ""  # why the reply ended, in the words of a foreign endpoint
+    # Of prompt, ids and log-probs as the engine was sent and reported them: reply_digest.py. b"" of a foreign endpoint.
+    digest: bytes = b""
+    # One byte per expert that the engine routed an input token to, layer by layer: of the last kept token, then of all after it but
+    # the last, which was not an input yet. b"" where the request did not ask for it.
+    routing: bytes = b""
+    # Of `generate_s`: until an engine worked on the reply, i.e. in the router, for a slot, for new weights, for another try.
+    engine_wait_s: float = 0.0
+    asked_at: UnixSeconds = 0.0  # when the policy was asked for it
 
     @property
     def said(self) -> ChatMessage:
@@ -154,6 +162,19 @@ class Reward(Message, frozen=True, kw_only=True):
     num_controlled: Count = 0  # tests that had to fail in the control run
 
 
+class EpisodeSeconds(Message, frozen=True, kw_only=True):
+    """Where the time of a rollout went on its worker. The fields sum up to the time that the stage took."""
+
+    open_s: float = 0.0  # until the agent's container was ready
+    # That the policy was asked without an engine working on the reply, as in `Turn`.
+    engine_wait_s: float = 0.0
+    generate_s: float = 0.0  # that engines worked on the replies
+    command_s: float = 0.0
+    close_s: float = 0.0  # until the agent's container was removed
+    grade_s: float = 0.0  # with the grader's containers
+    other_s: float = 0.0
+
+
 class JobResult(Message, Generic[R], frozen=True, kw_only=True):
     """What a worker publishes for a claim, whatever its kind: at most one for each request."""
 
@@ -178,10 +199,11 @@ class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
     started_at: UnixSeconds
     finished_at: UnixSeconds
     schema: int = SCHEMA
+    seconds: EpisodeSeconds | None = None  # None: no agent ran, or its worker was older than the field
 
 
 class TrajectoryHead(JobHead, frozen=True, kw_only=True):
-    """All that listing and admission need, without the body. About 400 bytes.
+    """All that listing and admission need, without the body. About 600 bytes.
 
     `outcome` is as `outcome_tag` gives it: "submitted", "exhausted:turns", "failed:sandbox".
     """
@@ -209,6 +231,7 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     num_cuts: Count = 0  # turns before which something was taken out of the context
     repeated_tokens: Count = 0  # of all turns
     num_tokens: Count = 0  # told and sampled, each counted once
+    seconds: EpisodeSeconds | None = None  # of its trajectory
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -245,6 +268,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         num_cuts=sum(turn.cut is not None for turn in turns),
         repeated_tokens=repeated_tokens,
         num_tokens=sum(len(turn.fed) // 4 for turn in turns) + sampled_tokens - repeated_tokens,
+        seconds=trajectory.seconds,
     )
 
 

@@ -16,7 +16,6 @@ class WeightVersion(Message, frozen=True, kw_only=True):
     step: int  # optimizer steps taken
     directory: str  # HF layout
     num_bytes: int
-    sha256: str  # of the weight file(s), in name order
     published_at: UnixSeconds
 
 

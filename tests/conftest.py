@@ -5,13 +5,15 @@ Everything is started once per session, only when a test asks for it, and ends w
 missing is an error, never a skip.
 """
 
+import itertools
+import os
 import signal
 import socket
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ class Serving:
     router_url: str
     engine_url: str
     model_dir: Path
+    router_metrics_url: str
 
     async def name_weights(self, name: str) -> None:
         """Have the engine report its weights as `name`, as after a publication."""
@@ -85,7 +88,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[docker.DockerClient]:
-    with closing(docker.from_env()) as client:
+    with closing(docker.from_env(timeout=600)) as client:  # of which it also waits for the end of a container
         client.ping()
         yield client
 
@@ -106,7 +109,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A real engine and a real router; some ten seconds to start."""
-    logs = tmp_path_factory.mktemp("serving")
+    with served(tiny_model, logs=tmp_path_factory.mktemp("serving")) as serving:
+        yield serving
+
+
+@contextmanager
+def served(model_dir: Path, *engine_flags: str, logs: Path) -> Iterator[Serving]:
+    """An engine of this checkpoint behind a router. The flags go to SGLang."""
     engine_port, router_port, metrics_port = free_ports(3)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
     engine_command = [
@@ -114,8 +123,9 @@ def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "-m",
         "infra.serving.engine",
         "--model",
-        str(tiny_model),
+        str(model_dir),
         f"--port={engine_port}",
+        *(("--", *engine_flags) if engine_flags else ()),
     ]
     router_command = [
         sys.executable,
@@ -137,21 +147,40 @@ def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
         # The router is ready once the engine is; a dead engine is the likelier reason to wait in vain.
         processes.wait_until(ready, child=engine, timeout_s=300, log=logs / "engine.log")
-        yield Serving(router_url=router_url, engine_url=engine_url, model_dir=tiny_model)
+        yield Serving(router_url, engine_url, model_dir, f"http://127.0.0.1:{metrics_port}/metrics")
+
+
+FIRST_PORT, PORTS_PER_WORKER, PORT_DISTANCE = 20_000, 1_500, 10
+"""Below the ports that Linux gives to outgoing connections, of which it may take one between our look and the server's bind. Each of
+pytest's worker processes has ports of its own, and the nine behind each are free too: a router has its metrics there.
+"""
+_turns = itertools.count(os.getpid())
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
+    """Ports that nobody listens on now, all different, and not given out again soon."""
+    return list(itertools.islice(filter(_is_free, map(_port, _turns)), count))
+
+
+def _port(turn: int) -> int:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    return FIRST_PORT + worker * PORTS_PER_WORKER + turn * PORT_DISTANCE % PORTS_PER_WORKER
+
+
+def _is_free(first: int) -> bool:
+    """Whether nobody listens on this port and on those behind it, up to the next that we would give out."""
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        try:
+            for port in range(first, first + PORT_DISTANCE):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def answers_ok(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return response.status == 200
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False

@@ -17,8 +17,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "benchmarks": {"pipeline", "workers", "trainer", "infra"},
 }
 HEAVY = {"aiohttp", "docker", "megatron", "numpy", "sglang", "tokenizers", "torch", "transformers"}
-# torch and megatron belong to the learner; the warm start is a learner's first hour.
-LEARNERS = ("trainer/learner/", "trainer/feed.py", "trainer/warmstart")
+# torch and megatron belong to the learner; the warm start is a learner's first hour, and the benchmark compares learners.
+LEARNERS = (
+    "trainer/learner/",
+    "trainer/feed.py",
+    "trainer/warmstart",
+    "benchmarks/learner_methods.py",
+    "benchmarks/simulation/",
+)
 FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 
@@ -58,6 +64,7 @@ def test_only_the_learner_imports_torch(path: Path) -> None:
     [
         ("pipeline.cli.verbs", HEAVY),
         ("workers.run, workers.rollout, workers.policy.sglang, workers.grading.grade", {"torch", "megatron"}),
+        ("workers.judge.__main__", {"docker", "torch", "megatron", "transformers"}),
         (
             "trainer.report, trainer.curve, trainer.records.tensorboard, trainer.recipe, trainer.weights.publish, "
             "trainer.learner.architecture",
@@ -72,7 +79,18 @@ def test_a_process_without_a_learner_never_loads_torch(modules: str, absent: set
 
 
 @pytest.mark.parametrize(
-    "command", ["pipeline", "workers.run", "workers.verify", "trainer.run", "trainer.report", "trainer.curve"]
+    "command",
+    [
+        "infra.web",
+        "pipeline",
+        "workers.judge",
+        "workers.run",
+        "workers.verify",
+        "trainer.run",
+        "trainer.replay",
+        "trainer.report",
+        "trainer.curve",
+    ],
 )
 def test_help_needs_nothing_heavy(command: str) -> None:
     code = (

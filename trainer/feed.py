@@ -32,6 +32,14 @@ class StepCommand(LearnerCommand, frozen=True):
     batch: Batch
 
 
+class AccumulateCommand(LearnerCommand, frozen=True):
+    batch: Batch
+
+
+class ApplyCommand(LearnerCommand, frozen=True):
+    step: int
+
+
 class LogprobsCommand(LearnerCommand, frozen=True):
     version: int | None  # None for the present weights
     samples: tuple[Sample, ...]
@@ -46,9 +54,13 @@ class ExportCommand(LearnerCommand, frozen=True):
     directory: str
 
 
-class SaveCommand(LearnerCommand, frozen=True):
+class BeginSaveCommand(LearnerCommand, frozen=True):
     directory: str
     extra: bytes
+
+
+class FinishSaveCommand(LearnerCommand, frozen=True):
+    pass
 
 
 class RestoreCommand(LearnerCommand, frozen=True):
@@ -66,10 +78,13 @@ def encode(command: LearnerCommand) -> bytes:
 def decode(body: bytes) -> LearnerCommand:
     commands = (
         StepCommand
+        | AccumulateCommand
+        | ApplyCommand
         | LogprobsCommand
         | SnapshotCommand
         | ExportCommand
-        | SaveCommand
+        | BeginSaveCommand
+        | FinishSaveCommand
         | RestoreCommand
         | StopCommand
     )
@@ -81,6 +96,10 @@ def perform(learner: Learner, command: LearnerCommand) -> Any:
     match command:
         case StepCommand(batch):
             return learner.step(batch)
+        case AccumulateCommand(batch):
+            return learner.accumulate(batch)
+        case ApplyCommand(step):
+            return learner.apply(step)
         case LogprobsCommand(None, samples, temperature):
             return learner.logprobs(samples, temperature)
         case LogprobsCommand(int(version), samples, temperature):
@@ -89,8 +108,10 @@ def perform(learner: Learner, command: LearnerCommand) -> Any:
             return learner.snapshot(version)
         case ExportCommand(directory):
             return learner.export(Path(directory))
-        case SaveCommand(directory, extra):
-            return learner.save(Path(directory), extra)
+        case BeginSaveCommand(directory, extra):
+            return learner.begin_save(Path(directory), extra)
+        case FinishSaveCommand():
+            return learner.finish_save()
         case RestoreCommand(directory):
             return learner.restore(Path(directory))
     raise AssertionError(command)
@@ -108,6 +129,12 @@ class Feed:
     def step(self, batch: Batch) -> StepMetrics | NotFinite:
         return self._everywhere(StepCommand(batch))
 
+    def accumulate(self, batch: Batch) -> None:
+        self._everywhere(AccumulateCommand(batch))
+
+    def apply(self, step: int) -> StepMetrics | NotFinite:
+        return self._everywhere(ApplyCommand(step))
+
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
         return self._everywhere(LogprobsCommand(None, tuple(samples), temperature))
 
@@ -120,8 +147,11 @@ class Feed:
     def export(self, directory: Path) -> None:
         self._everywhere(ExportCommand(str(directory)))
 
-    def save(self, directory: Path, extra: bytes) -> None:
-        self._everywhere(SaveCommand(str(directory), extra))
+    def begin_save(self, directory: Path, extra: bytes) -> None:
+        self._everywhere(BeginSaveCommand(str(directory), extra))
+
+    def finish_save(self) -> None:
+        self._everywhere(FinishSaveCommand())
 
     def restore(self, directory: Path) -> bytes:
         return self._everywhere(RestoreCommand(str(directory)))

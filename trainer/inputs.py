@@ -4,7 +4,7 @@ Tasks without a passed verification are refused unless the recipe allows them: s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -16,13 +16,18 @@ from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
 from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
+from pipeline.task_facts import TaskFacts
 from pipeline.taskfile import read_tasks
 from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from trainer.agent_file import agent_words, check_opening, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
-from trainer.recipe import Recipe, Unverified
+from trainer.learner.config import LossConfig
+from trainer.learner.objectives.own import check_own
+from trainer.recipe import AdmissionRecipe, Recipe, Unverified
+from trainer.recipe.loading import toml_value
 from trainer.recipe.schema import ChatRecipe, TaskFiles
+from trainer.rollouts.judge_form import JudgeForm, judge_words, read_judge
 from trainer.verifications import Verifications, has_controls
 
 
@@ -37,6 +42,8 @@ class Inputs:
     tokenizer: TokenizerBundle
     num_unverified: int  # of all tasks; above 0 only where the recipe allows it
     num_too_weak: int  # training tasks left out because of tasks.max_weakness
+    judge: JudgeForm | None = None  # None: nothing is judged
+    task_facts: tuple[TaskFacts, ...] = ()  # what verification says of the tasks that may be played
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
@@ -45,14 +52,14 @@ def read_inputs(recipe: Recipe) -> Inputs:
     train = _tasks("tasks.train", files.train)
     of_train = Verifications.beside("tasks.train", files.train)
     num_unverified = _num_unverified(of_train, train, files.unverified, allowed=("allow",))
-    heldout, of_it = _heldout("tasks.heldout", files.heldout, train, files) if files.heldout else ([], 0)
-    num_unverified += of_it
-    sets: dict[str, list[Task]] = {}
-    for name, path in files.heldout_sets.items():
-        sets[name], of_it = _heldout(f"tasks.heldout_sets.{name}", path, train, files)
-        num_unverified += of_it
     strong = train if files.max_weakness is None else of_train.strong(train, max_weakness=files.max_weakness)
-    evaluation, num_heldout = recipe.evaluation, len(heldout)
+    heldout = _heldout("tasks.heldout", files.heldout, train, files) if files.heldout else _HeldOut()
+    sets = {
+        name: _heldout(f"tasks.heldout_sets.{name}", path, train, files)
+        for name, path in files.heldout_sets.items()
+    }
+    every = [heldout, *sets.values()]
+    evaluation, num_heldout = recipe.evaluation, len(heldout.tasks)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
     if num_heldout < needed:
         raise ValueError(
@@ -64,20 +71,24 @@ def read_inputs(recipe: Recipe) -> Inputs:
     agent = load_agent(agent_config)
     tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, agent.tools)
     _check_users_in_a_row(recipe, agent, tokenizer)
-    check_opening(agent_config, [*strong, *heldout], tokenizer, recipe)
+    check_opening(agent_config, [*strong, *heldout.tasks], tokenizer, recipe)
     return Inputs(
         train=of_train.calibrated(strong),
-        heldout=heldout,
-        heldout_sets=sets,
+        heldout=heldout.tasks,
+        heldout_sets={name: one.tasks for name, one in sets.items()},
         agent_config=agent_config,
         tokenizer=tokenizer,
-        num_unverified=num_unverified,
+        num_unverified=num_unverified + sum(one.num_unverified for one in every),
         num_too_weak=len(train) - len(strong),
+        judge=read_judge(recipe),
+        task_facts=(*of_train.facts(strong), *(fact for one in every for fact in one.facts)),
     )
 
 
 def check_learner(recipe: Recipe) -> None:
-    """Raises ValueError for a model that the learner cannot train, or cannot divide as the recipe says."""
+    """Raises ValueError for a model that the learner cannot train or divide as the recipe says, or an objective that is not there."""
+    if recipe.learner.loss.objective:
+        check_own(recipe.learner.loss.objective)
     directory = Path(recipe.model)
     faults = layout_faults(read_architecture(directory), recipe.learner)
     if faults:
@@ -101,12 +112,15 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
             f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
+            f"judge: {judge_words(recipe.judge)}",
             agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]),
             _chat_words(inputs),
             f"context: {_context_words(recipe)}",
             f"learner: {_processes_words(recipe)}",
+            f"objective: {_objective_words(recipe.learner.loss)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
-            f"so that none is trained more than {recipe.admission.max_lag_versions} versions late",
+            f"so that none is trained more than {recipe.admission.max_lag_versions} versions late"
+            f"{_staleness_words(recipe.admission)}",
             f"group: {recipe.min_valid_members} of {size} members must be graded; it closes {recipe.group_deadline_s:.0f} s "
             f"after its first claim if they are; up to {recipe.group_refills} members that an infrastructure failure "
             "ended are enqueued again",
@@ -128,8 +142,17 @@ def _tasks(field: str, path: str) -> list[Task]:
     return tasks
 
 
-def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> tuple[list[Task], int]:
-    """The held-out tasks in a file, and how many of them are not verified. Raises ValueError if some are trained on."""
+@dataclass(frozen=True, slots=True)
+class _HeldOut:
+    """The held-out tasks in a file, how many of them are not verified, and what verification says of them."""
+
+    tasks: list[Task] = field(default_factory=list[Task])
+    num_unverified: int = 0
+    facts: list[TaskFacts] = field(default_factory=list[TaskFacts])
+
+
+def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> _HeldOut:
+    """Raises ValueError if some are trained on."""
     tasks = _tasks(field, path)
     shared = {task.id for task in train} & {task.id for task in tasks}
     if shared:
@@ -139,7 +162,7 @@ def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> tupl
         )
     verifications = Verifications.beside(field, path)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("heldout", "allow"))
-    return verifications.calibrated(tasks), num_unverified
+    return _HeldOut(verifications.calibrated(tasks), num_unverified, verifications.facts(tasks))
 
 
 def _num_unverified(
@@ -176,7 +199,8 @@ def _check_model(recipe: Recipe) -> None:
     context_tokens = recipe.rollout.limits.context_tokens
     if context_tokens > max_positions:
         raise ValueError(
-            f"rollout.limits.context_tokens is {context_tokens}; the model holds {max_positions}: lower it"
+            f"rollout.limits.context_tokens is {context_tokens}; the model holds {max_positions}: lower it, or stretch the model "
+            "by YaRN in its config.json (docs/layouts.md)"
         )
 
 
@@ -255,6 +279,14 @@ def _context_words(recipe: Recipe) -> str:
     return "; ".join(words)
 
 
+def _staleness_words(admission: AdmissionRecipe) -> str:
+    if admission.staleness == "fixed":
+        return ""
+    control = admission.control
+    most = admission.max_lag_versions if control.most_versions is None else control.most_versions
+    return f"; how far it runs ahead is controlled, from {control.least_versions} to {most} versions"
+
+
 def _sets_words(inputs: Inputs) -> str:
     return "".join(f", {len(tasks)} in {name}" for name, tasks in inputs.heldout_sets.items())
 
@@ -283,11 +315,24 @@ def _controls_words(recipe: Recipe, inputs: Inputs) -> str:
     )
 
 
+def _objective_words(loss: LossConfig) -> str:
+    """The objective, and what the recipe changes of it or adds to it."""
+    fields = (field.name for field in msgspec.structs.fields(LossConfig))
+    names = [name for name in fields if name not in ("kind", "objective")]
+    given = {
+        name: getattr(loss, name) for name in names if getattr(loss, name) != getattr(LossConfig(), name)
+    }
+    changes = ", ".join(f"{name} = {toml_value(value)}" for name, value in given.items())
+    name = loss.objective or loss.kind
+    return f"{name}, with {changes}" if changes else f"{name}, with its own numbers"
+
+
 def _processes_words(recipe: Recipe) -> str:
-    tensor, pipeline = recipe.learner.tensor_parallel, recipe.learner.pipeline_parallel
-    if tensor * pipeline == 1:
+    learner = recipe.learner
+    if learner.replica_processes == 1:
         return "one process, or several with a part of each batch each"
     return (
-        f"{tensor * pipeline} processes (tensor_parallel {tensor} x pipeline_parallel {pipeline}), or a multiple of "
-        "them with a part of each batch each; torchrun starts them"
+        f"{learner.replica_processes} processes (tensor_parallel {learner.tensor_parallel} x pipeline_parallel "
+        f"{learner.pipeline_parallel} x context_parallel {learner.context_parallel}), or a multiple of them with a part of "
+        "each batch each; torchrun starts them"
     )

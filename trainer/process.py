@@ -48,11 +48,12 @@ def exit_status(command: Callable[[TrainerSettings], int]) -> int:
 
 def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
     """Raises ValueError unless torchrun started as many processes as the learner's layout needs, or a multiple."""
-    tensor, pipeline = recipe.learner.tensor_parallel, recipe.learner.pipeline_parallel
-    if settings.world_size % (tensor * pipeline):
+    learner = recipe.learner
+    if settings.world_size % learner.replica_processes:
         raise ValueError(
-            f"learner.tensor_parallel = {tensor} and learner.pipeline_parallel = {pipeline} need {tensor * pipeline} "
-            f"processes or a multiple, not {settings.world_size}: start them with `torchrun --nproc-per-node`, or lower one"
+            f"learner.tensor_parallel = {learner.tensor_parallel}, learner.pipeline_parallel = {learner.pipeline_parallel} "
+            f"and learner.context_parallel = {learner.context_parallel} need {learner.replica_processes} processes or a "
+            f"multiple, not {settings.world_size}: start them with `torchrun --nproc-per-node`, or lower one"
         )
 
 
@@ -65,7 +66,10 @@ def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
     from trainer.learner.megatron import Learner
 
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
-    return Feed(Learner(recipe.learner, model_directory=Path(recipe.model)))
+    learner = Learner(
+        recipe.learner, model_directory=Path(recipe.model), keep_tokens=recipe.rollouts.keeps_tokens
+    )
+    return Feed(learner)
 
 
 def follow(recipe: Recipe, settings: TrainerSettings) -> int:

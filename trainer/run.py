@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.task_facts import write_facts
 from trainer import process
 from trainer.agent_file import agent_warnings, example_words
 from trainer.inputs import Inputs, check_learner, describe, read_inputs
+from trainer.plan import command
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.records import run_directory
 from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory
@@ -62,7 +64,11 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="check the recipe and all that it names, print it with every default, and the plan; write nothing",
     )
-    return parser.parse_args()
+    command.add_arguments(parser)
+    arguments = parser.parse_args()
+    if not arguments.dry_run and (arguments.gpus or arguments.hosts or arguments.measured):
+        parser.error("--gpus, --hosts and --measured are of the plan: add --dry-run, or use swerve plan")
+    return arguments
 
 
 def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
@@ -74,17 +80,34 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     inputs = read_inputs(recipe)
     check_learner(recipe)
     if arguments.dry_run:
-        print(to_toml(recipe))
-        print(describe(recipe, inputs))
-        print(example_words(inputs.agent_config, inputs.train[0], recipe))
-        return 0
+        return _dry_run(recipe, inputs, arguments)
+    _check_sinks(recipe)
     with _open_directory(recipe, arguments) as directory, run_directory.sole_trainer(directory.root):
         for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
             print(f"warning: {warning}", file=sys.stderr)
+        with run_directory.writable(directory.root):
+            write_facts(directory.root, inputs.task_facts)
         ending = _lead(recipe, inputs, directory, settings)
     print(f"{directory.run_id}: {ending}")
     is_accounted_for = _report(directory)
     return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
+
+
+def _dry_run(recipe: Recipe, inputs: Inputs, arguments: argparse.Namespace) -> int:
+    """Print what the run would be. Raises ValueError if machines are named and something does not fit them."""
+    print(to_toml(recipe))
+    print(describe(recipe, inputs))
+    print(example_words(inputs.agent_config, inputs.train[0], recipe))
+    if arguments.gpus or recipe.plan.gpus:
+        command.print_plan(recipe, arguments)
+    return 0
+
+
+def _check_sinks(recipe: Recipe) -> None:
+    """Before the learner is built, which takes minutes with a large model."""
+    from trainer.records.sinks import check_sinks  # imports TensorBoard
+
+    check_sinks(recipe)
 
 
 @contextlib.contextmanager
@@ -139,16 +162,16 @@ async def _refuse_known(run_id: str) -> None:
 
 def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "EndReason":
     """The whole run, on rank 0."""
-    from pipeline.settings import telemetry_settings
+    from pipeline.metrics import exported_metrics
+    from pipeline.settings import metrics_settings, telemetry_settings
     from pipeline.telemetry import start_telemetry
 
-    provider = start_telemetry("trainer", telemetry_settings())
-    try:
-        with process.console_on(sys.stdout) as console:
-            logging.getLogger("swerve").setLevel(logging.INFO)
-            return asyncio.run(_train(recipe, inputs, directory, settings, console))
-    finally:
-        provider.shutdown()
+    with contextlib.ExitStack() as stack:
+        stack.callback(start_telemetry("trainer", telemetry_settings()).shutdown)
+        console = stack.enter_context(process.console_on(sys.stdout))
+        logging.getLogger("swerve").setLevel(logging.INFO)
+        stack.enter_context(exported_metrics("trainer", metrics_settings(), run=directory.run_id))
+        return asyncio.run(_train(recipe, inputs, directory, settings, console))
 
 
 async def _train(
@@ -172,7 +195,8 @@ async def _train(
 def _report(directory: RunDirectory) -> bool:
     """Print the report and draw the reward curve. Returns whether every request is accounted for."""
     from trainer.records.reward_curve import draw
-    from trainer.records.summary import summarize, table
+    from trainer.records.summary import summarize
+    from trainer.records.summary_table import table
 
     journal, picture = directory.root / "journal", directory.root / "curve.png"
     summary = summarize(directory.root)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pipeline.calibration import unpack
 from pipeline.message import MalformedMessage
 from pipeline.task import Task
+from pipeline.task_facts import TaskFacts
 from pipeline.taskfile import Verification, read_verified, standing, verified_path
 
 
@@ -55,6 +56,25 @@ class Verifications:
                 f"tasks.max_weakness is {max_weakness:g}; every task in {self.path} is weaker: raise it, or leave it out"
             )
         return strong
+
+    def facts(self, tasks: list[Task]) -> list[TaskFacts]:
+        """How each task stands, for the directory of the run. Raises ValueError for a calibration that cannot be read."""
+        return [self._facts(task) for task in tasks]
+
+    def _facts(self, task: Task) -> TaskFacts:
+        known = standing(self.by_task, task)
+        if known is None:
+            return TaskFacts(task_id=task.id, verified="changed" if task.id in self.by_task else "never")
+        calibration = unpack(self._calibration(task))
+        return TaskFacts(
+            task_id=task.id,
+            verified="ok" if known.ok else "wrong",
+            num_tests=known.num_tests,
+            num_controlled=known.num_controlled,
+            num_flaky=len(calibration.flaky) if calibration else 0,
+            num_partial_fixes=known.strength.num_partial_fixes if known.strength else 0,
+            weakness=known.weakness,
+        )
 
     def _doubt(self, task: Task) -> str:
         if task.id not in self.by_task:

@@ -30,19 +30,29 @@ from pipeline.queue import RENEW_S, Lease
 from pipeline.request import Budget, Claim, R
 from pipeline.telemetry import current_traceparent, span
 from pipeline.trajectory import Failed
+from workers.attempt_trace import attempt_trace
 from workers.breaker import Breakers
 from workers.status import EpisodeStatus
 
 log = logging.getLogger("swerve.worker")
 
 GIVE_UP_S = 600.0  # after an outage of Redis this long, the result of an episode is of no use to anybody
+PUT_OFF_WAIT_S = 30.0  # before a request that cannot be played at present is due again
 OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, on this worker or another
+PUBLISHED = ("published", "duplicate")
+"""The endings of a claim whose result is on the stream."""
 TAIL_LINES = 200  # of a claim's log, kept as evidence of a failure
 
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
 Stage: TypeAlias = Callable[[Claim[R], EpisodeStatus], Awaitable[T]]
+Obstacle: TypeAlias = Callable[[Claim[R]], Awaitable[str]]
+"""Why a claim cannot be run at present, though nothing is wrong with it; empty if it can."""
+
+
+async def no_obstacle(claim: Claim[R]) -> str:
+    return ""
 
 
 class TailHandler(logging.Handler):
@@ -67,6 +77,7 @@ class Claimer(Generic[R, T, H]):
     worker: str
     stage: Stage[R, T]
     breakers: Breakers
+    obstacle: Obstacle[R] = no_obstacle
     taken: dict[str, Claim[R]] = field(default_factory=dict[str, Claim[R]])
     running: dict[str, EpisodeStatus] = field(default_factory=dict[str, EpisodeStatus])
     finished: int = 0
@@ -124,32 +135,27 @@ class Claimer(Generic[R, T, H]):
                     raise LeaseLost(claim.request.id) from error
 
     async def _work(self, claim: Claim[R], status: EpisodeStatus) -> None:
-        request = claim.request
-        with span(
-            self.kind.name,
-            traceparent=request.traceparent,
-            request=request.id,
-            task=request.task_id,
-            attempt=claim.attempt,
-            worker=self.worker,
-        ) as current:
-            tag, ending = await self._run_and_settle(claim, status)
-            current.set_attribute("swerve.outcome", tag)
-        log.info("%s %s attempt %d: %s", request.id, tag, claim.attempt, ending)
+        with attempt_trace(self.kind.name, claim) as attempt:
+            attempt.outcome, ending = await self._run_and_settle(claim, status)
+            attempt.is_published = ending in PUBLISHED
+        log.info("%s %s attempt %d: %s", claim.request.id, attempt.outcome, claim.attempt, ending)
 
     async def _run_and_settle(self, claim: Claim[R], status: EpisodeStatus) -> tuple[str, str]:
         """How the stage and the request ended, in words. A bug of ours makes a failed result too."""
         started_at = time.time()
         try:
+            if why := await self.obstacle(claim):
+                return "put off", await self._put_off(claim, why)
             result = replace(await self._run(claim, status), traceparent=current_traceparent())
             status.phase = "publishing"
             failed, detail = self.kind.failure_of(result), ""
             if failed is None:
                 self.breakers.succeeded(claim.request.id)
-                ending = await retry.until_answered(
-                    lambda: stream.publish(self.redis, result, kind=self.kind)
-                )
-                self.finished += ending in ("published", "duplicate")
+                with span("push"):
+                    ending = await retry.until_answered(
+                        lambda: stream.publish(self.redis, result, kind=self.kind)
+                    )
+                self.finished += ending in PUBLISHED
                 return self.kind.tag_of(result), ending
         except LeaseLost:
             raise
@@ -158,6 +164,14 @@ class Claimer(Generic[R, T, H]):
             failed = Failed(boundary="worker", message=f"{type(error).__name__}: {error}", transient=True)
             result, detail = self.kind.failed_result(claim, failed, started_at), traceback.format_exc()
         return self.kind.tag_of(result), await self._fail(result, failed, detail)
+
+    async def _put_off(self, claim: Claim[R], why: str) -> str:
+        """Return the request to the queue, and count nothing."""
+        wait_s = retry.jittered(PUT_OFF_WAIT_S)
+        await retry.until_answered(
+            lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, why=why, kind=self.kind)
+        )
+        return f"returned to the queue, {why}"
 
     async def _run(self, claim: Claim[R], status: EpisodeStatus) -> T:
         """Run the stage, unless the request is known to kill workers that do."""
@@ -195,9 +209,10 @@ class Claimer(Generic[R, T, H]):
             )
             tries = f"{failure_class} failure {spent} of {budget.tries}"
             return f"returned to the queue, {tries}, next try in {wait_s:.1f} s"
-        return await retry.until_answered(
-            lambda: deadletters.dead_letter(self.redis, result, [*earlier, mine], self.kind)
-        )
+        with span("push"):
+            return await retry.until_answered(
+                lambda: deadletters.dead_letter(self.redis, result, [*earlier, mine], self.kind)
+            )
 
 
 def _lease(claim: Claim[R], status: EpisodeStatus) -> Lease:

@@ -3,6 +3,7 @@
 A rollout that fails is a trajectory too. Only bugs of ours and a lost lease raise.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -19,6 +20,7 @@ from pipeline.request import Claim
 from pipeline.telemetry import span
 from pipeline.trajectory import Exhausted, Failed, Outcome, Reward, Trajectory, Turn
 from workers.agent.loop import Policy, Watcher, play
+from workers.agent.times import EpisodeTimes, TimedPolicy, TimedSandbox
 from workers.sandbox.protocol import Sandboxes
 from workers.status import EpisodeStatus
 
@@ -54,10 +56,10 @@ async def run_rollout(
     """
     turns: list[Turn] = []
     reward: Reward | None = None
-    started_at = time.time()
+    started_at, times = time.time(), EpisodeTimes()
     try:
         outcome, reward = await _play_and_grade(
-            claim, status, turns, _Progress(status, watcher), policies, sandboxes, grader
+            claim, status, turns, _Progress(status, watcher), policies, sandboxes, grader, times
         )
     except LeaseLost:
         raise
@@ -70,6 +72,7 @@ async def run_rollout(
         reward=reward,
         started_at=started_at,
         finished_at=time.time(),
+        seconds=times.seconds(turns),
     )
 
 
@@ -81,13 +84,25 @@ async def _play_and_grade(
     policies: Policies,
     sandboxes: Sandboxes,
     grader: PatchGrader,
+    times: EpisodeTimes,
 ) -> tuple[Outcome, Reward]:
-    with span("agent"):
-        policy = await policies.open(claim)
+    named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.conversation.id": claim.request.id}
+    with span("agent", named=named):
+        with span("open conversation"):
+            policy = await policies.open(claim)
         try:
-            async with sandboxes.open(_agents_claim(claim), role="agent") as sandbox:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.callback(times.turn_to, "other")
+                with times.spent("open"):
+                    opening = sandboxes.open(_agents_claim(claim), role="agent")
+                    sandbox = await stack.enter_async_context(opening)
+                stack.callback(times.turn_to, "close")
                 outcome = await play(
-                    claim.request, policy=policy, sandbox=sandbox, turns=turns, watcher=progress
+                    claim.request,
+                    policy=TimedPolicy(policy, times),
+                    sandbox=TimedSandbox(sandbox, times),
+                    turns=turns,
+                    watcher=progress,
                 )
         except SandboxRuined as ruin:
             if not turns:  # the task's own setup did it
@@ -95,7 +110,7 @@ async def _play_and_grade(
             log.info("%s: %s", claim.request.id, ruin)
             outcome = Exhausted(limit="sandbox", patch=b"")
     status.phase = "grading"
-    with span("grade"):
+    with span("grade"), times.spent("grade"):
         reward = await grader.grade(claim, outcome.patch)
     return outcome, reward
 

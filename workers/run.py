@@ -8,55 +8,34 @@ later is an outage: the worker waits and says so in its heartbeat.
 """
 
 import argparse
-import asyncio
 import contextlib
 import functools
-import logging
-import signal
 import sys
-import time
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Protocol
 
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import census, connection
-from pipeline.connection import RedisUnavailable
 from pipeline.errors import SandboxError
-from pipeline.kinds import ROLLOUT, H, T
-from pipeline.request import Claim, R
-from pipeline.settings import redis_settings, telemetry_settings
-from pipeline.telemetry import start_telemetry
+from pipeline.kinds import ROLLOUT
+from pipeline.request import Claim
+from pipeline.settings import redis_settings
+from pipeline.telemetry import span
 from pipeline.trajectory import Trajectory
-from workers.breaker import Breakers
-from workers.claim import Claimer, TailHandler
+from workers.breaker import Breaker, Breakers, Gate
+from workers.claim import Claimer, Obstacle, no_obstacle
+from workers.policy.no_engines import NoEngines
+from workers.policy.other_runs import PoliciesOfTheirRun, engines_of_other_runs, served_run
 from workers.policy.requested import RequestedPolicies
+from workers.process import REDIS_PATIENCE_S, CannotStart, background, beat, run_process, work
 from workers.rollout import Policies, run_rollout
 from workers.sandbox.backend import WorkerHosts, worker_hosts
 from workers.sandbox.free_space import check_temporary
 from workers.settings import SandboxSettings, WorkerSettings, sandbox_settings, worker_settings
 from workers.status import EpisodeStatus
-from workers.taker import Taker
 
-log = logging.getLogger("swerve.worker")
-
-# How long to wait at the start for a Docker host and for Redis, which may be starting together with the worker. After that the worker ends,
-# and what started it (systemd, compose) starts it again.
+# How long to wait at the start for a Docker host, which may be starting together with the worker.
 DOCKER_PATIENCE_S = 5.0
-REDIS_PATIENCE_S = 30.0
-
-
-class LivePolicies(Policies, Protocol):
-    """Policies whose engines can be asked whether they are there."""
-
-    async def check(self) -> None:
-        """Raises EngineError."""
-        ...
-
-
-class CannotStart(Exception):
-    """What the worker needs is absent, or a setting is wrong. The text is one line with the fix."""
 
 
 async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
@@ -74,14 +53,20 @@ async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
             await hosts.start(patience_s=DOCKER_PATIENCE_S)
         except SandboxError as error:
             raise CannotStart(str(error)) from error
-        engines = await cleanup.enter_async_context(
-            SglangPolicies(settings.router_url, announced_tokenizers(redis))
-        )
+        if settings.router_url:
+            tokenizers = announced_tokenizers(redis)
+            engines = await cleanup.enter_async_context(SglangPolicies(settings.router_url, tokenizers))
+            gate: Gate = Breaker("engine", engines.check)
+            obstacle = engines_of_other_runs(redis, functools.partial(served_run, settings.router_url))
+        else:
+            engines = gate = NoEngines()
+            obstacle = no_obstacle
         endpoints = await cleanup.enter_async_context(EndpointPolicies())
-        policies = RequestedPolicies(engines, endpoints)
-        claimer = _claimer(redis, settings, sandboxes, hosts, policies)
-        async with _background(_beat(redis, claimer, settings), claimer.breakers.watch(), hosts.maintain()):
-            await work(claimer, settings)
+        policies = RequestedPolicies(PoliciesOfTheirRun(engines, redis), endpoints)
+        claimer = _claimer(redis, settings, sandboxes, hosts, policies, gate, obstacle)
+        beats = beat(redis, claimer, slots=settings.slots, hosts=hosts.statuses)
+        async with background(beats, claimer.breakers.watch(), hosts.maintain()):
+            await work(claimer, slots=settings.slots, drain_s=settings.drain_s)
         with contextlib.suppress(RedisError):
             await census.forget_worker(redis, settings.name)
 
@@ -99,7 +84,9 @@ def _claimer(
     settings: WorkerSettings,
     sandboxes: SandboxSettings,
     hosts: WorkerHosts,
-    policies: LivePolicies,
+    policies: Policies,
+    engine_gate: Gate,
+    obstacle: Obstacle,
 ) -> Claimer:
     """Plays rollouts on `hosts`, guarded by a breaker for each thing that the worker depends on."""
     from workers.grading.grade import Grader
@@ -108,60 +95,25 @@ def _claimer(
     surveys = Surveys()
 
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
-        async with hosts.using(claim, status) as opened:
+        async with contextlib.AsyncExitStack() as stack:
+            with span("choose Docker host"):  # and bring the task's image there
+                opened = await stack.enter_async_context(hosts.using(claim, status))
             grader = Grader(opened, surveys=surveys)
             return await run_rollout(claim, status, policies=policies, sandboxes=opened, grader=grader)
 
     probes = {
         "redis": lambda: connection.check(redis),
-        "engine": policies.check,
         "disk space": functools.partial(check_temporary, sandboxes.disk.min_free_bytes),
     }
-    breakers = Breakers(probes, gates={"docker": hosts.gate})
-    return Claimer(kind=ROLLOUT, redis=redis, worker=settings.name, stage=stage, breakers=breakers)
-
-
-async def work(claimer: Claimer[R, T, H], settings: WorkerSettings) -> None:
-    """Take and run requests until a signal; then take no more, and give running episodes the grace time."""
-    taker = Taker(claimer, slots=settings.slots)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, taker.stop)
-    await taker.async_run()
-    await taker.drain(settings.drain_s)
-
-
-async def _beat(redis: ArqRedis, claimer: Claimer[R, T, H], settings: WorkerSettings) -> None:
-    """Send heartbeats for ever."""
-    started_at, every_s = time.time(), census.BEAT_S
-    while True:
-        status = census.WorkerStatus(
-            name=settings.name,
-            slots=settings.slots,
-            running=tuple(claimer.running),
-            finished=claimer.finished,
-            failed=claimer.failed,
-            started_at=started_at,
-            updated_at=time.time(),
-            paused=claimer.breakers.paused,
-            set_aside=claimer.breakers.set_aside,
-        )
-        with contextlib.suppress(RedisError, OSError):
-            every_s = await census.beat_worker(redis, status, every_s=every_s)
-        await asyncio.sleep(every_s)
-
-
-@contextlib.asynccontextmanager
-async def _background(*loops: Coroutine[None, None, None]) -> AsyncGenerator[None]:
-    """Run endless loops beside the block; cancel and await them at its end.
-
-    A loop that fails ends the block too, because a worker without heartbeat or breakers is worse than one that is restarted.
-    """
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop) for loop in loops]
-        yield
-        for task in tasks:
-            task.cancel()
+    breakers = Breakers(probes, gates={"docker": hosts.gate, "engine": engine_gate})
+    return Claimer(
+        kind=ROLLOUT,
+        redis=redis,
+        worker=settings.name,
+        stage=stage,
+        breakers=breakers,
+        obstacle=obstacle,
+    )
 
 
 def main() -> int:
@@ -170,23 +122,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("arq").setLevel(logging.WARNING)
-    logging.getLogger().addHandler(TailHandler())
     try:
         settings, sandboxes = worker_settings(), sandbox_settings()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    provider = start_telemetry("worker", telemetry_settings())
-    try:
-        asyncio.run(serve(settings, sandboxes))
-    except (RedisUnavailable, CannotStart) as error:
-        print(error, file=sys.stderr)
-        return 2
-    finally:
-        provider.shutdown()
-    return 0
+    return run_process("worker", lambda: serve(settings, sandboxes))
 
 
 if __name__ == "__main__":

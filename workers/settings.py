@@ -52,11 +52,11 @@ class SandboxSettings:
 def worker_settings() -> WorkerSettings:
     return WorkerSettings(
         name=os.environ.get("SWERVE_WORKER_NAME", f"{socket.gethostname()}/{os.getpid()}"),
-        slots=_positive("SWERVE_SLOTS", 4),
+        slots=positive("SWERVE_SLOTS", 4),
         router_url=os.environ.get("SWERVE_ROUTER_URL", "http://127.0.0.1:30000").rstrip("/"),
-        max_starting=_positive("SWERVE_MAX_STARTING", 4),
-        reap_every_s=float(_positive("SWERVE_REAP_EVERY_S", 15)),
-        drain_s=float(_positive("SWERVE_DRAIN_S", 5)),
+        max_starting=positive("SWERVE_MAX_STARTING", 4),
+        reap_every_s=float(positive("SWERVE_REAP_EVERY_S", 15)),
+        drain_s=float(positive("SWERVE_DRAIN_S", 5)),
     )
 
 
@@ -163,7 +163,8 @@ def _bytes(variable: str, default: str) -> int:
         raise ValueError(f"{variable}={text!r}: {error}") from error
 
 
-def _positive(variable: str, default: int) -> int:
+def positive(variable: str, default: int) -> int:
+    """A whole number of at least 1. Raises ValueError naming the variable."""
     text = os.environ.get(variable, str(default))
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{variable}={text!r}: give a whole number of at least 1")

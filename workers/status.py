@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+PHASES = ("opening", "pulling", "agent", "grading", "judging", "publishing")
+
 
 @dataclass(slots=True)
 class EpisodeStatus:
-    """`phase` is "opening", "pulling", "agent", "grading" or "publishing"; `turn` counts finished turns."""
+    """`phase` is one of PHASES; `turn` counts finished turns: played, or judged."""
 
     phase: str = "opening"
     turn: int = 0

@@ -2,7 +2,7 @@
 
     python -m infra.chaos [--kills 200] [--short] [--only worker,trainer,...] [--seed N] [--json]
 
-Starts a separate system under `runs/chaos` (Redis, dockerd, SGLang, router, two workers, trainer), kills its processes one
+Starts a separate system under `runs/chaos` (Redis, dockerd, SGLang, router, two workers, a judge, trainer), kills its processes one
 after another with SIGKILL, sometimes two at a time, waits each time until the system has recovered, lets the run end,
 and accounts for every request. The machine's own Redis and Docker are not touched, and only logs, the run's journal and
 `progress.json` are kept, even if this process is itself killed.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infra.chaos.campaign import Campaign
     from infra.chaos.signals import SignalListener
 
-LONG_KILLS, SHORT_KILLS = 200, 6
+LONG_KILLS, SHORT_KILLS = 200, 7
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,8 @@ from infra.chaos.system import RUN_ID
 from pipeline import keys
 from pipeline.deadletters import DeadLetter
 from pipeline.events import Event
+from pipeline.judge import judge_request_id
+from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import decode
 from pipeline.stream import GROUP
 
@@ -36,12 +39,21 @@ class JournaledStep(msgspec.Struct, frozen=True):
     at: float
 
 
+class JournaledJudgement(msgspec.Struct, frozen=True):
+    """A row of the journal: what became of a request to judge a rollout."""
+
+    rollout_id: str
+    fate: str
+
+
 class Accounts(msgspec.Struct, frozen=True):
-    """`lost` and `trained_twice` have a line for each request, with the reason."""
+    """`lost`, `trained_twice` and `judged_twice` have a line for each request, with the reason."""
 
     fates: dict[str, int] = {}
     lost: list[str] = []
     trained_twice: list[str] = []
+    judge_fates: dict[str, int] = {}  # of judge requests
+    judged_twice: list[str] = []
 
 
 def audit(client: redis.Redis, run_dir: Path, seen: Iterable[str], *, ended: bool) -> Accounts:
@@ -50,15 +62,69 @@ def audit(client: redis.Redis, run_dir: Path, seen: Iterable[str], *, ended: boo
     While the run goes on, outstanding requests are not lost. The journal is read last, because a request is journalled
     before it stops being outstanding.
     """
-    lives = _events_by_request(client)
-    outstanding = _outstanding(client)
-    dead = _dead_letters(client)
+    judged = _audit_judgements(client, run_dir, ended=ended)
+    lives = _events_by_request(client, ROLLOUT)
+    outstanding = _outstanding(client, ROLLOUT)
+    dead = _dead_letters(client, ROLLOUT)
     episodes = list(_rows(run_dir / "journal/episodes.jsonl", JournaledEpisode))
     steps = list(_rows(run_dir / "journal/steps.jsonl", JournaledStep))
     trained = Counter(request_id for step in steps for request_id in step.request_ids)
     fates = {row.request_id: row.fate for row in episodes} | dict.fromkeys(trained, "trained")
-    lost: list[str] = []
-    for request_id in sorted({*lives, *seen, *fates}.difference(() if ended else outstanding)):
+    known = sorted({*lives, *seen, *fates}.difference(() if ended else outstanding))
+    lost = [*_unaccounted(known, fates, lives, dead), *judged.lost]
+    if ended:
+        lost += [*_left_by_ended_run(client, outstanding, ROLLOUT), *judged.without_row(trained)]
+    return Accounts(
+        fates=dict(Counter(fates.values()).most_common()),
+        lost=lost,
+        trained_twice=[*_trained_again(trained, steps, lives), *_members_trained_twice(episodes, trained)],
+        judge_fates=dict(Counter(judged.fates.values()).most_common()),
+        judged_twice=judged.twice,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgeAccounts:
+    """What became of the judge requests, by id."""
+
+    fates: dict[str, str]
+    lost: list[str]
+    twice: list[str]
+
+    def without_row(self, trained: Iterable[str]) -> Iterator[str]:
+        """Rollouts that were trained although nothing is known of a request to judge them."""
+        if self.fates:
+            for rollout_id in sorted(trained):
+                if judge_request_id(rollout_id) not in self.fates:
+                    yield f"{rollout_id}: trained, and nothing tells of a request to judge it"
+
+
+def _audit_judgements(client: redis.Redis, run_dir: Path, *, ended: bool) -> _JudgeAccounts:
+    lives = _events_by_request(client, JUDGE)
+    outstanding = _outstanding(client, JUDGE)
+    dead = _dead_letters(client, JUDGE)
+    rows = list(_rows(run_dir / "journal/judgements.jsonl", JournaledJudgement))
+    fates = {judge_request_id(row.rollout_id): row.fate for row in rows}
+    known = sorted({*lives, *fates}.difference(() if ended else outstanding))
+    lost = list(_unaccounted(known, fates, lives, dead))
+    if ended:
+        lost += _left_by_ended_run(client, outstanding, JUDGE)
+    twice = [
+        f"{judge_request_id(rollout_id)}: {times} rows in the journal"
+        for rollout_id, times in Counter(row.rollout_id for row in rows).items()
+        if times > 1
+    ]
+    return _JudgeAccounts(fates, lost, [*twice, *_published_again(lives)])
+
+
+def _unaccounted(
+    known: Iterable[str],
+    fates: dict[str, str],
+    lives: dict[str, list[Event]],
+    dead: dict[str, DeadLetter],
+) -> Iterator[str]:
+    """Requests of which no source says what became of them. Completes `fates` by what Redis says."""
+    for request_id in known:
         letter = dead.get(request_id)
         if letter is not None and letter.failures:
             fates[request_id] = "dead"
@@ -66,25 +132,26 @@ def audit(client: redis.Redis, run_dir: Path, seen: Iterable[str], *, ended: boo
             fates.setdefault(request_id, WITHDRAWN)
         if request_id not in fates:
             last = [event.what for event in lives.get(request_id, [])][-3:]
-            lost.append(
-                f"{request_id}: not in the journal, no dead letter; its last events: {', '.join(last) or 'none'}"
-            )
-    if ended:
-        lost += _left_by_ended_run(client, outstanding)
-    return Accounts(
-        fates=dict(Counter(fates.values()).most_common()),
-        lost=lost,
-        trained_twice=[*_trained_again(trained, steps, lives), *_members_trained_twice(episodes, trained)],
-    )
+            yield f"{request_id}: not in the journal, no dead letter; its last events: {', '.join(last) or 'none'}"
 
 
-def _left_by_ended_run(client: redis.Redis, outstanding: list[str]) -> Iterator[str]:
-    """What an ended run must not leave: outstanding requests, and trajectories that were not acknowledged."""
+def _left_by_ended_run(client: redis.Redis, outstanding: list[str], kind: AnyKind) -> Iterator[str]:
+    """What an ended run must not leave: outstanding requests, and results that were not acknowledged."""
     for request_id in outstanding:
         yield f"{request_id}: still outstanding"
-    pending = cast(dict[str, int], client.xpending(keys.stream(RUN_ID), GROUP))["pending"]
+    stream = keys.stream(RUN_ID, kind)
+    if not client.exists(stream):
+        return
+    pending = cast(dict[str, int], client.xpending(stream, GROUP))["pending"]
     if pending:
-        yield f"{pending} trajectories are not acknowledged"
+        yield f"{pending} {'trajectories' if kind is ROLLOUT else 'judgements'} are not acknowledged"
+
+
+def _published_again(lives: dict[str, list[Event]]) -> Iterator[str]:
+    for request_id, events in lives.items():
+        num_published = sum(event.what == "published" for event in events)
+        if num_published > 1:
+            yield f"{request_id}: published {num_published} times"
 
 
 def _trained_again(
@@ -103,9 +170,7 @@ def _trained_again(
             acknowledged = [event.at for event in events if event.what == "acknowledged"]
             if acknowledged and acknowledged[0] < step.at:
                 yield f"{request_id}: step {step.step} trained it after a checkpoint had settled it"
-            num_published = sum(event.what == "published" for event in events)
-            if num_published > 1:
-                yield f"{request_id}: published {num_published} times"
+    yield from _published_again({name: lives.get(name, []) for name in trained})
 
 
 def _members_trained_twice(episodes: list[JournaledEpisode], trained: Counter[str]) -> Iterator[str]:
@@ -117,24 +182,24 @@ def _members_trained_twice(episodes: list[JournaledEpisode], trained: Counter[st
             yield f"member {member} of group {cursor}: {times} requests for it were trained"
 
 
-def _outstanding(client: redis.Redis) -> list[str]:
-    found = cast(list[bytes], client.zrange(keys.open_requests(RUN_ID), 0, -1))
+def _outstanding(client: redis.Redis, kind: AnyKind) -> list[str]:
+    found = cast(list[bytes], client.zrange(keys.open_requests(RUN_ID, kind), 0, -1))
     return [request_id.decode() for request_id in found]
 
 
-def _dead_letters(client: redis.Redis) -> dict[str, DeadLetter]:
-    rows = cast(dict[bytes, bytes], client.hgetall(keys.dead(RUN_ID)))
+def _dead_letters(client: redis.Redis, kind: AnyKind) -> dict[str, DeadLetter]:
+    rows = cast(dict[bytes, bytes], client.hgetall(keys.dead(RUN_ID, kind)))
     return {name.decode(): decode(row, DeadLetter) for name, row in rows.items()}
 
 
-def _events_by_request(client: redis.Redis) -> dict[str, list[Event]]:
+def _events_by_request(client: redis.Redis, kind: AnyKind) -> dict[str, list[Event]]:
     """Of every request that Redis knows of, oldest event first."""
-    found = list(client.scan_iter(match=keys.events("*"), count=1000))
+    found = list(client.scan_iter(match=keys.events("*", kind), count=1000))
     with client.pipeline(transaction=False) as pipe:
         for key in found:
             pipe.lrange(key, 0, -1)
         rows: list[Any] = pipe.execute()
-    names = [key.decode().removeprefix(keys.events("")) for key in found]
+    names = [key.decode().removeprefix(keys.events("", kind)) for key in found]
     return {name: [decode(row, Event) for row in life] for name, life in zip(names, rows, strict=True)}
 
 

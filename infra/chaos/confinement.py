@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -24,11 +24,12 @@ SYSTEM_CONTAINERD = Path("/run/containerd")
 def run_confined(body: Callable[[], int], *, signals: Sequence[signal.Signals]) -> int:
     """Run `body` as process 1 of new namespaces and return its exit status.
 
-    It starts with the handlers of `signals` that are installed now; afterwards we pass these signals on to it. This process
-    can start no other processes any more. Raises OSError without the privileges.
+    It starts with the handlers of `signals` that are installed now; we pass these signals on to it, also those that arrive
+    while it starts. This process can start no other processes any more. Raises OSError without the privileges.
     """
     _check(libc.unshare(CLONE_NEWPID))
-    process = multiprocessing.get_context("fork").Process(target=_enter, args=(body,))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    process = multiprocessing.get_context("fork").Process(target=_enter, args=(body, before))
     process.start()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -37,14 +38,16 @@ def run_confined(body: Callable[[], int], *, signals: Sequence[signal.Signals]) 
 
     for number in signals:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.join()
     status = process.exitcode
     assert status is not None, "it has ended"
     return status if status >= 0 else 128 - status
 
 
-def _enter(body: Callable[[], int]) -> None:
+def _enter(body: Callable[[], int], mask: Iterable[int]) -> None:
     os.setsid()  # so that Ctrl-C reaches it once, passed on by its parent
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _check(libc.unshare(CLONE_NEWNS))
     _mount("none", Path("/"), "", MS_REC | MS_PRIVATE)

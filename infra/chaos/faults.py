@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Kind = Literal["worker", "trainer", "engine", "router", "redis", "dockerd", "containerd"]
+Kind = Literal["worker", "judge", "trainer", "engine", "router", "redis", "dockerd", "containerd"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_APART_S = 1.5  # of the two kills of a pair

@@ -1,8 +1,8 @@
 """Starts the system, kills processes, and measures how long each recovery takes.
 
 The system has recovered when every killed process does its work again, and afterwards an episode has advanced by a turn, a
-trajectory that did not fail has arrived, or a step was made. For a killed trainer only the first counts: episodes advance
-without it.
+trajectory that did not fail has arrived, or a step was made. For a killed trainer only the first counts, and for a killed judge a
+new judgement: episodes advance without them.
 """
 
 import random
@@ -147,11 +147,15 @@ class FaultInjector:
                 )
                 if restarted and all(self.monitor.works(kind) for kind in victims):
                     self.monitor.poll()
-                    progress_before = self.monitor.progress
+                    progress_before = self._progress(victims)
                 return progress_before is not None and victims == ["trainer"]
-            return self.monitor.progress > progress_before
+            return self._progress(victims) > progress_before
 
         return done
+
+    def _progress(self, victims: list[Kind]) -> int:
+        """Episodes go on without a judge, so that a judge alone has recovered when a judgement arrives."""
+        return self.monitor.num_judgements if victims == ["judge"] else self.monitor.progress
 
     def _keep_evidence(self, victims: list[Kind]) -> None:
         """Write down what `pipeline status` says of the hanging system."""

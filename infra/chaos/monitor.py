@@ -13,9 +13,11 @@ from typing import Any
 import redis
 
 from infra.chaos.faults import Kind
-from infra.chaos.system import NUM_WORKERS, RUN_ID, System
+from infra.chaos.system import JUDGE_NAME, NUM_WORKERS, RUN_ID, System
 from pipeline import keys
 from pipeline.census import RunStatus
+from pipeline.judge import JudgementHead
+from pipeline.kinds import JUDGE
 from pipeline.message import decode
 from pipeline.queue import Lease
 from pipeline.trajectory import TrajectoryHead
@@ -38,6 +40,7 @@ class SystemMonitor:
 
     system: System
     progress: int = 0
+    num_judgements: int = 0
     step: int = 0
     seen_requests: set[str] = field(default_factory=set[str])  # ids
     status: RunStatus | None = None
@@ -45,6 +48,7 @@ class SystemMonitor:
     """(attempt, turn) last seen, by request."""
 
     _position: str = "0"
+    _judged_position: str = "0"
     _client: Any = field(init=False)  # redis-py's own types mix its synchronous and asynchronous replies
 
     def __post_init__(self) -> None:
@@ -62,14 +66,18 @@ class SystemMonitor:
         with self._client.pipeline(transaction=False) as pipe:
             pipe.zrange(keys.open_requests(RUN_ID), 0, -1)
             pipe.xrange(keys.stream(RUN_ID), min=f"({self._position}")
+            pipe.xrange(keys.stream(RUN_ID, JUDGE), min=f"({self._judged_position}")
             pipe.get(keys.run_status(RUN_ID))
-            outstanding, entries, status = pipe.execute()
+            outstanding, entries, judgements, status = pipe.execute()
         request_ids = [one.decode() for one in outstanding]
         self.seen_requests.update(request_ids)
         self._count_turns(request_ids)
         for entry, fields in entries:
             self._position = entry.decode()
             self.progress += not decode(fields[b"head"], TrajectoryHead).outcome.startswith("failed:")
+        for entry, fields in judgements:
+            self._judged_position = entry.decode()
+            self.num_judgements += decode(fields[b"head"], JudgementHead).outcome == "judged"
         self.status = decode(status, RunStatus) if status else None
         if self.status is not None and self.status.step > self.step:
             self.step = self.status.step
@@ -115,6 +123,10 @@ class SystemMonitor:
         names = [keys.worker(f"{socket.gethostname()}/{child.pid}") for child in children]
         return self._client.exists(*names) == NUM_WORKERS
 
+    def judge_works(self) -> bool:
+        name = f"judge/{socket.gethostname()}/{self.system.child(JUDGE_NAME).pid}"
+        return bool(self._client.exists(keys.worker(name)))
+
     def trainer_works(self) -> bool:
         self.poll()
         born_at = _born_at(self.system.child("trainer").pid)
@@ -133,6 +145,7 @@ CHECKS: Mapping[Kind, Callable[[SystemMonitor], bool]] = {
     "engine": SystemMonitor.engine_works,
     "router": SystemMonitor.router_works,
     "worker": SystemMonitor.workers_work,
+    "judge": SystemMonitor.judge_works,
     "trainer": SystemMonitor.trainer_works,
 }
 

@@ -42,6 +42,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int  # kills
     lost: int
     trained_twice: int
+    judged_twice: int
     containers_left: int
     networks_left: int
     volumes_left: int
@@ -52,14 +53,16 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     recovery_s_max: float | None
     by_process: dict[str, RecoveryTimes]
     requests: dict[str, int]  # by fate
+    judge_requests: dict[str, int]  # by fate
     steps: int
     minutes: float
     problems: list[str]  # a line each
 
     @property
     def is_kept(self) -> bool:
-        zeros = (self.lost, self.trained_twice, self.containers_left, self.networks_left, self.volumes_left)
-        return not any((*zeros, self.processes_left, self.temporary_left, self.hangs, self.problems))
+        counted = (self.lost, self.trained_twice, self.judged_twice, self.hangs)
+        left = (self.containers_left, self.networks_left, self.volumes_left, self.processes_left)
+        return not any((*counted, *left, self.temporary_left, self.problems))
 
 
 class PartialSlo(Slo, frozen=True, kw_only=True):
@@ -85,6 +88,7 @@ def summarize(
         wanted=num_wanted,
         lost=len(accounts.lost),
         trained_twice=len(accounts.trained_twice),
+        judged_twice=len(accounts.judged_twice),
         containers_left=len(left.containers),
         networks_left=len(left.networks),
         volumes_left=len(left.volumes),
@@ -95,9 +99,10 @@ def summarize(
         recovery_s_max=_percentile(every, 100),
         by_process=dict(_by_process(recoveries, starts_s)),
         requests=accounts.fates,
+        judge_requests=accounts.judge_fates,
         steps=steps,
         minutes=round(minutes, 1),
-        problems=[*problems, *accounts.lost, *accounts.trained_twice, *_named(left)],
+        problems=[*problems, *accounts.lost, *accounts.trained_twice, *accounts.judged_twice, *_named(left)],
     )
 
 
@@ -108,11 +113,13 @@ def table(slo: Slo) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(name, times) for name, times in slo.by_process.items()]
-    fates = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in slo.requests.items())
+    requests, judge_requests = _counted(slo.requests), _counted(slo.judge_requests)
     lines += [
         "",
-        f"{slo.kills} of {slo.wanted} kills in {slo.minutes:.0f} minutes, {slo.steps} steps; requests: {fates}",
-        f"{slo.lost} lost, {slo.trained_twice} trained twice, {slo.hangs} hangs; left: {slo.containers_left} containers, "
+        f"{slo.kills} of {slo.wanted} kills in {slo.minutes:.0f} minutes, {slo.steps} steps; requests: {requests}",
+        *([f"judge requests: {judge_requests}"] if judge_requests else []),
+        f"{slo.lost} lost, {slo.trained_twice} trained twice, {slo.judged_twice} judged twice, {slo.hangs} hangs; "
+        f"left: {slo.containers_left} containers, "
         f"{slo.networks_left} networks, {slo.volumes_left} volumes, {slo.processes_left} processes, "
         f"{slo.temporary_left} temporary files",
         f"recovery: {_seconds(slo.recovery_s_p50)} (median), {_seconds(slo.recovery_s_max)} (worst), "
@@ -120,6 +127,10 @@ def table(slo: Slo) -> str:
         *slo.problems,
     ]
     return "\n".join(lines)
+
+
+def _counted(fates: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in fates.items())
 
 
 def _row(name: str, times: RecoveryTimes) -> str:

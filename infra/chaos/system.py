@@ -30,6 +30,7 @@ RECIPE = services.ROOT / "trainer/recipes/demo.toml"
 RUN_ID = "chaos"
 NUM_TASKS = 6
 NUM_WORKERS, NUM_SLOTS = 2, 4
+JUDGE_NAME = "judge-1"
 NEVER = 1_000_000  # more than there will be: the campaign ends the run
 SETTINGS = (
     *("evaluation.episodes=0", "evaluation.greedy_episodes=0", "tasks.heldout=", "tasks.unverified=allow"),
@@ -37,10 +38,21 @@ SETTINGS = (
     *("checkpoint.every_steps=2", "learner.lr=1e-6", "learner.lr_min=0.0", "learner.num_epochs=1"),
     *("weights.keep=2", f"num_steps={NEVER}", f"batch.max_failed_groups={NEVER}"),
     f"batch.max_groups_without_signal={NEVER}",
+    *("judge.method=function", "judge.name=slowly", "credit.method=outcome_then_steps"),
 )
+# The built-in rule, slowed down so that kills meet judgements that are being made.
+JUDGE_FUNCTION = """import time
+
+from workers.judge.rules import judge_by_commands
+
+
+def slowly(issue, turns, index):
+    time.sleep(0.2)
+    return judge_by_commands(issue, turns, index)
+"""
 ALLOWED_DEATHS = NEVER  # we cause them
 NICE = ("nice", "-n", "5")
-FIRST_PORT, LAST_PORT = 21_000, 31_000  # below those that the kernel hands out
+FIRST_PORT, LAST_PORT = 32_000, 32_750  # below those that the kernel hands out, above those of our tests
 REDIS, ENGINE, ROUTER = 0, 1, 2  # offsets from the first port of a system
 
 
@@ -93,7 +105,8 @@ class System:
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
             return dockerd if pid is not None else None
-        child = self.child(f"worker-{rng.randint(1, NUM_WORKERS)}" if kind == "worker" else kind)
+        names = {"worker": f"worker-{rng.randint(1, NUM_WORKERS)}", "judge": JUDGE_NAME}
+        child = self.child(names.get(kind, kind))
         if not child.alive:
             return None
         child.process.kill()
@@ -110,6 +123,7 @@ class System:
         found.append(("engine", self.serving, engine))
         found.append(("router", self.serving, router))
         found.extend(("worker", self.workers, one) for one in commands.workers(self.arguments))
+        found.append(("judge", self.workers, self._judge()))
         found.append(("trainer", self.trainers, commands.trainer(self.arguments, self.say)))
         return {one.name: (kind, supervisor, self._in_our_place(one)) for kind, supervisor, one in found}
 
@@ -120,6 +134,11 @@ class System:
 
     def _dockerd(self) -> SupervisedProcess:
         return replace(self._service("dockerd", self.docker.command), clean_up=self.docker.end_shims)
+
+    def _judge(self) -> SupervisedProcess:
+        process = commands.worker(self.arguments, JUDGE_NAME, "workers.judge")
+        functions = {"SWERVE_JUDGE_FUNCTIONS": f"{self.root / 'judge.py'}:slowly"}
+        return replace(process, environment={**process.environment, **functions})
 
     def _service(self, name: str, command: list[str]) -> SupervisedProcess:
         return commands.supervised(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
@@ -168,6 +187,7 @@ def new_system(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
     """Directories and ports for a system that does not run yet."""
     for name in ("redis", "state", "tmp", "docker"):
         (root / name).mkdir()
+    (root / "judge.py").write_text(JUDGE_FUNCTION)
     supervisors = (Supervisor(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
     return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *supervisors, say=say)
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes a Debian or Ubuntu host a node of a Swerve fleet. As root:
 #
-#   node_setup.sh --role ROLE [--role ROLE]... [OPTIONS]           ROLE: worker, engine, router, redis, collector
+#   node_setup.sh --role ROLE [--role ROLE]... [OPTIONS]     ROLE: worker, judge, engine, receiver, router, redis, collector, trainer
 #
 #   --dry-run              print what would be done, and change nothing
 #   --start                start the units too, and restart those that run an older program; otherwise they are only enabled
 #   --workers N            worker processes, swerve-worker@1 to @N (1); concurrent episodes of each: SWERVE_SLOTS
+#   --judges N             judge processes, swerve-judge@1 to @N (1); rollouts that each judges at once: SWERVE_JUDGE_SLOTS
 #   --gpus 0,1,...         engines, one unit for each GPU number (0)
 #   --data-root DIR        where Docker keeps images and containers (/var/lib/docker): the largest, fastest disk
 #   --docker-tls DIR       let workers on other hosts use this Docker host, at port 2376, with the certificates in DIR (make_certificates.sh)
@@ -18,7 +19,7 @@ source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 readonly source_dir home=/opt/swerve settings=/etc/swerve state=/var/lib/swerve units=/etc/systemd/system
 readonly daemon_json=/etc/docker/daemon.json docker_drop_in=$units/docker.service.d/swerve-tls.conf
 
-roles=() gpus=0 workers=1 data_root=/var/lib/docker docker_tls='' python=python3 dry_run='' start=''
+roles=() gpus=0 workers=1 judges=1 data_root=/var/lib/docker docker_tls='' python=python3 dry_run='' start=''
 num_changes=0 program_changed='' units_changed='' docker_changed=''
 
 say() { printf 'node: %s\n' "$*"; }
@@ -41,6 +42,7 @@ parse() {
         case $1 in
             --role) roles+=("$2") ;;
             --workers) workers=$2 ;;
+            --judges) judges=$2 ;;
             --gpus) gpus=$2 ;;
             --data-root) data_root=$2 ;;
             --docker-tls) docker_tls=$2 ;;
@@ -55,9 +57,10 @@ check() {
     [ ${#roles[@]} -gt 0 ] || fail 'give at least one --role; see --help'
     local role
     for role in "${roles[@]}"; do
-        case $role in worker | engine | router | redis | collector) ;; *) fail "no role is called $role; see --help" ;; esac
+        case $role in worker | judge | engine | receiver | router | redis | collector | trainer) ;; *) fail "no role is called $role; see --help" ;; esac
     done
     [[ $workers =~ ^[1-9][0-9]*$ ]] || fail "--workers $workers: give a whole number of at least 1"
+    [[ $judges =~ ^[1-9][0-9]*$ ]] || fail "--judges $judges: give a whole number of at least 1"
     [[ $gpus =~ ^[0-9](,[0-9])*$ ]] || fail "--gpus $gpus: give digits separated by commas, as in 0,1; the port is 3010 and the digit"
     [[ $data_root == /* ]] || fail "--data-root $data_root: give an absolute path"
     if [ -n "$docker_tls" ]; then
@@ -128,14 +131,16 @@ program_files() { (cd "$source_dir" && find constraints.txt pyproject.toml infra
 
 install_program() {
     local fingerprint extras=(base) no_deps=()
-    if has_role worker; then extras+=(workers) && no_deps+=(swebench); fi
+    if has_role worker || has_role judge; then extras+=(workers); fi
+    if has_role worker; then no_deps+=(swebench); fi
     if has_role router; then extras+=(serving); fi
     if has_role engine; then extras+=(sglang); fi
-    fingerprint=$( (printf '%s\n' "${extras[*]}" && cd "$source_dir" && program_files | tr '\n' '\0' | xargs -0 sha256sum) | sha256sum)
+    fingerprint=$( (printf '%s\n' "${roles[*]} ${extras[*]}" && cd "$source_dir" && program_files | tr '\n' '\0' | xargs -0 sha256sum) | sha256sum)
     if [ "$(cat "$home/.installed" 2>/dev/null)" = "$fingerprint" ]; then return; fi
     program_changed=yes
     if [ "$source_dir" != "$home" ]; then do_it "copy the program to $home" copy_program; fi
     do_it "make $home/.venv with ${extras[*]}" make_venv "${extras[*]}" "${no_deps[*]}"
+    if has_role trainer; then do_it "make $home/.venv-trainer with the learner" make_trainer_venv; fi
     do_it 'note what is installed' write_file "$home/.installed" 0644 "$fingerprint"
 }
 
@@ -156,6 +161,16 @@ make_venv() {
     if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/init"; fi
     # With the CUDA packages that it requires; our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi
+}
+
+# The learner has an environment of its own: an engine's asks for another torch. Pip's index gives torch for CUDA.
+make_trainer_venv() {
+    local pip=("$home/.venv-trainer/bin/python" -m pip --disable-pip-version-check install --quiet)
+    command -v nvidia-smi >/dev/null || say 'nvidia-smi is missing: install the NVIDIA driver before the learner starts'
+    [ -x "$home/.venv-trainer/bin/python" ] || "$python" -m venv "$home/.venv-trainer"
+    "$python" "$home/infra/setup/extras.py" base trainer >"$home/.requirements-trainer"
+    "${pip[@]}" --constraint "$home/constraints.txt" ${SWERVE_TORCH_INDEX:+--extra-index-url "$SWERVE_TORCH_INDEX"} \
+        --requirement "$home/.requirements-trainer"
 }
 
 configure_host() {
@@ -217,6 +232,8 @@ unit_names() {
     for role in "${roles[@]}"; do
         case $role in
             worker) for number in $(seq "$workers"); do echo "swerve-worker@$number.service"; done ;;
+            judge) for number in $(seq "$judges"); do echo "swerve-judge@$number.service"; done ;;
+            trainer) ;; # people, Slurm or another scheduler start it
             engine) for number in ${gpus//,/ }; do echo "swerve-engine@$number.service"; done ;;
             *) echo "swerve-$role.service" ;;
         esac

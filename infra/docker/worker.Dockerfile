@@ -1,4 +1,4 @@
-# A rollout worker. It uses the Docker host whose socket is mounted, and needs neither torch nor a model.
+# A rollout worker, which uses the Docker host whose socket is mounted, and needs neither torch nor a model; also the pages of runs.
 ARG BASE_IMAGE=swerve/python-base:1
 
 FROM ${BASE_IMAGE} AS packages
@@ -13,4 +13,6 @@ ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /app
 COPY pipeline pipeline
 COPY workers workers
+COPY infra/__init__.py infra/
+COPY infra/web infra/web
 CMD ["python", "-m", "workers.run"]

@@ -27,9 +27,23 @@ def parse_arguments(description: str | None, argv: Sequence[str] | None = None) 
     parser.add_argument("--slots", type=int, default=6, help="concurrent episodes per worker")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the engine")
     parser.add_argument("--dtype", help="of the engine")
+    parser.add_argument(
+        "--engine-threads", type=int, default=1, help="of one forward pass of the engine, on the CPU"
+    )
     parser.add_argument("--max-total-tokens", type=int, help="of the engine's KV cache")
     parser.add_argument("--router-port", type=int, default=30000)
     parser.add_argument("--engine-port", type=int, default=30001)
+    parser.add_argument(
+        "--judges", type=int, default=1, help="judge processes, if the recipe has a [judge]; default: 1"
+    )
+    parser.add_argument("--judge-router-port", type=int, default=30020, help="for a judge that is a model")
+    parser.add_argument("--judge-engine-port", type=int, default=30021, help="for a judge that is a model")
+    parser.add_argument(
+        "--web-port",
+        type=int,
+        default=8090,
+        help="of the pages for a browser; default 8090, or the next free one",
+    )
     parser.add_argument("--redis-url", default=LOCAL_REDIS)
     parser.add_argument(
         "--fresh", action="store_true", help="delete the run in --run-dir and start a new one"

@@ -1,4 +1,4 @@
-"""The processes that run under supervision on one machine: engine, router, workers, trainer, and how each is started."""
+"""The processes that run under supervision on one machine, and how each is started; those of a judge are in judging.py."""
 
 import argparse
 import os
@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from infra import ports
 from infra.local.arguments import METRICS_PORT_OFFSET
 from infra.supervisor import SupervisedProcess
 
@@ -17,34 +18,54 @@ from infra.supervisor import SupervisedProcess
 TRAINER_GRACE_S = 60.0
 WORKER_GRACE_S = 20.0
 SERVING_GRACE_S = 2.0
+PAGES_GRACE_S = 5.0
 
 
 def serving(arguments: argparse.Namespace, model: Path) -> Iterator[SupervisedProcess]:
     """The engine, then the router in front of it."""
-    commands = {"engine": engine_command(arguments, model), "router": router_command(arguments)}
-    for name, command in commands.items():
-        yield supervised(arguments, name, partial(list, command), SERVING_GRACE_S, signal.SIGKILL)
+    limits = [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
+    yield engine(arguments, "engine", model, arguments.engine_port, *limits)
+    yield router(arguments, "router", arguments.router_port, arguments.engine_port)
 
 
-def engine_command(arguments: argparse.Namespace, model: Path) -> list[str]:
+def engine(
+    arguments: argparse.Namespace, name: str, model: Path, port: int, *flags: str
+) -> SupervisedProcess:
     command = [sys.executable, "-m", "infra.serving.engine", f"--model={model}"]
-    command += [f"--port={arguments.engine_port}", f"--device={arguments.device}"]
+    command += [f"--port={port}", f"--device={arguments.device}", f"--num-threads={arguments.engine_threads}"]
     command += [f"--dtype={arguments.dtype}"] if arguments.dtype else []
-    command += [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
-    return command
+    return supervised(arguments, name, partial(list, [*command, *flags]), SERVING_GRACE_S, signal.SIGKILL)
 
 
-def router_command(arguments: argparse.Namespace) -> list[str]:
-    command = [sys.executable, "-m", "infra.serving.router", f"--port={arguments.router_port}"]
-    command += [f"--engine=http://127.0.0.1:{arguments.engine_port}"]
-    return [*command, f"--metrics-port={arguments.router_port + METRICS_PORT_OFFSET}"]
+def router(arguments: argparse.Namespace, name: str, port: int, engine_port: int) -> SupervisedProcess:
+    command = [sys.executable, "-m", "infra.serving.router", f"--port={port}"]
+    command += [f"--engine=http://127.0.0.1:{engine_port}", f"--metrics-port={port + METRICS_PORT_OFFSET}"]
+    return supervised(arguments, name, partial(list, command), SERVING_GRACE_S, signal.SIGKILL)
 
 
 def workers(arguments: argparse.Namespace) -> Iterator[SupervisedProcess]:
-    command = [sys.executable, "-m", "workers.run"]
     for number in range(1, arguments.workers + 1):
-        name = f"worker-{number}"
-        yield supervised(arguments, name, partial(list, command), WORKER_GRACE_S, signal.SIGTERM)
+        yield worker(arguments, f"worker-{number}", "workers.run")
+
+
+def worker(arguments: argparse.Namespace, name: str, module: str) -> SupervisedProcess:
+    """A process that claims requests from the queue, and drains at SIGTERM."""
+    command = [sys.executable, "-m", module]
+    return supervised(arguments, name, partial(list, command), WORKER_GRACE_S, signal.SIGTERM)
+
+
+def pages(arguments: argparse.Namespace, say: Callable[[str], None]) -> SupervisedProcess:
+    """The pages of the run. They stop with it; `swerve web --run-dir` shows it afterwards."""
+    return supervised(arguments, "web", partial(pages_command, arguments, say), PAGES_GRACE_S, signal.SIGTERM)
+
+
+def pages_command(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[str]:
+    """On the wanted port or the next free one, which is said: another program there is no reason not to train."""
+    port = ports.next_free(arguments.web_port)
+    taken = "" if port == arguments.web_port else f" (port {arguments.web_port} is in use)"
+    say(f"the run in a browser: http://127.0.0.1:{port}/{taken}")
+    command = [sys.executable, "-m", "infra.web", f"--port={port}", f"--run-dir={arguments.run_dir}"]
+    return [*command, f"--redis={arguments.redis_url}"]
 
 
 def trainer(arguments: argparse.Namespace, say: Callable[[str], None]) -> SupervisedProcess:
@@ -84,8 +105,9 @@ def supervised(
 
 
 def environment(arguments: argparse.Namespace, name: str) -> dict[str, str]:
-    """What each of our processes reads from its environment. A worker's own name must differ from the others'."""
-    inherited = {key: value for key, value in os.environ.items() if key != "SWERVE_WORKER_NAME"}
+    """What each of our processes reads from its environment. A worker's or judge's own name must differ from the others'."""
+    names = ("SWERVE_WORKER_NAME", "SWERVE_JUDGE_NAME")
+    inherited = {key: value for key, value in os.environ.items() if key not in names}
     return inherited | {
         "SWERVE_REDIS_URL": arguments.redis_url,
         "SWERVE_ROUTER_URL": f"http://127.0.0.1:{arguments.router_port}",

@@ -1,4 +1,4 @@
-"""The order of a run on one machine: services, image, preparation, engine and router, workers, trainer."""
+"""The order of a run on one machine: services, image, preparation, engine and router, workers, judges, pages, trainer."""
 
 import argparse
 import shlex
@@ -16,9 +16,10 @@ import msgspec
 
 from infra import leftovers, processes, services
 from infra.images.build import IMAGES, ensure_image
-from infra.local import commands
+from infra.local import commands, judging
 from infra.local.arguments import LOCAL_REDIS, check_ports, starting_model
 from infra.local.containers import remove_containers
+from infra.local.judging import LocalJudge
 from infra.memory import MemoryWatch
 from infra.supervisor import SupervisedProcess, Supervisor
 from pipeline import connection
@@ -37,7 +38,9 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
     for service in services.SERVICES:
         services.wait_while_stopping(service)
     check_ports(arguments)
-    model = starting_model(arguments)
+    model, judge = starting_model(arguments), judging.wanted_judge(arguments)
+    if judge is not None:
+        judging.check_ports(arguments, judge)
     prepare_run(arguments, cleanup)
     supervisor, trainers = Supervisor(say), Supervisor(say)
     watch = MemoryWatch(lambda: service_pids() | supervisor.pids() | trainers.pids())
@@ -46,6 +49,9 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
     cleanup.callback(lambda: remove_containers(supervisor.started, say))
     cleanup.callback(supervisor.stop)
     start_serving(supervisor, [*commands.serving(arguments, model), *commands.workers(arguments)], arguments)
+    if judge is not None:
+        start_judges(supervisor, judge, arguments)
+    supervisor.start(commands.pages(arguments, say))
     cleanup.callback(trainers.stop)
     trainers.start(commands.trainer(arguments, say))
     while (status := trainers.exit_status("trainer")) is None:
@@ -124,14 +130,32 @@ def start_serving(
         supervisor.start(process)
     logs = arguments.run_dir / "logs"
     say(f"engine, router, {arguments.workers} workers with {arguments.slots} slots each: logs in {logs}")
+    waited_s = wait_for_engine(supervisor, "engine", arguments.router_port)
+    say(f"engine and router ready (waited {waited_s:.1f} s)")
+
+
+def start_judges(supervisor: Supervisor, judge: LocalJudge, arguments: argparse.Namespace) -> None:
+    """Start the judges, with their engine and router if they have any. Raises RuntimeError as `start_serving` does."""
+    for process in (*judging.serving(arguments, judge), *judging.judges(arguments, judge)):
+        supervisor.start(process)
+    say(judge.description)
+    if judge.model is not None:
+        waited_s = wait_for_engine(supervisor, "judge-engine", arguments.judge_router_port)
+        say(f"the judge's engine and router ready (waited {waited_s:.1f} s)")
+
+
+def wait_for_engine(supervisor: Supervisor, name: str, router_port: int) -> float:
+    """Wait until the router reaches the engine of this name. Returns the seconds it took; raises RuntimeError if it takes
+    too long, or at once if a process ends.
+    """
     began_at = time.monotonic()
-    while not router_is_ready(arguments.router_port):
+    while not router_is_ready(router_port):
         supervisor.check_alive()
         if time.monotonic() - began_at > ENGINE_START_S:
-            engine = supervisor.running["engine"][0]
-            raise RuntimeError(f"engine is not ready after {ENGINE_START_S:.0f} s{engine.last_lines()}")
+            engine = supervisor.running[name][0]
+            raise RuntimeError(f"{name} is not ready after {ENGINE_START_S:.0f} s{engine.last_lines()}")
         time.sleep(CHECK_EVERY_S)
-    say(f"engine and router ready (waited {time.monotonic() - began_at:.1f} s)")
+    return time.monotonic() - began_at
 
 
 def router_is_ready(port: int) -> bool:

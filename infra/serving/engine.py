@@ -10,6 +10,7 @@ The process becomes SGLang's own server: its pid, its signals, its exit status. 
   it would hang, and the router would take the engine for dead);
 - the weights it starts from have a version (`--weight-version`, default 0), as later ones do;
 - an idle engine sleeps;
+- `/metrics` serves SGLang's metrics to Prometheus;
 - what would make the start fail is checked first: the port, the GPUs, the architecture (`architectures.py`) and the
   weight files (`checkpoint.py`). Each mistake is one line, with exit status 2.
 
@@ -35,7 +36,7 @@ STAND_INS = ("sgl_kernel", "triton", "torchvision", "soundfile", "xgrammar", "IP
 HIDDEN = ("triton.knobs", "megatron")
 
 COMMON_FLAGS = (
-    *("--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--grammar-backend", "none", "--enable-metrics"),
     *("--log-level-http", "warning"),  # the router calls /health every second
 )
 CPU_FLAGS = (
@@ -79,7 +80,7 @@ def engine_command(arguments: argparse.Namespace) -> list[str]:
     ]
     flags += ["--weight-version", arguments.weight_version, "--tp-size", str(arguments.tensor_parallel)]
     flags += () if arguments.chat else ("--skip-tokenizer-init",)
-    flags += CPU_FLAGS if on_cpu else ("--enable-metrics",)
+    flags += CPU_FLAGS if on_cpu else ()
     dtype = arguments.dtype or ("float32" if on_cpu else None)
     max_total_tokens = arguments.max_total_tokens or (16384 if on_cpu else None)
     max_running_requests = arguments.max_running_requests or (16 if on_cpu else None)

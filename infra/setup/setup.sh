@@ -27,10 +27,13 @@ install_missing_programs() {
     command -v iptables >/dev/null || missing+=(iptables)
     command -v musl-gcc >/dev/null || missing+=(gcc musl-tools)
     if [ "${1:-}" = tests ]; then
+        # Tests open the pages of a run in it. The package playwright then downloads no browser of its own.
+        command -v chromium >/dev/null || missing+=(chromium)
         # Tests check the cluster's files with these; none of them is started as a service.
         command -v systemd-analyze >/dev/null || missing+=(systemd)
         command -v slurmctld >/dev/null || missing+=(slurmctld)
         command -v openssl >/dev/null || missing+=(openssl)
+        command -v promtool >/dev/null || missing+=(prometheus)
     fi
     [ ${#missing[@]} -eq 0 ] && return
     command -v apt-get >/dev/null || {
@@ -50,7 +53,7 @@ install_packages() {
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
     # First and by itself: requested like this, pip prefers a local CPU build to the CUDA one.
     "${pip[@]}" torch==2.13.0
-    "$venv/bin/python" infra/setup/extras.py base workers trainer tasksets serving bench dev |
+    "$venv/bin/python" infra/setup/extras.py base workers trainer sinks tasksets serving bench dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
     "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt

@@ -21,5 +21,5 @@ started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright
-# Tests that need a CUDA device have their own target, gpu-check.
-"$python" -m pytest --maxfail=10 -q -m "not gpu"
+# Two files at a time: much of a test is waiting for containers and processes. Tests that need a CUDA device have their own target, gpu-check.
+"$python" -m pytest --maxfail=10 -q -m "not gpu" --numprocesses 2 --dist loadfile

@@ -1,4 +1,7 @@
-"""The Jinja templates of an agent file: compiled in a sandbox, with StrictUndefined as upstream, and checked for unknown names."""
+"""The Jinja templates of an agent file or of a judge's: compiled in a sandbox, with StrictUndefined as upstream.
+
+Unknown names are refused when a template is compiled.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +28,9 @@ _FAULTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One template of the file and the key it stands under."""
+    """One template of a file and the key it stands under."""
 
+    file: str  # what an error calls the file
     key: str
     source: str
     template: jinja2.Template
@@ -36,20 +40,20 @@ class Prompt:
         try:
             return self.template.render(names)
         except _FAULTS as error:
-            raise RequestError(f"agent config: {self.key}: {error}") from error
+            raise RequestError(f"{self.file}: {self.key}: {error}") from error
 
 
-def compile_prompt(key: str, source: str, known: frozenset[str]) -> Prompt:
+def compile_prompt(key: str, source: str, known: frozenset[str], *, file: str = "agent config") -> Prompt:
     """The template, if it uses known names only. One that it tests for with `is defined` may be unknown."""
     try:
         template = _ENVIRONMENT.from_string(source)
         unknown = sorted(_needed(_ENVIRONMENT.parse(source)) - known)
     except jinja2.TemplateError as error:
-        raise RequestError(f"agent config: {key}: {error}") from error
+        raise RequestError(f"{file}: {key}: {error}") from error
     if unknown:
         names = ", ".join(sorted(known))
-        raise RequestError(f"agent config: {key}: unknown variable {unknown[0]!r}; known: {names}")
-    return Prompt(key, source, template)
+        raise RequestError(f"{file}: {key}: unknown variable {unknown[0]!r}; known: {names}")
+    return Prompt(file, key, source, template)
 
 
 def names_in(source: str) -> frozenset[str]:

@@ -16,10 +16,12 @@ from pipeline.census import Claimed, Queued
 from pipeline.cli import runs
 from pipeline.cli.ink import Ink, count
 from pipeline.deadletters import DeadLetter
+from pipeline.judge import JudgementHead
+from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.queue import Lease
 from pipeline.request_store import Label
 from pipeline.stream import Delivery
-from pipeline.trajectory import TrajectoryHead
+from pipeline.trajectory import JobHead, TrajectoryHead
 from pipeline.visible import visible
 
 State = Literal["queued", "claimed", "answered", "dead", "lost", "withdrawn"]
@@ -40,7 +42,8 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
     group_id: str = ""
     outcome: str = ""
-    head: TrajectoryHead | None = None
+    head: JobHead | None = None
+    kind: str = ROLLOUT.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +81,17 @@ def reward_word(reward: float | None) -> str:
 
 
 async def lines(
-    redis: Redis, run_id: str, state: State, limit: int, wanted: LineFilter = ANYTHING
+    redis: Redis,
+    run_id: str,
+    state: State,
+    limit: int,
+    wanted: LineFilter = ANYTHING,
+    kind: AnyKind = ROLLOUT,
 ) -> list[RequestLine]:
-    """At most `limit` requests of a run in one state: dead and answered newest first, others oldest first."""
+    """At most `limit` requests of a run and a kind in one state: dead and answered newest first, others oldest first."""
     found: list[RequestLine] = []
     takes_all = wanted == ANYTHING
-    async for line in _all_lines(redis, run_id, state):
+    async for line in _all_lines(redis, run_id, state, kind):
         if takes_all or wanted.matches(line):
             found.append(line)
         if len(found) >= limit:
@@ -91,36 +99,37 @@ async def lines(
     return found
 
 
-async def _all_lines(redis: Redis, run_id: str, state: State) -> AsyncIterator[RequestLine]:
+async def _all_lines(redis: Redis, run_id: str, state: State, kind: AnyKind) -> AsyncIterator[RequestLine]:
     match state:
         case "dead":
-            letters = await dead_letters(redis, run_id)
+            letters = (await deadletters.listed(redis, run_id, kind)).values()
             for letter in sorted(letters, key=lambda letter: -letter.died_at):
-                yield _dead(run_id, letter)
+                yield _dead(run_id, letter, kind)
         case "answered":
-            async for delivery in stream.heads_backwards(redis, run_id):
+            async for delivery in stream.heads_backwards(redis, run_id, kind):
                 yield head_line(delivery.head)
         case "claimed":
-            for one in await census.open_requests(redis, run_id):
+            for one in await census.open_requests(redis, run_id, kind):
                 if isinstance(one, Claimed):
-                    yield _claimed(run_id, one)
+                    yield _claimed(run_id, one, kind)
         case _:
-            waiting = [one for one in await census.open_requests(redis, run_id) if isinstance(one, Queued)]
+            outstanding = await census.open_requests(redis, run_id, kind)
+            waiting = [one for one in outstanding if isinstance(one, Queued)]
             labels = await request_store.labels(redis, [one.request_id for one in waiting])
             for one, label in zip(waiting, labels, strict=True):
-                yield _queued(run_id, one, label)
+                yield _queued(run_id, one, label, kind)
 
 
 def where(lease: Lease, max_turns: int) -> str:
-    """Where in the episode a claim is."""
+    """Where in its stage a claim is."""
+    if lease.phase == "judging":
+        return f"judging, {count(lease.turn, 'turn')} done"
     return f"turn {lease.turn} of {max_turns}" if lease.phase == "agent" else lease.phase
 
 
-async def dead_letters(redis: Redis, run_id: str) -> list[DeadLetter]:
-    return list((await deadletters.listed(redis, run_id)).values())
-
-
-def head_line(head: TrajectoryHead) -> RequestLine:
+def head_line(head: JobHead) -> RequestLine:
+    """An answered request, by the head of its result."""
+    assert isinstance(head, TrajectoryHead | JudgementHead), "there is no other kind"
     return RequestLine(
         run_id=head.run_id,
         request_id=head.request_id,
@@ -128,17 +137,31 @@ def head_line(head: TrajectoryHead) -> RequestLine:
         task_id=head.task_id,
         purpose=head.purpose,
         at=head.finished_at,
-        detail=f"{head.outcome}, {count(head.num_turns, 'turn')}",
+        detail=_judged(head) if isinstance(head, JudgementHead) else _played(head),
         worker=head.worker,
         attempt=head.attempt,
-        reward=head.reward,
+        reward=None if isinstance(head, JudgementHead) else head.reward,
         group_id=head.group_id,
         outcome=head.outcome,
         head=head,
+        kind=JUDGE.name if isinstance(head, JudgementHead) else ROLLOUT.name,
     )
 
 
-def _dead(run_id: str, letter: DeadLetter) -> RequestLine:
+def _played(head: TrajectoryHead) -> str:
+    return f"{head.outcome}, {count(head.num_turns, 'turn')}"
+
+
+def _judged(head: JudgementHead) -> str:
+    """How it ended, and what was scored; a rule casts no votes."""
+    if head.outcome != "judged":
+        return head.outcome
+    mean = "" if head.score_mean is None else f", mean {head.score_mean:+.2f}"
+    votes = f", {head.num_valid_votes} of {count(head.num_votes, 'vote')} valid" if head.num_votes else ""
+    return f"judged, {head.num_scored} of {count(head.num_steps, 'step')} scored{mean}{votes}"
+
+
+def _dead(run_id: str, letter: DeadLetter, kind: AnyKind) -> RequestLine:
     last = letter.failures[-1] if letter.failures else None
     return RequestLine(
         run_id=run_id,
@@ -152,10 +175,11 @@ def _dead(run_id: str, letter: DeadLetter) -> RequestLine:
         worker=last.worker if last else "",
         attempt=last.attempt if last else 0,
         outcome=f"failed:{last.boundary}" if last else "",
+        kind=kind.name,
     )
 
 
-def _claimed(run_id: str, found: Claimed) -> RequestLine:
+def _claimed(run_id: str, found: Claimed, kind: AnyKind) -> RequestLine:
     return RequestLine(
         run_id=run_id,
         request_id=found.request_id,
@@ -167,10 +191,11 @@ def _claimed(run_id: str, found: Claimed) -> RequestLine:
         worker=found.lease.worker,
         attempt=found.lease.attempt,
         group_id=found.lease.group_id,
+        kind=kind.name,
     )
 
 
-def _queued(run_id: str, found: Queued, label: Label) -> RequestLine:
+def _queued(run_id: str, found: Queued, label: Label, kind: AnyKind) -> RequestLine:
     wait_s = found.due_at - time.time()
     return RequestLine(
         run_id=run_id,
@@ -181,27 +206,30 @@ def _queued(run_id: str, found: Queued, label: Label) -> RequestLine:
         at=found.enqueued_at,
         detail=f"next try in {wait_s:.0f} s" if wait_s > 0 else "",
         group_id=label.group_id,
+        kind=kind.name,
     )
 
 
-async def arrivals(redis: Redis, only: str | None, past: int, *, follow: bool) -> AsyncIterator[RequestLine]:
-    """The last `past` finished trajectories, oldest first; then, to `follow`, each as it arrives, for ever."""
+async def arrivals(
+    redis: Redis, only: str | None, past: int, kind: AnyKind, *, follow: bool
+) -> AsyncIterator[RequestLine]:
+    """The last `past` results of a kind, oldest first; then, to `follow`, each as it arrives, for ever."""
     positions: dict[str, str] = {}
-    heads: list[TrajectoryHead] = []
+    newest_lines: list[RequestLine] = []
     for run_id in await runs.chosen(redis, only):
-        newest = await stream.newest_heads(redis, run_id, max(past, 1))
+        newest = await stream.newest_heads(redis, run_id, max(past, 1), kind)
         positions[run_id] = newest[0].entry_id if newest else "0"
-        heads += [delivery.head for delivery in newest]
-    heads.sort(key=lambda head: head.finished_at)
-    for head in heads[max(0, len(heads) - past) :]:
-        yield head_line(head)
+        newest_lines += [head_line(delivery.head) for delivery in newest]
+    newest_lines.sort(key=lambda line: line.at)
+    for line in newest_lines[max(0, len(newest_lines) - past) :]:
+        yield line
     while follow:
         for run_id in await runs.chosen(redis, only):
             positions.setdefault(run_id, "0")
         if not positions:
             await asyncio.sleep(1)
             continue
-        for run_id, arrived in await stream.heads_after(redis, positions):
+        for run_id, arrived in await stream.heads_after(redis, positions, kind=kind):
             positions[run_id] = arrived.entry_id
             if isinstance(arrived, Delivery):
                 yield head_line(arrived.head)
@@ -223,7 +251,7 @@ def row(line: RequestLine, ink: Ink) -> str:
     detail = visible(line.detail.replace("\n", " "))[:120]
     return (
         f"{when}  {shade(f'{line.state:<8}')}  {line.request_id}  {line.task_id}  "
-        f"{line.purpose:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
+        f"{line.purpose if line.kind == ROLLOUT.name else line.kind:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
     ).rstrip()
 
 

@@ -1,11 +1,14 @@
 """How `show` prints one request: what was enqueued, each turn, the patch, the verdict, or why it failed."""
 
 import re
+from collections.abc import Iterator, Sequence
 
-from pipeline.cli.finding import Found
+from pipeline.cli.finding import FoundJudging, FoundRollout
 from pipeline.cli.ink import Ink, age, clock, count, indented, shortened
-from pipeline.cli.status_text import where
-from pipeline.deadletters import AttemptFailure
+from pipeline.cli.listing import where
+from pipeline.cli.show_failure import failure_block
+from pipeline.cli.show_judging import score_line, summary, vote_rows
+from pipeline.judge import Judgement
 from pipeline.message import unpack_float32s
 from pipeline.request import RolloutRequest
 from pipeline.trajectory import Cut, Exhausted, Failed, Observation, Submitted, Trajectory, Turn, outcome_tag
@@ -15,25 +18,39 @@ LOG_LINES = 20  # of the log of grading, unless shown in full
 _OPENING_FENCE = re.compile(r"```\w*\s*$")
 
 
-def text(found: Found, ink: Ink, *, full: bool) -> str:
-    """One request for a person to read: what was enqueued, each turn, the patch and its verdict, or why it failed."""
-    blocks = [_header(found, ink)]
+def text(found: FoundRollout, judging: FoundJudging | None, ink: Ink, *, full: bool) -> str:
+    """One request for a person to read: what was enqueued, each turn with its score, the patch and its verdict, or why it
+    failed.
+    """
+    blocks = [_header(found, judging, ink)]
     if found.unreadable:
         blocks.append(ink.bad(f"its stored form cannot be read: {visible(found.unreadable)}"))
     if found.request is not None:
         blocks.append(_problem_block(found.request, ink, full=full))
-    if found.trajectory is not None:
-        blocks += [
-            _turn_block(number, turn, ink, full=full) for number, turn in enumerate(found.trajectory.turns, 1)
-        ]
-        blocks.append(_ending(found.trajectory, ink))
-        if found.trajectory.reward is not None and found.trajectory.reward.log_tail:
-            blocks.append(_log_block(found.trajectory.reward.log_tail, ink, full=full))
+    if found.result is not None:
+        blocks += _turn_blocks(found.result.turns, judging.result if judging else None, ink, full=full)
+        blocks.append(_ending(found.result, ink))
+        if found.result.reward is not None and found.result.reward.log_tail:
+            blocks.append(_log_block(found.result.reward.log_tail, ink, full=full))
     blocks += [failure_block(failure, ink, full=full) for failure in found.failures]
     return "\n\n".join(blocks)
 
 
-def _header(found: Found, ink: Ink) -> str:
+def _turn_blocks(
+    turns: Sequence[Turn], judgement: Judgement | None, ink: Ink, *, full: bool
+) -> Iterator[str]:
+    """Each turn; of a judged rollout with its score, and in full with what each vote said."""
+    steps = {step.turn: step for step in judgement.steps} if judgement is not None else {}
+    for number, turn in enumerate(turns):
+        rows = [_turn_block(number + 1, turn, ink, full=full)]
+        step = steps.get(number)
+        if step is not None:
+            rows.append(f"  {score_line(step, ink)}")
+            rows += vote_rows(step, ink, full=True) if full else ()
+        yield "\n".join(rows)
+
+
+def _header(found: FoundRollout, judging: FoundJudging | None, ink: Ink) -> str:
     rows = [("state", found.state)]
     if found.lease is not None and found.request is not None:
         lease = found.lease
@@ -43,12 +60,14 @@ def _header(found: Found, ink: Ink) -> str:
         )
     if found.request is not None:
         rows += _request_rows(found.request)
-    if found.trajectory is not None:
-        rows += _answer_rows(found.trajectory)
+    if found.result is not None:
+        rows += _answer_rows(found.result)
     elif found.head is not None:
         head = found.head
         rows += [("task", head.task_id), ("outcome", f"{head.outcome}, {clock(head.finished_at)}")]
         rows.append(("text", "none: Redis no longer had it, or nobody could read the request"))
+    if judging is not None:
+        rows.append(("judging", f"{summary(judging)}  ({judging.request_id})"))
     if found.source:
         rows.append(("source", f"{visible(found.source)}, without what may quote hidden tests"))
     return "\n".join(
@@ -200,16 +219,3 @@ def _patch_line(line: str, ink: Ink) -> str:
     if line.startswith("-") and not line.startswith("---"):
         return ink.bad(line)
     return line
-
-
-def failure_block(failure: AttemptFailure, ink: Ink, *, full: bool) -> str:
-    """The evidence of one try."""
-    again = "another try might help" if failure.transient else "no other try would help"
-    where_and_when = (
-        f"{failure.boundary}, {clock(failure.failed_at)}, {visible(failure.worker) or 'no worker'}"
-    )
-    title = f"attempt {failure.attempt} failed at {where_and_when}"
-    rows = [ink.bad(title), indented(f"{visible(failure.message)} ({again})")]
-    if failure.detail:
-        rows.append(indented(shortened(visible(failure.detail), full=full)))
-    return "\n".join(rows)

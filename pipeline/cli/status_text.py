@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from pipeline.census import Claimed, RunCensus, RunStatus
+from pipeline.census import Claimed, KindCensus, RunCensus, RunStatus, Scoring, WorkerStatus
 from pipeline.cli.ink import Ink, age, count
 from pipeline.cli.listing import where
 from pipeline.cli.status import FleetCensus
@@ -15,14 +15,13 @@ MOST_PAST_RUNS = 5
 
 
 def status(fleet: FleetCensus, complaints: Sequence[str], ink: Ink) -> str:
-    """The whole fleet: runs, then workers with their claims, then what is wrong."""
+    """The whole fleet: runs, then workers and judges with their claims, then what is wrong."""
     now = time.time()
     past = [run for run in fleet.runs if _is_past(run)]
     blocks = [_run_block(run, ink) for run in fleet.runs if run not in past]
     if past:
         blocks.append(_past_block(past, ink))
-    claims = [claim for run in fleet.runs for claim in run.claimed]
-    blocks.append(_workers_block(fleet, claims, now, ink))
+    blocks += _worker_blocks(fleet, now, ink)
     if complaints:
         blocks.append("\n".join(ink.bad(f"unwell: {visible(complaint)}") for complaint in complaints))
     else:
@@ -31,15 +30,8 @@ def status(fleet: FleetCensus, complaints: Sequence[str], ink: Ink) -> str:
 
 
 def _is_past(run: RunCensus) -> bool:
-    return not (
-        run.has_trainer
-        or run.queued
-        or run.claimed
-        or run.unread
-        or run.unacknowledged
-        or run.dead
-        or run.malformed
-    )
+    is_open = any(jobs.num_outstanding or jobs.dead or jobs.malformed for jobs in run.kinds)
+    return not (run.has_trainer or is_open)
 
 
 def _past_block(past: Sequence[RunCensus], ink: Ink) -> str:
@@ -83,15 +75,20 @@ def _run_block(run: RunCensus, ink: Ink) -> str:
             rows.append(("quarantine", ink.doubtful(tasks)))
     rows += [
         ("weights", _weights(run, ink)),
-        ("requests", _requests(run, ink)),
-        ("results", _results(run)),
+        ("requests", _requests(run.rollouts, ink)),
+        ("results", _results(run.rollouts)),
         ("lag", _lag(run)),
     ]
-    if run.outcomes:
-        outcomes = sorted(run.outcomes.items(), key=lambda pair: -pair[1])
+    if run.rollouts.outcomes:
+        outcomes = sorted(run.rollouts.outcomes.items(), key=lambda pair: -pair[1])
         rows.append(("outcomes", ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes)))
-    if run.malformed:
-        rows.append(("unreadable", ink.bad(count(run.malformed, "result"))))
+    if run.judging is not None:
+        rows += [("judging", _requests(run.judging, ink)), ("judgements", _results(run.judging))]
+    if run.scoring is not None and run.scoring.num_steps:
+        rows.append(("scores", _scores(run.scoring)))
+    num_malformed = sum(jobs.malformed for jobs in run.kinds)
+    if num_malformed:
+        rows.append(("unreadable", ink.bad(count(num_malformed, "result"))))
     return "\n".join(
         [
             f"run {ink.bold(run.run_id)}",
@@ -100,20 +97,25 @@ def _run_block(run: RunCensus, ink: Ink) -> str:
     )
 
 
-def _requests(run: RunCensus, ink: Ink) -> str:
-    waiting = f" ({run.waiting_out:,} waiting out a back-off)" if run.waiting_out else ""
-    since = "" if run.oldest_claim_at is None else f" (oldest {age(time.time() - run.oldest_claim_at)})"
-    return f"{run.queued:,} queued{waiting}, {len(run.claimed):,} claimed{since}, {_dead(run, ink)}"
+def _requests(jobs: KindCensus, ink: Ink) -> str:
+    waiting = f" ({jobs.waiting_out:,} waiting out a back-off)" if jobs.waiting_out else ""
+    since = "" if jobs.oldest_claim_at is None else f" (oldest {age(time.time() - jobs.oldest_claim_at)})"
+    dead = ink.bad(f"{jobs.dead:,} dead") if jobs.dead else "0 dead"
+    return f"{jobs.queued:,} queued{waiting}, {len(jobs.claimed):,} claimed{since}, {dead}"
 
 
-def _results(run: RunCensus) -> str:
-    held = f", {run.unacknowledged_bytes / 1e6:,.1f} MB of bodies" if run.unacknowledged_bytes else ""
-    rate = f", {run.finished_per_min:.1f} a minute"
-    return f"{run.unread:,} unread, {run.unacknowledged:,} unacknowledged{held}{rate}"
+def _results(jobs: KindCensus) -> str:
+    held = f", {jobs.unacknowledged_bytes / 1e6:,.1f} MB of bodies" if jobs.unacknowledged_bytes else ""
+    rate = f", {jobs.finished_per_min:.1f} a minute"
+    return f"{jobs.unread:,} unread, {jobs.unacknowledged:,} unacknowledged{held}{rate}"
 
 
-def _dead(run: RunCensus, ink: Ink) -> str:
-    return ink.bad(f"{run.dead:,} dead") if run.dead else "0 dead"
+def _scores(scoring: Scoring) -> str:
+    """What recent judgements scored; a rule casts no votes."""
+    steps = f"{scoring.num_scored:,} of {count(scoring.num_steps, 'recent step')} scored"
+    if not scoring.num_votes:
+        return steps
+    return f"{steps}, {scoring.num_valid_votes:,} of {count(scoring.num_votes, 'vote')} valid"
 
 
 def _weights(run: RunCensus, ink: Ink) -> str:
@@ -138,18 +140,40 @@ def _lag(run: RunCensus) -> str:
     return f"median {ordered[len(ordered) // 2]}, max {ordered[-1]} versions, over {over}"
 
 
-def _workers_block(fleet: FleetCensus, claims: Sequence[Claimed], now: float, ink: Ink) -> str:
-    live = {worker.name for worker in fleet.workers}
+def _worker_blocks(fleet: FleetCensus, now: float, ink: Ink) -> list[str]:
+    """Workers, judges if there are any or should be, and those that are silent."""
+    rollouts = [claim for run in fleet.runs for claim in run.rollouts.claimed]
+    judgings = [claim for run in fleet.runs if run.judging is not None for claim in run.judging.claimed]
+    blocks = [_workers_block("worker", fleet.workers, rollouts, now, ink)]
+    if fleet.judges or any(run.judging is not None and run.judging.num_outstanding for run in fleet.runs):
+        blocks.append(_workers_block("judge", fleet.judges, judgings, now, ink))
+    live = {worker.name for worker in (*fleet.workers, *fleet.judges)}
+    held = _by_worker([*rollouts, *judgings])
+    rows: list[str] = []
+    for name in sorted(fleet.silent.keys() | held.keys() - live)[:MOST_WORKERS]:
+        silence = f"silent for {age(now - fleet.silent[name])}" if name in fleet.silent else "never heard"
+        rows += [f"  {ink.bold(name)}  {ink.doubtful(silence)}", *_claim_rows(held.get(name, []), now, ink)]
+    return [*blocks, "\n".join(["not heard from", *rows])] if rows else blocks
+
+
+def _by_worker(claims: Sequence[Claimed]) -> dict[str, list[Claimed]]:
     held: dict[str, list[Claimed]] = {}
     for claim in claims:
         held.setdefault(claim.lease.worker, []).append(claim)
-    slots = sum(worker.slots for worker in fleet.workers)
-    busy = sum(len(held.get(name, ())) for name in live)
-    rows = [f"{count(len(live), 'worker')}, {busy} of {count(slots, 'slot')} busy"]
+    return held
+
+
+def _workers_block(
+    noun: str, alive: Sequence[WorkerStatus], claims: Sequence[Claimed], now: float, ink: Ink
+) -> str:
+    held = _by_worker(claims)
+    slots = sum(worker.slots for worker in alive)
+    busy = sum(len(held.get(worker.name, ())) for worker in alive)
+    rows = [f"{count(len(alive), noun)}, {busy} of {count(slots, 'slot')} busy"]
     if claims:
         oldest = min(claims, key=lambda claim: claim.lease.claimed_at)
         rows[0] += f", oldest claim {age(now - oldest.lease.claimed_at)}: {oldest.request_id}"
-    told = sorted(fleet.workers, key=lambda worker: not (worker.paused or worker.set_aside))[:MOST_WORKERS]
+    told = sorted(alive, key=lambda worker: not (worker.paused or worker.set_aside))[:MOST_WORKERS]
     for worker in sorted(told, key=lambda worker: worker.name):
         record = f"{worker.finished:,} finished, {worker.failed:,} failed, up {age(now - worker.started_at)}"
         mine = held.get(worker.name, [])
@@ -159,11 +183,8 @@ def _workers_block(fleet: FleetCensus, claims: Sequence[Claimed], now: float, in
         if worker.set_aside:
             rows.append(f"    {ink.doubtful(f'set aside: {visible(worker.set_aside)}')}")
         rows += _claim_rows(mine, now, ink)
-    if len(told) < len(live):
-        rows.append(ink.faint(f"  and {len(live) - len(told):,} more"))
-    for name in sorted(fleet.silent.keys() | held.keys() - live)[:MOST_WORKERS]:
-        silence = f"silent for {age(now - fleet.silent[name])}" if name in fleet.silent else "never heard"
-        rows += [f"  {ink.bold(name)}  {ink.doubtful(silence)}", *_claim_rows(held.get(name, []), now, ink)]
+    if len(told) < len(alive):
+        rows.append(ink.faint(f"  and {len(alive) - len(told):,} more"))
     return "\n".join(rows)
 
 

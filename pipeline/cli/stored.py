@@ -1,15 +1,15 @@
 """Requests as the directory of their run has them, when Redis has forgotten them or is gone."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from redis.asyncio import Redis
 
 from pipeline import census
-from pipeline.cli.finding import Found
+from pipeline.cli.finding import Found, FoundRollout
 from pipeline.cli.listing import LineFilter, RequestLine, State, head_line
-from pipeline.rollout_store.reading import DIRECTORY, Stored, stores_of
+from pipeline.rollout_store.reading import DIRECTORY, RolloutStore, Stored, stores_of
 from pipeline.rollout_store.record import StoredHead
 
 RUN_FILE = "run.json"
@@ -30,35 +30,52 @@ async def directories(redis: Redis, run_dir: Path | None) -> list[Path]:
     return [journal.parent for journal in journals if journal.is_dir()]
 
 
-def find(run_dirs: Collection[Path], request_id: str) -> Found:
+def find(run_dirs: Collection[Path], request_id: str) -> FoundRollout:
     """Raises LookupError if no store of these directories has the request."""
+    kept = find_stored(run_dirs, request_id)
+    if kept is None:
+        raise unknown(run_dirs, request_id)
+    return _found(*kept)
+
+
+def find_stored(run_dirs: Collection[Path], request_id: str) -> tuple[Stored, Path] | None:
+    """The rollout, with the directory that has it."""
     for run_dir in run_dirs:
         for store in stores_of(run_dir):
             stored = store.find(request_id)
             if stored is not None:
-                return _found(stored, run_dir)
+                return stored, run_dir
+    return None
+
+
+def unknown(run_dirs: Collection[Path], request_id: str) -> LookupError:
     places = ", ".join(str(run_dir / DIRECTORY) for run_dir in run_dirs)
-    raise LookupError(f"nothing is known of request {request_id}{f' in {places}' if places else ''}")
+    return LookupError(f"nothing is known of request {request_id}{f' in {places}' if places else ''}")
 
 
 def lines(
     run_dir: Path, states: Collection[State], wanted: LineFilter, *, only_run: str | None
 ) -> Iterator[RequestLine]:
-    """The stored requests of the run, then those of its evaluations, each newest first."""
-    for store in stores_of(run_dir):
+    """The stored requests of the run, then those of its evaluations, each newest first. Raises LookupError for a directory
+    without rollouts.
+    """
+    stores = stores_of(run_dir)
+    if not stores:
+        raise LookupError(
+            f"{run_dir} holds no rollouts: give a run's directory, as in runs/demo, whose recipe keeps them"
+        )
+    return _lines(stores, states, wanted, only_run)
+
+
+def _lines(
+    stores: Sequence[RolloutStore], states: Collection[State], wanted: LineFilter, only_run: str | None
+) -> Iterator[RequestLine]:
+    for store in stores:
         for stored in store.heads(newest_first=True):
             line = _line(stored)
             of_run = only_run is None or only_run == line.run_id
             if of_run and line.state in states and wanted.matches(line):
                 yield line
-
-
-def check(run_dir: Path) -> None:
-    """Raises LookupError for a directory without rollouts."""
-    if not stores_of(run_dir):
-        raise LookupError(
-            f"{run_dir} holds no rollouts: give a run's directory, as in runs/demo, whose recipe keeps them"
-        )
 
 
 def run_id_of(run_dir: Path) -> str:
@@ -89,14 +106,14 @@ def _line(stored: StoredHead) -> RequestLine:
     )
 
 
-def _found(stored: Stored, run_dir: Path) -> Found:
+def _found(stored: Stored, run_dir: Path) -> FoundRollout:
     trajectory = stored.rollout.trajectory
     return Found(
         request_id=stored.head.head.request_id,
         state="dead" if stored.head.is_dead else "answered",
         request=None if trajectory is None else trajectory.claim.request,
         lease=None,
-        trajectory=trajectory,
+        result=trajectory,
         failures=stored.rollout.failures,
         unreadable=stored.fault,
         head=stored.head.head,

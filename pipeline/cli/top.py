@@ -15,8 +15,9 @@ from redis.asyncio import Redis
 
 from pipeline.cli import listing, runs, status, status_text
 from pipeline.cli.ink import Ink
+from pipeline.kinds import KINDS
 
-ARRIVALS = 8  # newest finished trajectories shown
+ARRIVALS = 8  # newest trajectories and judgements shown
 
 # The terminal's other screen, without cursor and wrapping; and back.
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -28,7 +29,10 @@ async def frame(redis: Redis, only: str | None, ink: Ink, *, lines: int | None =
     run_ids = await runs.chosen(redis, only)
     fleet = await status.fleet_census(redis, run_ids)
     arrived = [
-        line for run_id in run_ids for line in await listing.lines(redis, run_id, "answered", ARRIVALS)
+        line
+        for run_id in run_ids
+        for kind in KINDS
+        for line in await listing.lines(redis, run_id, "answered", ARRIVALS, kind=kind)
     ]
     newest = sorted(arrived, key=lambda line: -line.at)[:ARRIVALS]
     rows = [

@@ -10,22 +10,40 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import census, connection, forgetting, request_store
-from pipeline.cli import dead, explain, finding, listing, runs, show, status_text, stored, top
-from pipeline.cli.finding import Found
+from pipeline.cli import (
+    dead,
+    explain,
+    listing,
+    lookup,
+    runs,
+    show,
+    show_json,
+    show_judging,
+    show_tokens,
+    status_text,
+    stored,
+    stored_judging,
+    top,
+)
+from pipeline.cli.finding import FoundJudging, FoundRollout
 from pipeline.cli.ink import Ink, count
 from pipeline.cli.listing import LineFilter, RequestLine, State
 from pipeline.cli.status import complaints, fleet_census
 from pipeline.connection import RedisUnavailable, RedisUnreachable
-from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
+from pipeline.judge import judge_request_id, judged_rollout_id
+from pipeline.kinds import JUDGE, KINDS, ROLLOUT, AnyKind
+from pipeline.message import MalformedMessage
+from pipeline.request import RolloutRequest
+from pipeline.rollout_store.trained import TrainedTokens
 from pipeline.settings import redis_settings
 
 LISTED: tuple[State, ...] = ("dead", "claimed", "queued", "answered")
@@ -85,33 +103,46 @@ async def _status(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     """At most `limit` lines in all; a note on stderr says when there may be more. What only the run's directory has comes last."""
     wanted, states, run_dir = _line_filter(arguments), _states(arguments), arguments.run_dir
+    kind = _kind(arguments)
     run_ids = await runs.chosen(redis, None if run_dir else arguments.run)
     if run_dir is not None:
-        stored.check(run_dir)
         only = arguments.run or stored.run_id_of(run_dir)
         run_ids = [run_id for run_id in run_ids if run_id == only]
     lines: list[RequestLine] = []
     gc.disable()  # otherwise it would walk over thousands of lines again and again
     try:
         for state, run_id in itertools.product(states, run_ids):
-            lines += await listing.lines(redis, run_id, state, arguments.limit + 1 - len(lines), wanted)
+            room = arguments.limit + 1 - len(lines)
+            lines += await listing.lines(redis, run_id, state, room, wanted, kind)
     finally:
         gc.enable()
     if run_dir is not None:
         known = {line.request_id for line in lines}
-        older = stored.lines(run_dir, states, wanted, only_run=arguments.run)
+        older = _stored_lines(arguments, run_dir)
         unknown = (line for line in older if line.request_id not in known)
         lines += itertools.islice(unknown, arguments.limit + 1 - len(lines))
     return _print_lines(lines, arguments)
 
 
 def _stored_ls(arguments: argparse.Namespace, run_dir: Path) -> int:
-    stored.check(run_dir)
-    found = stored.lines(run_dir, _states(arguments), _line_filter(arguments), only_run=arguments.run)
+    found = _stored_lines(arguments, run_dir)
     return _print_lines(list(itertools.islice(found, arguments.limit + 1)), arguments)
 
 
+def _stored_lines(arguments: argparse.Namespace, run_dir: Path) -> Iterator[RequestLine]:
+    """Raises LookupError for a directory that has none."""
+    of_kind = stored_judging.lines if arguments.kind == JUDGE.name else stored.lines
+    return of_kind(run_dir, _states(arguments), _line_filter(arguments), only_run=arguments.run)
+
+
+def _kind(arguments: argparse.Namespace) -> AnyKind:
+    return next(kind for kind in KINDS if kind.name == arguments.kind)
+
+
 def _line_filter(arguments: argparse.Namespace) -> LineFilter:
+    """Raises ValueError for a filter that no request of the kind can pass."""
+    if arguments.reward and arguments.kind != ROLLOUT.name:
+        raise ValueError("--reward: only rollouts have one; leave --kind out")
     return LineFilter(
         task=arguments.task,
         worker=arguments.worker,
@@ -140,30 +171,49 @@ def _print_lines(lines: list[RequestLine], arguments: argparse.Namespace) -> int
 
 
 async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """From Redis, which has the log of grading too; what it has forgotten, from the run's directory."""
-    request_id = arguments.id
-    try:
-        found = await finding.find(redis, request_id)
-    except LookupError:
-        return _print_found(
-            stored.find(await stored.directories(redis, arguments.run_dir), request_id), arguments
-        )
-    if found.trajectory is None and found.state in ("answered", "dead"):
-        with contextlib.suppress(LookupError):
-            kept = stored.find(await stored.directories(redis, arguments.run_dir), request_id)
-            found = kept if kept.trajectory is not None else found
-    return _print_found(found, arguments)
+    request_id, run_dirs = arguments.id, await stored.directories(redis, arguments.run_dir)
+    if judged_rollout_id(request_id) is not None:
+        return _print_judging(await lookup.judging(redis, request_id, run_dirs), arguments)
+    found = await lookup.rollout(redis, request_id, run_dirs)
+    judging: FoundJudging | None = None
+    with contextlib.suppress(LookupError):
+        judging = await lookup.judging(redis, judge_request_id(request_id), run_dirs)
+    return _print_rollout(found, judging, show_tokens.find(run_dirs, request_id), arguments)
 
 
 def _stored_show(arguments: argparse.Namespace, run_dir: Path) -> int:
-    return _print_found(stored.find([run_dir], arguments.id), arguments)
+    request_id = arguments.id
+    if judged_rollout_id(request_id) is not None:
+        return _print_judging(stored_judging.find([run_dir], request_id), arguments)
+    judging: FoundJudging | None = None
+    with contextlib.suppress(LookupError):
+        judging = stored_judging.find([run_dir], judge_request_id(request_id))
+    trained = show_tokens.find([run_dir], request_id)
+    return _print_rollout(stored.find([run_dir], request_id), judging, trained, arguments)
 
 
-def _print_found(found: Found, arguments: argparse.Namespace) -> int:
+def _print_rollout(
+    found: FoundRollout,
+    judging: FoundJudging | None,
+    trained: TrainedTokens | None,
+    arguments: argparse.Namespace,
+) -> int:
     if arguments.json:
-        _print_json(_unpacked(found))
+        judged = None if judging is None else show_json.judging(judging)
+        tokens = None if trained is None else show_tokens.plain(trained)
+        _print_json(show_json.rollout(found) | {"judging": judged, "trained": tokens})
+        return 0
+    print(show.text(found, judging, _ink(), full=arguments.full))
+    if trained is not None and found.result is not None:
+        print(f"\n{show_tokens.text(trained, found.result.turns, _ink())}")
+    return 0
+
+
+def _print_judging(found: FoundJudging, arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        _print_json(show_json.judging(found))
     else:
-        print(show.text(found, _ink(), full=arguments.full))
+        print(show_judging.text(found, _ink(), full=arguments.full))
     return 0
 
 
@@ -183,7 +233,8 @@ async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 async def _follow(redis: ArqRedis, arguments: argparse.Namespace) -> None:
     ink = _ink()
-    async for line in listing.arrivals(redis, arguments.run, arguments.past, follow=arguments.follow):
+    newest = listing.arrivals(redis, arguments.run, arguments.past, _kind(arguments), follow=arguments.follow)
+    async for line in newest:
         if arguments.json:
             _print_json(line)
         else:
@@ -207,15 +258,15 @@ def _print_life(found: explain.Life, arguments: argparse.Namespace) -> int:
 
 
 async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    letters = await dead.letters(redis, arguments)
+    found = await dead.dead_requests(redis, arguments)
     if not arguments.json:
-        print(dead.text(letters, time.time(), _ink(), full=arguments.full))
-    for run_id, letter in letters if arguments.json else ():
-        row = dead.as_json(run_id, letter)
+        print(dead.text(found, time.time(), _ink(), full=arguments.full))
+    for one in found if arguments.json else ():
+        row = dead.as_json(one)
         try:
-            request = await request_store.read(redis, letter.request_id)
-            shown = request and request.without_calibration()
-            row["request"] = _as_text(msgspec.to_builtins(shown, builtin_types=(bytes,)))
+            request = await request_store.read(redis, one.letter.request_id, one.kind)
+            shown = request.without_calibration() if isinstance(request, RolloutRequest) else request
+            row["request"] = show_json.plain(shown)
         except MalformedMessage as error:
             row |= {"request": None, "unreadable": str(error)}
         _print_json(row)
@@ -224,17 +275,18 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 async def _mend(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     """Requeue or drop dead requests, and say so. One that cannot be changed makes the exit status 1."""
-    letters = await dead.letters(redis, arguments)
+    found = await dead.dead_requests(redis, arguments)
     change, done = dead.CHANGES[arguments.verb]
-    told = await dead.change_each(redis, letters, change, done)
-    for row, (_, letter) in zip(told, letters, strict=True):
+    told = await dead.change_each(redis, found, change, done)
+    for row, one in zip(told, found, strict=True):
         if arguments.json:
             _print_json(row)
             continue
+        letter = one.letter
         tries = count(len(letter.failures), "failed try", "failed tries")
         line = f"{row['outcome']}: {letter.request_id}  {letter.task_id}  run {row['run_id']}, {tries}"
         print(f"{line}; {row['reason']}" if row["reason"] else line)
-    if not (letters or arguments.json):
+    if not (found or arguments.json):
         print("nothing is dead")
     return int(any(row["reason"] for row in told))
 
@@ -264,27 +316,6 @@ async def _top(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     else:
         print(await top.frame(redis, arguments.run, _ink()))
     return 0
-
-
-def _unpacked(found: Found) -> dict[str, Any]:
-    """Everything as JSON holds it: token arrays as lists, other bytes as text."""
-    plain: dict[str, Any] = msgspec.to_builtins(found, builtin_types=(bytes,))
-    for turn in (plain["trajectory"] or {"turns": ()})["turns"]:
-        turn["fed"], turn["sampled"] = list(unpack_int32s(turn["fed"])), list(unpack_int32s(turn["sampled"]))
-        turn["logprobs"] = list(unpack_float32s(turn["logprobs"]))
-    return _as_text(plain)
-
-
-def _as_text(value: Any) -> Any:
-    match value:
-        case bytes():
-            return value.decode(errors="replace")
-        case dict():
-            return {name: _as_text(inner) for name, inner in cast(dict[str, Any], value).items()}
-        case list() | tuple():
-            return [_as_text(inner) for inner in cast(Iterable[Any], value)]
-        case _:
-            return value
 
 
 def _print_json(value: Any) -> None:

@@ -1,18 +1,23 @@
 """Reading a store: one rollout by its request id, or all of them one after the other, whatever its size.
 
 A store may be read while it is written, and on a machine without Redis. Of a request that was dead-lettered, requeued and
-finished there are two records, of which only the newer one counts.
+finished there are two records, of which only the newer one counts. The judgement of a rollout is a record of its own, which is put
+into the rollout that it is about.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec import structs
+
+from pipeline.judge import Judgement
 from pipeline.message import MalformedMessage
 from pipeline.rollout_store import record, segment
 from pipeline.rollout_store.record import StoredHead, StoredRollout
 from pipeline.rollout_store.segment import RecordPlace, SegmentIndex
+from pipeline.rollout_store.trained import TrainedTokens
 
 DIRECTORY = "rollouts"  # of a run, in its directory
 EVALUATIONS = "evaluations"  # each with a store of its own, beside that of the run
@@ -41,6 +46,16 @@ class RolloutStore:
             except FileNotFoundError:
                 continue
             if found is not None:
+                return _judged(found, self._judgement_of(digest))
+        return None
+
+    def trained(self, request_id: str) -> TrainedTokens | None:
+        """What the newest step that trained the rollout did with its tokens; None if the store does not have it."""
+        digest = segment.digest_of(request_id)
+        for path in reversed(segment.segments_in(self._directory)):
+            index = segment.read_index(path)
+            offset = _scanned_trained(path, digest) if index is None else index.find_trained(digest)
+            if offset is not None and (found := _trained_at(path, offset)) is not None:
                 return found
         return None
 
@@ -51,9 +66,21 @@ class RolloutStore:
 
     def rollouts(self, wanted: Callable[[StoredHead], bool]) -> Iterator[Stored]:
         """Those whose heads are wanted, oldest first, one in memory at a time."""
+        judgements = dict(_judgements(segment.segments_in(self._directory)))
         for file, entry in self._entries(newest_first=False):
             if wanted(entry.stored):
-                yield _stored(file, entry)
+                place = judgements.get(segment.digest_of(entry.stored.head.request_id))
+                yield _judged(_stored(file, entry), None if place is None else _judgement_at(*place))
+
+    def _judgement_of(self, digest: bytes) -> Judgement | None:
+        """The newest judgement of the rollout with this digest."""
+        for path in reversed(segment.segments_in(self._directory)):
+            index = segment.read_index(path)
+            scanned = dict(_judgement_offsets(path)) if index is None else {}
+            offset = scanned.get(digest) if index is None else index.find_judgement(digest)
+            if offset is not None:
+                return _judgement_at(path, offset)
+        return None
 
     def _entries(self, *, newest_first: bool) -> Iterator[tuple[BinaryIO, RecordPlace]]:
         paths = segment.segments_in(self._directory)
@@ -92,6 +119,68 @@ def _replacements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]
                         yield segment.digest_of(entry.stored.head.request_id), (path, entry.offset)
         except FileNotFoundError:
             continue
+
+
+def _judgements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]:
+    """Where the judgements are, by the digests of their rollouts. Later ones come later."""
+    for path in paths:
+        index = segment.read_index(path)
+        pairs = _judgement_offsets(path) if index is None else index.all_judgements()
+        yield from ((digest, (path, offset)) for digest, offset in pairs)
+
+
+def _judgement_offsets(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Of a segment without an index."""
+    try:
+        with path.open("rb") as file:
+            for place in segment.judgements(file):
+                yield segment.digest_of(place.head.rollout_id), place.offset
+    except FileNotFoundError:
+        return
+
+
+def _judgement_at(path: Path, offset: int) -> Judgement | None:
+    """None of a record that is damaged, or was removed meanwhile."""
+    try:
+        with path.open("rb") as file:
+            place = segment.judgement_at(file, offset)
+            body = None if place is None else segment.read_body(file, place)
+        return None if body is None else record.unpack_judgement(body)
+    except (FileNotFoundError, MalformedMessage):
+        return None
+
+
+def _scanned_trained(path: Path, digest: bytes) -> int | None:
+    """The newest of a segment without an index whose record is whole."""
+    try:
+        with path.open("rb") as file:
+            whole = [
+                place.offset
+                for place in segment.trained(file)
+                if segment.digest_of(place.head.rollout_id) == digest
+                and segment.read_body(file, place) is not None
+            ]
+            return whole[-1] if whole else None
+    except FileNotFoundError:
+        return None
+
+
+def _trained_at(path: Path, offset: int) -> TrainedTokens | None:
+    """None of a record that is damaged, or was removed meanwhile."""
+    try:
+        with path.open("rb") as file:
+            place = segment.trained_at(file, offset)
+            body = None if place is None else segment.read_body(file, place)
+        return None if body is None else record.unpack_trained(body)
+    except (FileNotFoundError, MalformedMessage):
+        return None
+
+
+def _judged(stored: Stored, judgement: Judgement | None) -> Stored:
+    """The rollout with its judgement."""
+    if judgement is None:
+        return stored
+    return replace(stored, rollout=structs.replace(stored.rollout, judgement=judgement))
 
 
 def _whole(file: BinaryIO, index: SegmentIndex | None) -> Iterator[RecordPlace]:

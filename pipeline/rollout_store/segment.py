@@ -15,9 +15,11 @@ from typing import BinaryIO
 
 import msgspec
 
+from pipeline.judge import JudgementHead
 from pipeline.message import MalformedMessage, Message
 from pipeline.rollout_store import record
 from pipeline.rollout_store.record import Frame, StoredHead
+from pipeline.rollout_store.trained import TrainedHead
 
 SUFFIX, INDEX_SUFFIX = ".segment", ".index"
 _DIGEST_BYTES = 16
@@ -27,43 +29,67 @@ _SEARCH_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """A record, found at `offset`."""
+    """The record of a rollout, found at `offset`."""
 
     offset: int
     frame: Frame
     stored: StoredHead
 
 
+@dataclass(frozen=True, slots=True)
+class JudgementPlace:
+    """The record of a judgement, found at `offset`."""
+
+    offset: int
+    frame: Frame
+    head: JudgementHead
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPlace:
+    """The record of a rollout's trained tokens, found at `offset`."""
+
+    offset: int
+    frame: Frame
+    head: TrainedHead
+
+
+Place = RecordPlace | JudgementPlace | TrainedPlace
+
+
 class SegmentIndex(Message, frozen=True, kw_only=True):
-    """Where each request of a complete segment is. Both tables have rows of 24 bytes, the digest of a request id and an offset, in
+    """Where each request of a complete segment is. The tables have rows of 24 bytes, the digest of a request id and an offset, in
     the order of the digests.
     """
 
     num_bytes: int  # of the segment
     rows: bytes  # of every request, its newest record
     replacing: bytes  # those rows that replace records of older segments, or of this one
+    judgements: bytes = b""  # of every judgement, by the id of its rollout, the newest record
+    trained: bytes = b""  # the same of trained tokens
 
     def find(self, digest: bytes) -> int | None:
         """The offset of the request's newest record."""
-        rows = self.rows
-        place = bisect.bisect_left(
-            range(len(rows) // _ENTRY_BYTES),
-            digest,
-            key=lambda row: rows[row * _ENTRY_BYTES : row * _ENTRY_BYTES + _DIGEST_BYTES],
-        )
-        start = place * _ENTRY_BYTES
-        if rows[start : start + _DIGEST_BYTES] != digest:
-            return None
-        return _offset(rows, start)
+        return _find(self.rows, digest)
+
+    def find_judgement(self, digest: bytes) -> int | None:
+        """The offset of the newest judgement of the rollout."""
+        return _find(self.judgements, digest)
+
+    def find_trained(self, digest: bytes) -> int | None:
+        """The offset of the newest record of the rollout's trained tokens."""
+        return _find(self.trained, digest)
+
+    def all_judgements(self) -> Iterator[tuple[bytes, int]]:
+        """(digest, offset) of each judgement."""
+        return _pairs(self.judgements)
 
     def offsets(self) -> Iterator[int]:
-        for start in range(0, len(self.rows), _ENTRY_BYTES):
-            yield _offset(self.rows, start)
+        return (offset for _, offset in _pairs(self.rows))
 
     def replacements(self) -> Iterator[tuple[bytes, int]]:
         """(digest, offset) of each record that replaces an older one."""
-        for start in range(0, len(self.replacing), _ENTRY_BYTES):
-            yield self.replacing[start : start + _DIGEST_BYTES], _offset(self.replacing, start)
+        return _pairs(self.replacing)
 
 
 def digest_of(request_id: str) -> bytes:
@@ -83,12 +109,28 @@ def segments_in(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
-def entries(file: BinaryIO) -> Iterator[RecordPlace]:
-    """Every record whose head is whole and whose end is within the file, in order. What is damaged is passed over."""
+def entries(file: BinaryIO, *, start: int = 0) -> Iterator[RecordPlace]:
+    """Every rollout from the offset `start` on whose head is whole and whose end is within the file, in order. What is damaged is
+    passed over.
+    """
+    return (place for place in _places(file, start) if isinstance(place, RecordPlace))
+
+
+def judgements(file: BinaryIO) -> Iterator[JudgementPlace]:
+    """As `entries`, of judgements."""
+    return (place for place in _places(file) if isinstance(place, JudgementPlace))
+
+
+def trained(file: BinaryIO) -> Iterator[TrainedPlace]:
+    """As `entries`, of trained tokens."""
+    return (place for place in _places(file) if isinstance(place, TrainedPlace))
+
+
+def _places(file: BinaryIO, start: int = 0) -> Iterator[Place]:
     size = os.fstat(file.fileno()).st_size
-    offset = 0
+    offset = start
     while offset + record.HEADER_BYTES <= size:
-        found = _entry_at(file, offset, size)
+        found = _place_at(file, offset, size)
         if found is not None:
             yield found
             offset += found.frame.num_bytes
@@ -96,7 +138,7 @@ def entries(file: BinaryIO) -> Iterator[RecordPlace]:
             offset = _next_magic(file, offset + 1, size)
 
 
-def read_body(file: BinaryIO, entry: RecordPlace) -> bytes | None:
+def read_body(file: BinaryIO, entry: Place) -> bytes | None:
     """The compressed body; None if it is damaged."""
     file.seek(entry.offset + record.HEADER_BYTES + entry.frame.head_bytes)
     body = file.read(entry.frame.body_bytes)
@@ -104,8 +146,21 @@ def read_body(file: BinaryIO, entry: RecordPlace) -> bytes | None:
 
 
 def entry_at(file: BinaryIO, offset: int) -> RecordPlace | None:
-    """The record that begins there; None if it is damaged."""
-    return _entry_at(file, offset, os.fstat(file.fileno()).st_size)
+    """The rollout whose record begins there; None if it is damaged."""
+    found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
+    return found if isinstance(found, RecordPlace) else None
+
+
+def judgement_at(file: BinaryIO, offset: int) -> JudgementPlace | None:
+    """The judgement whose record begins there; None if it is damaged."""
+    found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
+    return found if isinstance(found, JudgementPlace) else None
+
+
+def trained_at(file: BinaryIO, offset: int) -> TrainedPlace | None:
+    """The trained tokens whose record begins there; None if it is damaged."""
+    found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
+    return found if isinstance(found, TrainedPlace) else None
 
 
 def read_index(segment: Path) -> SegmentIndex | None:
@@ -121,15 +176,31 @@ def read_index(segment: Path) -> SegmentIndex | None:
 def made_index(file: BinaryIO) -> SegmentIndex:
     """The index of a segment as it is, bodies verified."""
     rows: dict[bytes, tuple[int, bool]] = {}
-    for entry in entries(file):
-        if read_body(file, entry) is not None:
-            digest = digest_of(entry.stored.head.request_id)
-            rows[digest] = entry.offset, entry.stored.replaces
-    return index_of(rows, num_bytes=os.fstat(file.fileno()).st_size)
+    judged: dict[bytes, int] = {}
+    with_tokens: dict[bytes, int] = {}
+    for place in _places(file):
+        if read_body(file, place) is None:
+            continue
+        match place:
+            case RecordPlace(offset, _, stored):
+                rows[digest_of(stored.head.request_id)] = offset, stored.replaces
+            case JudgementPlace(offset, _, head):
+                judged[digest_of(head.rollout_id)] = offset
+            case TrainedPlace(offset, _, head):
+                with_tokens[digest_of(head.rollout_id)] = offset
+    return index_of(rows, judged, with_tokens, num_bytes=os.fstat(file.fileno()).st_size)
 
 
-def index_of(rows: dict[bytes, tuple[int, bool]], *, num_bytes: int) -> SegmentIndex:
-    """Of (offset, whether it replaces an older one) by digest."""
+def index_of(
+    rows: dict[bytes, tuple[int, bool]],
+    judged: dict[bytes, int],
+    with_tokens: dict[bytes, int],
+    *,
+    num_bytes: int,
+) -> SegmentIndex:
+    """Of (offset, whether it replaces an older one) by digest of each rollout, and of the offsets of its judgement and of its trained
+    tokens.
+    """
     packed = [
         (digest + offset.to_bytes(8, "little"), replaces) for digest, (offset, replaces) in rows.items()
     ]
@@ -138,19 +209,48 @@ def index_of(rows: dict[bytes, tuple[int, bool]], *, num_bytes: int) -> SegmentI
         num_bytes=num_bytes,
         rows=b"".join(row for row, _ in packed),
         replacing=b"".join(row for row, replaces in packed if replaces),
+        judgements=_table(judged),
+        trained=_table(with_tokens),
     )
 
 
-def _entry_at(file: BinaryIO, offset: int, size: int) -> RecordPlace | None:
+def _table(offsets: dict[bytes, int]) -> bytes:
+    return b"".join(sorted(digest + offset.to_bytes(8, "little") for digest, offset in offsets.items()))
+
+
+def _find(rows: bytes, digest: bytes) -> int | None:
+    place = bisect.bisect_left(
+        range(len(rows) // _ENTRY_BYTES),
+        digest,
+        key=lambda row: rows[row * _ENTRY_BYTES : row * _ENTRY_BYTES + _DIGEST_BYTES],
+    )
+    start = place * _ENTRY_BYTES
+    return _offset(rows, start) if rows[start : start + _DIGEST_BYTES] == digest else None
+
+
+def _pairs(rows: bytes) -> Iterator[tuple[bytes, int]]:
+    for start in range(0, len(rows), _ENTRY_BYTES):
+        yield rows[start : start + _DIGEST_BYTES], _offset(rows, start)
+
+
+def _place_at(file: BinaryIO, offset: int, size: int) -> Place | None:
     file.seek(offset)
     frame = record.frame_of(file.read(record.HEADER_BYTES))
     if frame is None or offset + frame.num_bytes > size:
         return None
     try:
-        stored = record.head_in(frame, file.read(frame.head_bytes))
+        head = record.head_in(frame, file.read(frame.head_bytes))
     except MalformedMessage:  # whole, but of another release
         return None
-    return None if stored is None else RecordPlace(offset, frame, stored)
+    match head:
+        case StoredHead():
+            return RecordPlace(offset, frame, head)
+        case JudgementHead():
+            return JudgementPlace(offset, frame, head)
+        case TrainedHead():
+            return TrainedPlace(offset, frame, head)
+        case None:
+            return None
 
 
 def _next_magic(file: BinaryIO, start: int, size: int) -> int:
@@ -158,12 +258,12 @@ def _next_magic(file: BinaryIO, start: int, size: int) -> int:
     while start < size:
         file.seek(start)
         chunk = file.read(_SEARCH_BYTES)
-        found = chunk.find(record.MAGIC)
+        found = chunk.find(record.MAGIC_START)
         if found >= 0:
             return start + found
         if len(chunk) < _SEARCH_BYTES:
             return size
-        start += len(chunk) - len(record.MAGIC) + 1
+        start += len(chunk) - len(record.MAGIC_START) + 1
     return size
 
 

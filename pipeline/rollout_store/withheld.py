@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import QUOTES_TESTS, shown_message
+from pipeline.judge import Judgement
 from pipeline.rollout_store.record import StoredRollout
 from pipeline.task import ExitCode, Task
 from pipeline.trajectory import Failed, Outcome, Reward, Trajectory
@@ -30,6 +31,14 @@ def without_hidden(rollout: StoredRollout) -> StoredRollout:
         trajectory=None if trajectory is None else _trajectory(trajectory),
         failures=tuple(_failure(failure) for failure in rollout.failures),
     )
+
+
+def judgement_without_hidden(judgement: Judgement) -> Judgement:
+    """The judgement as a store may hold it."""
+    failed = judgement.failed
+    if failed is None:
+        return judgement
+    return replace(judgement, failed=replace(failed, message=shown_message(failed.boundary, failed.message)))
 
 
 def _trajectory(trajectory: Trajectory) -> Trajectory:

@@ -99,3 +99,38 @@ async def test_hold_reads_every_kind_of_hostile_input() -> None:
     lines = await said("hold")
     assert rivals(lines) == {"100 ms"}
     assert len({line["unit"] for line in lines}) == len(lines) > 5
+
+
+async def test_all_three_learners_take_the_same_steps() -> None:
+    lines = await said("learner")
+    assert rivals(lines) == {"bare Megatron", "transformers", "the whole step"}
+    assert {line["unit"].split(" of ")[0] for line in lines} == {"tokens a second", "MiB", "%"}
+
+
+async def test_keeping_tokens_is_compared_with_the_step() -> None:
+    assert rivals(await said("kept_tokens")) == {"nothing kept", "the step", "unpacked"}
+
+
+async def test_pages_of_the_table_are_those_that_sqlite_selects() -> None:
+    assert rivals(await said("web_table")) == {"200 ms", "SQLite"}
+
+
+async def test_the_device_is_measured_by_operations_and_by_the_bytes_of_an_export() -> None:
+    assert rivals(await said("device")) >= {"no known peak", "one file written"}
+
+
+async def test_a_version_is_measured_against_the_whole_of_it_and_a_copy() -> None:
+    lines = await said("weight_patches")
+    assert rivals(lines) == {"whole version", "copy"}
+    num_bytes = [line["ratio"] for line in lines if line["unit"].startswith("bytes")]
+    assert len(num_bytes) == 3
+    assert max(num_bytes) < 0.2, "a step at a small learning rate changes a few values"
+
+
+async def test_tracing_is_measured_for_trainer_and_worker_wherever_spans_go() -> None:
+    lines = await said("tracing")
+    assert len(lines) == 6
+    assert rivals(lines) == {"the step's time", "the rollout's time"}
+    cost = {line["unit"]: line["ours"] for line in lines if "trainer" in line["unit"]}
+    nowhere, file, endpoint = cost.values()
+    assert nowhere < min(file, endpoint), "without a destination no row becomes a span"

@@ -22,7 +22,8 @@ PAGES = (
 OURS = re.compile(r"(python3? -m (pipeline|workers|trainer|infra|benchmarks)\b|swerve \w|make [a-z])")
 SHELL = {".", "cd", "cp", "export", "git", "mkdir"}  # what everybody knows and nobody of ours can break
 PROGRAMS = SHELL | {
-    "bash", "curl", "docker", "editor", "install", "kubectl", "make", "pip", "python", "python3", "redis-cli", "sbatch", "scancel", "scp",
+    "bash", "curl", "docker", "editor", "hf", "install",
+    "kubectl", "make", "pip", "python", "python3", "redis-cli", "sbatch", "scancel", "scp",
     "ssh", "swerve", "systemctl", "torchrun",
 }  # fmt: skip
 PROMPT = re.compile(r"^([a-z]+[0-9]*[#$]|\$) ")

@@ -26,9 +26,9 @@ from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize, table
 from infra.chaos.system import RUN_ID
 from pipeline import keys
 from pipeline.deadletters import AttemptFailure, DeadLetter
-from pipeline.events import Event
 from pipeline.message import encode
 from pipeline.stream import GROUP
+from tests.infra.ended_run import TRAINED, EndedRun
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 13, 200])
@@ -54,41 +54,11 @@ def test_docker_and_its_containerd_are_not_killed_together() -> None:
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
-class EndedRun:
-    """A run that has ended, as Redis and its journal tell it."""
-
-    def __init__(self, client: redis.Redis, directory: Path) -> None:
-        self.client = client
-        self.directory = directory
-        (directory / "journal").mkdir()
-        for name in ("episodes", "steps"):
-            (directory / f"journal/{name}.jsonl").touch()
-        client.xgroup_create(keys.stream(RUN_ID), GROUP, id="0", mkstream=True)
-
-    def live(self, request_id: str, *events: str) -> None:
-        for at, what in enumerate(events):
-            self.client.rpush(keys.events(request_id), encode(Event(float(at), what)))
-
-    def journal(self, request_id: str, fate: str, *, member: int = 0) -> None:
-        row = {"request_id": request_id, "cursor": 0, "member": member, "fate": fate}
-        self._append("episodes", row)
-
-    def train(self, step: int, *request_ids: str, at: float = 2.5) -> None:
-        self._append("steps", {"step": step, "request_ids": request_ids, "at": at})
-
-    def _append(self, name: str, row: object) -> None:
-        with (self.directory / f"journal/{name}.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
-
-
 @pytest.fixture
 def run(redis_url: str, tmp_path: Path) -> Iterator[EndedRun]:
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
         yield EndedRun(client, tmp_path)
-
-
-TRAINED = ("enqueued", "claimed", "published", "acknowledged")
 
 
 def test_requests_that_were_trained_dropped_withdrawn_or_died_are_accounted_for(run: EndedRun) -> None:
@@ -246,7 +216,7 @@ def test_arguments_for_the_number_of_kills_work_together() -> None:
     short, long = parse_arguments(["--short"]), parse_arguments([])
     assert set(KINDS) - set(long.only) == {"containerd"}
     assert short.only == long.only
-    assert (short.kills, long.kills, long.pace) == (6, 200, LONG)
+    assert (short.kills, long.kills, long.pace) == (7, 200, LONG)
     assert parse_arguments(["--short", "--only", "containerd"]).only == ["containerd"]
 
 
@@ -261,12 +231,12 @@ def test_a_system_whose_processes_are_killed_loses_nothing_and_leaves_nothing(ta
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
         slo = msgspec.json.decode(done.stdout, type=Slo)
-        assert (slo.kills, slo.lost, slo.trained_twice, slo.hangs, slo.problems) == (6, 0, 0, 0, [])
+        assert (slo.kills, slo.lost, slo.trained_twice, slo.judged_twice) == (7, 0, 0, 0)
+        assert (slo.hangs, slo.problems) == (0, [])
         assert set(KINDS) - slo.by_process.keys() == {"containerd"}
         assert slo.requests["trained"] > 0
-        assert (
-            msgspec.json.decode(Path(directory, "chaos/progress.json").read_bytes(), type=PartialSlo).kills
-            == 6
-        )
+        assert slo.judge_requests["joined"] > 0
+        progress = Path(directory, "chaos/progress.json").read_bytes()
+        assert msgspec.json.decode(progress, type=PartialSlo).kills == 7
         assert not Path(directory, "chaos/docker").exists()
     assert (bridge.read_text() if bridge.exists() else "") == before

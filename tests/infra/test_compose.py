@@ -91,13 +91,49 @@ def test_workers_start_all_that_they_need_and_no_more(profiles: str, engine: str
     assert found["router"]["depends_on"][engine]["condition"] == "service_healthy"
 
 
+def test_judges_start_with_or_without_a_model_and_have_no_docker() -> None:
+    found = services("cpu,judge")
+    assert set(found) == {"redis", "router", "workers", "engine", "judges"}
+    assert not found["judges"]["depends_on"]["judge-router"]["required"]
+    assert "volumes" not in found["judges"]
+    with_model = services("cpu,judge,judge-model")
+    assert set(with_model) - set(found) == {"judge-engine", "judge-router"}
+    assert with_model["judges"]["environment"]["SWERVE_JUDGE_ROUTER_URL"] == "http://judge-router:30000"
+
+
 def test_only_the_gpu_engine_reserves_devices() -> None:
     found = services("cpu,gpu,trainer,otel")
     assert [name for name, service in found.items() if "deploy" in service] == ["engine-gpu"]
 
 
-def test_nothing_is_published_to_the_host() -> None:
-    assert not any("ports" in service for service in services("cpu,gpu,trainer,otel").values())
+def test_nothing_but_the_pages_is_published_to_the_host() -> None:
+    assert not any(
+        "ports" in service for service in services("cpu,gpu,judge,judge-model,trainer,otel").values()
+    )
+
+
+@pytest.mark.parametrize(("profiles", "name"), [("cpu,delta", ""), ("gpu,delta-gpu", "-gpu")])
+def test_a_receiver_is_found_at_its_engines_name_and_keeps_versions_where_the_engine_finds_them(
+    profiles: str, name: str
+) -> None:
+    found = services(profiles)
+    receiver, engine = found[f"receiver{name}"], found[f"engine{name}"]
+    assert receiver["network_mode"] == f"service:engine{name}"
+    kept = {volume["target"] for volume in receiver["volumes"] if volume["source"] == "received"}
+    read = {volume["target"] for volume in engine["volumes"] if volume["source"] == "received"}
+    assert kept == read == {"/received"}
+    assert receiver["entrypoint"][2:5] == ["infra.serving.receiver", "--directory", "/received"]
+
+
+def test_the_pages_are_published_to_this_machine_only_and_need_a_token() -> None:
+    found = services("cpu,web")
+    assert set(found) - set(services("cpu")) == {"web"}
+    (port,) = found["web"]["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8090", 8090)
+    assert found["web"]["command"][1:6] == ["-m", "infra.web", "--host", "0.0.0.0", "--token-file"]
+    (secret,) = found["web"]["secrets"]
+    assert found["web"]["command"][6] == f"/run/secrets/{secret['source']}"
+    assert all(volume["read_only"] for volume in found["web"]["volumes"])
 
 
 def test_every_service_that_is_built_has_its_dockerfile() -> None:

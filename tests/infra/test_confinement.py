@@ -34,10 +34,24 @@ def body():
 sys.exit(run_confined(body, signals=SIGNALS))
 """
 
+# A parent that the kernel lets wait, right after it has started the body.
+SLOW_PARENT = """
+import time
+from multiprocessing.context import ForkProcess
 
-def start(place: Path, ending: str) -> "subprocess.Popen[str]":
+start = ForkProcess.start
+
+def start_slowly(process):
+    start(process)
+    time.sleep(2)
+
+ForkProcess.start = start_slowly
+"""
+
+
+def start(place: Path, ending: str, *, beforehand: str = "") -> "subprocess.Popen[str]":
     (place / "mounted").mkdir()
-    command = [sys.executable, "-c", CONFINED, str(place), ending]
+    command = [sys.executable, "-c", beforehand + CONFINED, str(place), ending]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -75,6 +89,14 @@ def test_the_body_is_told_of_signals_and_ends_as_it_likes(tmp_path: Path, number
     os.killpg(process.pid, number)  # as Ctrl-C does
     told, _ = process.communicate()
     assert (told.split(), process.returncode) == ([number.name], 7)
+
+
+def test_a_signal_that_arrives_while_the_body_is_started_reaches_it_too(tmp_path: Path) -> None:
+    process = start(tmp_path, "waits", beforehand=SLOW_PARENT)
+    await_file(tmp_path / "ready")
+    process.terminate()
+    told, _ = process.communicate()
+    assert (told.split(), process.returncode) == (["SIGTERM"], 7)
 
 
 def test_when_it_is_killed_all_it_started_and_mounted_goes(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from redis.asyncio import Redis
 
 from infra import leftovers
 from pipeline import connection, queue, stream
-from tests.pipeline import samples
+from pipeline.kinds import JUDGE
+from tests.pipeline import judging, samples
 
 
 def a_run(place: Path, run_id: str) -> None:
@@ -27,16 +28,18 @@ def test_requests_of_an_abandoned_run_are_withdrawn_and_its_trajectories_stay(re
         await redis.flushdb()
         for run_id in ("old", "old", "old", "new"):
             await queue.enqueue(redis, samples.request(run_id=run_id))
+        await judging.enqueued(redis, run_id="old")
         (claim,) = await queue.take(redis, "worker", 1)
         assert isinstance(claim, samples.Claim)
         await stream.publish(redis, samples.trajectory(claim))
         await redis.aclose()
 
-    async def left() -> tuple[int, int, int]:
+    async def left() -> tuple[int, ...]:
         async with Redis.from_url(redis_url) as redis:
             open_ids = [len(await queue.open_ids(redis, run_id)) for run_id in ("old", "new")]
-            return (*open_ids, len(await stream.newest_heads(redis, "old", 10)))
+            judge_ids = await queue.open_ids(redis, "old", JUDGE)
+            return (*open_ids, len(judge_ids), len(await stream.newest_heads(redis, "old", 10)))
 
     asyncio.run(ask())
-    assert leftovers.withdraw(redis_url, ["old"]) == 2
-    assert asyncio.run(left()) == (1, 1, 1)
+    assert leftovers.withdraw(redis_url, ["old"]) == 3
+    assert asyncio.run(left()) == (1, 1, 0, 1)

@@ -72,13 +72,13 @@ def test_only_the_containers_of_its_own_workers_are_removed(
             cleanup.callback(remove_if_there, docker_client, made[owner].id)
         said: list[str] = []
         containers.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
-        left = {one.id for one in docker_client.containers.list(all=True)}
+        left = {one.id for one in docker_client.containers.list(all=True, ignore_removed=True)}
         assert [container.id in left for container in made.values()] == [False, True]
         assert said == ["removed 1 containers that were left"]
 
 
 def remove_if_there(client: docker.DockerClient, container: str) -> None:
-    if container in [one.id for one in client.containers.list(all=True)]:
+    if container in [one.id for one in client.containers.list(all=True, ignore_removed=True)]:
         client.containers.get(container).remove(force=True)
 
 

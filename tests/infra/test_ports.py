@@ -40,10 +40,12 @@ def test_a_port_in_use_is_an_error_that_names_the_process_and_the_fix() -> None:
 
 
 def test_a_port_that_was_in_use_a_moment_ago_is_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):
-            server.accept()[0].close()  # our side closes first, so the port lingers in TIME_WAIT
+    (port,) = free_ports(1)
+    with (
+        socket.create_server(("127.0.0.1", port)) as server,
+        socket.create_connection(("127.0.0.1", port)),
+    ):
+        server.accept()[0].close()  # our side closes first, so the port lingers in TIME_WAIT
     ports.check_free(port, needed_by="engine", fix="wait")
 
 

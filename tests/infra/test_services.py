@@ -14,15 +14,15 @@ import pytest
 
 from infra import services
 from infra.services import Service
+from tests.conftest import free_ports
 
 SERVER = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    (free,) = free_ports(1)
+    return free
 
 
 @pytest.fixture
@@ -126,25 +126,25 @@ time.sleep(600)
         assert starter.stdout.readline() == b"up\n"
         assert service.answers()
         starter.kill()
-    for _ in range(500):
-        if not service.answers():
-            return
-        time.sleep(0.02)
-    raise AssertionError("the service lives on")
+    while service.answers():
+        time.sleep(0.1)
 
 
 SLOW_SERVER = """
-import signal, socket, threading
-asked = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: asked.set())
+import signal, socket, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 server = socket.create_server(("127.0.0.1", {port}))
-asked.wait()
-threading.Event().wait(0.5)
+while not Path({may_end!r}).exists():
+    time.sleep(0.02)
+time.sleep(0.5)
 """
 
 
-def test_a_service_that_is_being_stopped_is_replaced(service: Service, port: int) -> None:
-    leaving = replace(service, command=(sys.executable, "-c", SLOW_SERVER.format(port=port)))
+def test_a_service_that_is_being_stopped_is_replaced(service: Service, port: int, tmp_path: Path) -> None:
+    may_end = tmp_path / "may-end"
+    slow = SLOW_SERVER.format(port=port, may_end=str(may_end))
+    leaving = replace(service, command=(sys.executable, "-c", slow))
     assert services.bring_up(leaving, attached=False) is not None
     old = services.started_pid(leaving)
     child = services.children.pop(leaving.name)  # another process stops it than starts its successor
@@ -153,6 +153,7 @@ def test_a_service_that_is_being_stopped_is_replaced(service: Service, port: int
         while not services.read_note(service).stop_has_begun:  # type: ignore[union-attr]
             pass
         assert service.answers(), "it still answers, but will end"
+        may_end.touch()
         assert services.bring_up(service, attached=True) is not None
         assert stopping.result()
     child.process.wait()

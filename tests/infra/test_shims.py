@@ -1,6 +1,7 @@
 """Shims of one dockerd, distinguished from those of others."""
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.services import began_at_ticks
 from infra.shims import children, end_shims, shims
 
 HOLDING = "bash -c 'echo holds; exec sleep 600' & read"  # printed once it is no longer a copy of the shim
@@ -42,12 +44,21 @@ def test_the_shims_of_one_dockerd_end_with_their_containers_and_those_of_others_
     assert shims(tmp_path / "ours") == [ours.pid]
     assert end_shims(tmp_path / "ours") == [ours.pid]
     assert ours.wait() == -9
-    state = Path(f"/proc/{container}/stat")
-    while state.exists() and ") Z" not in state.read_text():  # the kernel ends it when it gets to it
+    while began_at_ticks(container) is not None:  # the kernel ends it when it gets to it
         time.sleep(0.01)
     assert other.poll() is None
     assert shims(tmp_path / "ours") == []
     end_shims(tmp_path / "ours-not")
+
+
+def test_a_process_may_end_while_its_children_are_looked_for() -> None:
+    for _ in range(200):
+        with subprocess.Popen(["true"]) as process:
+            waiting = threading.Thread(target=process.wait)
+            waiting.start()
+            while waiting.is_alive():
+                children(process.pid)  # raises nothing
+            waiting.join()
 
 
 def test_a_root_reached_by_a_link_is_the_same_root(shim_of: Callable[[Path], Shim], tmp_path: Path) -> None:

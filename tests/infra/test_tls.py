@@ -67,7 +67,7 @@ def tls_redis(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             )
             cleanup.callback(child.stop, grace_s=5)
             processes.wait_until(
-                lambda port=port: listens(port), child=child, timeout_s=20, log=directory / "log"
+                lambda port=port: listens(port), child=child, timeout_s=120, log=directory / "log"
             )
         yield ports
 
@@ -93,8 +93,8 @@ def address(port: int, certificates: Path, **changes: str | None) -> str:
     return f"rediss://:p%40ss%2Fword@localhost:{port}/0?{given}"
 
 
-async def ping(url: str) -> bool:
-    pool = await connection.connect(url, patience_s=0)
+async def ping(url: str, patience_s: float = 30) -> bool:
+    pool = await connection.connect(url, patience_s=patience_s)
     try:
         return bool(await pool.ping())
     finally:
@@ -111,12 +111,14 @@ async def test_redis_refuses_a_client_without_a_certificate(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
     with pytest.raises(connection.RedisUnavailable):
-        await ping(address(tls_redis["localhost"], certificates, ssl_certfile=None, ssl_keyfile=None))
+        await ping(
+            address(tls_redis["localhost"], certificates, ssl_certfile=None, ssl_keyfile=None), patience_s=0
+        )
 
 
 async def test_redis_refuses_a_client_without_tls(tls_redis: dict[str, int]) -> None:
     with pytest.raises(connection.RedisUnavailable):
-        await ping(f"redis://localhost:{tls_redis['localhost']}/0")
+        await ping(f"redis://localhost:{tls_redis['localhost']}/0", patience_s=0)
 
 
 async def test_redis_refuses_a_certificate_of_another_authority(
@@ -128,21 +130,21 @@ async def test_redis_refuses_a_certificate_of_another_authority(
         "ssl_keyfile": str(tmp_path / "worker-7/key.pem"),
     }
     with pytest.raises(connection.RedisUnavailable):
-        await ping(address(tls_redis["localhost"], certificates, **stranger))
+        await ping(address(tls_redis["localhost"], certificates, **stranger), patience_s=0)
 
 
 async def test_a_client_refuses_a_server_it_does_not_trust(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
     with pytest.raises(connection.RedisUnavailable, match="certificate verify failed"):
-        await ping(address(tls_redis["localhost"], certificates, ssl_ca_certs=None))
+        await ping(address(tls_redis["localhost"], certificates, ssl_ca_certs=None), patience_s=0)
 
 
 async def test_a_client_refuses_a_server_of_another_name(
     tls_redis: dict[str, int], certificates: Path
 ) -> None:
     with pytest.raises(connection.RedisUnavailable, match="Hostname mismatch"):
-        await ping(address(tls_redis["elsewhere"], certificates))
+        await ping(address(tls_redis["elsewhere"], certificates), patience_s=0)
     assert await ping(address(tls_redis["elsewhere"], certificates, ssl_check_hostname="false"))
 
 

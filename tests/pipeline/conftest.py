@@ -6,7 +6,13 @@ import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import connection
+from pipeline import connection, queue
+
+
+@pytest.fixture(autouse=True)
+def _claims_outlast_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: leases lapse where a test says so."""
+    monkeypatch.setattr(queue, "LEASE_S", 3600.0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -35,15 +36,18 @@ from pipeline import (
     tokenizer,
     weights,
 )
-from pipeline.cli import finding, listing, show, status_text
+from pipeline.cli import finding, listing, show, show_judging, status_text
 from pipeline.cli.ink import Ink
 from pipeline.cli.status import complaints, fleet_census
 from pipeline.deadletters import DeadLetter
+from pipeline.judge import judgement_head
+from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, encode
 from pipeline.queue import Lease
 from pipeline.request import Claim
 from pipeline.trajectory import Failed, head_of
 from tests.pipeline import samples
+from tests.pipeline.judging import judge_request, voted
 
 RUN = samples.RUN
 BATCH = 500
@@ -195,36 +199,42 @@ async def leases(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     tally.refused += len(ids) - len(shown)
 
 
-async def heads(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
+async def heads(pool: ArqRedis, payloads: list[bytes], tally: Tally, *, kind: AnyKind = ROLLOUT) -> None:
     """Heads, as the learner reads them and `ls` and `status` show them."""
-    await stream.open_reader(pool, RUN)
+    await stream.open_reader(pool, RUN, kind)
+    name = keys.stream(RUN, kind)
     async with pool.pipeline(transaction=False) as pipe:
         for payload in payloads:
-            pipe.xadd(keys.stream(RUN), {"head": payload})
+            pipe.xadd(name, {"head": payload})
         await pipe.execute()
-    read = await stream.read_new(pool, RUN, count=len(payloads), block_ms=None)
-    aside: list[bytes] = await cast(Any, pool).lrange(keys.malformed(RUN), 0, -1)
+    read = await stream.read_new(pool, RUN, count=len(payloads), block_ms=None, kind=kind)
+    aside: list[bytes] = await cast(Any, pool).lrange(keys.malformed(RUN, kind), 0, -1)
     assert len(read) + len(aside) == len(payloads)
     assert all(b": " in reason for reason in aside)
-    lines = await listing.lines(pool, RUN, "answered", len(payloads))
+    lines = await listing.lines(pool, RUN, "answered", len(payloads), kind=kind)
     assert listing.text(lines, INK)
     assert msgspec.json.encode(lines)
     assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
-    await stream.acknowledge(pool, RUN, [(one.entry_id, one.head.request_id) for one in read])
-    assert await stream.read_unacknowledged(pool, RUN) == []
+    await stream.acknowledge(pool, RUN, [(one.entry_id, one.head.request_id) for one in read], kind)
+    assert await stream.read_unacknowledged(pool, RUN, kind) == []
     tally.accepted += len(read)
     tally.refused += len(aside)
 
 
-async def bodies(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
+async def bodies(pool: ArqRedis, payloads: list[bytes], tally: Tally, *, kind: AnyKind = ROLLOUT) -> None:
     """Bodies, as the learner loads them and `show` prints them. Some are not even compressed."""
+
+    async def shown(request_id: str) -> str:
+        if kind is JUDGE:
+            return show_judging.text(await finding.find_judging(pool, request_id), INK, full=True)
+        return show.text(await finding.find_rollout(pool, request_id), None, INK, full=False)
 
     async def one(number: int, payload: bytes) -> None:
         data = payload if number % 5 == 0 else zstandard.ZstdCompressor(level=1).compress(payload)
-        await pool.set(keys.body(f"r{number}"), data)
+        await pool.set(keys.body(f"r{number}", kind), data)
         try:
-            assert await stream.read_body(pool, f"r{number}") is not None
-            assert show.text(await finding.find(pool, f"r{number}"), INK, full=False)
+            assert await stream.read_body(pool, f"r{number}", kind) is not None
+            assert await shown(f"r{number}")
             tally.accepted += 1
         except MalformedMessage as error:
             tally.refuse(error)
@@ -267,8 +277,9 @@ async def beats(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     await pool.zadd(keys.workers(), {f"host/{number}": now for number in range(len(payloads))})
     fleet = await fleet_census(pool, [RUN])
     assert status_text.status(fleet, complaints(fleet), INK)
-    tally.accepted += len(fleet.workers)
-    tally.refused += len(payloads) - len(fleet.workers)
+    num_alive = len(fleet.workers) + len(fleet.judges)
+    tally.accepted += num_alive
+    tally.refused += len(payloads) - num_alive
     for payload in payloads[:50]:
         await pool.set(keys.run_status(RUN), payload)
         assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
@@ -297,6 +308,8 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
     """Each wire, and what travels on it when all is well."""
     ours, now = claim(), time.time()
     trajectory = samples.trajectory(ours)
+    asked = Claim(request=judge_request(), attempt=1, worker="host/1", claimed_at=now)
+    judgement = voted(asked, (1.0, None), None)
     failed = Failed(boundary="sandbox", message="gone", transient=True)
     failure = deadletters.attempt_failure(ours, failed)
     letter = DeadLetter(request_id="r", task_id="t", failures=(failure,), died_at=now)
@@ -305,7 +318,7 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
         name="host/1", slots=4, running=("r",), finished=1, failed=0, started_at=now, updated_at=now
     )
     version = weights.WeightVersion(
-        run_id=RUN, version=1, step=1, directory="/w", num_bytes=1, sha256="", published_at=now
+        run_id=RUN, version=1, step=1, directory="/w", num_bytes=1, published_at=now
     )
     lease = Lease(worker="host/1", attempt=1, claimed_at=now, task_id="t", max_turns=9)
     job = request_store.encode_job({"t": None, "f": "rollout", "a": ["r"], "k": {"task_id": "t"}, "et": 1})
@@ -317,6 +330,11 @@ def _samples() -> dict[str, tuple[Wire, list[bytes]]]:
         "leases": (leases, [encode(lease)]),
         "heads": (heads, [encode(head_of(trajectory, body_bytes=1))]),
         "bodies": (bodies, [encode(message) for message in messages]),
+        "heads of judgements": (
+            partial(heads, kind=JUDGE),
+            [encode(judgement_head(judgement, body_bytes=1))],
+        ),
+        "bodies of judgements": (partial(bodies, kind=JUDGE), [encode(judgement)]),
         "announcements": (announcements, [encode(version)]),
         "census": (beats, [encode(status), encode(census.RunStatus(run_id=RUN, phase="waiting"))]),
         "evidence": (evidence, [encode(letter), encode(failure)]),

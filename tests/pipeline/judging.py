@@ -1,78 +1,107 @@
-"""A second kind of job, as a judge of steps would define it."""
+"""Judge requests and judgements to test with."""
 
 import time
+from typing import Any
 
 from arq.connections import ArqRedis
 
-from pipeline import queue
-from pipeline.kinds import JobKind
-from pipeline.request import Budget, Claim, JobRequest, Retries
-from pipeline.trajectory import Failed, JobHead, JobResult
+from pipeline import deadletters, queue, stream
+from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, failed_judgement
+from pipeline.kinds import JUDGE
+from pipeline.request import Budget, Claim, Retries
+from pipeline.trajectory import Failed
 from tests.pipeline import samples
 
 
-class JudgeRequest(JobRequest, frozen=True, kw_only=True):
-    """Asks what each step of a trajectory was worth."""
-
-    trajectory_id: str
-
-    @property
-    def retries(self) -> Retries:
-        return Retries(infrastructure=Budget(tries=2, first_s=0.01))
-
-
-class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
-    values: tuple[float, ...]
-    failed: Failed | None = None
-
-
-class JudgementHead(JobHead, frozen=True, kw_only=True):
-    num_steps: int
+def judge_request(request_id: str = "judge-1", **fields: Any) -> JudgeRequest:
+    given: dict[str, Any] = {
+        "id": request_id,
+        "run_id": samples.RUN,
+        "purpose": "train",
+        "group_id": "g",
+        "enqueued_at": time.time(),
+        "rollout_id": "laptop-0001",
+        "task": "task-1",
+        "judge": Judge(method="rule", name="commands"),
+        "budgets": Retries(infrastructure=Budget(tries=2, first_s=0.01)),
+    }
+    return JudgeRequest(**(given | fields))
 
 
-def judgement_head(judgement: Judgement, body_bytes: int) -> JudgementHead:
-    request = judgement.claim.request
-    return JudgementHead(
-        request_id=request.id,
-        run_id=request.run_id,
-        outcome=judgement_tag(judgement),
-        num_steps=len(judgement.values),
+def judgement(claim: Claim[JudgeRequest], *scores: float | None) -> Judgement:
+    steps = tuple(
+        JudgedStep(turn=turn, score=score, unscored="abstained" if score is None else None)
+        for turn, score in enumerate(scores)
+    )
+    return Judgement(claim=claim, steps=steps, started_at=claim.claimed_at, finished_at=time.time())
+
+
+def voted(claim: Claim[JudgeRequest], *steps: tuple[float | None, ...] | None) -> Judgement:
+    """A judgement whose steps have these votes; None: a step without a command, on which nobody voted."""
+    return Judgement(
+        claim=claim,
+        steps=tuple(_step(turn, votes) for turn, votes in enumerate(steps)),
+        judge="judge-8b at v1",
+        started_at=claim.claimed_at,
+        finished_at=time.time(),
     )
 
 
-def judgement_tag(judgement: Judgement) -> str:
-    return "judged" if judgement.failed is None else f"failed:{judgement.failed.boundary}"
-
-
-def failed_judgement(claim: Claim[JudgeRequest], failed: Failed, started_at: float) -> Judgement:
-    return Judgement(claim=claim, values=(), failed=failed)
-
-
-JUDGE = JobKind(
-    name="judge",
-    prefix="swerve.judge",
-    request=JudgeRequest,
-    result=Judgement,
-    head=JudgementHead,
-    head_of=judgement_head,
-    tag_of=judgement_tag,
-    failure_of=lambda judgement: judgement.failed,
-    failed_result=failed_judgement,
-)
-
-
-def judge_request(request_id: str = "judge-1") -> JudgeRequest:
-    return JudgeRequest(
-        id=request_id,
-        run_id=samples.RUN,
-        purpose="train",
-        group_id="g",
-        enqueued_at=time.time(),
-        trajectory_id="laptop-0001",
+def _step(turn: int, values: tuple[float | None, ...] | None) -> JudgedStep:
+    if values is None:
+        return JudgedStep(turn=turn, score=None, unscored="format_error")
+    valid = [value for value in values if value is not None]
+    votes = tuple(
+        Vote(seed=seed, value=value, text="It hangs." if value is None else f"\\boxed{{{value:+g}}}")
+        for seed, value in enumerate(values)
     )
+    score = sum(valid) / len(valid) if valid else None
+    return JudgedStep(turn=turn, score=score, unscored=None if valid else "no_valid_vote", votes=votes)
 
 
-async def enqueued(pool: ArqRedis, request_id: str = "judge-1") -> JudgeRequest:
-    request = judge_request(request_id)
+async def dead_lettered(pool: ArqRedis, request_id: str = "judge-1", worker: str = "host/1") -> str:
+    claim = await taken(pool, request_id, worker)
+    failed = Failed(boundary="engine", message="no reply", transient=True)
+    evidence = [deadletters.attempt_failure(claim, failed, detail="Traceback: judge")]
+    await deadletters.dead_letter(pool, failed_judgement(claim, failed, time.time()), evidence, JUDGE)
+    return request_id
+
+
+async def judge_all(pool: ArqRedis, *scores: float | None, limit: int | None = None) -> list[str]:
+    """Judge what is queued until nothing is, or `limit` are done, each with these scores. Returns the ids of the rollouts."""
+    judged: list[str] = []
+    while limit is None or len(judged) < limit:
+        claims = await queue.take(pool, "judge", 1, JUDGE)
+        if not claims:
+            break
+        (claim,) = claims
+        assert isinstance(claim, Claim)
+        await stream.publish(pool, judgement(claim, *scores), kind=JUDGE)
+        judged.append(claim.request.rollout_id)
+    return judged
+
+
+async def fail_all(pool: ArqRedis) -> None:
+    """Every judge request that is queued is dead-lettered."""
+    for claim in await queue.take(pool, "judge", 1000, JUDGE):
+        assert isinstance(claim, Claim)
+        failed = Failed(boundary="request", message="no such rule", transient=False)
+        result = failed_judgement(claim, failed, claim.claimed_at)
+        evidence = [deadletters.attempt_failure(claim, failed)]
+        await deadletters.dead_letter(pool, result, evidence, JUDGE)
+
+
+async def enqueued(pool: ArqRedis, request_id: str = "judge-1", **fields: Any) -> JudgeRequest:
+    request = judge_request(request_id, **fields)
     await queue.enqueue(pool, request, JUDGE)
     return request
+
+
+async def taken(
+    pool: ArqRedis, request_id: str = "judge-1", worker: str = "host/1", **fields: Any
+) -> Claim[JudgeRequest]:
+    """A claim on a new judge request."""
+    request = await enqueued(pool, request_id, **fields)
+    claim = await queue.claim(pool, request.id, worker, JUDGE)
+    assert isinstance(claim, Claim)
+    return claim

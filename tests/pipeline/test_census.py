@@ -7,6 +7,7 @@ from arq.connections import ArqRedis
 
 from pipeline import census, deadletters, keys, queue, stream, weights
 from pipeline.census import Claimed, Queued, RunStatus, WorkerStatus
+from pipeline.kinds import JUDGE
 from pipeline.queue import Lease
 from pipeline.request import Claim
 from pipeline.trajectory import Failed, VersionSpan
@@ -48,12 +49,13 @@ async def test_every_request_is_counted_where_it_is(pool: ArqRedis) -> None:
     dead = samples.trajectory(await taken(pool), outcome=BROKEN, reward=None)
     await deadletters.dead_letter(pool, dead, [deadletters.attempt_failure(dead.claim, BROKEN)])
     found = await census.run_census(pool, samples.RUN)
-    assert (found.queued, found.unread, found.unacknowledged, found.dead) == (3, 2, 1, 1)
-    claims = {claim.request_id: claim for claim in found.claimed}
+    rollouts = found.rollouts
+    assert (rollouts.queued, rollouts.unread, rollouts.unacknowledged, rollouts.dead) == (3, 2, 1, 1)
+    claims = {claim.request_id: claim for claim in rollouts.claimed}
     assert (claims[held.request.id].lease.turn, claims[held.request.id].max_turns) == (2, 20)
-    assert found.outcomes == {"submitted": 2, "failed:sandbox": 1}
+    assert rollouts.outcomes == {"submitted": 2, "failed:sandbox": 1}
     await stream.acknowledge(pool, samples.RUN, [(read.entry_id, read.head.request_id)])
-    assert (await census.run_census(pool, samples.RUN)).unacknowledged == 0
+    assert (await census.run_census(pool, samples.RUN)).rollouts.unacknowledged == 0
 
 
 async def test_what_is_owed_comes_oldest_first(pool: ArqRedis) -> None:
@@ -81,7 +83,6 @@ async def test_lag_is_of_what_arrived_since_the_newest_version(pool: ArqRedis) -
         step=9,
         directory="/weights",
         num_bytes=1,
-        sha256="",
         published_at=published_at,
     )
     await weights.announce(pool, newest)
@@ -135,6 +136,13 @@ async def test_a_large_fleet_beats_in_a_slower_rhythm_and_is_believed_for_longer
     assert await pool.ttl(keys.worker("host/1")) > 3 * every_s
 
 
+async def test_a_heartbeat_says_which_kind_of_job_its_worker_claims(pool: ArqRedis) -> None:
+    await census.beat_worker(pool, worker("host/1"))
+    await census.beat_worker(pool, worker("host/2", kind=JUDGE.name))
+    alive, _ = await census.workers(pool)
+    assert {status.name: status.kind for status in alive} == {"host/1": "rollout", "host/2": "judge"}
+
+
 async def test_a_worker_that_stops_beating_is_silent_until_it_says_goodbye(pool: ArqRedis) -> None:
     heard_at = time.time() - 60
     await census.beat_worker(pool, worker("host/1", updated_at=heard_at))
@@ -155,7 +163,7 @@ async def test_a_poisoned_request_does_not_hide_the_others(pool: ArqRedis) -> No
     poisoned, fine = await taken(pool), await taken(pool)
     await pool.set(keys.request(poisoned.request.id), b"\xff rubbish")
     found = await census.run_census(pool, samples.RUN)
-    assert [claim.request_id for claim in found.claimed] == [fine.request.id]
+    assert [claim.request_id for claim in found.rollouts.claimed] == [fine.request.id]
 
 
 async def test_unread_is_counted_also_after_a_deletion(pool: ArqRedis) -> None:
@@ -166,7 +174,7 @@ async def test_unread_is_counted_also_after_a_deletion(pool: ArqRedis) -> None:
     third = (await stream.newest_heads(pool, samples.RUN, 2))[1]
     await pool.xdel(keys.stream(samples.RUN), third.entry_id)
     found = await census.run_census(pool, samples.RUN)
-    assert (found.unread, found.unacknowledged) == (2, 1)
+    assert (found.rollouts.unread, found.rollouts.unacknowledged) == (2, 1)
 
 
 async def test_a_fleet_keeps_its_name(pool: ArqRedis) -> None:
@@ -195,5 +203,5 @@ async def test_bytes_that_the_learner_owes_a_checkpoint_are_counted(pool: ArqRed
     await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
     await stream.acknowledge(pool, samples.RUN, [(read[0].entry_id, read[0].head.request_id)])
     found = await census.run_census(pool, samples.RUN)
-    assert found.unacknowledged_bytes == sum(sizes[1:])
-    assert found.finished_per_min == 3 * 60 / census.RATE_S
+    assert found.rollouts.unacknowledged_bytes == sum(sizes[1:])
+    assert found.rollouts.finished_per_min == 3 * 60 / census.RATE_S

@@ -1,7 +1,9 @@
 """Why there is no connection to Redis is said in one line with the fix, and never with the password."""
 
+import itertools
 import logging
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from arq.connections import ArqRedis
@@ -79,9 +81,12 @@ async def test_a_user_that_may_not_use_our_keys_is_told_so(pool: ArqRedis, redis
 
 
 async def test_a_redis_that_starts_is_waited_for_and_one_that_does_not_is_named(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = await refusal(NOBODY, patience_s=0.5)
+    # A clock of its own, so that the first try does not use up the patience, however long it takes.
+    clock = itertools.count()
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said = await refusal(NOBODY, patience_s=1.5)
     assert isinstance(said, RedisUnreachable)
     assert str(said).startswith("Redis at redis://:***@127.0.0.1:1/0 does not answer")
     assert "start it, or set SWERVE_REDIS_URL" in str(said)
@@ -92,7 +97,7 @@ async def test_a_redis_that_starts_is_waited_for_and_one_that_does_not_is_named(
 async def test_a_full_redis_lets_everybody_in(pool: ArqRedis, redis_url: str) -> None:
     await pool.config_set("maxmemory", 1)
     try:
-        redis: Redis = await connection.connect(redis_url, patience_s=0)
+        redis: Redis = await connection.connect(redis_url)
         await redis.aclose()
     finally:
         await pool.config_set("maxmemory", 0)

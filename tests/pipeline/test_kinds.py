@@ -8,12 +8,13 @@ from arq.connections import ArqRedis
 
 from pipeline import census, deadletters, events, keys, queue, request_store, stream
 from pipeline.deadletters import AttemptFailure
-from pipeline.kinds import ROLLOUT
+from pipeline.judge import JudgeRequest, failed_judgement
+from pipeline.kinds import JUDGE, ROLLOUT
 from pipeline.queue import Lease, Unclaimable
 from pipeline.request import Claim
 from pipeline.trajectory import Failed
 from tests.pipeline import samples
-from tests.pipeline.judging import JUDGE, Judgement, JudgeRequest, enqueued
+from tests.pipeline.judging import enqueued, judgement
 
 RUN = samples.RUN
 BROKEN = Failed(boundary="engine", message="no reply", transient=True)
@@ -51,19 +52,19 @@ async def test_a_lease_of_the_second_kind_is_renewed_and_expires(pool: ArqRedis)
     new = await taken(pool, "host/2")
     assert (new.attempt, new.num_unended) == (2, 1)
     assert not await queue.renew(pool, old, lease, JUDGE)
-    assert await stream.publish(pool, Judgement(claim=old, values=()), kind=JUDGE) == "fenced"
+    assert await stream.publish(pool, judgement(old), kind=JUDGE) == "fenced"
 
 
 async def test_a_result_of_the_second_kind_is_published_read_and_acknowledged(pool: ArqRedis) -> None:
     await stream.open_reader(pool, RUN)
     await stream.open_reader(pool, RUN, JUDGE)
     request = await enqueued(pool)
-    judgement = Judgement(claim=await taken(pool), values=(0.5, -1.0))
-    assert await stream.publish(pool, judgement, kind=JUDGE) == "published"
+    judged = judgement(await taken(pool), 0.5, -1.0)
+    assert await stream.publish(pool, judged, kind=JUDGE) == "published"
     assert await stream.read_new(pool, RUN, block_ms=None) == []
     (delivery,) = await stream.read_new(pool, RUN, block_ms=None, kind=JUDGE)
     assert (delivery.head.request_id, delivery.head.num_steps) == (request.id, 2)
-    assert await stream.read_body(pool, request.id, JUDGE) == judgement
+    assert await stream.read_body(pool, request.id, JUDGE) == judged
     assert await stream.unacknowledged_bytes(pool, RUN, JUDGE) > 0
     assert await stream.unacknowledged_bytes(pool, RUN) == 0
     await stream.acknowledge(pool, RUN, [(delivery.entry_id, request.id)], JUDGE)
@@ -80,7 +81,7 @@ async def test_a_request_of_the_second_kind_is_dead_lettered_and_requeued(pool: 
     assert await queue.return_to_queue(pool, claim, failure=evidence, kind=JUDGE)
     claim = await taken(pool)
     assert await deadletters.failures(pool, request.id, JUDGE) == (evidence,)
-    failed = Judgement(claim=claim, values=(), failed=BROKEN)
+    failed = failed_judgement(claim, BROKEN, claim.claimed_at)
     assert await deadletters.dead_letter(pool, failed, [evidence], JUDGE) == "published"
     assert list(await deadletters.listed(pool, RUN, JUDGE)) == [request.id]
     assert await deadletters.listed(pool, RUN) == {}

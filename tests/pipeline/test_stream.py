@@ -230,7 +230,7 @@ async def test_a_full_redis_takes_nothing_in_and_lets_everything_go(reader: ArqR
     (request_id,) = await answered(reader)
     claim, handed = await taken(reader), await taken(reader)
     version = WeightVersion(
-        run_id=samples.RUN, version=1, step=1, directory="/w", num_bytes=1, sha256="", published_at=1.0
+        run_id=samples.RUN, version=1, step=1, directory="/w", num_bytes=1, published_at=1.0
     )
     lease = queue.Lease(worker="host/1", attempt=1, claimed_at=1.0)
     await reader.config_set("maxmemory", 1)

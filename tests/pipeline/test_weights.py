@@ -14,7 +14,6 @@ def version(number: int, run_id: str = "laptop") -> WeightVersion:
         step=number,
         directory=f"/weights/v{number}",
         num_bytes=1,
-        sha256="",
         published_at=1.0,
     )
 

@@ -12,7 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import task
-from pipeline import keys, stream
+from pipeline import keys, policy_lease, stream
+from pipeline.policy_lease import PolicyHolder
 from pipeline.taskfile import write_tasks
 from trainer.records.journal import (
     StepRow,
@@ -54,11 +55,16 @@ every_steps = 2
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Path:
-    (tmp_path / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
-    write_tasks(tmp_path / "train.jsonl", [task(f"t{i}") for i in range(5)])
-    write_tasks(tmp_path / "heldout.jsonl", [task(f"h{i}") for i in range(3)])
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE.format(model=tiny_model))
+    return write_recipe(tmp_path, tiny_model)
+
+
+def write_recipe(directory: Path, model: Path) -> Path:
+    """A recipe and all that it names."""
+    (directory / "agent.yaml").write_text(Path("trainer/recipes/demo_agent.yaml").read_text())
+    write_tasks(directory / "train.jsonl", [task(f"t{i}") for i in range(5)])
+    write_tasks(directory / "heldout.jsonl", [task(f"h{i}") for i in range(3)])
+    path = directory / "recipe.toml"
+    path.write_text(RECIPE.format(model=model))
     return path
 
 
@@ -86,7 +92,9 @@ class TrainerProcess:
         await self.process.wait()
 
 
-async def start(redis_url: str, *arguments: str | Path, module: str = "trainer.run") -> TrainerProcess:
+async def start(
+    redis_url: str, *arguments: str | Path, module: str = "trainer.run", **environment: str
+) -> TrainerProcess:
     log = Path(str(arguments[0])).with_name(f"trainer-{os.urandom(3).hex()}.log")
     with log.open("w") as out:
         process = await asyncio.create_subprocess_exec(
@@ -94,7 +102,7 @@ async def start(redis_url: str, *arguments: str | Path, module: str = "trainer.r
             "-m",
             module,
             *map(str, arguments),
-            env={**os.environ, "SWERVE_REDIS_URL": redis_url, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "SWERVE_REDIS_URL": redis_url, "OMP_NUM_THREADS": "1", **environment},
             stdout=out,
             stderr=out,
         )
@@ -129,3 +137,9 @@ async def forget_acknowledgements(redis: Redis, run_id: str) -> None:
             keys.stream(run_id), stream.GROUP, stream.CONSUMER, 0, entry, force=True, justid=True
         )
         await redis.zadd(keys.open_requests(run_id), {delivery.head.request_id: delivery.head.enqueued_at})
+
+
+async def keep_engines(redis: Redis, holder: PolicyHolder) -> None:
+    """As a holder that renews its lease: on a busy machine, a trainer takes longer to start than a lease lasts."""
+    await policy_lease.acquire(redis, holder)
+    await redis.persist(keys.policy_lease())

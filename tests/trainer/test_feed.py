@@ -5,10 +5,11 @@ import pytest
 from tests.trainer.learner.tiny import make_batch, make_samples
 from trainer.batching.batch import Batch, Sample
 from trainer.feed import (
+    BeginSaveCommand,
     ExportCommand,
+    FinishSaveCommand,
     LogprobsCommand,
     RestoreCommand,
-    SaveCommand,
     SnapshotCommand,
     StepCommand,
     StopCommand,
@@ -40,7 +41,8 @@ def test_a_batch_reaches_the_other_ranks_as_it_was() -> None:
     [
         SnapshotCommand(3),
         ExportCommand("a/b"),
-        SaveCommand("c", b"\x00\xff"),
+        BeginSaveCommand("c", b"\x00\xff"),
+        FinishSaveCommand(),
         RestoreCommand("d"),
         StopCommand(),
     ],

@@ -11,8 +11,9 @@ from pipeline.agent.upstream import BASH_TOOL
 from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.reply_format import ReplyFormat
 from pipeline.task import Task
+from pipeline.task_facts import FILE, TaskFacts, read_facts, write_facts
 from pipeline.taskfile import Strength, Verification, fingerprint, verified_path, write_tasks, write_verified
-from trainer.inputs import describe, read_inputs, read_tokenizer
+from trainer.inputs import check_learner, describe, read_inputs, read_tokenizer
 from trainer.recipe import Recipe, load_recipe
 
 RECIPE = """
@@ -176,6 +177,29 @@ def test_the_plan_says_what_becomes_of_a_full_context(place: Path, override: str
     assert line in describe(given, read_inputs(given))
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("learner.seed=1", "objective: stream_grpo, with its own numbers"),
+        (
+            "learner.loss={kind='gspo', clip_high=1e-3, geometric_mask=[0.9, 1.1]}",
+            "objective: gspo, with clip_high = 0.001, geometric_mask = [0.9, 1.1]",
+        ),
+    ],
+)
+def test_the_plan_names_the_objective_and_what_the_recipe_changes_of_it(
+    place: Path, override: str, line: str
+) -> None:
+    given = recipe(place, "allow", override)
+    assert line in describe(given, read_inputs(given)).splitlines()
+
+
+def test_an_objective_that_is_not_there_is_found_before_anything_is_started(place: Path) -> None:
+    given = recipe(place, "allow", "learner.loss.objective=mine.py:own")
+    with pytest.raises(ValueError, match=r"learner\.loss\.objective: .*mine\.py: No such file or directory"):
+        check_learner(given)
+
+
 def test_what_puts_users_next_to_each_other_is_refused_where_they_take_turns_with_assistants(
     place: Path,
 ) -> None:
@@ -306,3 +330,21 @@ def test_an_agent_that_calls_tools_needs_a_template_that_describes_them(place: P
     assert read_tokenizer(Path(chosen.model), chosen.chat, (BASH_TOOL,)).reply_format.tool_calls == "hermes"
     with pytest.raises(ValueError, match="correct the chat template"):
         read_tokenizer(Path(chosen.model), chosen.chat, ())
+
+
+def test_what_verification_found_of_each_task_is_known_without_anything_hidden(place: Path) -> None:
+    strength = Strength(num_partial_fixes=4, passing=("a.py:1: the line is taken back",))
+    flaky = pack(Calibration(passing=("t.py::test_a",), flaky=("t.py::test_b",)))
+    known = replace(verified(TRAIN[0]), strength=strength, calibration=flaky, num_tests=1)
+    write(place, "train.jsonl", known, replace(verified(TRAIN[1]), fingerprint="older"))
+    write(place, "heldout.jsonl", verified(HELDOUT[0], reason="the base passes t.py::test_hidden"))
+    facts = {one.task_id: one for one in read_inputs(recipe(place, "allow")).task_facts}
+    assert facts["t0"] == TaskFacts(
+        task_id="t0", verified="ok", num_tests=1, num_flaky=1, num_partial_fixes=4, weakness=0.25
+    )
+    assert (facts["t1"].verified, facts["h0"].verified) == ("changed", "wrong")
+    write_facts(place, facts.values())
+    text = (place / FILE).read_text()
+    assert "a.py" not in text
+    assert "test_hidden" not in text
+    assert read_facts(place) == facts

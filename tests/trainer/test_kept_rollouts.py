@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
 from pipeline.request import RolloutRequest
+from pipeline.rollout_store.reading import stores_of
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.processes import sets, start, steps
 from trainer.records.journal import EpisodeRow, read
@@ -35,7 +36,7 @@ async def test_without_redis_every_rollout_of_a_run_is_shown_explained_listed_an
 ) -> None:
     run, out = recipe.parent / "run", recipe.parent / "out"
     async with fleet(redis_url, verdict):
-        wishes = sets("num_steps=2", "evaluation.episodes=3")
+        wishes = sets("num_steps=2", "evaluation.episodes=3", "rollouts.tokens=true")
         trainer = await start(redis_url, recipe, "--run-dir", run, *wishes)
         assert await trainer.ended() == 0, trainer.output
     await redis.flushdb()
@@ -45,7 +46,11 @@ async def test_without_redis_every_rollout_of_a_run_is_shown_explained_listed_an
     assert {line["request_id"]: line["reward"] for line in map(json.loads, listed)} == {
         request_id: row.reward for request_id, row in rows.items()
     }
-    trained = steps(run)[0].request_ids[0]
+    kept, first = stores_of(run)[0], steps(run)[0]
+    tokens = [kept.trained(request_id) for request_id in first.request_ids]
+    assert {one and (one.step, one.version) for one in tokens} == {(1, 0)}
+    assert sum(len(turn.reasons) for one in tokens if one for turn in one.turns) == first.num_trained_tokens
+    trained = first.request_ids[0]
     failed = next(row.request_id for row in rows.values() if row.fate == "failed")
     shown = printed(f"pipeline show {trained} --redis {NO_REDIS} --run-dir", run)
     assert "turn 1" in shown

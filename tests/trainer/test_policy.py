@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from pipeline import keys, policy_lease
+from pipeline import keys
 from pipeline.policy_lease import PolicyHolder
-from tests.trainer.processes import TrainerProcess, sets, start
+from tests.trainer.processes import TrainerProcess, keep_engines, sets, start
 from tests.trainer.processes import recipe as recipe
 from trainer.records.journal import EndRow, read
 
@@ -37,7 +37,7 @@ async def until_it_holds(redis: Redis, trainer: TrainerProcess) -> None:
 async def test_a_second_run_is_refused_with_the_name_of_the_first(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
-    await policy_lease.acquire(redis, OTHER)
+    await keep_engines(redis, OTHER)
     trainer = await begin(redis_url, recipe)
     assert await trainer.ended() == 2
     assert "the engines of this Redis serve run other (process 7 on elsewhere)" in trainer.output

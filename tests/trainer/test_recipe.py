@@ -30,6 +30,9 @@ lr = 1e-6
 """
 
 
+CONTROLLED = "admission={staleness='controlled', control={%s}}"
+
+
 @pytest.fixture
 def minimal(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
@@ -137,17 +140,48 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("evaluation.episodes=4", "tasks.heldout is missing"),
         ("tasks.unverified=ignore", "Invalid enum value 'ignore'"),
         ("weights.pause=freeze", "Invalid enum value 'freeze'"),
+        ("weights={transport='delta', engines='none'}", 'has no effect with weights.engines = "none"'),
+        ("weights={transport='delta', receiver_port=70000}", "a port lies between 1 and 65535"),
+        ("weights.receiver_port=30301", 'of use with weights.transport = "delta" only'),
         ('rollouts.keep="some"', "rollouts.keep"),
         (
             "rollouts.keep=1.5",
             'rollouts.keep is 1.5; it must be "all", "none", or a share above 0 and below 1',
         ),
+        ("credit.coefficient=-0.1", "credit.coefficient is -0.1; it weighs"),
+        ("credit.coefficient=0.2", 'has no effect with credit.method = "outcome"'),
+        ("credit.method=outcome_then_steps", 'because judge.method is "none"'),
+        ("overlong.penalty=-1", "overlong.penalty is -1; it is subtracted"),
+        ("overlong={penalty=1, buffer_tokens=9000}", "between 1 and rollout.limits.context_tokens = 8000"),
+        ("overlong.buffer_tokens=7", "of use with overlong.penalty only"),
+        ("overlong.filter=['length']", "Invalid enum value 'length'"),
+        ("learner.loss.kind=ppo", "Invalid enum value 'ppo'"),
+        ("learner.loss={kind='cispo', objective='my.py:f'}", "remove one of the two"),
+        ("admission.staleness=adaptive", "Invalid enum value 'adaptive'"),
+        (
+            "admission.control.max_behaviour_kl=0.2",
+            'has no effect with admission.staleness = "fixed": set that to "controlled", or remove it',
+        ),
+        (CONTROLLED % "most_versions=9", "set it to admission.max_lag_versions = 4 at most"),
+        (CONTROLLED % "least_versions=5", "it must lie between 0 and most_versions = 4"),
+        (CONTROLLED % "min_ess_share=1.5", "admission.control.min_ess_share is 1.5; it is a share of tokens"),
+        (CONTROLLED % "max_masked_share=0", "admission.control.max_masked_share is 0; it is a share"),
+        (CONTROLLED % "max_behaviour_kl=0", "admission.control.max_behaviour_kl is 0; it must be above 0"),
+        (CONTROLLED % "patience_steps=0", "admission.control.patience_steps is 0; it must be 1 or more"),
+        ("admission={max_lag_versions=40, staleness='controlled'}", "lags above 30 are not told apart"),
         ("rollouts.max_bytes=1000", "rollouts.max_bytes is 1000; it must be 1048576 or more"),
     ],
 )
 def test_a_mistake_is_refused_by_name_and_with_the_fix(minimal: Path, override: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         load_recipe(minimal, [override])
+
+
+def test_step_wise_credit_needs_a_baseline_that_divides_by_deviations(minimal: Path) -> None:
+    judged = ["judge={method='rule', name='commands'}", "credit.method=step_wise"]
+    with pytest.raises(ValueError, match=re.escape('set batch.advantage = "group_mean_std"')):
+        load_recipe(minimal, judged)
+    assert load_recipe(minimal, [*judged, "batch.advantage=group_mean_std"]).credit.coefficient == 0.1
 
 
 def test_a_missing_file_and_broken_toml_are_named(minimal: Path) -> None:
@@ -163,10 +197,13 @@ def test_paths_are_meant_from_the_recipes_own_directory(minimal: Path) -> None:
     assert recipe.model == str(minimal.parent / "policy")
     assert recipe.tasks.train == str(minimal.parent / "tasks.jsonl")
     assert recipe.tasks.heldout == "", "what is absent stays so"
+    own = load_recipe(minimal, ["learner.loss.objective=my.py:name"])
+    assert own.learner.loss.objective == f"{minimal.parent}/my.py:name"
 
 
 def test_the_resolved_copy_loads_to_an_equal_recipe(minimal: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(minimal, ['name="quo\\"te \\\\ ü"', "learner.train_only=['.mlp.', '.attn.']"])
+    loss = "learner.loss={objective='my.py:f', geometric_mask=[0.5, 2.0], clip_low=0.1}"
+    recipe = load_recipe(minimal, [loss, 'name="quo\\"te \\\\ ü"', "learner.train_only=['.mlp.', '.attn.']"])
     copy = tmp_path / "resolved.toml"
     copy.write_text(to_toml(recipe))
     assert load_recipe(copy) == recipe

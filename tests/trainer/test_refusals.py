@@ -110,7 +110,10 @@ def test_a_layout_needs_its_number_of_processes(
 ) -> None:
     halves = ("--set", "learner.tensor_parallel=2")
     assert call(*halves, *DRY) == 0, "a dry run is no torchrun"
-    assert "learner: 2 processes (tensor_parallel 2 x pipeline_parallel 1)" in capsys.readouterr().out
+    assert (
+        "learner: 2 processes (tensor_parallel 2 x pipeline_parallel 1 x context_parallel 1)"
+        in capsys.readouterr().out
+    )
     assert call(*halves) == 2
     assert "need 2 processes or a multiple, not 1" in the_line(capsys)
     assert not (recipe.parent / "run").exists()

@@ -6,12 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trainer.journals import Run, reported
+from tests.trainer.judge.journals import judged_run
+from tests.trainer.records.test_console import JUDGED
 from trainer import curve, report
-from trainer.records.journal import (
-    EpisodeRow,
-    QuarantineRow,
-    SkippedRow,
-)
+from trainer.records.audit_row import AuditRow, Drift
+from trainer.records.journal import EpisodeRow, QuarantineRow, SkippedRow
 from trainer.records.reward_curve import rolling
 from trainer.records.summary import rate
 
@@ -250,3 +249,66 @@ def test_the_mean_gap_is_over_the_tokens_it_was_measured_on(
     run.step(2, run.group(1, [1.0] * 9))
     _, found = reported(run, capsys)
     assert found["logprob_gap_mean"] == pytest.approx(0.4)
+
+
+def test_the_drift_report_takes_the_place_of_the_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    half = Drift(num_tokens=2, mean=0.5, max=0.75, bias=-0.5)
+    run.rows.append(
+        AuditRow(
+            step=1,
+            num_tokens=2,
+            num_batch_tokens=100,
+            num_unmeasured=0,
+            num_samples=1,
+            num_positions=9,
+            gap_max=0.75,
+            gap_mean=0.5,
+            audit_s=1.0,
+            by_version={"0": half},
+            by_kind={"call": half},
+        )
+    )
+    _, found = reported(run, capsys)
+    assert (found["drift"]["num_tokens"], found["drift"]["by_kind"]["call"]["max"]) == (2, 0.75)
+    assert report.main([str(run.directory), "--drift"]) == 0
+    shown = capsys.readouterr().out
+    assert "kind call" in shown
+    assert "2 of 100 trained tokens were measured" in shown
+    assert "requests" not in shown
+
+
+def test_replies_that_were_proved_and_trajectories_that_were_altered_are_counted(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]), num_proved_replies=7)
+    run.group(1, [1.0, 0.0], fate="altered")
+    _, found = reported(run, capsys)
+    assert found["provenance"] == {"num_replies": 7, "num_altered": 2}
+    report.main([str(run.directory)])
+    assert (
+        "7 replies trained exactly as the engine sampled them; 2 trajectories rejected"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_judged_run_says_what_was_judged_and_warns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    judgements, episodes = judged_run([(-0.5, 1.0), (0.5, 0.0)] * 30, versions=3)
+    run.rows += [*judgements, *episodes]
+    run.step(1, [row.request_id for row in episodes], judging=JUDGED)
+    run.write()
+    assert report.main([str(run.directory)]) == 0
+    printed = capsys.readouterr().out
+    assert "credit                7 of 8 trajectories trained with a judgement" in printed
+    assert "judge requests        60 joined" in printed
+    assert "WARNING               the AUC of the judge's mean score is 0.000" in printed
+
+
+def test_a_run_without_a_judge_says_nothing_of_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.write()
+    assert report.main([str(run.directory)]) == 0
+    printed = capsys.readouterr().out
+    assert [
+        line for line in printed.splitlines() if line.startswith(("judge", "credit", "AUC", "votes"))
+    ] == []

@@ -1,5 +1,6 @@
 """Runs that are killed, stopped or cut off from Redis, as processes, and what their resume makes of it."""
 
+import asyncio
 import re
 import signal
 from pathlib import Path
@@ -31,17 +32,27 @@ from trainer.records.summary import summarize
 from trainer.rollouts.admission import FREE_FAILURES
 from trainer.rollouts.dispatch import TaskOrder
 
+PACE_S = 0.1
+"""Between two answers of the fleet: a run of eight a step is killed in the middle, however fast its steps are."""
+
+
+def has_checkpoint(run: Path) -> bool:
+    return (run / "checkpoints" / "latest").is_file()
+
 
 @pytest.mark.slow
 async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
-    async with fleet(redis_url):
+    async with fleet(redis_url, pace_s=PACE_S):
         whole = await start(redis_url, recipe, "--run-dir", recipe.parent / "whole", "--run-id", "whole")
         assert await whole.ended() == 0, whole.output
         run = recipe.parent / "cut"
         cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "cut")
-        await cut.reaches(lambda: len(steps(run)) == 3)
+        await cut.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
+        first = {*steps(run)[0].request_ids}  # of the checkpoint, which is whole and about to be acknowledged
+        while first & await pending_requests(redis, "cut"):  # noqa: ASYNC110 - another process acknowledges
+            await asyncio.sleep(0.01)
         await cut.kill()
         kept, lost = steps(run)[:2], steps(run)[2]
         unacknowledged = await pending_requests(redis, "cut")
@@ -62,9 +73,9 @@ async def test_what_a_checkpoint_holds_is_acknowledged_on_resume_and_not_trained
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
     run = recipe.parent / "run"
-    async with fleet(redis_url):
+    async with fleet(redis_url, pace_s=PACE_S):
         killed = await start(redis_url, recipe, "--run-dir", run, "--run-id", "unsure")
-        await killed.reaches(lambda: len(steps(run)) == 3)
+        await killed.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
         await killed.kill()
         await forget_acknowledgements(redis, "unsure")
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
@@ -155,9 +166,9 @@ async def test_a_task_that_is_judged_two_ways_is_played_no_more_not_even_after_a
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
     run = recipe.parent / "run"
-    async with fleet(redis_url, alternating, two_faced) as answered:
+    async with fleet(redis_url, alternating, two_faced, pace_s=PACE_S) as answered:
         cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "flaky", *sets("num_steps=6"))
-        await cut.reaches(lambda: len(steps(run)) == 3)
+        await cut.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
         await cut.kill()
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume", *sets("num_steps=6"))
         assert await resumed.ended() == 0, resumed.output
@@ -188,7 +199,7 @@ async def test_a_run_that_keeps_failing_gives_up_where_a_resume_can_go_on(
         trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "outage", *limit)
         assert await trainer.ended() == 1, trainer.output
     told = re.findall(
-        r"(\d) groups in a row failed, the last at sandbox: the container vanished", trainer.output
+        r"(\d+) groups in a row failed, the last at sandbox: the container vanished", trainer.output
     )
     assert int(told[-1]) >= 5, trainer.output
     assert "outage: failing" in trainer.output

@@ -9,18 +9,22 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
-from pipeline import census, keys, queue, stream
+from pipeline import census, keys, queue, stream, trace_ids
 from pipeline.request import RolloutRequest
 from tests.trainer.processes import pending_requests, sets, start, steps
 from tests.trainer.processes import recipe as recipe
 from trainer.records.journal import (
+    DeliveryRow,
     EndRow,
     EpisodeRow,
     EvaluationRow,
     PublicationRow,
+    StalenessRow,
     read,
 )
 from trainer.records.summary import summarize
+from trainer.records.time_rows import StartRow
+from trainer.where.findings import where
 
 
 async def test_a_run_takes_its_steps_and_accounts_for_every_request(
@@ -35,7 +39,7 @@ async def test_a_run_takes_its_steps_and_accounts_for_every_request(
             return None
         return alternating(request)
 
-    wishes = ("evaluation.episodes=2", "evaluation.greedy_episodes=3")
+    wishes = ("evaluation.episodes=2", "evaluation.greedy_episodes=3", "audit.share=1.0")
     async with fleet(redis_url, verdict) as answered:
         trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "whole", *sets(*wishes))
         assert await trainer.ended() == 0, trainer.output
@@ -61,8 +65,71 @@ async def test_a_run_takes_its_steps_and_accounts_for_every_request(
         ("heldout_after", 4, False, 2),
         ("heldout_after", 4, True, 3),
     ]
-    second = list(read(run / "journal", PublicationRow))[1]
-    assert evaluations[1].at <= second.at, "no new weights while the old ones are judged"
+    deliveries = list(read(run / "journal", DeliveryRow))
+    assert [deliveries[0].version, deliveries[-1].version] == [0, 4]
+    assert evaluations[1].at <= deliveries[1].at, "engines get no new weights while the old ones are judged"
+    for row in rows:
+        parts = (row.wait_s, row.forward_s, row.backward_s, row.optimizer_s, row.audit_s, row.export_s)
+        beside = (row.engines_s, row.checkpoint_s, row.evaluation_s, row.other_s)
+        assert row.wall_s == pytest.approx(sum(parts) + sum(beside), abs=1e-9)
+        assert min(row.forward_s, row.backward_s, row.optimizer_s, row.audit_s, row.export_s) > 0
+        assert row.other_s >= 0
+    between_s = rows[-1].at - rows[0].at
+    assert sum(row.wall_s for row in rows[1:]) == pytest.approx(between_s, rel=0.01, abs=0.05)
+
+
+async def test_the_trainers_time_is_accounted_for_from_the_start_of_a_run_to_its_end(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    async with fleet(redis_url, alternating):
+        wishes = sets("evaluation.episodes=2", "num_steps=2")
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "timed", *wishes)
+        assert await trainer.ended() == 0, trainer.output
+    spent = where(run).trainer
+    assert (sum(spent.parts_s.values()), spent.unknown) == (spent.wall_s, ())
+    (begun,), (end,) = read(run / "journal", StartRow), read(run / "journal", EndRow)
+    began_at = begun.at - sum(begun.seconds.values())
+    assert spent.wall_s == pytest.approx(end.at - began_at, rel=0.01, abs=0.05)
+    assert spent.parts_s["evaluation"] >= end.seconds["evaluation"] > 0
+    assert spent.share("not in the journal") < 0.01
+
+
+async def test_a_run_that_accumulates_groups_as_they_come_in_accounts_for_every_request(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    wishes = ("batch.streaming=true", "num_steps=3", "admission.max_lag_versions=0")
+    async with fleet(redis_url) as answered:
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "streams", *sets(*wishes))
+        assert await trainer.ended() == 0, trainer.output
+    assert [(row.step, row.num_groups, row.lag_max) for row in steps(run)] == [
+        (1, 2, 0),
+        (2, 2, 0),
+        (3, 2, 0),
+    ]
+    episodes = list(read(run / "journal", EpisodeRow))
+    assert Counter(row.request_id for row in episodes) == Counter(set(answered))
+    report = summarize(run)
+    assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
+
+
+async def test_a_run_with_controlled_staleness_runs_further_ahead_once_its_tokens_prove_useful(
+    recipe: Path, redis_url: str, redis: Redis
+) -> None:
+    run = recipe.parent / "run"
+    control = "control={least_versions=0, min_ess_share=0.01, max_masked_share=0.99, max_behaviour_kl=99}"
+    wishes = (f"admission={{max_lag_versions=1, staleness='controlled', {control}}}", "num_steps=6")
+    async with fleet(redis_url):
+        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "ahead", *sets(*wishes))
+        assert await trainer.ended() == 0, trainer.output
+    rows, (change,) = steps(run), read(run / "journal", StalenessRow)
+    assert (change.before, change.ahead_versions) == (0, 1)
+    assert [row.ahead_versions for row in rows] == [int(row.step > change.step) for row in rows]
+    assert max(row.lag_max for row in rows if row.step <= change.step) == 0
+    assert all(sum(one.num_tokens for one in row.by_lag) == row.num_trained_tokens for row in rows)
+    assert f"admission may run 1 versions ahead, no longer 0: {change.reason}" in trainer.output
+    assert summarize(run).staleness.changes == (change,)
 
 
 async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_it(
@@ -71,18 +138,23 @@ async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_
     run, file = recipe.parent / "run", recipe.parent / "spans.jsonl"
     monkeypatch.setenv("SWERVE_TRACE_FILE", str(file))
     async with fleet(redis_url):
-        trainer = await start(redis_url, recipe, "--run-dir", run, *sets("num_steps=1"))
+        named = ("--run-dir", run, "--run-id", "traced")
+        trainer = await start(redis_url, recipe, *named, *sets("num_steps=1"))
         assert await trainer.ended() == 0, trainer.output
+    (step,) = steps(run)
     spans = [json.loads(line) for line in file.read_text().splitlines()]
-    enqueue_spans = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "enqueue"}
-    trained = {s["attributes"]["swerve.request"]: s for s in spans if s["name"] == "train"}
-    assert set(trained) == {request_id for row in steps(run) for request_id in row.request_ids}
-    for request_id, one in trained.items():
-        assert one["trace_id"] == enqueue_spans[request_id]["trace_id"]
-        assert one["parent_id"] == enqueue_spans[request_id]["span_id"], (
-            "the scripted fleet has no span between"
-        )
-    assert len({one["trace_id"] for one in enqueue_spans.values()}) == len(enqueue_spans)
+    trained = {span["trace_id"]: span for span in spans if span["name"] == "trained"}
+    of_step = trace_ids.parts(trace_ids.step("traced", 1))[0]
+    expected = {trace_ids.parts(trace_ids.rollout(one))[0]: one for one in step.request_ids}
+    assert set(trained) == set(expected), "each rollout that the step trained, and no other"
+    assert all([link["trace_id"] for link in span["links"]] == [of_step] for span in trained.values())
+    enqueued = {
+        span["trace_id"]: span["attributes"]["swerve.request"] for span in spans if span["name"] == "enqueue"
+    }
+    assert expected.items() <= enqueued.items()
+    assert len(enqueued) == len({row.request_id for row in read(run / "journal", EpisodeRow)})
+    (linking,) = [span for span in spans if span["name"] == "step"]
+    assert {link["trace_id"] for link in linking["links"]} == set(expected)
 
 
 async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
@@ -163,6 +235,7 @@ async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> No
         (["--set", "tasks.heldout=train.jsonl"], "tasks.heldout shares 5 tasks with tasks.train"),
         (["--set", "rollout.limits.context_tokens=9000", "--set", "learner.micro_batch_tokens=9000"], "8192"),
         (["--set", "evaluation.episodes=4"], "tasks.heldout holds 3 tasks"),
+        (["--set", "alarms.webhook_env=SWERVE_NO_URL"], "environment variable SWERVE_NO_URL is not set"),
     ],
 )
 async def test_misuse_is_refused_before_anything_is_touched(

@@ -1,14 +1,22 @@
 """Makers of heads, members and trajectories for the trainer's tests."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from benchmarks.scripted_fleet import task
+from benchmarks.scripted_fleet import task, with_digests
 from pipeline.errors import Boundary
 from pipeline.message import pack_float32s, pack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
-from trainer.batching.batch import Sample
-from trainer.rollouts.groups import Lag, Member, group_id_of
+from trainer.batching.batch import Sample, SampledReply
+from trainer.records.judgement_row import JudgedTurn
+from trainer.rollouts.groups import Lag, group_id_of
+from trainer.rollouts.members import Member, MemberJudgement
+
+DIGEST = reply_digest(pack_int32s([5]), pack_int32s([6, 7]), pack_float32s([-1.0, -2.0]))
+"""Of the reply that `sample` holds."""
 
 
 def behind(newest: int) -> Lag:
@@ -78,7 +86,13 @@ def sample(of: TrajectoryHead, version: int = 0) -> Sample:
         behaviour_logprobs_T=np.array([0.0, -1.0, -2.0], np.float32),
         advantages_T=np.zeros(3, np.float32),
         versions_T=np.array([-1, version, version], np.int32),
+        replies=(SampledReply(0, 1, 3, DIGEST),),
     )
+
+
+def joined(scores: Mapping[int, float | None]) -> MemberJudgement:
+    """A judgement that came in time, with these scores by turn."""
+    return MemberJudgement("joined", tuple(JudgedTurn(turn, score) for turn, score in scores.items()))
 
 
 def turn(fed: list[int], sampled: list[int], *, kept: int, logprob: float = -0.5, version: int = 3) -> Turn:
@@ -94,6 +108,7 @@ def turn(fed: list[int], sampled: list[int], *, kept: int, logprob: float = -0.5
 
 
 def trajectory(*turns: Turn) -> Trajectory:
+    """With the digests that its turns have unless somebody changes them."""
     request = RolloutRequest(
         id="r",
         run_id="run",
@@ -111,7 +126,7 @@ def trajectory(*turns: Turn) -> Trajectory:
     )
     return Trajectory(
         claim=Claim(request=request, attempt=1, worker="w", claimed_at=2.0),
-        turns=turns,
+        turns=with_digests(turns),
         outcome=Submitted(patch=b""),
         reward=Reward(value=1.0, resolved=True, decided_by="test"),
         started_at=2.0,

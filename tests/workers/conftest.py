@@ -58,7 +58,10 @@ def built(client: docker.DockerClient, files: Mapping[str, str], base: str) -> I
             tar.addfile(entry, io.BytesIO(data))
     context.seek(0)
     tag = f"swerve-test:{secrets.token_hex(6)}"
-    client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, network_mode="none")
+    # Not of cached layers: they are another test's, which may remove them meanwhile.
+    client.images.build(
+        fileobj=context, custom_context=True, tag=tag, rm=True, nocache=True, network_mode="none"
+    )
     commit = client.containers.run(tag, ["git", "rev-parse", "HEAD"], remove=True, network_mode="none")
     yield RepoImage(tag, commit.decode().strip())
     client.images.remove(tag, force=True)
@@ -99,4 +102,7 @@ async def sandboxes(docker_client: docker.DockerClient, init: bytes) -> AsyncIte
     sandboxes = DockerSandboxes(fleet=fleet, init=init)
     yield sandboxes
     await sandboxes.close()
-    assert docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}) == []
+    assert (
+        docker_client.containers.list(all=True, ignore_removed=True, filters={"label": f"{FLEET}={fleet}"})
+        == []
+    )

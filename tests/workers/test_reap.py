@@ -12,7 +12,7 @@ import pytest
 from docker.models.containers import Container
 from redis.asyncio import Redis
 
-from pipeline import census, connection, queue
+from pipeline import census, connection, keys, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
@@ -46,7 +46,7 @@ class Left:
         )
 
     def names(self) -> set[str]:
-        found = self._client.containers.list(all=True, filters={"label": self._label})
+        found = self._client.containers.list(all=True, ignore_removed=True, filters={"label": self._label})
         return {str(container.name) for container in found}
 
 
@@ -64,12 +64,13 @@ async def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str
 
 
 async def leased(redis: Redis, redis_url: str) -> str:
-    """The id of a request that somebody works on, in its first attempt."""
+    """The id of a request that somebody works on, in its first attempt, however long the test takes."""
     pool = await connection.connect(redis_url)
     await queue.enqueue(pool, samples.request())
     (claim,) = await queue.take(pool, "host/1", 1)
     await pool.aclose()
     assert isinstance(claim, Claim)
+    await redis.persist(keys.lease(claim.request.id))
     return claim.request.id
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from pipeline.calibration import Calibration, pack
 from pipeline.message import encode
 from pipeline.request import Claim
 from pipeline.task import ExitCode
 from pipeline.tokenizer import read_bundle
+from pipeline.trajectory import head_of
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
@@ -66,3 +67,23 @@ async def test_the_calibration_reaches_the_grader_and_nobody_else(
     assert recording.seen == {"agent": {b""}, "grade": {CALIBRATION}}
     assert CALIBRATION not in encode(played)
     assert played.claim.request.task == task, "all else is kept"
+
+
+async def test_the_parts_of_a_rollouts_time_sum_up_to_all_of_it(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    task = make_task(repo_image.tag, base_commit=repo_image.commit, verdict=ExitCode(eval_script=SCRIPT))
+    claim = make_claim(task, turns=2)
+    claim = replace(claim, request=replace(claim.request, agent_config=AGENT))
+    policies = ScriptedPolicies(read_bundle(tiny_model), [bash(FIX), bash(SUBMIT)])
+    played = await run_rollout(
+        claim, EpisodeStatus(), policies=policies, sandboxes=sandboxes, grader=Grader(sandboxes)
+    )
+    assert played.seconds is not None
+    assert played.reward is not None
+    parts = astuple(played.seconds)
+    assert sum(parts) == pytest.approx(played.finished_at - played.started_at, rel=0.01, abs=0.05)
+    assert min(parts) >= 0
+    assert min(played.seconds.open_s, played.seconds.command_s, played.seconds.close_s) > 0
+    assert played.seconds.grade_s >= played.reward.grade_s
+    assert head_of(played, body_bytes=1).seconds == played.seconds

@@ -1,8 +1,7 @@
-"""Rewards of a group's members → one advantage per token. Pure functions.
+"""Rewards of a group → one advantage per member. Pure functions.
 
-An `AdvantageFunction` sees all valid members of a group and returns, for each of them, one float32 array per sample, aligned
-with the sample's tokens and 0 where a token is not trained. A member whose rollout failed has no reward and is not among
-them, so it moves nobody's baseline. The kinds so far give every trained token of a member the same advantage:
+A `Baseline` sees the rewards of all valid members of a group. A member whose rollout failed has no reward and is not among
+them, so it moves nobody's advantage. `credit.py` spreads the advantages over tokens, and adds what a judge says of single turns.
 
 | kind             | advantage of member i                                  | as in                                   |
 |------------------|--------------------------------------------------------|-----------------------------------------|
@@ -12,42 +11,20 @@ them, so it moves nobody's baseline. The kinds so far give every trained token o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-import numpy as np
-import numpy.typing as npt
-
-from trainer.batching.batch import Sample
 from trainer.recipe import AdvantageKind
 
 SAME = 1e-9
 """Rewards closer than this count as equal."""
 
-
-@dataclass(frozen=True, slots=True)
-class GradedMember:
-    """A valid member of a group, as an advantage function sees it."""
-
-    reward: float
-    samples: tuple[Sample, ...]
-
-
-TokenAdvantages = tuple[npt.NDArray[np.float32], ...]
-"""One array of T per sample of a member."""
-
-AdvantageFunction = Callable[[Mapping[int, GradedMember]], dict[int, TokenAdvantages]]
+Baseline = Callable[[Mapping[int, float]], dict[int, float]]
+"""From rewards to advantages, both by member."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
     """Whether any two rewards differ; otherwise every advantage would be zero."""
     return max(rewards) - min(rewards) > SAME
-
-
-def token_advantages(members: Mapping[int, GradedMember], kind: AdvantageKind) -> dict[int, TokenAdvantages]:
-    """The advantages of each member, by the key that it has in `members`. Needs two members or more."""
-    assert len(members) >= 2, "a baseline needs two members"
-    return ADVANTAGES[kind](members)
 
 
 def leave_one_out(rewards: Mapping[int, float]) -> dict[int, float]:
@@ -68,24 +45,8 @@ def group_mean_std(rewards: Mapping[int, float]) -> dict[int, float]:
     return {member: distance / spread for member, distance in group_mean(rewards).items()}
 
 
-def constant_over_tokens(per_member: Callable[[Mapping[int, float]], dict[int, float]]) -> AdvantageFunction:
-    """The advantage function that gives every trained token of a member the same number, computed from the rewards alone."""
-
-    def advantages(members: Mapping[int, GradedMember]) -> dict[int, TokenAdvantages]:
-        numbers = per_member({key: member.reward for key, member in members.items()})
-        return {
-            key: tuple(
-                np.where(sample.trained_T, np.float32(numbers[key]), np.float32(0))
-                for sample in member.samples
-            )
-            for key, member in members.items()
-        }
-
-    return advantages
-
-
-ADVANTAGES: dict[AdvantageKind, AdvantageFunction] = {
-    "leave_one_out": constant_over_tokens(leave_one_out),
-    "group_mean": constant_over_tokens(group_mean),
-    "group_mean_std": constant_over_tokens(group_mean_std),
+BASELINES: dict[AdvantageKind, Baseline] = {
+    "leave_one_out": leave_one_out,
+    "group_mean": group_mean,
+    "group_mean_std": group_mean_std,
 }

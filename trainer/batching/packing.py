@@ -7,7 +7,7 @@ Shape suffixes: P positions of one micro-batch, S samples in it, T tokens of one
 the token to be predicted after it, so a sample of T tokens takes T - 1 positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,12 @@ class MicroBatch:
     trained_P: npt.NDArray[np.bool_]
     behaviour_logprobs_P: npt.NDArray[np.float32]
     advantages_P: npt.NDArray[np.float32]
+    versions_P: npt.NDArray[np.int32]  # of the weights that sampled the target; -1 where not trained
     segments_P: npt.NDArray[np.int64]  # which of the samples here, from 0
     boundaries: npt.NDArray[np.int32]  # S + 1 offsets: 0, ..., P
     samples: tuple[int, ...]  # index of each in the sequence that was packed; empty for padding
+    # experts of each input: positions x (layers * experts per token); -1: not reported. None: nothing is
+    routing_P: npt.NDArray[np.int16] | None = None
 
     @property
     def num_positions(self) -> int:
@@ -50,6 +53,7 @@ PADDING = MicroBatch(
     trained_P=np.zeros(1, np.bool_),
     behaviour_logprobs_P=np.zeros(1, np.float32),
     advantages_P=np.zeros(1, np.float32),
+    versions_P=np.full(1, -1, np.int32),
     segments_P=np.zeros(1, np.int64),
     boundaries=np.array([0, 1], np.int32),
     samples=(),
@@ -90,17 +94,21 @@ def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
     return [_lay_out(samples, tuple(members)) for members in bins]
 
 
-def deal(microbatches: Sequence[MicroBatch], *, num_ranks: int) -> list[list[MicroBatch]]:
-    """Give each data-parallel rank its micro-batches: the largest first, to the rank with the least.
+def deal(
+    microbatches: Sequence[MicroBatch], *, num_ranks: int, cost: Callable[[MicroBatch], float]
+) -> list[list[MicroBatch]]:
+    """Give each data-parallel rank its micro-batches: the most expensive first, to the rank with the least cost so far.
+
+    Full micro-batches have about as many positions each, but attention makes one long sample dearer than many short ones.
 
     All ranks get the same number, at least one, filled up with `PADDING`, because every pass is collective.
     """
     hands: list[list[MicroBatch]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for microbatch in sorted(microbatches, key=lambda microbatch: -microbatch.num_positions):
+    loads = [0.0] * num_ranks
+    for microbatch in sorted(microbatches, key=cost, reverse=True):
         rank = loads.index(min(loads))
         hands[rank].append(microbatch)
-        loads[rank] += microbatch.num_positions
+        loads[rank] += cost(microbatch)
     longest = max(1, *(len(hand) for hand in hands))
     return [hand + [PADDING] * (longest - len(hand)) for hand in hands]
 
@@ -128,7 +136,17 @@ def _lay_out(samples: Sequence[Sample], members: tuple[int, ...]) -> MicroBatch:
         trained_P=np.concatenate([sample.trained_T[1:] for sample in chosen]),
         behaviour_logprobs_P=np.concatenate([sample.behaviour_logprobs_T[1:] for sample in chosen]),
         advantages_P=np.concatenate([sample.advantages_T[1:] for sample in chosen]),
+        versions_P=np.concatenate([sample.versions_T[1:] for sample in chosen]),
         segments_P=np.repeat(np.arange(len(chosen)), lengths),
         boundaries=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         samples=members,
+        routing_P=_routing(chosen),
     )
+
+
+def _routing(samples: Sequence[Sample]) -> npt.NDArray[np.int16] | None:
+    rows = [
+        sample.routing.reshape(sample.num_tokens, -1)[:-1] for sample in samples if sample.routing is not None
+    ]
+    assert len(rows) in (0, len(samples)), "a run asks for it in all requests or in none"
+    return np.concatenate(rows) if rows else None

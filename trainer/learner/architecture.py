@@ -1,9 +1,10 @@
 """The shape of a model, read from its Hugging Face `config.json`, and whether a parallel layout divides it.
 
-Supported are dense Llama, Qwen2 and Qwen3. A config that asks for something the learner cannot do is rejected by name,
-never trained as something else. Nothing here imports torch, so a recipe can be checked on a machine without it.
+Supported are Llama, Qwen2, Qwen3 and the mixture of experts of Qwen3. A config that asks for something the learner cannot do
+is rejected by name, never trained as something else. Nothing here imports torch, so a recipe can be checked on a machine without it.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +13,50 @@ import msgspec
 
 from trainer.learner.config import LearnerConfig
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """The mixture of experts that each layer has in place of one MLP: a router chooses a few of them for every token."""
+
+    count: int
+    per_token: int
+    width: int  # of one expert's MLP
+    renormalised: bool  # whether the weights of the chosen experts are scaled to a sum of 1
+
+
+class Yarn(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"original_positions": "original_max_position_embeddings"},
+):
+    """How rotary embedding is stretched beyond the positions of pretraining, by transformers' names and defaults."""
+
+    factor: float
+    original_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or self.original_positions < 1:
+            raise ValueError("YaRN needs a factor and original_max_position_embeddings of 1 or more")
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+
+        def at(mscale: float) -> float:
+            return 0.1 * mscale * math.log(self.factor) + 1.0
+
+        if self.mscale and self.mscale_all_dim:
+            return at(self.mscale) / at(self.mscale_all_dim)
+        return at(1.0)
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +65,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     family: Family
     num_layers: int
     width: int
-    mlp_width: int
+    mlp_width: int  # not used where the layers have experts
     num_heads: int
     num_key_value_heads: int
     head_width: int
@@ -32,6 +74,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float
     rope_theta: float
     tied: bool  # one matrix for the embedding and the output
+    experts: Experts | None = None  # None: each layer has one MLP
+    yarn: Yarn | None = None
 
     @property
     def biased_qkv(self) -> bool:
@@ -39,7 +83,21 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def normed_qk(self) -> bool:
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe")
+
+    @property
+    def routing_width(self) -> int:
+        """Experts that one token passes over all layers; 0 for a dense model."""
+        return self.num_layers * self.experts.per_token if self.experts else 0
+
+    def reported_experts(self, config: LearnerConfig) -> int:
+        """Experts that engines report of each token; 0 where the learner does not replay their routing."""
+        return self.routing_width if config.routing_replay else 0
+
+    @property
+    def active_mlp_width(self) -> int:
+        """Width of all MLPs that one token passes in a layer."""
+        return self.experts.per_token * self.experts.width if self.experts else self.mlp_width
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +122,13 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     attention_dropout: float | None = None
     mlp_bias: bool | None = None
     use_sliding_window: bool | None = None
+    num_experts: int | None = None
+    num_local_experts: int | None = None  # the same, as transformers 5 writes it
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
 
 
 def read_architecture(directory: Path) -> Architecture:
@@ -72,7 +137,7 @@ def read_architecture(directory: Path) -> Architecture:
     config = _read_config(path)
     for feature in _unsupported_features(config):
         raise ValueError(f"{path}: {feature} is not supported by the learner: choose a model without it")
-    rope = config.rope_parameters or {}
+    rope = config.rope_parameters or config.rope_scaling or {}
     return Architecture(
         family=config.model_type,
         num_layers=config.num_hidden_layers,
@@ -86,25 +151,69 @@ def read_architecture(directory: Path) -> Architecture:
         norm_eps=config.rms_norm_eps,
         rope_theta=rope.get("rope_theta") or config.rope_theta or 10_000.0,
         tied=bool(config.tie_word_embeddings),
+        experts=_experts(path, config),
+        yarn=_read_yarn(path, rope) if _rope_type(rope) == "yarn" else None,
     )
 
 
 def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str]:
     """Why this model cannot be divided as `config` says, one sentence per reason; empty if it can be."""
+    experts = architecture.experts
     parts = {
         "tensor_parallel": (
             ("attention heads", architecture.num_heads),
             ("key-value heads", architecture.num_key_value_heads),
-            ("columns of the MLP", architecture.mlp_width),
+            *(() if experts else (("columns of the MLP", architecture.mlp_width),)),
+        ),
+        "context_parallel": (
+            (
+                "attention heads of a tensor-parallel process",
+                architecture.num_heads // config.tensor_parallel,
+            ),
         ),
         "pipeline_parallel": (("layers", architecture.num_layers),),
+        "expert_parallel": (("experts", experts.count),) if experts else (),
     }
-    return [
+    faults = [
         f"learner.{field} = {getattr(config, field)} does not divide the model's {count} {name}: set it to a divisor"
         for field, counted in parts.items()
         for name, count in counted
         if count % getattr(config, field)
     ]
+    if not experts and config.expert_parallel > 1:
+        faults.append(
+            f"learner.expert_parallel = {config.expert_parallel}: the model has no experts to divide; set it to 1"
+        )
+    if experts and config.tensor_parallel > 1 and not config.sequence_parallel:
+        faults.append(
+            f"learner.tensor_parallel = {config.tensor_parallel}: each process must send its own positions to the experts; "
+            "set learner.sequence_parallel = true"
+        )
+    if config.routing_replay and (not experts or experts.count > 256):
+        count = f"{experts.count} experts, and reports have a byte for each" if experts else "no experts"
+        faults.append(f"learner.routing_replay: the model has {count}; set it to false")
+    if experts and config.lora.rank and {*config.lora.targets} & {"gate_proj", "up_proj", "down_proj"}:
+        faults.append(
+            "learner.lora.targets: experts get no adapters; name some of q_proj, k_proj, v_proj and o_proj only"
+        )
+    return faults
+
+
+def _experts(path: Path, config: _Config) -> Experts | None:
+    if config.model_type != "qwen3_moe":
+        return None
+    count = config.num_experts or config.num_local_experts
+    if not count or not config.num_experts_per_tok or not config.moe_intermediate_size:
+        raise ValueError(
+            f"{path}: num_experts, num_experts_per_tok or moe_intermediate_size is missing; "
+            "take the file that came with the weights"
+        )
+    return Experts(
+        count=count,
+        per_token=config.num_experts_per_tok,
+        width=config.moe_intermediate_size,
+        renormalised=config.norm_topk_prob,
+    )
 
 
 def _read_config(path: Path) -> _Config:
@@ -124,16 +233,33 @@ def _read_config(path: Path) -> _Config:
         raise ValueError(f"{path}: {error}; take the file that came with the weights") from error
 
 
+def _rope_type(rope: dict[str, Any]) -> str:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _read_yarn(path: Path, rope: dict[str, Any]) -> Yarn:
+    try:
+        given = {name: value for name, value in rope.items() if value is not None}
+        return msgspec.convert(given, Yarn)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: rope of type yarn: {error}; take the keys from the model card") from error
+
+
 def _unsupported_features(config: _Config) -> Iterator[str]:
     rope = config.rope_parameters or config.rope_scaling or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = _rope_type(rope)
     unsupported = {
-        f"rope_type {rope_type!r}": rope_type != "default",
+        f"rope_type {rope_type!r}": rope_type not in ("default", "yarn"),
         "attention_bias": bool(config.attention_bias) and config.model_type != "qwen2",
         "mlp_bias": bool(config.mlp_bias),
         "use_sliding_window": bool(config.use_sliding_window),
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "silu",
+        # transformers knows the first and engines the second: one of them would compute something else
+        "a rope attention_factor": rope.get("attention_factor") is not None,
+        "a rope attn_factor": (rope.get("attn_factor") or 1.0) != 1.0,
         "partial_rotary_factor": (rope.get("partial_rotary_factor") or 1.0) != 1.0,
         "attention_dropout": bool(config.attention_dropout),
+        f"decoder_sparse_step {config.decoder_sparse_step}": config.decoder_sparse_step != 1,
+        "mlp_only_layers": bool(config.mlp_only_layers),
     }
     yield from (name for name, present in unsupported.items() if present)

@@ -8,14 +8,16 @@ per parallel rank serves dropout alone, which these models do not have.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from torch import distributed
+from megatron.core.transformer.moe import token_dispatcher
+from torch import Tensor, distributed
 from torch._C._distributed_c10d import HashStore  # torch.distributed does not export it to type checkers
 from torch.overrides import TorchFunctionMode
 
@@ -51,6 +53,19 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda() else torch.device("cpu")
 
 
+def host_copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies on the host, complete on return; with CUDA in page-locked memory, to which the GPU copies at full speed."""
+    copies = [
+        torch.empty_like(tensor, device="cpu", pin_memory=has_cuda()).copy_(
+            tensor.detach(), non_blocking=True
+        )
+        for tensor in tensors
+    ]
+    if has_cuda():
+        torch.cuda.current_stream().synchronize()
+    return copies
+
+
 @contextlib.contextmanager
 def device_scope() -> Iterator[None]:
     """Everything that calls into Megatron runs in here."""
@@ -62,15 +77,44 @@ def device_scope() -> Iterator[None]:
         yield
 
 
+class _FinishedStream:
+    """A CUDA stream whose work is always done, and its own event."""
+
+    def wait_stream(self, _other: object) -> None: ...
+
+    def record_event(self) -> "_FinishedStream":
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+def _counts_on_host(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
+    return counts.numpy() if as_numpy and isinstance(counts, torch.Tensor) else counts
+
+
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    real = torch.cuda.current_device, torch.cuda.synchronize
-    here = torch.device("cpu")
-    torch.cuda.current_device, torch.cuda.synchronize = lambda: here, lambda *_: None
+    here, stream = torch.device("cpu"), _FinishedStream()
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.cuda, "current_device", lambda: here),
+        (torch.cuda, "synchronize", lambda *_: None),
+        # The dispatcher of tokens to experts copies counts to the host on a stream of its own, some of them as arrays.
+        (torch.cuda, "Stream", _FinishedStream),
+        (torch.cuda, "current_stream", lambda: stream),
+        (torch.cuda, "stream", lambda _stream: contextlib.nullcontext()),
+        (token_dispatcher, "maybe_move_tensor_to_cpu", _counts_on_host),
+        # Recomputation puts back the random state that the first pass began with.
+        (megatron_random, "_get_cuda_rng_state", lambda **_: None),
+        (megatron_random, "_set_cuda_rng_state", lambda *_, **__: None),
+    ]
+    real = [getattr(module, name) for module, name, _ in replacements]
+    for module, name, stand_in in replacements:
+        setattr(module, name, stand_in)
     try:
         yield
     finally:
-        torch.cuda.current_device, torch.cuda.synchronize = real
+        for (module, name, _), function in zip(replacements, real, strict=True):
+            setattr(module, name, function)
 
 
 @contextlib.contextmanager
@@ -102,26 +146,53 @@ def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
     )
 
 
-def lay_out(*, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Divide the ranks into tensor-, pipeline- and data-parallel groups. Raises ValueError if they cannot be."""
-    world_size, needed = distributed.get_world_size(), tensor_parallel * pipeline_parallel
+def lay_out(
+    *, tensor_parallel: int, pipeline_parallel: int, context_parallel: int = 1, expert_parallel: int = 1
+) -> None:
+    """Divide the ranks into tensor-, context-, pipeline- and data-parallel groups. Raises ValueError if they cannot be.
+
+    Experts have a division of their own: each is whole on its rank, and the ranks of a pipeline stage, over tensor, context and
+    data parallelism, form groups of `expert_parallel` that share the experts.
+    """
+    world_size, needed = distributed.get_world_size(), tensor_parallel * pipeline_parallel * context_parallel
     if world_size % needed:
         raise ValueError(
-            f"learner.tensor_parallel = {tensor_parallel}, learner.pipeline_parallel = {pipeline_parallel}: "
-            f"they need a multiple of {needed} processes, not {world_size}; start that many or lower one of the two"
+            f"learner.tensor_parallel = {tensor_parallel}, learner.pipeline_parallel = {pipeline_parallel}, "
+            f"learner.context_parallel = {context_parallel}: they need a multiple of {needed} processes, not "
+            f"{world_size}; start that many or lower one of them"
+        )
+    if world_size % (pipeline_parallel * expert_parallel):
+        raise ValueError(
+            f"learner.expert_parallel = {expert_parallel}: the {world_size // pipeline_parallel} processes of a "
+            "pipeline stage cannot share the experts equally; set it to a divisor of that number"
         )
     if parallel_state.model_parallel_is_initialized():
-        if (tensor_parallel, pipeline_parallel) == (
+        if (tensor_parallel, pipeline_parallel, context_parallel, expert_parallel) == (
             parallel_state.get_tensor_model_parallel_world_size(),
             parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_context_parallel_world_size(),
+            parallel_state.get_expert_model_parallel_world_size(),
         ):
             return
-        parallel_state.destroy_model_parallel()
+        _close_layout()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
+        tensor_model_parallel_size=tensor_parallel,
+        pipeline_model_parallel_size=pipeline_parallel,
+        context_parallel_size=context_parallel,
+        expert_model_parallel_size=expert_parallel,
+        expert_tensor_parallel_size=1,
     )
     # Without dropout nothing random happens once the weights are read, so a tracker that forks no state is enough.
     initialize_rng_tracker(inference_rng_tracker=True)
+
+
+def _close_layout() -> None:
+    """Close the groups of the present layout. Megatron forgets them but leaves them open, each with a thread that polls."""
+    distributed.barrier()  # no rank may still be using them
+    groups = cast(list[Any], parallel_state._global_process_group_list)[1:]  # the first stands for all ranks
+    for group in groups:
+        distributed.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()
 
 
 def tensor_parallel_group() -> distributed.ProcessGroup:
@@ -132,6 +203,22 @@ def tensor_parallel_group() -> distributed.ProcessGroup:
 
 def pipeline_parallel_group() -> distributed.ProcessGroup:
     group = parallel_state.get_pipeline_model_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
+def context_parallel_group() -> distributed.ProcessGroup:
+    group = parallel_state.get_context_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
+def replica_group(parameter: Tensor) -> distributed.ProcessGroup:
+    """The ranks that hold the same part of a parameter: the data-parallel ones, of an expert those that have this expert."""
+    if getattr(parameter, "allreduce", True):  # Megatron's mark: False for experts
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    else:
+        group = parallel_state.get_expert_data_parallel_group()
     assert isinstance(group, distributed.ProcessGroup)
     return group
 

@@ -52,6 +52,13 @@ def finish_replacement(directory: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def sync_files(directory: Path) -> None:
+    """Force the files of a directory, and their names, to disk."""
+    for path in directory.iterdir():
+        sync(path)
+    sync(directory)
+
+
 def sync(path: Path) -> None:
     """Force a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

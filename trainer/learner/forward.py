@@ -13,41 +13,61 @@ import numpy.typing as npt
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, distributed
 
 from trainer.batching.batch import Sample
 from trainer.batching.packing import MicroBatch, deal, pack, unpack
 from trainer.learner import backend
-from trainer.learner.logprobs import vocab_parallel_logprobs
+from trainer.learner.architecture import Architecture
+from trainer.learner.flops import forward_flops
+from trainer.learner.head import Head
+from trainer.learner.positions import Positions
+from trainer.learner.routing import Routing
 
 Logprobs = list[npt.NDArray[np.float32]]
-"""One array of T per sample, in nats, aligned with its tokens; the first token, predicted from nothing, has 0."""
+"""One array of T per sample, in nats, aligned with its tokens; those that are not trained have 0."""
 
 LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, Any]]
-"""Logits of a micro-batch → its loss, the number of tokens that the loss is a sum over, and a report."""
+"""This rank's hidden states of a micro-batch → the loss of all positions, the number of tokens that the loss is a sum over, and
+a report.
+"""
 
 
 class Forward:
     """Runs one model."""
 
-    def __init__(self, wrapped: DistributedDataParallel, *, max_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        wrapped: DistributedDataParallel,
+        head: Head,
+        positions: Positions,
+        routing: Routing,
+        architecture: Architecture,
+        *,
+        max_tokens: int,
+    ) -> None:
         self._wrapped = wrapped
+        self._head = head
+        self._positions = positions
+        self._routing = routing
+        self._architecture = architecture
         self._max_tokens = max_tokens
-        self._vocab_size = vocab_size
 
     @property
     def reports(self) -> bool:
-        """Whether this rank's copy of a result counts: all tensor-parallel ranks compute the same."""
+        """Whether this rank's copy of a result counts: all tensor- and context-parallel ranks compute the same."""
         return (
-            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+            parallel_state.is_pipeline_last_stage()
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
         )
 
     def share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """The micro-batches of this data-parallel rank."""
         microbatches = pack(samples, max_tokens=self._max_tokens)
-        hands = deal(microbatches, num_ranks=parallel_state.get_data_parallel_world_size())
+        num_ranks = parallel_state.get_data_parallel_world_size()
+        hands = deal(microbatches, num_ranks=num_ranks, cost=self._flops)
         return hands[parallel_state.get_data_parallel_rank()]
 
     def run(
@@ -57,9 +77,10 @@ class Forward:
 
         def forward(source: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, LossFunction]:
             microbatch = next(source)
-            inputs, positions = to_device(microbatch.inputs_P)[None], to_device(microbatch.positions_P)[None]
-            logits_1PV = model(inputs, positions, None, packed_seq_params=_packing(microbatch))
-            return logits_1PV, prepare(microbatch)
+            self._routing.begin(microbatch, train=train)
+            inputs_1L = self._positions.mine(microbatch.inputs_P)[None]
+            hidden_L1E = model(inputs_1L, None, None, packed_seq_params=self._positions.packing(microbatch))
+            return hidden_L1E, prepare(microbatch)
 
         with backend.device_scope(), contextlib.nullcontext() if train else torch.no_grad():
             return get_forward_backward_func()(
@@ -73,24 +94,41 @@ class Forward:
             )
 
     def token_logprobs(
-        self, logits_1PV: Tensor, microbatch: MicroBatch, temperature: float
+        self,
+        hidden_L1E: Tensor,
+        microbatch: MicroBatch,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the targets and entropies, float32 of P."""
-        return vocab_parallel_logprobs(
-            logits_1PV[0],
-            to_device(microbatch.targets_P),
-            temperature=temperature,
-            vocab_size=self._vocab_size,
-            group=backend.tensor_parallel_group(),
+        """Log-probs of the trained targets and entropies there, float32 of P; 0 at the other positions."""
+        span = self._positions.span(microbatch.num_positions)
+        rows = np.flatnonzero(microbatch.trained_P[span])
+        rows_R, targets_R = to_device(rows), to_device(microbatch.targets_P[span][rows])
+        values = self._head.logprobs(
+            hidden_L1E, rows_R, targets_R, temperature, entropy_gradient=entropy_gradient
         )
+        zeros_L = torch.zeros(span.stop - span.start, device=rows_R.device)
+        logprobs_P, entropies_P = (
+            self._positions.joined(
+                zeros_L.index_copy(0, rows_R, values_R), num_positions=microbatch.num_positions
+            )
+            for values_R in values
+        )
+        return logprobs_P, entropies_P
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
-        """Log-probs of every token of each sample under the present weights, on every rank."""
+        """Log-probs of the trained tokens of each sample under the present weights, on every rank."""
         if not samples:
             return []
         mine = self.share(samples)
         prepare = functools.partial(self._prepare_logprobs, temperature=temperature)
-        values = self.run(mine, prepare, train=False)
+        return self.gathered(samples, mine, self.run(mine, prepare, train=False))
+
+    def gathered(
+        self, samples: Sequence[Sample], mine: Sequence[MicroBatch], values: Sequence[Tensor]
+    ) -> list[npt.NDArray[np.float32]]:
+        """One array of T per sample, on every rank, of values at each position of the micro-batches of this rank."""
         flat = torch.zeros(sum(sample.num_tokens for sample in samples), device=backend.device())
         if self.reports:
             unpacked = unpack(mine, [value.cpu().numpy() for value in values], samples)
@@ -100,23 +138,16 @@ class Forward:
         return np.split(flat.cpu().numpy(), ends)
 
     def _prepare_logprobs(self, microbatch: MicroBatch, *, temperature: float) -> LossFunction:
-        def report(logits_1PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logprobs_P, _ = self.token_logprobs(logits_1PV, microbatch, temperature)
-            return logprobs_P.sum(), torch.zeros((), dtype=torch.int, device=logits_1PV.device), logprobs_P
+        def report(hidden_L1E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logprobs_P, _ = self.token_logprobs(hidden_L1E, microbatch, temperature)
+            return logprobs_P.sum(), torch.zeros((), dtype=torch.int, device=hidden_L1E.device), logprobs_P
 
         return report
+
+    def _flops(self, microbatch: MicroBatch) -> int:
+        lengths = np.diff(microbatch.boundaries).tolist()
+        return forward_flops(self._architecture, lengths, num_head_positions=microbatch.num_trained_tokens)
 
 
 def to_device(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array).to(backend.device())
-
-
-def _packing(microbatch: MicroBatch) -> PackedSeqParams:
-    boundaries = to_device(microbatch.boundaries)
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=boundaries,
-        cu_seqlens_kv=boundaries,
-        max_seqlen_q=microbatch.longest,
-        max_seqlen_kv=microbatch.longest,
-    )

@@ -1,8 +1,10 @@
-"""Log-probability of the target and entropy of the distribution, from logits split over tensor-parallel ranks.
+"""The LM head and the softmax behind it in one: hidden states → log-probabilities of the targets, and entropies.
 
-Everything is computed in fp32, whatever the logits' type, and in chunks of rows, so that beside the logits and their gradient
-no array as wide as the vocabulary is held. Shape suffixes: P positions, V this rank's columns of the vocabulary, C rows of one
-chunk.
+An array of positions x vocabulary never exists, in either direction: rows are taken in chunks, and the backward pass computes
+each chunk's logits again. The columns of the vocabulary are divided among the tensor-parallel ranks, which exchange three
+numbers per row. The softmax is computed in fp32, whatever the type of the logits.
+
+Shape suffixes: R rows, C rows of one chunk, E width of the model, V this rank's columns of the vocabulary.
 """
 
 from collections.abc import Iterator
@@ -12,78 +14,160 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
-CHUNK_ELEMENTS = 1 << 26
-"""fp32 numbers in one chunk: 256 MiB."""
+LOWEST = torch.finfo(torch.float32).min
+"""The peak of a rank that has no column. An infinite one would make 0 times infinity of its sums."""
 
 
-class _VocabParallelLogprobs(torch.autograd.Function):
+class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        logits_PV: Tensor,
-        targets_P: Tensor,
+        hidden_RE: Tensor,
+        weight_VE: Tensor,
+        targets_R: Tensor,
         temperature: float,
         vocab_size: int,
+        chunk_tokens: int,
+        fp32_logits: bool,
+        entropy_gradient: bool,
         group: ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
-        first = group.rank() * logits_PV.size(1)
+        first = group.rank() * weight_VE.size(0)
         # Columns beyond `width` pad the vocabulary.
-        width = min(logits_PV.size(1), max(vocab_size - first, 0))
-        columns_P = (targets_P - first).clamp(0, max(width - 1, 0))
-        mine_P = (targets_P >= first) & (targets_P < first + width)
-        peaks_P = torch.full_like(targets_P, -torch.inf, dtype=torch.float32)
-        for rows in _chunks(logits_PV):
-            if width:
-                peaks_P[rows] = logits_PV[rows, :width].float().amax(1) / temperature
-        all_reduce(peaks_P, op=ReduceOp.MAX, group=group)
-        sums_3P = torch.zeros(3, len(targets_P), dtype=torch.float32, device=logits_PV.device)
-        for rows in _chunks(logits_PV):
-            shifted_CV = logits_PV[rows, :width].float() / temperature - peaks_P[rows, None]
-            exponentials_CV = shifted_CV.exp()
-            sums_3P[0, rows] = exponentials_CV.sum(1)
-            sums_3P[1, rows] = (exponentials_CV * shifted_CV).sum(1)
-            if width:
-                chosen_C = shifted_CV.gather(1, columns_P[rows, None]).squeeze(1)
-                sums_3P[2, rows] = torch.where(mine_P[rows], chosen_C, 0.0)
-        all_reduce(sums_3P, group=group)
-        normalisers_P, expectations_P, chosen_P = sums_3P
-        log_normalisers_P = normalisers_P.log()
-        ctx.save_for_backward(logits_PV, columns_P, mine_P, peaks_P + log_normalisers_P)
-        ctx.temperature, ctx.width = temperature, width
-        entropies_P = log_normalisers_P - expectations_P / normalisers_P
-        ctx.mark_non_differentiable(entropies_P)
-        return chosen_P - log_normalisers_P, entropies_P
+        width = min(weight_VE.size(0), max(vocab_size - first, 0))
+        columns_R = (targets_R - first).clamp(0, max(width - 1, 0))
+        mine_R = (targets_R >= first) & (targets_R < first + width)
+        peaks_R = torch.full_like(targets_R, LOWEST, dtype=torch.float32)
+        sums_3R = torch.zeros(3, len(targets_R), dtype=torch.float32, device=weight_VE.device)
+        for rows in _chunks(len(targets_R), chunk_tokens):
+            if not width:
+                continue
+            scaled_CV = _scaled_logits(hidden_RE[rows], weight_VE[:width], temperature, fp32_logits)
+            peaks_R[rows] = scaled_CV.amax(1)
+            scaled_CV.sub_(peaks_R[rows, None])
+            chosen_C = scaled_CV.gather(1, columns_R[rows, None]).squeeze(1)
+            exponentials_CV = scaled_CV.exp()
+            sums_3R[0, rows] = exponentials_CV.sum(1)
+            sums_3R[1, rows] = exponentials_CV.mul_(scaled_CV).sum(1)
+            sums_3R[2, rows] = chosen_C
+        normalisers_R, expectations_R, chosen_R, peaks_R = _joined(sums_3R, peaks_R, mine_R, group)
+        log_normalisers_R = normalisers_R.log()
+        entropies_R = log_normalisers_R - expectations_R / normalisers_R
+        ctx.save_for_backward(
+            hidden_RE, weight_VE, columns_R, mine_R, peaks_R + log_normalisers_R, entropies_R
+        )
+        ctx.temperature, ctx.width, ctx.chunk_tokens = temperature, width, chunk_tokens
+        ctx.fp32_logits, ctx.entropy_gradient = fp32_logits, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies_R)
+        return chosen_R - log_normalisers_R, entropies_R
 
     @staticmethod
-    def backward(ctx: Any, gradient_P: Tensor, _entropies: Tensor) -> tuple[Tensor | None, ...]:
-        """d log p(target) / d logit = (1 where the column is the target, else 0, minus p) / temperature."""
-        logits_PV, columns_P, mine_P, log_sums_P = ctx.saved_tensors
-        gradient_P = gradient_P.float() / ctx.temperature
-        gradient_PV = torch.zeros_like(logits_PV)
-        for rows in _chunks(logits_PV):
+    def backward(ctx: Any, gradient_R: Tensor, of_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
+        """d log p(target) / d logit = (1 where the column is the target, else 0, minus p) / temperature, and
+        d entropy / d logit = -p (log p + entropy) / temperature.
+        """
+        hidden_RE, weight_VE, columns_R, mine_R, log_sums_R, entropies_R = ctx.saved_tensors
+        gradient_R = gradient_R.float() / ctx.temperature
+        factor_R = of_entropy_R.float() / ctx.temperature if ctx.entropy_gradient else None
+        of_hidden_RE = torch.zeros_like(hidden_RE)
+        of_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        used_VE = weight_VE[: ctx.width]
+        for rows in _chunks(len(gradient_R), ctx.chunk_tokens):
             if not ctx.width:
                 continue
-            probabilities_CV = (
-                logits_PV[rows, : ctx.width].float() / ctx.temperature - log_sums_P[rows, None]
-            ).exp()
-            chunk_CV = probabilities_CV.mul_(-gradient_P[rows, None])
-            chunk_CV.scatter_add_(1, columns_P[rows, None], (gradient_P[rows] * mine_P[rows])[:, None])
-            gradient_PV[rows, : ctx.width] = chunk_CV.to(gradient_PV.dtype)
-        return gradient_PV, None, None, None, None
+            scaled_CV = _scaled_logits(hidden_RE[rows], used_VE, ctx.temperature, ctx.fp32_logits)
+            logprobs_CV = scaled_CV.sub_(log_sums_R[rows, None])
+            if factor_R is None:
+                chunk_CV = logprobs_CV.exp_().mul_(-gradient_R[rows, None])
+            else:
+                factors_CV = (logprobs_CV + entropies_R[rows, None]).mul_(factor_R[rows, None])
+                chunk_CV = factors_CV.add_(gradient_R[rows, None]).neg_().mul_(logprobs_CV.exp_())
+            chunk_CV.scatter_add_(1, columns_R[rows, None], (gradient_R[rows] * mine_R[rows])[:, None])
+            chunk_CV = chunk_CV.to(weight_VE.dtype)
+            torch.mm(chunk_CV, used_VE, out=of_hidden_RE[rows])
+            if of_weight_VE is not None:
+                _add_product(of_weight_VE[: ctx.width], chunk_CV, hidden_RE[rows])
+        of_weight_VE = None if of_weight_VE is None else of_weight_VE.to(weight_VE.dtype)
+        return of_hidden_RE, of_weight_VE, None, None, None, None, None, None, None
 
 
-def vocab_parallel_logprobs(
-    logits_PV: Tensor, targets_P: Tensor, *, temperature: float, vocab_size: int, group: ProcessGroup
+def head_logprobs(
+    hidden_RE: Tensor,
+    weight_VE: Tensor,
+    targets_R: Tensor,
+    *,
+    temperature: float,
+    vocab_size: int,
+    chunk_tokens: int,
+    fp32_logits: bool,
+    group: ProcessGroup,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and entropies, both float32 of P, in nats, at the sampling temperature.
+    """Log-probs of the targets and entropies, both float32 of R, in nats, at the sampling temperature.
 
-    `logits_PV` holds this rank's share of the columns, the last rank's possibly padded beyond `vocab_size`.
-    Gradients flow through the log-probs only; the entropies are for reporting. Collective over `group`.
+    `weight_VE` holds this rank's columns of the vocabulary, the last rank's possibly padded beyond `vocab_size`. At most
+    `chunk_tokens` rows of logits exist at a time, in the weights' type or, with `fp32_logits`, in fp32 from the same weights.
+
+    Gradients flow through the log-probs and, with `entropy_gradient`, through the entropies, which costs one more array of a chunk's
+    logits in the backward pass. The gradient of `hidden_RE` is this rank's
+    part: the sum over `group` is left to the caller. Collective over `group`.
     """
-    return _VocabParallelLogprobs.apply(logits_PV, targets_P, temperature, vocab_size, group)
+    return _HeadLogprobs.apply(
+        hidden_RE,
+        weight_VE,
+        targets_R,
+        temperature,
+        vocab_size,
+        chunk_tokens,
+        fp32_logits,
+        entropy_gradient,
+        group,
+    )
 
 
-def _chunks(logits_PV: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_ELEMENTS // logits_PV.size(1))
-    for start in range(0, logits_PV.size(0), rows):
-        yield slice(start, start + rows)
+def _scaled_logits(hidden_CE: Tensor, weight_VE: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
+    """In fp32, for the caller to overwrite."""
+    if not fp32_logits or hidden_CE.dtype == torch.float32:
+        logits_CV = hidden_CE @ weight_VE.T
+    elif hidden_CE.is_cuda:
+        logits_CV = torch.mm(hidden_CE, weight_VE.T, out_dtype=torch.float32)
+    else:
+        logits_CV = hidden_CE.float() @ weight_VE.float().T
+    return logits_CV.float().div_(temperature)
+
+
+def _add_product(total_VE: Tensor, gradient_CV: Tensor, hidden_CE: Tensor) -> None:
+    """Add gradient^T hidden in fp32, whatever the operands' type: rounding after each chunk would add up."""
+    if gradient_CV.is_cuda and gradient_CV.dtype != torch.float32:
+        torch.addmm(total_VE, gradient_CV.T, hidden_CE, out_dtype=torch.float32, out=total_VE)
+    else:
+        total_VE.addmm_(gradient_CV.float().T, hidden_CE.float())
+
+
+def _joined(
+    sums_3R: Tensor, peaks_R: Tensor, mine_R: Tensor, group: ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Over all ranks, relative to the common peak x0: sum of e^(x - x0), of (x - x0) e^(x - x0), x - x0 of the target, and x0.
+
+    The given sums are relative to this rank's own peak.
+    """
+    common_R = peaks_R.clone()
+    all_reduce(common_R, op=ReduceOp.MAX, group=group)
+    shift_R = peaks_R - common_R
+    scale_R = shift_R.exp()
+    normalisers_R, expectations_R, chosen_R = sums_3R
+    joined_3R = torch.stack(
+        [
+            normalisers_R * scale_R,
+            (expectations_R + normalisers_R * shift_R) * scale_R,
+            torch.where(mine_R, chosen_R + shift_R, 0.0),
+        ]
+    )
+    all_reduce(joined_3R, group=group)
+    return joined_3R[0], joined_3R[1], joined_3R[2], common_R
+
+
+def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
+    for start in range(0, num_rows, chunk_tokens):
+        yield slice(start, start + chunk_tokens)

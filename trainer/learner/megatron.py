@@ -4,29 +4,35 @@ Every rank builds one and calls the same methods with the same arguments in the 
 The same code runs on one CPU process and on many GPUs; only `backend` knows the difference.
 """
 
+import functools
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from torch import distributed
+from torch import Tensor, distributed
 
 from trainer.batching.batch import Batch, Sample
-from trainer.learner import backend, checkpoint, directories, hf
-from trainer.learner.architecture import read_architecture
+from trainer.batching.trained_tokens import SampleTokens
+from trainer.learner import backend, checkpoint, hf, lora
+from trainer.learner.adapter_directory import ADAPTER_DIRECTORY, gather_adapters, write_adapters
+from trainer.learner.architecture import Architecture, read_architecture
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
+from trainer.learner.export import Exporter, copy_description, weight_parts
 from trainer.learner.forward import Forward, Logprobs
-from trainer.learner.loss import ineffective_fields
+from trainer.learner.head import Head
+from trainer.learner.loss_inputs import LossInputs
 from trainer.learner.minibatches import minibatches
-from trainer.learner.model import build_model
+from trainer.learner.model import build_model, weights_dtype
+from trainer.learner.objectives.registry import ineffective_fields, resolve
 from trainer.learner.optimizer import Undo, adam_steps, build_optimizer, set_hyperparameters
-from trainer.learner.snapshots import Snapshots, copy_weights, weights_replaced
+from trainer.learner.phases import Phases
+from trainer.learner.positions import Positions
+from trainer.learner.rotary import Rotary
+from trainer.learner.routing import Routing
+from trainer.learner.snapshots import DividedCopy, Snapshots, weights_replaced
+from trainer.learner.step_work import StepWork
 from trainer.learner.update import Report, Updater, step_metrics
 
 log = logging.getLogger("swerve.learner")
@@ -35,30 +41,53 @@ log = logging.getLogger("swerve.learner")
 class Learner:
     """A policy under training. Needs `backend.join` first; one in each process of the run."""
 
-    def __init__(self, config: LearnerConfig, *, model_directory: Path) -> None:
-        """Read the starting weights (Hugging Face). Raises ValueError where model and layout do not fit."""
-        backend.lay_out(tensor_parallel=config.tensor_parallel, pipeline_parallel=config.pipeline_parallel)
+    def __init__(self, config: LearnerConfig, *, model_directory: Path, keep_tokens: bool = False) -> None:
+        """Read the starting weights (Hugging Face). With `keep_tokens`, each step leaves what `take_tokens` returns. Raises
+        ValueError where model and layout do not fit.
+        """
+        backend.lay_out(
+            tensor_parallel=config.tensor_parallel,
+            pipeline_parallel=config.pipeline_parallel,
+            expert_parallel=config.expert_parallel,
+            context_parallel=config.context_parallel,
+        )
         self.config = config
+        self._loss = resolve(config.loss)
         self.steps = 0  # taken so far; restored with a checkpoint
-        self._model_directory = model_directory
         self._architecture = read_architecture(model_directory)
         with backend.device_scope():
             self._model = build_model(self._architecture, config)
             hf.read_weights(self._model, model_directory)
+            if config.lora.rank:
+                lora.attach(self._model, config.lora)
             self._model.to(backend.device())
-            _freeze(self._model, config.train_only)
+            _freeze(self._model, (lora.SUFFIX,) if config.lora.rank else config.train_only)
             self._wrapped = _wrap(self._model, config)
             self._optimizer = build_optimizer(self._wrapped, config)
-        self._model.config.finalize_model_grads_func = finalize_model_grads
+        self._phases = Phases()
+        self._model.config.timers = self._phases
         self._model.config.grad_scale_func = self._optimizer.scale_loss
-        self._forward = Forward(
-            self._wrapped, max_tokens=config.micro_batch_tokens, vocab_size=self._architecture.vocab_size
+        self._forward = _forward(self._wrapped, self._model, self._architecture, config)
+        self._updater = Updater(
+            self._forward,
+            self._wrapped,
+            self._optimizer,
+            self._loss,
+            self._phases,
+            keep_tokens=keep_tokens,
         )
-        self._updater = Updater(self._forward, self._wrapped, self._optimizer, config.loss)
+        self._tokens: dict[tuple[str, int], SampleTokens] = {}  # of the last step, by request and branch
+        self._exporter = Exporter(
+            weight_parts(self._model, vocab_size=self._architecture.vocab_size),
+            describe=functools.partial(self._describe_export, model_directory),
+        )
+        self._adapters: dict[str, Tensor] = {}  # of the export under way, on rank 0
+        self._streamed: StepWork | None = None  # of a step whose samples are accumulated part by part
+        self._saving: checkpoint.Saving | None = None
         self._snapshots = Snapshots(self._model, kept=config.snapshots_kept)
-        self._starting = copy_weights(self._model) if config.loss.reference_kl else None
+        self._starting = DividedCopy(self._model) if config.loss.reference_kl else None
         if distributed.get_rank() == 0:
-            for name in ineffective_fields(config.loss):
+            for name in ineffective_fields(self._loss):
                 log.warning("learner.loss.%s has no effect on kind = %r", name, config.loss.kind)
 
     @property
@@ -73,29 +102,47 @@ class Learner:
         are then what they were before. Several updates cost a host copy of weights and optimizer state for that.
         """
         assert batch.num_trained_tokens, "a batch without trained tokens cannot be learned from"
-        started = time.perf_counter()
-        lr = self.config.lr_at(self.steps + 1)
-        set_hyperparameters(self._optimizer, self.config, lr=lr)
-        reference = self._reference_logprobs(batch)
+        work = self._begin()
+        work.add(batch, num_passes=self.config.num_epochs)
         parts = list(minibatches(batch, self.config))
+        inputs = self._loss_inputs(batch, num_updates=len(parts))
         undo = Undo(self._model, self._optimizer) if len(parts) > 1 else None
         reports: list[Report] = []
         for chosen in parts:
-            report = self._updater.update(
-                [batch.samples[index] for index in chosen],
-                None if reference is None else [reference[index] for index in chosen],
-                batch.temperature,
-            )
+            self._updater.begin()
+            self._updater.accumulate([batch.samples[index] for index in chosen], inputs.chosen(chosen))
+            report = self._updater.apply()
             if isinstance(report, NotFinite):
                 if undo is not None:
                     undo()
                 return report
             reports.append(report)
-        self.steps += 1
-        return step_metrics(batch, lr, reports, train_s=time.perf_counter() - started)
+        return self._metrics(batch.step, work, reports)
+
+    def accumulate(self, batch: Batch) -> None:
+        """Add the gradient of a part of the next step's samples, all of a trajectory's in one part; `apply` takes the step."""
+        if self._streamed is None:
+            self._streamed = self._begin()
+            self._updater.begin()
+        with self._streamed.resumed():
+            self._streamed.add(batch, num_passes=1)
+            self._updater.accumulate(batch.samples, self._loss_inputs(batch, num_updates=1))
+
+    def apply(self, step: int) -> StepMetrics | NotFinite:
+        """One update with the gradient of all that was accumulated, as if it had been one batch. Skipped as by `step`."""
+        assert self._streamed is not None, "something was accumulated"
+        work, self._streamed = self._streamed, None
+        with work.resumed():
+            report = self._updater.apply()
+        return report if isinstance(report, NotFinite) else self._metrics(step, work, [report])
+
+    def take_tokens(self) -> tuple[SampleTokens, ...]:
+        """What the last step did with each token, once; of several passes over a token, the last one. Not collective."""
+        taken, self._tokens = self._tokens, {}
+        return tuple(taken.values())
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
-        """Log-probs of every token of each sample under the present weights, on every rank."""
+        """Log-probs of the trained tokens of each sample under the present weights, on every rank."""
         return self._forward.logprobs(samples, temperature)
 
     def snapshot(self, version: int) -> None:
@@ -108,27 +155,42 @@ class Learner:
             return self.logprobs(samples, temperature)
 
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory, config and tokenizer from the starting model. Whole or absent."""
-        with backend.device_scope():
-            weights = hf.gather_weights(self._model, vocab_size=self._architecture.vocab_size)
-        if distributed.get_rank() == 0:
-            hf.write_directory(weights, directory, source=self._model_directory)
-        distributed.barrier()
+        """Write a Hugging Face directory, config and tokenizer from the starting model. Whole or absent.
+
+        Adapters are merged into the weights, and also written by themselves into the folder `adapter`. The directory lies on a
+        filesystem that all ranks share.
+        """
+        if self.config.lora.rank:
+            self._adapters = gather_adapters(self._model)
+        self._exporter.write(directory)
 
     def save(self, directory: Path, extra: bytes) -> None:
         """Write a checkpoint that continues exactly from here, the caller's own state in `extra` included.
 
         Whole or absent. The directory lies on a filesystem that all ranks share.
         """
-        partial = directories.partial_of(directory)
-        if distributed.get_rank() == 0:
-            directories.begin(directory)
-        distributed.barrier()
+        self.begin_save(directory, extra)
+        self.finish_save()
+
+    def begin_save(self, directory: Path, extra: bytes) -> None:
+        """Begin what `save` does: on return the content is fixed, and a thread of each rank writes it while steps go on."""
+        assert self._saving is None, "one checkpoint at a time"
         with backend.device_scope():
-            checkpoint.write_checkpoint(partial, self._model, self._optimizer, steps=self.steps, extra=extra)
-        if distributed.get_rank() == 0:
-            directories.commit(directory)
-        distributed.barrier()
+            self._saving = checkpoint.begin_checkpoint(
+                directory, self._model, self._optimizer, steps=self.steps, extra=extra
+            )
+
+    def finish_save(self) -> None:
+        """Wait until the checkpoint that was begun is written, and give it its name. Raises OSError if it could not be."""
+        assert self._saving is not None, "no checkpoint was begun"
+        saving, self._saving = self._saving, None
+        with backend.device_scope():
+            saving.finish()
+
+    @property
+    def is_save_written(self) -> bool:
+        """Whether the files of this rank are on disk, so that `finish_save` will not wait long."""
+        return self._saving is not None and self._saving.is_written
 
     def restore(self, directory: Path) -> bytes:
         """Go on from a checkpoint, of whatever parallel layout; returns the `extra` it was saved with."""
@@ -140,11 +202,55 @@ class Learner:
         """How often each parameter of this rank has been updated, by the optimizer's own count."""
         return adam_steps(self._optimizer)
 
-    def _reference_logprobs(self, batch: Batch) -> Logprobs | None:
-        if self._starting is None:
-            return None
-        with weights_replaced(self._model, self._starting):
-            return self.logprobs(batch.samples, batch.temperature)
+    def _describe_export(self, source: Path, partial: Path) -> None:
+        copy_description(source, partial, weights_dtype(self.config))
+        if self.config.lora.rank:
+            write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=source)
+
+    def _begin(self) -> StepWork:
+        self._phases.take()  # what an audit left in it
+        set_hyperparameters(self._optimizer, self.config, lr=self.config.lr_at(self.steps + 1))
+        return StepWork(self._architecture)
+
+    def _metrics(self, step: int, work: StepWork, reports: Sequence[Report]) -> StepMetrics:
+        """The step is taken."""
+        self.steps += 1
+        self._tokens = {(one.request_id, one.branch): one for report in reports for one in report.tokens}
+        phases = self._phases.take()
+        train_s = work.stop()
+        return step_metrics(
+            step,
+            self.config.lr_at(self.steps),
+            reports,
+            num_trained_tokens=work.num_trained_tokens,
+            train_s=train_s,
+            phases=phases,
+            utilisation=work.utilisation(train_s),
+        )
+
+    def _loss_inputs(self, batch: Batch, *, num_updates: int) -> LossInputs:
+        """Log-probs under other weights than the present ones, as far as the loss needs them."""
+        reference = proximal = None
+        if self._starting is not None:
+            with weights_replaced(self._model, self._starting):
+                reference = self.logprobs(batch.samples, batch.temperature)
+        if self._loss.recomputes_proximal and num_updates > 1:
+            proximal = self.logprobs(batch.samples, batch.temperature)
+        return LossInputs.of(batch, reference=reference, proximal=proximal)
+
+
+def _forward(
+    wrapped: DistributedDataParallel, model: GPTModel, architecture: Architecture, config: LearnerConfig
+) -> Forward:
+    head = Head(
+        model,
+        vocab_size=architecture.vocab_size,
+        chunk_tokens=config.head_chunk_tokens,
+        fp32_logits=config.head_dtype == "fp32",
+    )
+    positions = Positions(config, Rotary(architecture))
+    routing = Routing(model, positions)
+    return Forward(wrapped, head, positions, routing, architecture, max_tokens=config.micro_batch_tokens)
 
 
 def _freeze(model: GPTModel, train_only: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainer.learner.config import LearnerConfig
 from trainer.learner.model import weights_dtype
+from trainer.learner.offload import keep_on_host
 from trainer.learner.snapshots import copy_weights, load_weights
 
 
@@ -34,7 +35,11 @@ def build_optimizer(wrapped: DistributedDataParallel, config: LearnerConfig) -> 
         params_dtype=weights_dtype(config),
         use_distributed_optimizer=config.distributed_optimizer,
     )
-    return get_megatron_optimizer(options, [wrapped], config_overrides=get_standard_config_overrides(options))
+    overrides = get_standard_config_overrides(options)
+    optimizer = get_megatron_optimizer(options, [wrapped], config_overrides=overrides)
+    if config.offload_optimizer:
+        keep_on_host(optimizer, inner_optimizers(optimizer), wrapped)
+    return optimizer
 
 
 def set_hyperparameters(optimizer: MegatronOptimizer, config: LearnerConfig, *, lr: float) -> None:

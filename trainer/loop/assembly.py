@@ -9,40 +9,52 @@ from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
 from pipeline import connection, retry
+from pipeline.judge import Judge
+from pipeline.metrics import meter
 from pipeline.request import Context, Limits
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import put_tokenizer
 from trainer.inputs import Inputs
+from trainer.loop.alarms import AlarmStop, StorageWatch, recalled_alarms
+from trainer.loop.audit import Auditor, decoder
 from trainer.loop.bookkeeping import Rollouts, RunContext, rollouts_of
 from trainer.loop.budget import AdmissionBudget
 from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
+from trainer.loop.due_checkpoints import DueCheckpoints
 from trainer.loop.ending import EndRecorder
 from trainer.loop.evaluations import Evaluations
+from trainer.loop.fleet import FleetWatch
+from trainer.loop.gauges import RunGauges
 from trainer.loop.heartbeat import Heartbeat
 from trainer.loop.learner_thread import LearnerThread
 from trainer.loop.loop import Loop
 from trainer.loop.next_groups import NextGroups
 from trainer.loop.notices import Notices
 from trainer.loop.open_requests import OpenRequests
-from trainer.loop.policy import PolicyHold, sole_policy
+from trainer.loop.policy import sole_policy
 from trainer.loop.publications import Publications
 from trainer.loop.pump import Pump
 from trainer.loop.recovery import RunRecovery
 from trainer.loop.run_status import StatusWriter
 from trainer.loop.state import RunState
 from trainer.loop.step import Stepper
-from trainer.recipe import Recipe
+from trainer.loop.step_times import StepTimes
+from trainer.recipe import Recipe, WeightsRecipe
 from trainer.records.console import Console
-from trainer.records.journal import EndRow, Journal, PublicationRow, StepRow, read
+from trainer.records.journal import EndRow, Journal, PublicationRow, StalenessRow, StepRow, read
 from trainer.records.sinks import Records, RunFacts, open_sinks
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.dispatch import RequestForm, new_ids
+from trainer.rollouts.judge_form import JudgeForm
 from trainer.rollouts.ledger import Ledger, LedgerState, decode_state
 from trainer.rollouts.quarantine import Quarantine
 from trainer.rollouts.recording import RolloutRecorder
-from trainer.weights.disk import DiskTransport
+from trainer.rollouts.staleness import StalenessController, bounds_of
+from trainer.weights.deliveries import Deliveries
 from trainer.weights.engines import Engines
 from trainer.weights.publish import Publisher
+from trainer.weights.selection import open_transport
+from trainer.weights.transport import WeightTransport
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -59,9 +71,8 @@ async def assembled(
     console: Console,
     make_feed: "Callable[[], Feed]",
 ) -> AsyncIterator[Loop]:
-    """The loop, ready to run; connections and files are closed afterwards. Raises ValueError if Redis cannot be
-    reached.
-    """
+    """The loop, ready to run; connections and files are closed afterwards. Raises ValueError if Redis cannot be reached."""
+    times = StepTimes()
     async with contextlib.AsyncExitStack() as stack:
         redis = await connect()
         stack.push_async_callback(redis.aclose)
@@ -79,18 +90,45 @@ async def assembled(
         engines = None
         if recipe.weights.engines == "router":
             engines = await stack.enter_async_context(Engines(router_url))
-        run = RunContext(redis, recipe, run_id, root, Records(journal, sinks), console)
-        transport = DiskTransport(
-            run_id, directory=root / "weights", export=learner.export, keep=recipe.weights.keep
+        state = RunState.resumed(restored, read(root / "journal", PublicationRow))
+        if lease is not None:
+            lease.when_taken(state.supersede)
+        alarms = recalled_alarms(recipe, root / "journal")
+        records = Records(journal, [*sinks, AlarmStop(recipe.alarms.stop_on, state.stop_by_alarm)], alarms)
+        run = RunContext(redis, recipe, run_id, root, records, console, alarms)
+        transport = await open_transport(
+            recipe.weights,
+            run_id,
+            directory=root / "weights",
+            export=learner.export,
+            keep=recipe.weights.keep,
+            stack=stack,
         )
-        publisher = Publisher(redis, run_id, transport=transport, engines=engines, mode=recipe.weights.pause)
+        deliveries = deliveries_of(redis, run_id, transport, engines, recipe.weights)
+        weights = (Publisher(redis, run_id, transport=transport), deliveries)
         form = await request_form(redis, run_id, recipe, inputs)
-        calibrated = {task.id for task in inputs.train if task.calibration}
-        quarantine = Quarantine(journal, calibrated)
-        recorder = stack.enter_context(RolloutRecorder(redis, root, recipe.rollouts))
-        rollouts = rollouts_of(run, inputs, form, Ledger(journal, restored), quarantine, recorder)
-        yield _loop(run, restored, rollouts, learner, checkpoints, publisher, lease)
+        quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
+        recorder = stack.enter_context(RolloutRecorder(redis, run_id, root, recipe.rollouts))
+        judge = await announced_judge(redis, inputs.judge)
+        rollouts = rollouts_of(run, inputs, form, Ledger(records, restored), quarantine, recorder, judge)
+        auditor = _auditor(run, inputs, learner)
+        yield _loop(run, restored, state, rollouts, learner, auditor, checkpoints, weights, times)
         await learner.stop()
+
+
+def deliveries_of(
+    redis: ArqRedis, run_id: str, transport: WeightTransport, engines: Engines | None, recipe: WeightsRecipe
+) -> Deliveries:
+    """Who brings the versions of a run to its engines."""
+    return Deliveries(
+        redis,
+        run_id,
+        transport=transport,
+        engines=engines,
+        mode=recipe.pause,
+        deadline_s=recipe.engine_deadline_s,
+        at_once=recipe.engines_at_once,
+    )
 
 
 async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inputs) -> RequestForm:
@@ -102,44 +140,45 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
         ids=new_ids(),
         control_share=recipe.grading.control_share,
+        report_routing=recipe.learner.routing_replay,
         context=Context(**asdict(recipe.rollout.context)),
     )
+
+
+async def announced_judge(redis: ArqRedis, form: JudgeForm | None) -> Judge | None:
+    """What requests to judge carry; None if nothing is judged. Announces the judge's tokenizer."""
+    return None if form is None else await retry.until_answered(lambda: form.announced(redis))
 
 
 def _loop(
     run: RunContext,
     restored: LedgerState,
+    state: RunState,
     rollouts: Rollouts,
     learner: LearnerThread,
-    checkpoints: Checkpoints,
-    publisher: Publisher,
-    lease: PolicyHold | None,
+    auditor: Auditor,
+    directories: Checkpoints,
+    weights: tuple[Publisher, Deliveries],
+    times: StepTimes,
 ) -> Loop:
     recipe, record, say = run.recipe, run.records.append, run.console.say
-    state = RunState.resumed(restored, read(run.journal, PublicationRow))
-    if lease is not None:
-        lease.when_taken(state.supersede)
-    budget = _budget(run, rollouts, state)
-    requests = OpenRequests(
-        run.redis,
-        run.run_id,
-        book=rollouts.book,
-        ledger=rollouts.ledger,
-        dispatcher=rollouts.dispatcher,
-        heldout=rollouts.heldout,
+    publisher, deliveries = weights
+    ledger, recorder = rollouts.ledger, rollouts.recorder
+    staleness = _staleness(run)
+    budget = _budget(run, rollouts, state, staleness)
+    requests = _open_requests(run, rollouts)
+    recovery = _recovery(run, rollouts, requests)
+    checkpoints = DueCheckpoints(
+        _checkpoint_writer(run, rollouts, state, learner, directories),
+        state,
+        budget,
+        ledger,
+        times,
+        every_steps=recipe.checkpoint.every_steps,
+        num_steps=recipe.num_steps,
     )
-    recovery = RunRecovery(
-        run.redis,
-        run.run_id,
-        book=rollouts.book,
-        ledger=rollouts.ledger,
-        dispatcher=rollouts.dispatcher,
-        reader=rollouts.reader,
-        closer=rollouts.closer,
-        requests=requests,
-    )
-    writer = _checkpoint_writer(run, rollouts, state, learner, checkpoints)
-    status = _status_writer(run, rollouts, state, budget).status
+    status = _status_writer(run, rollouts, state, budget, deliveries).status
+    gauges = RunGauges(meter(), state, rollouts.book, budget, run.alarms)
     return Loop(
         recipe,
         restored,
@@ -148,29 +187,84 @@ def _loop(
             row.is_complete and row.step >= recipe.num_steps for row in read(run.journal, EndRow)
         ),
         recovery=recovery,
-        publications=Publications(run.redis, run.run_id, publisher, learner, state, record=record, say=say),
+        publications=Publications(publisher, deliveries, learner, state, times, record=record, say=say),
         pump=_pump(run, rollouts, state, budget, requests, recovery),
-        next_groups=_next_groups(run, rollouts, state, budget, writer),
-        stepper=Stepper(recipe, state, rollouts.ledger, learner, record=record, say=say),
-        evaluations=_evaluations(run, rollouts, state, budget, requests, writer),
-        checkpoint=writer.write,
-        needs_checkpoint=lambda: budget.needs_checkpoint,
-        heartbeat=Heartbeat(run.redis, status, show=run.console.beat),
-        ending=EndRecorder(run.redis, state, recipe.num_steps, run.root, status=status, record=record),
+        next_groups=_next_groups(run, rollouts, state, checkpoints),
+        stepper=Stepper(
+            recipe, state, ledger, learner, auditor, times, staleness, recorder, record=record, say=say
+        ),
+        evaluations=_evaluations(run, rollouts, state, requests, deliveries, checkpoints),
+        times=times,
+        checkpoints=checkpoints,
+        heartbeat=Heartbeat(run.redis, status, show=run.console.beat, measure=gauges.measure),
+        storage=StorageWatch(run.redis, run.root, run.alarms, record=record),
+        fleet=FleetWatch(
+            run.redis, state, closed_by=budget.closed_by, heldout=rollouts.heldout, record=record
+        ),
+        ending=EndRecorder(run.redis, state, recipe.num_steps, run.root, times, status=status, record=record),
+        record=record,
         say=say,
     )
 
 
-def _budget(run: RunContext, rollouts: Rollouts, state: RunState) -> AdmissionBudget:
+def _auditor(run: RunContext, inputs: Inputs, learner: LearnerThread) -> Auditor:
+    return Auditor(
+        run.recipe.audit,
+        learner,
+        seed=run.recipe.seed,
+        decode=decoder(inputs.tokenizer),
+        record=run.records.append,
+    )
+
+
+def _open_requests(run: RunContext, rollouts: Rollouts) -> OpenRequests:
+    return OpenRequests(
+        run.redis,
+        run.run_id,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        dispatcher=rollouts.dispatcher,
+        heldout=rollouts.heldout,
+    )
+
+
+def _recovery(run: RunContext, rollouts: Rollouts, requests: OpenRequests) -> RunRecovery:
+    return RunRecovery(
+        run.redis,
+        run.run_id,
+        book=rollouts.book,
+        ledger=rollouts.ledger,
+        dispatcher=rollouts.dispatcher,
+        streams=rollouts.streams,
+        closer=rollouts.closer,
+        requests=requests,
+        judging=rollouts.judging.requests,
+    )
+
+
+def _staleness(run: RunContext) -> StalenessController:
+    """As the journal left it."""
+    return StalenessController(
+        bounds_of(run.recipe.admission),
+        changes=read(run.journal, StalenessRow),
+        steps=read(run.journal, StepRow),
+    )
+
+
+def _budget(
+    run: RunContext, rollouts: Rollouts, state: RunState, staleness: StalenessController
+) -> AdmissionBudget:
     return AdmissionBudget(
         run.redis,
         run.run_id,
         rollouts.admission,
+        staleness,
         rollouts.book,
         rollouts.ledger,
         state,
         bounds=run.recipe.admission,
         group_size=run.recipe.rollout.group_size,
+        closed_because=lambda: rollouts.judging.presence.closed_because,
     )
 
 
@@ -178,20 +272,18 @@ def _checkpoint_writer(
     run: RunContext, rollouts: Rollouts, state: RunState, learner: LearnerThread, checkpoints: Checkpoints
 ) -> CheckpointWriter:
     return CheckpointWriter(
-        run.redis,
-        run.run_id,
         checkpoints,
         learner,
         state=state,
         ledger=rollouts.ledger,
         cursor=lambda: rollouts.dispatcher.cursor,
         flush_rollouts=rollouts.recorder.flush,
-        forget=rollouts.reader.forget,
+        acknowledge=rollouts.streams.acknowledge,
     )
 
 
 def _status_writer(
-    run: RunContext, rollouts: Rollouts, state: RunState, budget: AdmissionBudget
+    run: RunContext, rollouts: Rollouts, state: RunState, budget: AdmissionBudget, deliveries: Deliveries
 ) -> StatusWriter:
     return StatusWriter(
         run.recipe,
@@ -202,7 +294,9 @@ def _status_writer(
         ledger=rollouts.ledger,
         heldout=rollouts.heldout,
         quarantined=rollouts.quarantine,
+        alarms=run.alarms,
         journal=run.journal,
+        trouble=lambda: "; ".join(filter(None, (deliveries.trouble, rollouts.judging.presence.trouble))),
     )
 
 
@@ -218,7 +312,7 @@ def _pump(
     return Pump(
         state,
         budget,
-        reader=rollouts.reader,
+        streams=rollouts.streams,
         deadlines=Deadlines(
             run.redis,
             rollouts.book,
@@ -227,6 +321,7 @@ def _pump(
             queue_s=recipe.rollout.queue_s,
         ),
         requests=requests,
+        judging=rollouts.judging,
         recovery=recovery,
         notices=Notices(
             run.redis,
@@ -245,17 +340,15 @@ def _next_groups(
     run: RunContext,
     rollouts: Rollouts,
     state: RunState,
-    budget: AdmissionBudget,
-    writer: CheckpointWriter,
+    checkpoints: DueCheckpoints,
 ) -> NextGroups:
     return NextGroups(
         state,
-        budget,
         book=rollouts.book,
         ledger=rollouts.ledger,
         dispatcher=rollouts.dispatcher,
         limits=run.recipe.batch,
-        checkpoint=writer.write,
+        tend_checkpoints=checkpoints.tend,
         say=run.console.say,
     )
 
@@ -264,18 +357,18 @@ def _evaluations(
     run: RunContext,
     rollouts: Rollouts,
     state: RunState,
-    budget: AdmissionBudget,
     requests: OpenRequests,
-    writer: CheckpointWriter,
+    deliveries: Deliveries,
+    checkpoints: DueCheckpoints,
 ) -> Evaluations:
     return Evaluations(
         run.recipe.evaluation,
         state,
-        budget,
         heldout=rollouts.heldout,
         ledger=rollouts.ledger,
         requests=requests,
-        checkpoint=writer.write,
+        weights=deliveries,
+        tend_checkpoints=checkpoints.tend,
     )
 
 

@@ -2,14 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
+from pipeline.judge import Judge
+from pipeline.kinds import JUDGE
 from pipeline.request import Sampling
+from pipeline.trajectory import Trajectory
+from trainer.batching.batch import Sample
+from trainer.batching.samples import samples_of
 from trainer.inputs import Inputs
+from trainer.learner.architecture import read_architecture
 from trainer.recipe import Recipe
+from trainer.records.alarms import Alarms
 from trainer.records.console import Console
 from trainer.records.sinks import Records
 from trainer.rollouts.admission import Admission
@@ -18,9 +26,12 @@ from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import HeldOut
 from trainer.rollouts.intake import Intake
+from trainer.rollouts.judgements import JudgementIntake
+from trainer.rollouts.judging import Judging
 from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.quarantine import Quarantine
 from trainer.rollouts.recording import RolloutRecorder
+from trainer.rollouts.run_streams import RunStreams
 from trainer.rollouts.stream_reader import StreamReader
 
 
@@ -34,6 +45,7 @@ class RunContext:
     root: Path  # the run's directory
     records: Records
     console: Console
+    alarms: Alarms
 
     @property
     def journal(self) -> Path:
@@ -53,7 +65,8 @@ class Rollouts:
     heldout: HeldOut
     last_failed: Callable[[], str]  # id of the request that failed last
     recorder: RolloutRecorder
-    reader: StreamReader
+    streams: RunStreams
+    judging: Judging
 
 
 def rollouts_of(
@@ -63,14 +76,11 @@ def rollouts_of(
     ledger: Ledger,
     quarantine: Quarantine,
     recorder: RolloutRecorder,
+    judge: Judge | None,
 ) -> Rollouts:
-    """The bookkeeping of a run, empty yet."""
+    """The bookkeeping of a run, empty yet. `judge` is what requests to judge carry; None if nothing is judged."""
     recipe = run.recipe
-    admission = Admission(
-        max_lag_versions=recipe.admission.max_lag_versions,
-        groups_per_step=recipe.batch.groups_per_step,
-        num_steps=recipe.num_steps,
-    )
+    admission = _admission(recipe)
     book = _book(recipe, admission)
     heldout = _heldout(run, inputs, form, ledger)
     dispatcher = Dispatcher(
@@ -83,8 +93,11 @@ def rollouts_of(
         group_size=recipe.rollout.group_size,
         sampling=sampling_of(recipe),
     )
-    closer = GroupCloser(book, ledger, quarantine)
-    intake = Intake(
+    judging = Judging.of_run(
+        run.redis, run.run_id, recipe.judge, judge, book=book, ledger=ledger, say=run.console.say
+    )
+    closer = GroupCloser(book, ledger, quarantine, judging.waits)
+    of_rollouts = Intake(
         run.redis,
         book=book,
         ledger=ledger,
@@ -92,10 +105,11 @@ def rollouts_of(
         closer=closer,
         heldout=heldout,
         refill=dispatcher.refill,
-        vocab_size=inputs.tokenizer.vocab_size,
-        max_tokens=recipe.learner.micro_batch_tokens,
+        judge=judging.requests.want,
+        samples_of=_samples_of(recipe, inputs),
         max_refills=recipe.group_refills,
     )
+    of_judgements = JudgementIntake(run.redis, book=book, ledger=ledger, requests=judging.requests)
     return Rollouts(
         admission=admission,
         book=book,
@@ -104,9 +118,47 @@ def rollouts_of(
         closer=closer,
         dispatcher=dispatcher,
         heldout=heldout,
-        last_failed=lambda: intake.last_failed,
+        last_failed=lambda: of_rollouts.last_failed,
         recorder=recorder,
-        reader=StreamReader(run.redis, run.run_id, intake.accept, record=recorder.record),
+        streams=streams_of(run.redis, run.run_id, of_rollouts, of_judgements, recorder),
+        judging=judging,
+    )
+
+
+def streams_of(
+    redis: ArqRedis, run_id: str, intake: Intake, judgements: JudgementIntake, recorder: RolloutRecorder
+) -> RunStreams:
+    """What arrives is recorded, then taken in."""
+    return RunStreams(
+        redis,
+        run_id,
+        StreamReader(redis, run_id, intake.accept, record=recorder.record),
+        StreamReader(redis, run_id, judgements.accept, record=recorder.record_judgement, kind=JUDGE),
+    )
+
+
+def _samples_of(recipe: Recipe, inputs: Inputs) -> Callable[[Trajectory], tuple[Sample, ...]]:
+    """How the run makes samples of a trajectory."""
+    return partial(
+        samples_of,
+        vocab_size=inputs.tokenizer.vocab_size,
+        max_tokens=recipe.learner.micro_batch_tokens,
+        routing_width=_routing_width(recipe),
+    )
+
+
+def _routing_width(recipe: Recipe) -> int:
+    """Experts that engines report of each token; the model is read only where the recipe asks for them."""
+    if not recipe.learner.routing_replay:
+        return 0
+    return read_architecture(Path(recipe.model)).reported_experts(recipe.learner)
+
+
+def _admission(recipe: Recipe) -> Admission:
+    return Admission(
+        max_lag_versions=recipe.admission.max_lag_versions,
+        groups_per_step=recipe.batch.groups_per_step,
+        num_steps=recipe.num_steps,
     )
 
 
@@ -116,6 +168,7 @@ def _book(recipe: Recipe, admission: Admission) -> GroupBook:
         min_valid_members=recipe.min_valid_members,
         stragglers=recipe.admission.stragglers,
         train_without_signal=recipe.batch.train_without_signal,
+        requires_judgements=recipe.judge.required,
     )
 
 

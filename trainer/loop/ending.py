@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pipeline import census, retry
 from trainer.loop.state import RunState
+from trainer.loop.step_times import StepTimes
 from trainer.records.journal import COMPLETE, EndReason, EndRow
 
 
@@ -21,6 +22,7 @@ class EndRecorder:
         state: RunState,
         num_steps: int,
         root: Path,
+        times: StepTimes,
         *,
         status: Callable[[], census.RunStatus],
         record: Callable[[EndRow], None],
@@ -29,6 +31,7 @@ class EndRecorder:
         self._redis = redis
         self._state = state
         self._root = root
+        self._times = times
         self._num_steps = num_steps
         self._status = status
         self._record = record
@@ -37,9 +40,11 @@ class EndRecorder:
         """Before the last checkpoint if the run is complete, so that it holds the row; else after it, so that a resume
         cuts the row off.
         """
-        state = self._state
-        detail = self._how(reason, error)
-        self._record(EndRow(step=state.step, version=state.version, reason=reason, detail=detail))
+        state, detail = self._state, self._how(reason, error)
+        seconds = {**self._times.lap()}
+        self._record(
+            EndRow(step=state.step, version=state.version, reason=reason, detail=detail, seconds=seconds)
+        )
 
     async def write_status(self, reason: EndReason, error: BaseException | None = None) -> None:
         """The last status of this process; no heartbeat may follow."""
@@ -62,6 +67,8 @@ class EndRecorder:
             case "stopped":
                 if self._state.superseded_by:
                     return f"stopped at {place}: {self._state.superseded_by} took the engines over"
+                if self._state.stopped_by_alarm:
+                    return f"stopped at {place} by an alarm, {self._state.stopped_by_alarm}"
                 return f"stopped by a signal at {place}"
             case "error":
                 return f"ended by an error at {place}: {_innermost(error)}"

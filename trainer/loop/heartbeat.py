@@ -14,17 +14,24 @@ class Heartbeat:
     """`python -m pipeline status` shows what it writes."""
 
     def __init__(
-        self, redis: ArqRedis, status: Callable[[], census.RunStatus], *, show: Callable[[str], None]
+        self,
+        redis: ArqRedis,
+        status: Callable[[], census.RunStatus],
+        *,
+        show: Callable[[str], None],
+        measure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`show` is given a line about the present."""
+        """`show` is given a line about the present; `measure` sets metrics."""
         self._redis = redis
         self._status = status
         self._show = show
+        self._measure = measure
 
     async def run(self) -> None:
         """For ever."""
         while True:
             status = self._status()
+            self._measure()
             with retry.tolerating_outage():
                 await census.beat_run(self._redis, status)
             self._show(line_of(status))

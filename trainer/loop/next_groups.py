@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 
-from trainer.loop.budget import AdmissionBudget
 from trainer.loop.run_status import WAITING
 from trainer.loop.state import RunState
 from trainer.recipe import BatchRecipe
@@ -18,37 +17,54 @@ class NextGroups:
     def __init__(
         self,
         state: RunState,
-        budget: AdmissionBudget,
         *,
         book: GroupBook,
         ledger: Ledger,
         dispatcher: Dispatcher,
         limits: BatchRecipe,
-        checkpoint: Callable[[], Awaitable[None]],
+        tend_checkpoints: Callable[[], Awaitable[bool]],
         say: Callable[[str], None],
     ) -> None:
+        """`tend_checkpoints` finishes and writes checkpoints as needed, and returns whether there was anything to do."""
         self._state = state
-        self._budget = budget
         self._book = book
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._limits = limits
-        self._checkpoint = checkpoint
+        self._tend_checkpoints = tend_checkpoints
         self._say = say
 
     async def wait(self) -> list[Group] | EndReason:
         """The groups of the next step; or, if there will be none, how the run ends."""
+        return await self._wait(lambda: self._book.take(self._state.timeline.lag))
+
+    async def gather(self, use: Callable[[list[Group]], Awaitable[None]]) -> list[Group] | EndReason:
+        """As `wait`, with `use` called for the groups that are ready while the others are awaited."""
+        gathered: list[Group] = []
+        while (number := len(gathered)) < self._limits.groups_per_step:
+            some = await self._wait(
+                lambda num_taken=number: self._book.take_some(self._state.timeline.lag, num_taken=num_taken)
+            )
+            if isinstance(some, str):
+                self._book.put_back(gathered)
+                self._state.gathered_groups = 0
+                return some
+            gathered += some
+            self._state.gathered_groups = len(gathered)
+            await use(some)
+        return gathered
+
+    async def _wait(self, take: Callable[[], list[Group] | None]) -> list[Group] | EndReason:
         state = self._state
         while not (end := self._end()):
             state.phase = WAITING
             state.changed.clear()
-            groups = self._book.take(state.timeline.lag)
+            # Dropped trajectories may take up the room in Redis that the next step's groups need.
+            has_tended = await self._tend_checkpoints()
+            groups = take()
             if groups is not None:
                 return groups
-            if self._budget.needs_checkpoint and self._ledger.pending_ids:
-                # Dropped trajectories take up the room in Redis that the next step's groups need.
-                await self._checkpoint()
-            else:
+            if not has_tended:
                 await state.changed.wait()
         return end
 

@@ -78,13 +78,15 @@ class OpenRequests:
             for request_id in surplus:
                 del self._book.surplus[request_id]
 
-    async def withdraw_all(self) -> None:
-        """Settle groups that no step will use, and withdraw every request that is still open."""
+    async def withdraw_training(self) -> None:
+        """Settle groups that no step will use, and withdraw every open request of training. An evaluation may still be under way."""
         for group in self._book.withdraw():
             self._ledger.close_group(group, {number: "withdrawn" for number in group.members})
         await self.withdraw_surplus()
         async with self._turn:
-            await self._withdraw(await self.unsettled())
+            await self._withdraw(
+                [request for request in await self.unsettled() if request.purpose == "train"]
+            )
 
     async def withdraw_evaluations(self) -> None:
         """Withdraw what an evaluation that a crash interrupted had enqueued: it starts over as a whole."""

@@ -1,29 +1,47 @@
-"""The present weights to the engines, until they serve them; and engines that restarted or joined brought up to date.
+"""The present weights exported and announced as a version, and what is noted when the engines serve it.
 
-A version's number is never used twice, not even after a crash. While no engine takes a version, the run waits, and says so.
+A version's number is never used twice, not even after a crash. Engines load a version beside training: only the first
+publication of a process waits for them, because nothing may be sampled before. While no engine serves, the run says so.
 """
 
 import asyncio
-import contextlib
-import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from arq.connections import ArqRedis
-from redis.exceptions import RedisError
-
-from pipeline import retry
-from pipeline.weights import ServedWeights, newest_version
+from pipeline.weights import ServedWeights, WeightVersion
 from trainer.loop.state import RunState
-from trainer.records.journal import PublicationRow
-from trainer.weights.engines import EngineFailure
-from trainer.weights.publish import NoEngineServes, Publisher
+from trainer.loop.step_times import StepTimes
+from trainer.records.journal import DeliveryRow, PublicationRow
+from trainer.records.time_rows import EnginePause
+from trainer.weights.publish import Publisher
 
-log = logging.getLogger("swerve.trainer")
-
-ENGINES_S = 1.0  # between two looks at what the engines serve: two small questions
 RETRY_S = 1.0
+"""Between two looks at whether an engine serves now."""
+
+
+class NoEngineServes(Exception):
+    """The run was told to stop before any engine served its weights."""
+
+
+class WeightDeliveries(Protocol):
+    """Who brings versions to the engines."""
+
+    @property
+    def oldest_needed(self) -> int: ...
+
+    @property
+    def trouble(self) -> str: ...
+
+    def offer(self, version: WeightVersion) -> None: ...
+
+    async def settled(self, version: int) -> bool: ...
+
+    def take_pauses(self) -> tuple[EnginePause, ...]: ...
+
+    async def run(
+        self, report: Callable[[ServedWeights, float], None], *, while_ours: Callable[[], bool]
+    ) -> None: ...
 
 
 class SnapshottingLearner(Protocol):
@@ -37,108 +55,112 @@ class Publications:
 
     def __init__(
         self,
-        redis: ArqRedis,
-        run_id: str,
         publisher: Publisher,
+        engines: WeightDeliveries,
         learner: SnapshottingLearner,
         state: RunState,
+        times: StepTimes,
         *,
-        record: Callable[[PublicationRow], None],
+        record: Callable[[PublicationRow | DeliveryRow], None],
         say: Callable[[str], None],
     ) -> None:
-        self._redis = redis
-        self._run_id = run_id
         self._publisher = publisher
+        self._engines = engines
         self._learner = learner
         self._state = state
+        self._times = times
         self._record = record
         self._say = say
 
     async def publish_first(self) -> None:
-        """The first publication of this process. A resumed run delivers its newest version again, under its number, if that
-        version holds the weights of the checkpoint.
+        """The first publication of this process, until an engine serves it. A resumed run delivers its newest version again, under
+        its number, if that version holds the weights of the checkpoint.
 
         It does if it is of the checkpoint's step: a run publishes as soon as it has resumed, so a version of steps that were
         lost is not the newest for long enough to be mistaken for one of steps taken since.
         Raises NoEngineServes if told to stop while waiting for an engine.
         """
-        newest = await retry.until_answered(lambda: newest_version(self._redis, self._run_id))
+        newest = await self._publisher.newest()
         if newest is None or newest.step != self._state.step or not await self._publisher.can_deliver(newest):
             await self.publish()
         else:
-            await self._publish(newest.version)
+            self._note_published(newest, time.time())
+            await self._learner.snapshot(newest.version)
+        await self._wait_for_engine()
 
     async def publish(self) -> None:
-        """The present weights as a new version. Raises NoEngineServes if told to stop while waiting for an engine, or if
-        another run has taken the engines over.
+        """Export and announce the present weights as a new version, which the engines load beside what comes next. Nothing is
+        published after another run has taken the engines over.
         """
-        next_version = await retry.until_answered(self._publisher.next_version)
-        await self._publish(max(next_version, self._state.version + 1))
-
-    async def watch_engines(self) -> None:
-        """While the engines are this run's: each that answers must serve the newest weights, also one that has just started."""
-        trouble = ""
-        while True:
-            await asyncio.sleep(ENGINES_S)
-            if self._state.superseded_by:
-                return
-            try:
-                served = await self._publisher.redeliver_if_stale()
-            except (EngineFailure, RedisError) as error:
-                if isinstance(error, RedisError) and not retry.is_outage(error):
-                    raise
-                if str(error) != trouble:
-                    log.warning("engines: %s", error)
-                trouble = str(error)
-                continue
-            trouble = ""
-            if served is not None:
-                log.info("weights v%d brought to engines that were behind", served.version)
-
-    async def _publish(self, version: int) -> None:
         state = self._state
         if state.superseded_by:
-            raise NoEngineServes(f"the engines were taken over by {state.superseded_by}")
+            return
         state.phase = "publishing weights"
-        row = await retry.until_answered(lambda: self._deliver(version))
-        self._record(row)
-        await self._learner.snapshot(version)
-        state.timeline.add(version, state.step)
-        state.version = version
-        state.published_steps = state.step
+        began_at = time.time()
+        with self._times.spent("engines"):
+            number = max(await self._publisher.next_version(), state.version + 1)
+            with self._times.spent("export"):
+                version = await self._publisher.prepare(number, state.step)
+            await self._publisher.announce(version)
+            self._note_published(version, began_at)
+            await self._publisher.discard_old(self._engines.oldest_needed)
+        with self._times.spent("audit"):
+            await self._learner.snapshot(version.version)
 
-    async def _deliver(self, version: int) -> PublicationRow:
-        """Announce the version and bring it to the engines. May be called again if Redis went away in between."""
-        began = time.monotonic()
-        newest = await newest_version(self._redis, self._run_id)
-        try:
-            if newest is None or newest.version < version:
-                return await self._publisher.publish(version, self._state.step)
-            served = await self._publisher.catch_up()
-        except NoEngineServes as error:
-            served = await self._wait_for_engine(version, error)
-        newest = await newest_version(self._redis, self._run_id)
-        assert newest is not None, "a version has been announced"
-        assert served is not None, "a version has been announced"
-        return PublicationRow(
-            version=version,
-            step=self._state.step,
-            num_bytes=newest.num_bytes,
-            engines=served.engines,
-            quarantined=served.quarantined,
-            export_s=0.0,
-            update_s=time.monotonic() - began,
+    async def deliver(self) -> None:
+        """Bring versions to the engines for ever, or until another run takes them over."""
+        await self._engines.run(self._note_served, while_ours=lambda: not self._state.superseded_by)
+
+    def _note_served(self, served: ServedWeights, update_s: float) -> None:
+        """All engines in routing serve this version from now on."""
+        self._state.serve(served.version)
+        self._record(
+            DeliveryRow(
+                version=served.version,
+                step=self._state.served_steps,
+                engines=served.engines,
+                quarantined=served.quarantined,
+                update_s=update_s,
+                pauses=self._engines.take_pauses(),
+            )
         )
 
-    async def _wait_for_engine(self, version: int, error: EngineFailure) -> ServedWeights:
-        """Until one serves the announced version. Raises NoEngineServes if told to stop meanwhile."""
-        self._say(f"{error}; waiting for one")
-        self._state.phase = f"waiting for an engine to take weights v{version}"
-        while True:
+    async def finish(self) -> None:
+        """Wait until the engines serve the last version, unless none takes it or the run is told to stop."""
+        await self._until_settled()
+
+    def _note_published(self, version: WeightVersion, began_at: float) -> None:
+        if version.version > self._state.version:  # else the journal has its row
+            self._record(
+                PublicationRow(
+                    version=version.version,
+                    step=self._state.step,
+                    num_bytes=version.num_bytes,
+                    began_at=began_at,
+                )
+            )
+        self._state.publish(version.version)
+        self._engines.offer(version)
+
+    async def _wait_for_engine(self) -> None:
+        state, told = self._state, ""
+        if state.is_stopping:
+            raise NoEngineServes
+        while not await self._until_settled():
+            if state.is_stopping:
+                raise NoEngineServes(self._engines.trouble)
+            if self._engines.trouble != told:
+                told = self._engines.trouble
+                self._say(f"{told}; waiting for one")
+            state.phase = f"waiting for an engine to take weights v{state.version}"
             await asyncio.sleep(RETRY_S)
-            if self._state.is_stopping:
-                raise error
-            with contextlib.suppress(EngineFailure):
-                served = await self._publisher.catch_up()
-                assert served is not None, "a version has been announced"
-                return served
+
+    async def _until_settled(self) -> bool:
+        """Until the newest version is served, or no engine takes it, or the run is told to stop. Returns whether it is served."""
+        settled = asyncio.create_task(self._engines.settled(self._state.version))
+        stopped = asyncio.create_task(self._state.stop.wait())
+        await asyncio.wait((settled, stopped), return_when=asyncio.FIRST_COMPLETED)
+        is_served = settled.done() and settled.result()
+        settled.cancel()
+        stopped.cancel()
+        return is_served

@@ -18,7 +18,8 @@ from trainer.loop.open_requests import OpenRequests
 from trainer.loop.recovery import RunRecovery
 from trainer.loop.state import RunState
 from trainer.rollouts.deadlines import Deadlines
-from trainer.rollouts.stream_reader import StreamReader
+from trainer.rollouts.judging import Judging
+from trainer.rollouts.run_streams import RunStreams
 
 log = logging.getLogger("swerve.trainer")
 
@@ -35,9 +36,10 @@ class Pump:
         state: RunState,
         budget: AdmissionBudget,
         *,
-        reader: StreamReader,
+        streams: RunStreams,
         deadlines: Deadlines,
         requests: OpenRequests,
+        judging: Judging,
         recovery: RunRecovery,
         notices: Notices,
         sweep_every_s: float,
@@ -45,9 +47,10 @@ class Pump:
     ) -> None:
         self._state = state
         self._budget = budget
-        self._reader = reader
+        self._streams = streams
         self._deadlines = deadlines
         self._requests = requests
+        self._judging = judging
         self._recovery = recovery
         self._notices = notices
         self._sweep_every_s = sweep_every_s
@@ -80,29 +83,32 @@ class Pump:
                 log.warning("sweep put off: %s", error)
 
     async def sweep(self) -> None:
-        num_requeued = await self._requests.sweep()
+        num_requeued = await self._requests.sweep() + await self._judging.requests.sweep()
         if num_requeued:
             self._say(f"enqueued {num_requeued} open requests again that were in no queue")
 
     async def finish(self) -> None:
-        """Enqueue no more: withdraw what is not answered, and take in what was answered before that."""
+        """Enqueue no more for training: withdraw what is not answered, and take in what was answered before that."""
         self._may_enqueue = False
-        await retry.until_answered(self._requests.withdraw_all)
+        await retry.until_answered(self._requests.withdraw_training)
+        await retry.until_answered(self._judging.requests.withdraw_unneeded)
         await retry.until_answered(self._read_the_rest)
 
     async def _turn(self) -> None:
-        await self._reader.read(block_ms=READ_BLOCK_MS)
+        await self._streams.read(block_ms=READ_BLOCK_MS)
         await self._notices.give()
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at = time.monotonic()
             await self._budget.measure_limit()
             await self._close_overdue_groups()
+            await self._judging.presence.look()
+        await self._judging.tend()
         await self._requests.withdraw_surplus()
         await self._budget.measure_backlog()
         if await self._budget.has_room_again():
             self._say("Redis has room again")
         if self._may_enqueue and not self._state.is_stopping:
-            await self._requests.enqueue_groups(self._budget.groups(), version=self._state.version)
+            await self._requests.enqueue_groups(self._budget.groups(), version=self._state.served_version)
 
     async def _close_overdue_groups(self) -> None:
         for group in await self._deadlines.close_overdue():
@@ -124,13 +130,13 @@ class Pump:
         while True:
             await asyncio.sleep(RETRY_S)
             with retry.tolerating_outage():
-                await self._reader.recover()
+                await self._streams.recover()
                 num_forgotten = await self._recovery.replace_forgotten()
                 what = f"; {num_forgotten} requests that it forgot are enqueued anew" if num_forgotten else ""
                 self._say(f"Redis answers again{what}")
                 return
 
     async def _read_the_rest(self) -> None:
-        await self._reader.recover()
-        while await self._reader.read(block_ms=1):
+        await self._streams.recover()
+        while await self._streams.read(block_ms=1):
             pass

@@ -6,14 +6,15 @@ enqueue what is missing. A new run goes through the same steps, with nothing to 
 
 from arq.connections import ArqRedis
 
-from pipeline import queue, stream
+from pipeline import queue
 from trainer.loop.open_requests import OpenRequests
 from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.closing import GroupCloser
 from trainer.rollouts.dispatch import Dispatcher
 from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.judge_requests import JudgeRequests
 from trainer.rollouts.ledger import Ledger, LedgerState
-from trainer.rollouts.stream_reader import StreamReader
+from trainer.rollouts.run_streams import RunStreams
 
 
 class RunRecovery:
@@ -27,27 +28,31 @@ class RunRecovery:
         book: GroupBook,
         ledger: Ledger,
         dispatcher: Dispatcher,
-        reader: StreamReader,
+        streams: RunStreams,
         closer: GroupCloser,
         requests: OpenRequests,
+        judging: JudgeRequests,
     ) -> None:
         self._redis = redis
         self._run_id = run_id
         self._book = book
         self._ledger = ledger
         self._dispatcher = dispatcher
-        self._reader = reader
+        self._streams = streams
         self._closer = closer
         self._requests = requests
+        self._judging = judging
 
     async def restore(self, state: LedgerState) -> None:
         """Bring the books to where `state` left them, then take in what was delivered since. Call before publishing."""
-        await stream.open_reader(self._redis, self._run_id)
-        await stream.acknowledge(self._redis, self._run_id, list(state.pending))
+        await self._streams.open()
+        await self._streams.acknowledge(state)
         await self._requests.withdraw_evaluations()
         self._dispatcher.cursor = state.cursor
         await self._expect_open_groups()
-        await self._reader.recover()
+        await self._streams.recover()
+        await self._judging.withdraw_strangers()
+        await self._judging.send()
 
     async def enqueue_missing(self, group_size: int, *, version: int) -> None:
         """Re-enqueue missing members of open groups that have no outstanding request."""
@@ -74,7 +79,7 @@ class RunRecovery:
             self._ledger.withdraw(outstanding)
             self._book.forget(outstanding.cursor, outstanding.member)
             self._dispatcher.refill(outstanding.cursor, outstanding.member)
-        return len(forgotten)
+        return len(forgotten) + await self._judging.replace_forgotten()
 
     async def _expect_open_groups(self) -> None:
         """Expect every group that has an open request. Of two requests for one member, the later counts."""

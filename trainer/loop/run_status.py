@@ -1,7 +1,7 @@
 """What a run's heartbeat says: the phase, what the next step waits for, and whether admission is open."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from pipeline.census import RunStatus
 from trainer.loop.budget import AdmissionBudget
 from trainer.loop.state import RunState
 from trainer.recipe import Recipe
+from trainer.records.alarm_row import AlarmRow
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
 
@@ -20,6 +21,13 @@ class EvaluationProgress(Protocol):
     @property
     def progress(self) -> str:
         """One sentence; empty when no evaluation is under way."""
+        ...
+
+
+class FiringAlarms(Protocol):
+    @property
+    def firing(self) -> tuple[AlarmRow, ...]:
+        """Those that have begun and are not over."""
         ...
 
 
@@ -37,8 +45,11 @@ class StatusWriter:
         ledger: Ledger,
         heldout: EvaluationProgress,
         quarantined: Iterable[str],
+        alarms: FiringAlarms,
         journal: Path,
+        trouble: Callable[[], str],
     ) -> None:
+        """`trouble` says why no engine serves the newest weights, or why nothing is judged; empty if all is well."""
         self._recipe = recipe
         self._run_id = run_id
         self._state = state
@@ -47,7 +58,9 @@ class StatusWriter:
         self._ledger = ledger
         self._heldout = heldout
         self._quarantined = quarantined
+        self._alarms = alarms
         self._journal = journal
+        self._trouble = trouble
 
     def status(self) -> RunStatus:
         return RunStatus(
@@ -56,13 +69,16 @@ class StatusWriter:
             detail=self._detail(),
             step=self._state.step,
             num_steps=self._recipe.num_steps,
-            version=max(0, self._state.version),
+            version=max(0, self._state.served_version),
             admission=self._budget.sentence(),
             journal=str(self._journal.resolve()),
             quarantined=tuple(self._quarantined),
             updated_at=time.time(),
             groups_without_signal=self._ledger.groups_without_signal,
             max_groups_without_signal=self._recipe.batch.max_groups_without_signal,
+            judge_wait_s=self._recipe.judge.wait_s if self._recipe.judge.is_on else None,
+            judge_required=self._recipe.judge.is_on and self._recipe.judge.required,
+            alarms=tuple(f"{row.kind} since step {row.step}: {row.text}" for row in self._alarms.firing),
         )
 
     def _detail(self) -> str:
@@ -70,7 +86,11 @@ class StatusWriter:
         if self._state.phase != WAITING:
             return heldout
         per_step, step = self._recipe.batch.groups_per_step, self._state.step + 1
-        if book.num_ready >= per_step:
+        if book.num_unjudged and book.num_ready >= per_step:
+            waits = (
+                f"step {step} waits for the judgements of {book.num_unjudged} groups that are ready otherwise"
+            )
+        elif book.num_ready >= per_step:
             waits = f"step {step} waits for an older group, which would otherwise be trained too late"
         else:
             waits = (
@@ -80,4 +100,4 @@ class StatusWriter:
             since = self._ledger.since_step
             if since.zero_variance + since.invalid:
                 waits += f", {since.zero_variance} dropped without signal, {since.invalid} for failures"
-        return f"{waits}; {heldout}" if heldout else waits
+        return "; ".join(one for one in (self._trouble(), waits, heldout) if one)

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from pipeline import census, queue, retry, stream
 from pipeline.stream import Delivery
-from pipeline.weights import version_name
+from pipeline.weights import ServedWeights, version_name
 from trainer.inputs import Inputs
-from trainer.loop.assembly import connect, request_form
+from trainer.loop.assembly import connect, deliveries_of, request_form
 from trainer.loop.bookkeeping import sampling_of
 from trainer.loop.heartbeat import Heartbeat
 from trainer.loop.policy import sole_policy
@@ -31,9 +31,10 @@ from trainer.rollouts.ledger import Ledger
 from trainer.rollouts.recording import RolloutRecorder
 from trainer.rollouts.stream_reader import StreamReader
 from trainer.rollouts.sweep import sweep
-from trainer.weights.disk import DiskTransport
+from trainer.weights.deliveries import Deliveries
 from trainer.weights.engines import EngineFailure, Engines
 from trainer.weights.publish import Publisher
+from trainer.weights.selection import open_transport
 
 Ending = Literal["finished", "interrupted", "no engine took the weights", "the engines' weights were changed"]
 
@@ -64,6 +65,7 @@ class StandaloneEvaluation:
         self._detail = "publishing weights"  # for people
         self._ended: Ending = "interrupted"
         self._superseded_by = ""  # the run that took the engines over
+        self._engine_urls: tuple[str, ...] = ()  # that served the weights first
 
     async def run(self, rounds: Sequence[Round], export: Callable[[Path], object]) -> Ending:
         """Play all rounds with the weights that `export` writes. Raises ValueError if the engines serve another run."""
@@ -79,27 +81,46 @@ class StandaloneEvaluation:
             heartbeat = Heartbeat(redis, self._status, show=self._console.beat)
             await stack.enter_async_context(_beside(heartbeat.run()))
             journal = stack.enter_context(Journal(self._root / "journal"))
-            transport = DiskTransport(self._run_id, directory=self._root / "weights", export=export, keep=1)
-            publisher = Publisher(
-                redis, self._run_id, transport=transport, engines=engines, mode=self._recipe.weights.pause
+            transport = await open_transport(
+                self._recipe.weights,
+                self._run_id,
+                directory=self._root / "weights",
+                export=export,
+                keep=1,
+                stack=stack,
             )
+            deliveries = deliveries_of(redis, self._run_id, transport, engines, self._recipe.weights)
             self._console.say(f"{self._run_id}: publishing the weights to the engines")
-            try:
-                published = await publisher.publish(0, 0)
-            except EngineFailure as error:
-                self._console.say(str(error))
+            await stack.enter_async_context(
+                _beside(deliveries.run(self._note_served, while_ours=lambda: not self._superseded_by))
+            )
+            journal.append(
+                await self._publish(Publisher(redis, self._run_id, transport=transport), deliveries)
+            )
+            if not await deliveries.settled(0):
+                self._console.say(deliveries.trouble)
                 self._ended = "no engine took the weights"
                 return self._ended
-            journal.append(published)
             form = await request_form(redis, self._run_id, self._recipe, self._inputs)
             await stream.open_reader(redis, self._run_id)
             stack.push_async_callback(self._withdraw, redis)
-            recorder = stack.enter_context(RolloutRecorder(redis, self._root, self._recipe.rollouts))
+            recorder = stack.enter_context(
+                RolloutRecorder(redis, self._run_id, self._root, self._recipe.rollouts)
+            )
             for one in rounds:
-                if not await self._play(redis, form, Ledger(journal), one, publisher, recorder):
+                if not await self._play(redis, form, Ledger(journal), one, recorder):
                     return self._ended
-            self._ended = await self._ending(engines, published)
+            self._ended = await self._ending(engines)
             return self._ended
+
+    async def _publish(self, publisher: Publisher, deliveries: Deliveries) -> PublicationRow:
+        version = await publisher.prepare(0, 0)
+        await publisher.announce(version)
+        deliveries.offer(version)
+        return PublicationRow(version=0, step=0, num_bytes=version.num_bytes)
+
+    def _note_served(self, served: ServedWeights, _: float) -> None:
+        self._engine_urls = served.engines
 
     async def _play(
         self,
@@ -107,7 +128,6 @@ class StandaloneEvaluation:
         form: RequestForm,
         ledger: Ledger,
         one: Round,
-        publisher: Publisher,
         recorder: RolloutRecorder,
     ) -> bool:
         """Whether the whole round was played; then it is in the journal, and acknowledged."""
@@ -120,7 +140,7 @@ class StandaloneEvaluation:
 
         reader = StreamReader(redis, self._run_id, accept, record=recorder.record)
         await retry.until_answered(heldout.send)
-        async with _beside(self._sweep(redis, heldout, publisher)):
+        async with _beside(self._sweep(redis, heldout)):
             while heldout.progress and not self._stop.is_set():
                 self._detail = heldout.progress
                 await retry.until_answered(lambda: reader.read(block_ms=READ_BLOCK_MS))
@@ -144,13 +164,12 @@ class StandaloneEvaluation:
             report=self._console.show,
         )
 
-    async def _sweep(self, redis: ArqRedis, heldout: HeldOut, publisher: Publisher) -> None:
-        """Now and then: enqueue lost requests again, and bring engines up to date that joined or restarted."""
+    async def _sweep(self, redis: ArqRedis, heldout: HeldOut) -> None:
+        """Now and then: enqueue lost requests again."""
         while not self._superseded_by:
             await asyncio.sleep(self._recipe.admission.sweep_every_s)
-            with retry.tolerating_outage(), contextlib.suppress(EngineFailure):
+            with retry.tolerating_outage():
                 await sweep(redis, self._run_id, heldout.outstanding)
-                await publisher.catch_up()
 
     def _status(self) -> census.RunStatus:
         return census.RunStatus(
@@ -176,13 +195,13 @@ class StandaloneEvaluation:
         with retry.tolerating_outage():
             await queue.withdraw(redis, self._run_id, await queue.open_ids(redis, self._run_id))
 
-    async def _ending(self, engines: Engines | None, published: PublicationRow) -> Ending:
+    async def _ending(self, engines: Engines | None) -> Ending:
         """Whether the engines still serve the weights that were evaluated."""
-        for url in published.engines if engines else ():
+        for url in self._engine_urls if engines else ():
             with contextlib.suppress(EngineFailure):
                 assert engines is not None
                 served = await engines.served(url)
-                if served.weight_version != version_name(self._run_id, published.version):
+                if served.weight_version != version_name(self._run_id, 0):
                     return "the engines' weights were changed"
         return "finished"
 

@@ -25,5 +25,8 @@ class Timeline:
 
     def lag(self, version: int) -> int:
         """Steps that the newest version contains and `version` does not."""
-        place = bisect_right(self._versions, version) - 1
-        return self._steps[-1] - self._steps[max(place, 0)]
+        return self._steps[-1] - self.steps_in(version)
+
+    def steps_in(self, version: int) -> int:
+        """Steps that `version` contains."""
+        return self._steps[max(bisect_right(self._versions, version) - 1, 0)]

@@ -78,7 +78,21 @@ def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
     agent = tuple(spec if "=" in spec else absolute(spec) for spec in recipe.rollout.agent_specs)
     rollout = replace(recipe.rollout, agent=agent[0] if len(agent) == 1 else agent)
     chat = replace(recipe.chat, template=absolute(recipe.chat.template))
-    return replace(recipe, model=absolute(recipe.model), tasks=tasks, rollout=rollout, chat=chat)
+    loss = replace(recipe.learner.loss, objective=absolute(recipe.learner.loss.objective))
+    judge = replace(
+        recipe.judge,
+        templates=absolute(recipe.judge.templates),
+        tokenizer=absolute(recipe.judge.tokenizer),
+    )
+    return replace(
+        recipe,
+        model=absolute(recipe.model),
+        tasks=tasks,
+        rollout=rollout,
+        chat=chat,
+        learner=replace(recipe.learner, loss=loss),
+        judge=judge,
+    )
 
 
 def _all_fields(part: msgspec.Struct) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from trainer.recipe.loading import toml_value
 from trainer.recipe.schema import Recipe
 
 UNITS = {
+    "history_steps": "turns",
+    "_gib_per_s": "GiB per second",
+    "_gib": "GiB",
     "_s": "s",
     "_bytes": "bytes",
     "_tokens": "tokens",

@@ -12,15 +12,18 @@ import msgspec
 from pipeline.reply_format import CallFormat, ThoughtFormat
 from pipeline.request import Budget, Context, Limits, Retries, Sampling
 from trainer.learner.config import LearnerConfig
+from trainer.recipe.alarms import AlarmsRecipe
+from trainer.recipe.credit import CreditRecipe
+from trainer.recipe.judging import JudgeRecipe
+from trainer.recipe.overlong import OverlongRecipe
+from trainer.recipe.sinks import SinksRecipe
+from trainer.recipe.table import Table
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
 Stragglers = Literal["wait", "train", "withhold"]
 Unverified = Literal["refuse", "heldout", "allow"]
 PauseMode = Literal["retract", "in_place", "abort"]
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the recipe. msgspec does not inherit `kw_only`, type checkers do not see an inherited `frozen`: say both."""
+Transport = Literal["disk", "delta", "distributed"]
 
 
 class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,10 +132,30 @@ class ChatRecipe(Table, frozen=True, kw_only=True):
     thoughts: ThoughtFormat | None = None
 
 
+class StalenessRecipe(Table, frozen=True, kw_only=True):
+    """Between which bounds how far admission runs ahead, and what lowers it. A run begins at the lower bound. Only for
+    admission.staleness = "controlled".
+    """
+
+    least_versions: int = 1  # how far admission may run ahead at least
+    most_versions: int | None = None  # how far at most; by default max_lag_versions
+    # Tokens of a lag are no longer useful once the effective sample size of their weights is a smaller share of their number, ...
+    min_ess_share: float = 0.5
+    # ... or the objective masks or vetoes a larger share of them, ...
+    max_masked_share: float = 0.2
+    # ... or the policy has moved further from the weights that sampled them, in nats per token.
+    max_behaviour_kl: float = 0.1
+    patience_steps: int = 10  # steps after lowering before it may be raised again
+
+
 class AdmissionRecipe(Table, frozen=True, kw_only=True):
     """How many groups may be open at once, so that no trajectory is trained too late and no memory runs over."""
 
     max_lag_versions: int = 4  # how many versions behind the weights of a trained trajectory may be
+    # How far admission runs ahead of the steps. fixed: as far as max_lag_versions allows. controlled: within the bounds of
+    # admission.control, by what the objective does to stale tokens; max_lag_versions holds all the same.
+    staleness: Literal["fixed", "controlled"] = "fixed"
+    control: StalenessRecipe = StalenessRecipe()
     # What a step does about a group that would exceed the lag: wait for it, train it late, or leave it out.
     stragglers: Stragglers = "wait"
     # How often open requests are compared with the queue, to find what Redis lost.
@@ -151,7 +174,11 @@ class BatchRecipe(Table, frozen=True, kw_only=True):
     min_valid_members: int | None = None
     # The baseline of a reward: the mean of the other members, the mean of the group, or that divided by the standard deviation.
     advantage: AdvantageKind = "leave_one_out"
-    train_without_signal: bool = False  # train groups whose rewards are all equal, too; their advantage is 0
+    # Compute the gradient of groups that are ready while the others of the step are awaited. The sum is the same as of the whole batch
+    # but for rounding; needs learner.num_epochs = 1 and learner.num_minibatches = 1.
+    streaming: bool = False
+    # Train groups whose rewards are all equal, too. Their advantages are 0, but for what the scores of a judge add with [credit].
+    train_without_signal: bool = False
     # After so many groups in a row whose rewards were all equal, the run ends: there is nothing left to learn.
     max_groups_without_signal: int = 200
     # After so many groups in a row with too few graded members, the run ends as failing, and can be resumed.
@@ -164,8 +191,18 @@ class WeightsRecipe(Table, frozen=True, kw_only=True):
     keep: int = 3  # published versions kept on disk
     # What engines do with running requests while weights change: preempt and recompute them, pause them in place, or end them.
     pause: PauseMode = "retract"
+    # How weights get to an engine. disk: from the trainer's directory, on a file system that trainer and engines share. delta: the
+    # blocks that changed are sent to a receiver on the engine's host, which keeps versions on its local disk. distributed: broadcast
+    # by NCCL to engines on GPUs, by gloo to engines on the CPU. See [weights.md](weights.md).
+    transport: Transport = "disk"
+    receiver_port: int = 30300  # of the receivers, one on each engine host; for transport = "delta"
     # Who gets the weights: every engine that the router knows, or none (they are written to disk only).
     engines: Literal["router", "none"] = "router"
+    # Time that one engine may take to load a version. Training does not wait: an engine that is much slower than another is taken out
+    # of routing before that, and comes back when it serves the newest version.
+    engine_deadline_s: float = 600.0
+    # How many engines that get requests may load weights at the same time, so that the others go on sampling; 0: all of them.
+    engines_at_once: int = 0
 
 
 class EvaluationRecipe(Table, frozen=True, kw_only=True):
@@ -177,6 +214,14 @@ class EvaluationRecipe(Table, frozen=True, kw_only=True):
     before: bool = True  # evaluate the starting weights
     after: bool = True  # evaluate the last weights
     every_steps: int = 0  # evaluate after every so many steps as well; 0: never
+
+
+class AuditRecipe(Table, frozen=True, kw_only=True):
+    """The audit of log-probs: the learner recomputes sampled tokens under the weights that sampled them, and compares."""
+
+    # How much of each step's trained tokens, from 0 to 1; whole samples are drawn by chance. Each costs a forward pass for every weight
+    # version in it. Without learner.snapshots_kept there is nothing to compare with.
+    share: float = 0.02
 
 
 class CheckpointRecipe(Table, frozen=True, kw_only=True):
@@ -193,6 +238,44 @@ class RolloutsRecipe(Table, frozen=True, kw_only=True):
     keep: Literal["all", "none"] | float = "all"
     # Disk space for them, compressed; beyond it, the oldest are removed.
     max_bytes: int = 64 * 1024**3
+    # Keep beside them what each step did with each token that it trained: the learner's log-prob, the advantage, the weight, and why a
+    # token had no gradient. About 7 bytes a token.
+    tokens: bool = False
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self.tokens and self.keep != "none"
+
+
+class PlanRecipe(Table, frozen=True, kw_only=True):
+    """What the run is planned for. Only the plan reads this table: [plan.md](plan.md)."""
+
+    # All GPUs, as in "16xH100-80", or the learner's and the engines', as in "8xH100-80+16xL40S-48".
+    gpus: str = ""
+    learner_gpus: int = 0  # of them, for the learner; 0: half of those that are not reserved
+    reserved_gpus: int = 0  # of them, for other models, such as a judge's
+    gpus_per_node: int = 8  # GPUs of one machine
+    node_memory_gib: int = 1024  # host memory of a machine with GPUs
+    engine_gpus: int = 1  # GPUs of one engine, its --tensor-parallel
+    # Of a GPU's memory, for weights and KV cache: SGLang's --mem-fraction-static.
+    engine_memory_share: float = 0.85
+    # Hosts of the sandboxes and the cores of one, as in "4x64", or with GiB of memory, as in "4x64x256".
+    hosts: str = ""
+    slots_per_core: float = 1.0  # episodes at once for each core of a host
+    # Share of its peak speed that a GPU reaches while it trains, with what recomputation repeats.
+    utilisation: float = 0.4
+    # How fast one machine reads or writes the file system of the run directory.
+    storage_gib_per_s: float = 2.0
+    network_gib_per_s: float = 2.0  # how fast one machine sends to others over the network that weights take
+    # Tokens of an episode's last context, prompt and observations included; by default half of rollout.limits.context_tokens.
+    episode_tokens: int | None = None
+    episode_turns: int | None = None  # turns of an episode; by default half of rollout.limits.turns
+    # Tokens that the policy samples; by default 30 % of episode_tokens.
+    episode_sampled_tokens: int | None = None
+    # Time from claim to verdict; by default computed from the engines' speed, command_s and grade_s.
+    episode_s: float | None = None
+    command_s: float = 3.0  # time of one turn's command in the sandbox
+    grade_s: float = 120.0  # time of starting containers and grading
 
 
 class Recipe(Table, frozen=True, kw_only=True):
@@ -208,11 +291,18 @@ class Recipe(Table, frozen=True, kw_only=True):
     seed: int = 0  # of the order of the tasks
     chat: ChatRecipe = ChatRecipe()
     grading: GradingRecipe = GradingRecipe()
+    credit: CreditRecipe = CreditRecipe()
+    judge: JudgeRecipe = JudgeRecipe()
+    overlong: OverlongRecipe = OverlongRecipe()
     admission: AdmissionRecipe = AdmissionRecipe()
     weights: WeightsRecipe = WeightsRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()
+    audit: AuditRecipe = AuditRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     rollouts: RolloutsRecipe = RolloutsRecipe()
+    sinks: SinksRecipe = SinksRecipe()
+    alarms: AlarmsRecipe = AlarmsRecipe()
+    plan: PlanRecipe = PlanRecipe()
 
     @property
     def min_valid_members(self) -> int:

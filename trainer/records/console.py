@@ -19,7 +19,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainer.records.journal import EvaluationRow, Row, StepRow
+from trainer.records.alarm_row import AlarmRow, alarm_sentence
+from trainer.records.journal import EvaluationRow, StepRow
+from trainer.records.row import Row
+from trainer.records.step_judging import judging_sentence
 
 HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
@@ -39,7 +42,7 @@ class Console(Protocol):
         ...
 
     def show(self, row: Row) -> None:
-        """Print a step or an evaluation; other rows are ignored."""
+        """Print a step, an evaluation or an alarm; other rows are ignored."""
         ...
 
     def recall(self, row: StepRow) -> None:
@@ -89,8 +92,12 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
         if isinstance(row, StepRow):
             cells = cells_of(row, self._smoothing.add(row.reward_mean))
             self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+            if row.judging:
+                self.say(f"judge: {judging_sentence(row.judging)}")
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
+        elif isinstance(row, AlarmRow):
+            self.say(alarm_sentence(row))
 
     def recall(self, row: StepRow) -> None:
         self._smoothing.add(row.reward_mean)
@@ -117,6 +124,7 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         self._console = RichConsole(file=stream)
         self._smoothing = Smoothing()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
+        self._judging = ""
         self._spinner = Spinner("dots", "starting")
         self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4)
 
@@ -126,8 +134,11 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
     def show(self, row: Row) -> None:
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
+            self._judging = f"judge: {judging_sentence(row.judging)}" if row.judging else ""
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
+        elif isinstance(row, AlarmRow):
+            self.say(alarm_sentence(row))
 
     def recall(self, row: StepRow) -> None:
         self.show(row)
@@ -153,7 +164,10 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
             table.add_column(name, justify="right", no_wrap=True)
         for cells in self._rows:
             table.add_row(*cells)
-        return Group(table, Text(LEGEND, style="dim"), self._spinner) if self._rows else Group(self._spinner)
+        if not self._rows:
+            return Group(self._spinner)
+        judging = [Text(self._judging)] if self._judging else []
+        return Group(table, *judging, Text(LEGEND, style="dim"), self._spinner)
 
 
 def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:

@@ -7,9 +7,17 @@ from typing import Self
 from pipeline.request import Purpose, RolloutRequest
 from pipeline.trajectory import TrajectoryHead
 from trainer.records.journal import EpisodeRow, Fate
+from trainer.records.stamps import NO_STAMPS, EpisodeStamps
 
 
-def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluation: str = "") -> EpisodeRow:
+def episode_row(
+    head: TrajectoryHead,
+    fate: Fate,
+    *,
+    cursor: int = -1,
+    evaluation: str = "",
+    stamps: EpisodeStamps = NO_STAMPS,
+) -> EpisodeRow:
     """The row of a trajectory that arrived."""
     return EpisodeRow(
         request_id=head.request_id,
@@ -38,6 +46,8 @@ def episode_row(head: TrajectoryHead, fate: Fate, *, cursor: int = -1, evaluatio
         num_cuts=head.num_cuts,
         repeated_tokens=head.repeated_tokens,
         num_tokens=head.num_tokens,
+        stamps=stamps,
+        seconds=head.seconds,
     )
 
 

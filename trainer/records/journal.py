@@ -15,6 +15,15 @@ from typing import BinaryIO, Literal, Self, TypeVar
 import msgspec
 
 from pipeline.request import Purpose
+from pipeline.trajectory import EpisodeSeconds
+from trainer.learner.config import LagMetrics
+from trainer.records.alarm_row import AlarmRow
+from trainer.records.audit_row import AuditRow
+from trainer.records.judgement_row import JudgementRow
+from trainer.records.row import Row
+from trainer.records.stamps import EpisodeStamps
+from trainer.records.step_judging import StepJudging
+from trainer.records.time_rows import EnginePause, FleetRow, StartRow
 
 Fate = Literal[
     "trained",  # by the step whose row names its request id
@@ -22,19 +31,14 @@ Fate = Literal[
     "too_few_valid",  # too few members of its group had a reward
     "quarantined",  # its task's grader cannot be trusted
     "late",  # its group had closed without it, or its weights were too old
+    "overlong",  # a limit ended it for which the recipe filters trajectories; its reward counts in the baseline
     "refused",  # its samples were invalid; the trajectory is kept in Redis
+    "altered",  # it is not what the engine sampled, by its digests; the trajectory is kept in Redis
     "failed",  # it has no reward because of an infrastructure failure
     "evaluated",
     "not_finite",  # the loss or gradient of its batch was not finite, so the batch was skipped
     "withdrawn",  # its request was withdrawn, because its group closed without it or the run ended
 ]
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything in the journal.
-
-    New fields go at the end, with a default, so that old runs stay readable.
-    """
 
 
 class EpisodeRow(Row, frozen=True, kw_only=True):
@@ -70,6 +74,8 @@ class EpisodeRow(Row, frozen=True, kw_only=True):
     num_cuts: int = 0  # turns before which something was taken out of the context
     repeated_tokens: int = 0  # that engines computed again because of that
     num_tokens: int = 0  # told and sampled, each counted once; 0 in journals older than this field
+    stamps: EpisodeStamps = EpisodeStamps()
+    seconds: EpisodeSeconds | None = None  # on its worker; None in journals older than this field
 
 
 class StepRow(Row, frozen=True, kw_only=True):
@@ -108,6 +114,33 @@ class StepRow(Row, frozen=True, kw_only=True):
     num_samples: int = 0  # that the trajectories are trained as; 0 in journals older than this field
     num_sample_tokens: int = 0  # in all samples, which repeat what they share
     num_unique_tokens: int = 0  # told and sampled in the trajectories, each counted once
+    # Trajectories whose rewards count in the baselines of their groups, though the step did not train them.
+    baseline_ids: tuple[str, ...] = ()
+    # Trained, each with a digest that matches; 0 in journals older than this field.
+    num_proved_replies: int = 0
+    # Where the time since the row before went. `wall_s` is the sum of `wait_s` and of the fields from `forward_s` to `other_s`;
+    # 0 in journals older than these fields.
+    wall_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    audit_s: float = 0.0  # the log-prob gap
+    export_s: float = 0.0  # making the weights ready for the engines
+    engines_s: float = 0.0  # announcing the weights; engines load them beside the next steps
+    checkpoint_s: float = 0.0  # that training waited for a checkpoint
+    evaluation_s: float = 0.0  # that training waited for an evaluation, because the next one had to begin
+    other_s: float = 0.0
+    tokens_per_s: float = 0.0  # tokens of all samples over `train_s`
+    # Floating-point operations that the model needed, over what all devices can do in `train_s`; None where their peak is not known.
+    utilisation: float | None = None
+    # What the objective did to the tokens of each lag, in order; empty in journals older than this field.
+    by_lag: tuple[LagMetrics, ...] = ()
+    # How many versions admission could run ahead when the step was taken; None in journals older than this field.
+    ahead_versions: int | None = None
+    judging: StepJudging | None = None  # what a judge's scores did to the step; None: nobody judges
+    # When its batch was begun and when the weights had changed (Unix seconds); 0.0 in journals older than these fields.
+    began_at: float = 0.0
+    trained_at: float = 0.0
 
     @property
     def is_gap_measured(self) -> bool:
@@ -130,21 +163,41 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     tasks: str = ""  # name of the held-out set, from tasks.heldout_sets; "": tasks.heldout
     mean_turns: float = 0.0  # of the episodes with a reward
     mean_sampled_tokens: float = 0.0
-    outcomes: dict[str, int] = {}  # how the episodes ended, see `pipeline.trajectory.outcome_tag`
+    # How the episodes ended, see `pipeline.trajectory.outcome_tag`.
+    outcomes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     # pass@k by k, up to the episodes of a task, over the tasks that have as many with a reward.
-    pass_at: dict[str, float] = {}
+    pass_at: dict[str, float] = msgspec.field(default_factory=dict[str, float])
 
 
 class PublicationRow(Row, frozen=True, kw_only=True):
-    """One weight version, published to the engines."""
+    """One weight version, ready for the engines and announced to them."""
 
     version: int
     step: int
     num_bytes: int
-    engines: tuple[str, ...]  # confirmed
-    quarantined: tuple[str, ...]
-    export_s: float
-    update_s: float  # from the first pause to the last confirmation
+    at: float = 0.0
+    began_at: float = 0.0  # when making them ready began; 0.0 in journals older than this field
+
+
+class DeliveryRow(Row, frozen=True, kw_only=True):
+    """From here on all engines that get requests serve this version. A version that a newer one overtook has none."""
+
+    version: int
+    step: int
+    engines: tuple[str, ...]  # that confirmed it and get requests
+    quarantined: tuple[str, ...]  # out of routing, until they confirm
+    update_s: float  # since the version was announced
+    at: float = 0.0
+    pauses: tuple[EnginePause, ...] = ()  # of engines, since the row before
+
+
+class StalenessRow(Row, frozen=True, kw_only=True):
+    """From here on admission may run so far ahead, by the decision of `trainer.rollouts.staleness`."""
+
+    step: int  # after which it was decided
+    before: int  # versions that admission could run ahead until then
+    ahead_versions: int
+    reason: str
     at: float = 0.0
 
 
@@ -198,6 +251,8 @@ class EndRow(Row, frozen=True, kw_only=True):
     reason: str  # an EndReason
     at: float = 0.0
     detail: str = ""  # one sentence for people, e.g. "stopped by a signal at step 7"
+    # Since the last step's row, by part; empty in journals older than this field.
+    seconds: dict[str, float] = msgspec.field(default_factory=dict[str, float])
 
     @property
     def is_complete(self) -> bool:
@@ -209,13 +264,20 @@ R = TypeVar("R", bound=Row)
 
 FILES: dict[type[Row], str] = {
     EpisodeRow: "episodes.jsonl",
+    JudgementRow: "judgements.jsonl",
     StepRow: "steps.jsonl",
+    AuditRow: "audits.jsonl",
     EvaluationRow: "evaluations.jsonl",
     PublicationRow: "publications.jsonl",
+    DeliveryRow: "deliveries.jsonl",
+    StalenessRow: "staleness.jsonl",
     QuarantineRow: "quarantines.jsonl",
+    AlarmRow: "alarms.jsonl",
     SkippedRow: "skipped.jsonl",
     SkippedBatchRow: "skipped_batches.jsonl",
     EndRow: "endings.jsonl",
+    StartRow: "starts.jsonl",
+    FleetRow: "fleet.jsonl",
 }
 
 

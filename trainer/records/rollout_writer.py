@@ -8,14 +8,17 @@ writing; `sync` puts all of them on the disk, which has to happen before their s
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.judge import Judgement, JudgementHead
 from pipeline.rollout_store import record, segment
 from pipeline.rollout_store.record import StoredHead, StoredRollout
-from pipeline.rollout_store.segment import SegmentIndex
-from pipeline.rollout_store.withheld import without_hidden
+from pipeline.rollout_store.segment import SegmentIndex, TrainedPlace
+from pipeline.rollout_store.trained import TrainedHead, TrainedTokens
+from pipeline.rollout_store.withheld import judgement_without_hidden, without_hidden
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 from trainer.learner import directories
 
@@ -32,7 +35,9 @@ class _OpenSegment:
     path: Path
     file: BinaryIO
     num_bytes: int = 0
-    rows: dict[bytes, tuple[int, bool]] = field(default_factory=dict)
+    rows: dict[bytes, tuple[int, bool]] = field(default_factory=dict[bytes, tuple[int, bool]])
+    judgements: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    trained: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
 
 class RolloutWriter:
@@ -68,13 +73,42 @@ class RolloutWriter:
         if before is not None and before.head.finished_at >= head.finished_at:
             return False
         stored = StoredHead(head=head, is_dead=is_dead, replaces=before is not None)
-        packed = record.pack(stored, body)
+        target, offset = self._append(record.pack(stored, body))
+        target.rows[digest] = offset, stored.replaces
+        return True
+
+    def _append(self, packed: bytes) -> tuple[_OpenSegment, int]:
+        """Write a record; returns where it is."""
         self._make_room(len(packed))
         target = self._target(len(packed))
-        _write_whole(target.file, packed, at=target.num_bytes)
-        target.rows[digest] = target.num_bytes, stored.replaces
+        offset = target.num_bytes
+        _write_whole(target.file, packed, at=offset)
         target.num_bytes += len(packed)
-        return True
+        return target, offset
+
+    def add_judgement(self, head: JudgementHead, judgement: Judgement) -> bool:
+        """Write the judgement of a rollout; False if the store has it already. A later one replaces an earlier one."""
+        body = record.pack_body(judgement_without_hidden(judgement))
+        digest = segment.digest_of(head.rollout_id)
+        with self._lock:
+            before = self._find_judgement(digest)
+            if before is not None and before.finished_at >= head.finished_at:
+                return False
+            target, offset = self._append(record.pack(head, body))
+            target.judgements[digest] = offset
+            return True
+
+    def add_trained(self, head: TrainedHead, tokens: TrainedTokens) -> bool:
+        """Write what a step did with the tokens of a rollout; False if the newest record of the rollout says exactly that."""
+        body = record.pack_body(tokens)
+        digest, packed = segment.digest_of(head.rollout_id), record.pack(head, body)
+        with self._lock:
+            before = self._find_trained(digest)
+            if before is not None and (before.head, before.frame) == (head, record.frame_of(packed)):
+                return False
+            target, offset = self._append(packed)
+            target.trained[digest] = offset
+            return True
 
     def sync(self) -> None:
         """Return when everything added is on the disk."""
@@ -93,19 +127,43 @@ class RolloutWriter:
         done, self._open = self._open, None
         with done.file:
             os.fsync(done.file.fileno())
-        index = segment.index_of(done.rows, num_bytes=done.num_bytes)
+        index = segment.index_of(done.rows, done.judgements, done.trained, num_bytes=done.num_bytes)
         _write_index(done.path, index)
         self._closed[done.number] = index
         self._closed_bytes += self._size_of(done.number)
 
     def _find(self, digest: bytes) -> StoredHead | None:
         """The newest record of a request."""
-        if self._open is not None and digest in self._open.rows:
-            return _head_at(self._open.path, self._open.rows[digest][0])
+        place = self._newest(
+            lambda written: written.rows.get(digest, (None,))[0], lambda index: index.find(digest)
+        )
+        return None if place is None else _head_at(*place)
+
+    def _find_judgement(self, digest: bytes) -> JudgementHead | None:
+        """The newest judgement of a rollout."""
+        place = self._newest(
+            lambda written: written.judgements.get(digest), lambda index: index.find_judgement(digest)
+        )
+        return None if place is None else _judgement_head_at(*place)
+
+    def _find_trained(self, digest: bytes) -> TrainedPlace | None:
+        """The newest record of a rollout's trained tokens."""
+        place = self._newest(
+            lambda written: written.trained.get(digest), lambda index: index.find_trained(digest)
+        )
+        return None if place is None else _trained_at(*place)
+
+    def _newest(
+        self,
+        in_open: Callable[[_OpenSegment], int | None],
+        in_closed: Callable[[SegmentIndex], int | None],
+    ) -> tuple[Path, int] | None:
+        """Where the newest record is of which these find the offset in a segment."""
+        if self._open is not None and (offset := in_open(self._open)) is not None:
+            return self._open.path, offset
         for number, index in sorted(self._closed.items(), reverse=True):
-            offset = index.find(digest)
-            if offset is not None:
-                return _head_at(segment.path_of(self._directory, number), offset)
+            if (offset := in_closed(index)) is not None:
+                return segment.path_of(self._directory, number), offset
         return None
 
     def _target(self, num_bytes: int) -> _OpenSegment:
@@ -181,3 +239,14 @@ def _head_at(path: Path, offset: int) -> StoredHead | None:
     with path.open("rb") as file:
         found = segment.entry_at(file, offset)
     return None if found is None else found.stored
+
+
+def _judgement_head_at(path: Path, offset: int) -> JudgementHead | None:
+    with path.open("rb") as file:
+        found = segment.judgement_at(file, offset)
+    return None if found is None else found.head
+
+
+def _trained_at(path: Path, offset: int) -> TrainedPlace | None:
+    with path.open("rb") as file:
+        return segment.trained_at(file, offset)

@@ -25,6 +25,21 @@ class Estimate:
     num_tasks: int
 
 
+def mean_of_groups(values: Sequence[tuple[str, float]]) -> tuple[float, float]:
+    """The mean of values, each with its group, and its cluster-robust standard error: groups are the independent draws.
+
+    With u_g the sum of a group's residuals and n values in G groups, SE = sqrt(G / (G - 1) * sum(u_g^2)) / n (Liang and
+    Zeger, 1986).
+    """
+    mean = fmean(value for _, value in values)
+    residuals: dict[str, float] = {}
+    for group, value in values:
+        residuals[group] = residuals.get(group, 0.0) + value - mean
+    squares = sum(residual**2 for residual in residuals.values())
+    correction = len(residuals) / max(1, len(residuals) - 1)
+    return mean, (correction * squares) ** 0.5 / len(values)
+
+
 def pass_at_k(num_episodes: int, num_resolved: int, k: int) -> float:
     """Raises ValueError unless 1 <= k <= num_episodes."""
     if not 1 <= k <= num_episodes:

@@ -5,12 +5,16 @@ counts the members of one group as related, not as independent draws.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import msgspec
 
+from trainer.judge.quality import JudgeQuality, judge_quality
+from trainer.records.alarm_row import AlarmRow
+from trainer.records.audit_row import AuditRow
+from trainer.records.drift import DriftReport, drift_report
 from trainer.records.journal import (
     EndRow,
     EpisodeRow,
@@ -18,11 +22,18 @@ from trainer.records.journal import (
     PublicationRow,
     QuarantineRow,
     SkippedRow,
+    StalenessRow,
     StepRow,
     journal_of,
     read,
 )
+from trainer.records.judgement_row import JudgementRow
+from trainer.records.lags import StalenessReport, staleness_report
 from trainer.records.run_state import State, read_state
+from trainer.records.statistics import mean_of_groups
+from trainer.records.step_judging import StepJudging, summed
+from trainer.records.step_seconds import StepSeconds, step_seconds
+from trainer.where.findings import WhereFindings, where
 
 Estimate = tuple[float, float] | tuple[None, None]
 """A mean and its standard error; None where there is nothing to estimate from."""
@@ -37,6 +48,14 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     dead: int  # failed at their last try
     is_complete: bool  # the run ended, and every request should have an episode row
 
+    @property
+    def lost(self) -> int:
+        return self.missing if self.is_complete else 0
+
+    @property
+    def open(self) -> int:
+        return 0 if self.is_complete else self.missing
+
 
 class ContextCosts(msgspec.Struct, frozen=True, kw_only=True):
     """How much was cut out of contexts, and what cuts and samples of single turns cost. Older journals tell nothing: zeros."""
@@ -48,6 +67,20 @@ class ContextCosts(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int = 0  # that the trained trajectories were trained as
     num_sample_tokens: int = 0  # in these samples, which repeat what they share
     num_unique_tokens: int = 0  # in the trained trajectories, each counted once
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether what was trained is what engines sampled, by the digests of the replies. Older journals tell nothing: zeros."""
+
+    num_replies: int = 0  # trained, and exactly as they were sampled
+    num_altered: int = 0  # trajectories rejected because they were not
+
+
+class JudgingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run's judge, and what it did to training. Both are None where nobody judges."""
+
+    quality: JudgeQuality | None = None
+    steps: StepJudging | None = None  # over all steps
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +115,15 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     state_sentence: str
     # Training episodes whose tests passed, by what the control run said of it ("refuted": worth 0).
     controls: dict[str, int] = {}
+    drift: DriftReport = DriftReport()
+    provenance: Provenance = Provenance()
     context: ContextCosts = ContextCosts()
     evaluations: tuple[EvaluationRow, ...] = ()  # in order, by set, version, and sampled or greedy
+    seconds: StepSeconds = StepSeconds()
+    staleness: StalenessReport = StalenessReport()
+    judging: JudgingReport = JudgingReport()
+    alarms: tuple[AlarmRow, ...] = ()  # in order: where each began, and where it was over
+    where: WhereFindings  # where the time went; of engines, only what the journal tells
 
     @property
     def is_accounted_for(self) -> bool:
@@ -98,15 +138,11 @@ def summarize(run_dir: Path) -> RunSummary:
     steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
     evaluations = list(read(directory, EvaluationRow))
     episodes = finished_episodes(rows)
-    quarter = max(1, len(episodes) // 4)
-    first, first_error = rate(episodes[:quarter])
-    last, last_error = rate(episodes[-quarter:])
+    (first, first_error), (last, last_error) = _quarters(episodes)
     before, before_error = success(evaluations, "heldout_before")
     after, after_error = success(evaluations, "heldout_after")
-    passed_over = {row.cursor for row in read(directory, SkippedRow)}
-    counts = count_requests(rows, steps, endings, passed_over)
-    state = read_state(run_dir, steps, endings)
-    gaps = [row for row in steps if row.is_gap_measured]
+    counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
+    state, (gap_max, gap_mean) = read_state(run_dir, steps, endings), _gap_of(steps)
     trained = sum(row.num_trained_tokens for row in steps)
     sampled = sum(row.num_unique_sampled_tokens for row in steps)
     return RunSummary(
@@ -118,15 +154,13 @@ def summarize(run_dir: Path) -> RunSummary:
         steps=len(steps),
         lag_mean=_weighted((row.lag_mean, row.num_trajectories) for row in steps),
         lag_max=max((row.lag_max for row in steps), default=None),
-        logprob_gap_max=max((row.logprob_gap_max or 0.0 for row in gaps), default=None),
-        logprob_gap_mean=_weighted(
-            (row.logprob_gap_mean or 0.0, row.num_gap_tokens or row.num_trained_tokens) for row in gaps
-        ),
+        logprob_gap_max=gap_max,
+        logprob_gap_mean=gap_mean,
         trained_over_sampled=trained / sampled if sampled else None,
-        lost=counts.missing if counts.is_complete else 0,
+        lost=counts.lost,
         trained_twice=counts.trained_twice,
         dead=counts.dead,
-        open=0 if counts.is_complete else counts.missing,
+        open=counts.open,
         ended=counts.is_complete,
         success_first_quarter_standard_error=first_error,
         success_last_quarter_standard_error=last_error,
@@ -136,14 +170,21 @@ def summarize(run_dir: Path) -> RunSummary:
         heldout_after_greedy=success(evaluations, "heldout_after", greedy=True)[0],
         num_trained_tokens=trained,
         num_sampled_tokens=sampled,
+        seconds=step_seconds(steps),
+        staleness=staleness_report(steps, read(directory, StalenessRow)),
         publications=sum(1 for _ in read(directory, PublicationRow)),
         fates=counts.fates,
         quarantined={row.task_id: row.reason for row in read(directory, QuarantineRow)},
         state=state.state,
         state_sentence=state.sentence,
         controls=dict(Counter(row.control for row in episodes if row.control)),
+        drift=drift_report(read(directory, AuditRow)),
+        provenance=_provenance(steps, counts),
         context=context_costs(episodes, steps),
         evaluations=tuple(sorted(evaluations, key=lambda row: (row.tasks, row.greedy, row.version))),
+        judging=_judging_report(directory, rows, steps),
+        alarms=tuple(read(directory, AlarmRow)),
+        where=where(run_dir, read_rollouts=False),
     )
 
 
@@ -166,22 +207,41 @@ def context_costs(episodes: Sequence[EpisodeRow], steps: Sequence[StepRow]) -> C
     )
 
 
-def rate(episodes: Sequence[EpisodeRow]) -> Estimate:
-    """Mean reward and its cluster-robust standard error: groups are the independent draws, not their members.
+def _gap_of(steps: Iterable[StepRow]) -> tuple[float | None, float | None]:
+    """The largest and the mean gap over the tokens on which it was measured."""
+    rows = [row for row in steps if row.is_gap_measured]
+    if not rows:
+        return None, None
+    mean = _weighted(
+        (row.logprob_gap_mean or 0.0, row.num_gap_tokens or row.num_trained_tokens) for row in rows
+    )
+    return max(row.logprob_gap_max or 0.0 for row in rows), mean
 
-    With u_g the sum of a group's residuals and n episodes in G groups, SE = sqrt(G / (G - 1) * sum(u_g^2)) /
-    n (Liang and Zeger, 1986).
-    """
+
+def _judging_report(directory: Path, rows: Iterable[EpisodeRow], steps: Iterable[StepRow]) -> JudgingReport:
+    return JudgingReport(
+        quality=judge_quality(read(directory, JudgementRow), rows),
+        steps=summed(row.judging for row in steps if row.judging),
+    )
+
+
+def _provenance(steps: Iterable[StepRow], counts: RequestCounts) -> Provenance:
+    return Provenance(
+        num_replies=sum(row.num_proved_replies for row in steps), num_altered=counts.fates.get("altered", 0)
+    )
+
+
+def rate(episodes: Sequence[EpisodeRow]) -> Estimate:
+    """Mean reward and its standard error: groups are the independent draws, not their members."""
     if not episodes:
         return None, None
-    n = len(episodes)
-    mean = sum(row.reward or 0.0 for row in episodes) / n
-    residuals: dict[str, float] = {}
-    for row in episodes:
-        residuals[row.group_id] = residuals.get(row.group_id, 0.0) + (row.reward or 0.0) - mean
-    squares = sum(residual**2 for residual in residuals.values())
-    correction = len(residuals) / max(1, len(residuals) - 1)
-    return mean, (correction * squares) ** 0.5 / n
+    return mean_of_groups([(row.group_id, row.reward or 0.0) for row in episodes])
+
+
+def _quarters(episodes: Sequence[EpisodeRow]) -> tuple[Estimate, Estimate]:
+    """The rates of the first quarter and of the last."""
+    quarter = max(1, len(episodes) // 4)
+    return rate(episodes[:quarter]), rate(episodes[-quarter:])
 
 
 def success(rows: Iterable[EvaluationRow], name: str, *, greedy: bool | None = None) -> Estimate:
@@ -224,109 +284,6 @@ def count_requests(
         dead=sum(row.outcome.startswith("failed:") for row in rows),
         is_complete=any(row.is_complete and row.step >= last_step for row in endings),
     )
-
-
-def table(summary: RunSummary, run_dir: Path) -> str:
-    """The summary as text: success in percent, with one standard error."""
-    lines = [
-        f"{run_dir}   {summary.steps} steps, {summary.publications} weight versions, {summary.state_sentence}",
-        "",
-        f"{'success':<22}{'before':>16}{'after':>16}{'change':>12}",
-        _comparison(
-            "training (quarters)",
-            (summary.success_first_quarter, summary.success_first_quarter_standard_error),
-            (summary.success_last_quarter, summary.success_last_quarter_standard_error),
-        ),
-        _comparison(
-            "held out",
-            (summary.heldout_before, summary.heldout_before_standard_error),
-            (summary.heldout_after, summary.heldout_after_standard_error),
-        ),
-        _comparison(
-            "held out, greedy", (summary.heldout_before_greedy, None), (summary.heldout_after_greedy, None)
-        ),
-        "",
-        f"{'lag':<22}mean {_number(summary.lag_mean, '.2f')}, max {_number(summary.lag_max, 'd')} versions",
-        f"{'log-prob gap':<22}{_gap(summary)}",
-        f"{'tokens':<22}{summary.num_trained_tokens:,} trained of {summary.num_sampled_tokens:,} sampled: "
-        f"{_number(summary.trained_over_sampled, '.4f')}",
-        *(f"{'context':<22}{line}" for line in _context(summary.context, summary.episodes)),
-        f"{'episodes':<22}{summary.episodes:,} with a reward; "
-        + (
-            ", ".join(f"{count:,} {fate.replace('_', ' ')}" for fate, count in summary.fates.items())
-            or "none yet"
-        ),
-        f"{'controls':<22}{_controls(summary)}",
-        f"{'requests':<22}{summary.lost} lost, {summary.trained_twice} trained twice, "
-        f"{summary.dead} dead, {summary.open} open",
-        *_evaluation_lines(summary.evaluations),
-        *(
-            f"{'quarantine':<22}{task_id}: {reason}"
-            for task_id, reason in sorted(summary.quarantined.items())
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def _evaluation_lines(rows: Sequence[EvaluationRow]) -> Iterator[str]:
-    """A line for each weight version on each held-out set."""
-    for row in rows:
-        name = f"{row.tasks or 'held out'}{', greedy' if row.greedy else ''}"
-        passes = "".join(f", pass@{k} {value:.3f}" for k, value in row.pass_at.items() if k != "1")
-        ended = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
-        yield (
-            f"{'evaluation':<22}v{row.version} {name}: {100 * row.success:.1f} ± {100 * row.standard_error:.1f} % of "
-            f"{row.num_episodes} episodes{passes}; {row.mean_turns:.1f} turns, {row.mean_sampled_tokens:,.0f} tokens; {ended or '-'}"
-        )
-
-
-def _context(costs: ContextCosts, num_episodes: int) -> list[str]:
-    """Two lines; none of journals that do not tell."""
-    lines: list[str] = []
-    if costs.num_episode_tokens:
-        share = costs.repeated_tokens / costs.num_episode_tokens
-        lines.append(
-            f"{costs.num_cut_episodes:,} of {num_episodes:,} episodes were cut, before {costs.num_cuts:,} turns; "
-            f"engines computed {costs.repeated_tokens:,} tokens again ({share:.1%})"
-        )
-    if costs.num_unique_tokens:
-        times = costs.num_sample_tokens / costs.num_unique_tokens
-        lines.append(
-            f"{costs.num_samples:,} samples; the learner computed {costs.num_sample_tokens:,} tokens for "
-            f"{costs.num_unique_tokens:,}: {times:.2f} times as many"
-        )
-    return lines
-
-
-def _controls(summary: RunSummary) -> str:
-    said = ", ".join(f"{count:,} {word}" for word, count in sorted(summary.controls.items()))
-    return f"of passed episodes: {said}" if said else "no episode passed its tests yet"
-
-
-def _gap(summary: RunSummary) -> str:
-    if summary.logprob_gap_max is None:
-        return "not measured"
-    return (
-        f"mean {_number(summary.logprob_gap_mean, '.2e')}, max {summary.logprob_gap_max:.2e} nats, "
-        "engine against learner"
-    )
-
-
-def _comparison(
-    name: str, before: tuple[float | None, float | None], after: tuple[float | None, float | None]
-) -> str:
-    change = "" if before[0] is None or after[0] is None else f"{100 * (after[0] - before[0]):+.1f}"
-    return f"  {name:<20}{_percent(*before):>16}{_percent(*after):>16}{change:>12}"
-
-
-def _percent(mean: float | None, standard_error: float | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.1f}" + ("      " if standard_error is None else f" ± {100 * standard_error:.1f}")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _weighted(pairs: Iterable[tuple[float, int]]) -> float | None:

@@ -1,21 +1,15 @@
-"""A sink that shows steps and evaluations in TensorBoard. Nothing is ever read back from here."""
+"""A sink that shows the numbers of a run in TensorBoard. Nothing is ever read back from here."""
 
-import math
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from trainer.records.journal import EvaluationRow, Row, StepRow
-
-_NOT_SHOWN = {"step", "at", "greedy"}  # they are the point's place, time and tag
-_GAP = {"logprob_gap_max", "logprob_gap_mean"}
+from trainer.records.points import points
+from trainer.records.row import Row
 
 
 class Board(AbstractContextManager["Board", None]):
@@ -30,14 +24,11 @@ class Board(AbstractContextManager["Board", None]):
             self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
 
     def show(self, row: Row) -> None:
-        """Every number of a step or an evaluation, at its step."""
-        match row:
-            case StepRow():
-                self._write(row, "train", without=set() if row.is_gap_measured else _GAP)
-            case EvaluationRow():
-                self._write_evaluation(row)
-            case _:
-                pass
+        """Every number of the row, at its step."""
+        for point in points(row):
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            self._writer.add_event(Event(wall_time=point.at, step=point.step, summary=Summary(value=values)))
+            self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -46,31 +37,3 @@ class Board(AbstractContextManager["Board", None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _write_evaluation(self, row: EvaluationRow) -> None:
-        """The numbers, and the share of each way in which episodes ended."""
-        group = "/".join(
-            part for part in ("heldout", row.tasks, "greedy" if row.greedy else "sampled") if part
-        )
-        num_ended = sum(row.outcomes.values())
-        extra = {f"pass_at_{k}": value for k, value in row.pass_at.items()}
-        extra |= {
-            f"ended_{name.replace(':', '_')}": count / num_ended for name, count in row.outcomes.items()
-        }
-        self._write(row, group, extra=extra)
-
-    def _write(
-        self,
-        row: StepRow | EvaluationRow,
-        group: str,
-        *,
-        without: AbstractSet[str] = frozenset(),
-        extra: Mapping[str, float] | None = None,
-    ) -> None:
-        values = [
-            Summary.Value(tag=f"{group}/{name}", simple_value=value)
-            for name, value in (msgspec.structs.asdict(row) | dict(extra or {})).items()
-            if name not in _NOT_SHOWN | without and isinstance(value, int | float) and math.isfinite(value)
-        ]
-        self._writer.add_event(Event(wall_time=row.at, step=row.step, summary=Summary(value=values)))
-        self._writer.flush()

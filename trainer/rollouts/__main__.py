@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.errors import describe_error
+from pipeline.judge import Judgement
 from pipeline.request import Purpose
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.record import StoredHead
@@ -34,7 +35,7 @@ class RolloutSink(Protocol):
     @property
     def place(self) -> Path: ...
 
-    def write(self, trajectory: Trajectory) -> bool:
+    def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
         """False for one that has nothing for this format."""
         ...
 
@@ -73,7 +74,7 @@ def _export(options: argparse.Namespace) -> int:
             if trajectory is None:
                 tally.without_text += not stored.fault
                 tally.damaged += bool(stored.fault)
-            elif any([sink.write(trajectory) for sink in sinks]):
+            elif any([sink.write(trajectory, stored.rollout.judgement) for sink in sinks]):
                 tally.exported += 1
             else:
                 tally.without_text += 1

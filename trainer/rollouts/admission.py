@@ -3,10 +3,10 @@ arithmetic.
 
 The bound is AReaL's (staleness manager of its rollout controller), in groups instead of samples:
 
-    admitted <= (max_lag_versions + published_steps + 1) * groups_per_step
+    admitted <= (max_lag_versions + served_steps + 1) * groups_per_step
 
 where `admitted` counts groups enqueued since the run began, less those dropped without being trained: a
-dropped group gives its slot back, and another is enqueued. `published_steps` is how many optimizer steps
+dropped group gives its slot back, and another is enqueued. `served_steps` is how many optimizer steps
 the newest served weights contain.
 
 Why it holds: groups are trained in the order they were dispatched, `groups_per_step` at a time, so the n-th
@@ -20,6 +20,7 @@ So stale work is not thrown away, which would discard the long, hard episodes fi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 FREE_FAILURES = 3
 LONGEST_PAUSE_S = 60.0
@@ -33,14 +34,21 @@ class Admission:
     groups_per_step: int
     num_steps: int
 
-    def room(self, *, begun_steps: int, published_steps: int, live_groups: int) -> int:
+    def room(self, *, begun_steps: int, served_steps: int, live_groups: int) -> int:
         """How many more groups may be enqueued now.
 
         `begun_steps` steps have taken their groups; `live_groups` were enqueued and are neither taken nor dropped.
         Never more than the steps still to come can use.
         """
-        horizon = min(self.max_lag_versions + published_steps + 1, self.num_steps)
+        horizon = min(self.max_lag_versions + served_steps + 1, self.num_steps)
         return max(0, horizon * self.groups_per_step - (begun_steps * self.groups_per_step + live_groups))
+
+    def bound(self, *, begun_steps: int, served_steps: int, live_groups: int) -> Literal["", "lag", "end"]:
+        """Why there is no room: the groups would be trained too late, or the remaining steps have theirs. "": there is room."""
+        if self.room(begun_steps=begun_steps, served_steps=served_steps, live_groups=live_groups):
+            return ""
+        has_all = begun_steps * self.groups_per_step + live_groups >= self.num_steps * self.groups_per_step
+        return "end" if has_all else "lag"
 
     def punctual(self, left_out: Sequence[tuple[int, int]]) -> bool:
         """Whether every group that the next step leaves out can still be trained in time.
@@ -56,15 +64,16 @@ class Admission:
                 return False
         return True
 
-    def sentence(self, *, begun_steps: int, published_steps: int, live_groups: int) -> str:
+    def sentence(self, *, begun_steps: int, served_steps: int, live_groups: int) -> str:
         """Why nothing is enqueued at the moment, or how many more groups may be."""
-        room = self.room(begun_steps=begun_steps, published_steps=published_steps, live_groups=live_groups)
+        room = self.room(begun_steps=begun_steps, served_steps=served_steps, live_groups=live_groups)
         if room:
             return f"open: {room} more groups may be enqueued"
-        if begun_steps * self.groups_per_step + live_groups >= self.num_steps * self.groups_per_step:
+        bound = self.bound(begun_steps=begun_steps, served_steps=served_steps, live_groups=live_groups)
+        if bound == "end":
             return "closed: every group that the remaining steps need is enqueued"
         return (
-            f"closed: {live_groups} groups are open, and with the weights of step {published_steps} served, "
+            f"closed: {live_groups} groups are open, and with the weights of step {served_steps} served, "
             "one more could be trained "
             f"more than {self.max_lag_versions} versions late"
         )

@@ -15,10 +15,11 @@ import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import queue
+from pipeline import queue, trace_ids
+from pipeline.kinds import ROLLOUT
 from pipeline.request import Context, Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
-from pipeline.telemetry import current_traceparent, span
+from pipeline.telemetry import span
 from trainer.records.episodes import OutstandingRequest
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
@@ -63,6 +64,7 @@ class RequestForm:
     ids: Iterator[str]
     control_share: float = 1.0  # of the passes, drawn by chance, that are followed by a control run
     context: Context = field(default_factory=Context)
+    report_routing: bool = False  # of experts, by requests that are trained on
 
     def fill(
         self,
@@ -95,20 +97,15 @@ class RequestForm:
             cursor=cursor,
             control_share=self.control_share,
             context=self.context,
+            report_routing=self.report_routing and purpose == "train",
         )
 
 
 async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
-    """Enqueue `request` as the root of its own trace. Repeating the call after a broken connection changes nothing."""
-    with span(
-        "enqueue",
-        run=request.run_id,
-        request=request.id,
-        task=request.task.id,
-        purpose=request.purpose,
-        member=request.member,
-    ):
-        await queue.enqueue(redis, replace(request, traceparent=current_traceparent()))
+    """Enqueue `request` with a trace of its own. Repeating the call after a broken connection changes nothing."""
+    root = trace_ids.rollout(request.id)
+    with span("enqueue", traceparent=trace_ids.queue_wait(root, ROLLOUT.name), request=request.id):
+        await queue.enqueue(redis, replace(request, traceparent=root))
 
 
 class Dispatcher:

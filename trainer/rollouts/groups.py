@@ -3,21 +3,21 @@ with every trajectory is kept as a count, so the cost of a trajectory does not g
 
 A group closes when every member has arrived; a failed one counts, without a reward. It also closes when its deadline has passed
 and enough members are valid: those with a reward and sound samples. With too few of them, or all with the same reward, the group
-is dropped. Otherwise it is ready, and the oldest ready group goes first. Requests still outstanding when their group leaves the
-book are surplus, to be withdrawn.
+is dropped. Otherwise it is ready, and the oldest ready group goes first; one that waits for judgements is passed over, as long as
+it is not trained too late for that. Requests still outstanding when their group leaves the book are surplus, to be withdrawn.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.trajectory import TrajectoryHead
 from trainer.batching.advantages import has_signal
-from trainer.batching.batch import Sample
 from trainer.recipe import Stragglers
 from trainer.records.episodes import OutstandingRequest
 from trainer.records.journal import Fate
 from trainer.rollouts.admission import Admission
+from trainer.rollouts.members import Member
 
 _PREFIX = "g"
 
@@ -38,30 +38,6 @@ def cursor_of(group_id: str) -> int:
 
 
 @dataclass(slots=True)
-class Member:
-    """A trajectory in its group. `entries` are its stream entries: more than one only if it was delivered twice."""
-
-    head: TrajectoryHead
-    samples: tuple[Sample, ...]
-    entries: list[str]
-    fault: str = ""  # why its tokens must not reach the learner
-
-    @property
-    def is_valid(self) -> bool:
-        return self.head.reward is not None and not self.fault
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that its samples take."""
-        return sum(sample.num_bytes for sample in self.samples)
-
-    @property
-    def lag_from(self) -> int:
-        """The oldest weight version in it; without a sampled token, that of its request."""
-        return self.head.version_at_enqueue if self.head.version_first is None else self.head.version_first
-
-
-@dataclass(slots=True)
 class Group:
     cursor: int
     size: int
@@ -72,6 +48,9 @@ class Group:
     requests: dict[int, OutstandingRequest] = field(default_factory=dict[int, OutstandingRequest])
     enqueued_at: float = 0.0  # when it was first enqueued, Unix seconds
     started_at: float | None = None  # first claim of a member, on the caller's clock
+    closed_at: float = 0.0  # when it left the open ones, Unix seconds
+    # When no judgement was waited for any more, Unix seconds; 0.0: that has not happened.
+    released_at: float = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -119,13 +98,17 @@ class GroupBook:
         min_valid_members: int,
         stragglers: Stragglers,
         train_without_signal: bool = False,
+        requires_judgements: bool = False,
     ) -> None:
+        """`requires_judgements`: a group that waits for judgements is not taken, however late it becomes."""
         self._admission = admission
         self._min_valid_members = min_valid_members
         self._stragglers = stragglers
         self._train_without_signal = train_without_signal
+        self._requires_judgements = requires_judgements
         self._open: dict[int, Group] = {}
         self._ready: dict[int, Group] = {}
+        self._unjudged: set[int] = set()  # ready groups that wait for judgements
         self._taken: set[int] = set()
         # By request id: outstanding when their groups left the book.
         self.surplus: dict[str, OutstandingRequest] = {}
@@ -146,6 +129,11 @@ class GroupBook:
     @property
     def num_ready(self) -> int:
         return len(self._ready)
+
+    @property
+    def num_unjudged(self) -> int:
+        """Ready groups that wait for judgements."""
+        return len(self._unjudged)
 
     @property
     def needed(self) -> int:
@@ -191,6 +179,17 @@ class GroupBook:
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
         return group.members.get(member) if group else None
+
+    def find_rollout(self, cursor: int, rollout_id: str) -> Member | None:
+        """The member with this trajectory."""
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        members = group.members.values() if group else ()
+        return next((member for member in members if member.head.request_id == rollout_id), None)
+
+    def enqueued_at(self, cursor: int) -> float:
+        """When the group was first enqueued (Unix s); 0 if the book does not know it."""
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        return group.enqueued_at if group else 0.0
 
     def awaits(self, cursor: int, head: TrajectoryHead) -> bool:
         """Whether this request is the one that counts for its member; it is if the book does not know the group."""
@@ -285,13 +284,67 @@ class GroupBook:
         """The groups of the next step, oldest first; None while there are too few, or while one must be
         waited for.
         """
-        chosen = sorted(self._ready)[: self._admission.groups_per_step]
-        if len(chosen) < self._admission.groups_per_step or self._awaits_straggler(chosen, lag_of):
+        chosen = self._choose(self._admission.groups_per_step, lag_of)
+        return None if chosen is None else self._take(chosen)
+
+    def take_some(self, lag_of: Lag, *, num_taken: int) -> list[Group] | None:
+        """Groups that a step which has taken `num_taken` can train already, oldest first; None if there is none.
+
+        They leave room in the step for the groups that would otherwise be trained too late.
+        """
+        free = self._admission.groups_per_step - num_taken
+        for number in range(min(free, len(self._ready)), 0, -1):
+            chosen = self._choose(number, lag_of, num_free=free - number)
+            if chosen is not None:
+                return self._take(chosen)
+        return None
+
+    # Judgements
+
+    def hold_back(self, cursor: int) -> None:
+        """A ready group waits for judgements."""
+        assert cursor in self._ready, "only a ready group can wait for judgements"
+        self._unjudged.add(cursor)
+
+    def release(self, cursor: int) -> None:
+        """The group waits for no judgement any more."""
+        self._unjudged.discard(cursor)
+
+    @property
+    def unjudged(self) -> list[Group]:
+        """Ready groups that wait for judgements, oldest first."""
+        return [self._ready[cursor] for cursor in sorted(self._unjudged)]
+
+    def put_back(self, groups: Iterable[Group]) -> None:
+        """No step trains these after all, which it had taken."""
+        for group in groups:
+            self._taken.discard(group.cursor)
+            self._ready[group.cursor] = group
+            self._live_by_version[group.enqueued_version] += 1
+            self.held_bytes += group.num_bytes
+
+    def _choose(self, number: int, lag_of: Lag, *, num_free: int = 0) -> list[int] | None:
+        """So many ready groups, oldest first; None if there are too few, or if one must be waited for.
+
+        Groups that wait for judgements are passed over. Where that would make one of them too late, it goes without.
+        """
+        judged = sorted(self._ready.keys() - self._unjudged)[:number]
+        if len(judged) < number:
             return None
+        if not self._leaves_late(judged, lag_of, num_free=num_free):
+            return judged
+        if not self._unjudged or self._requires_judgements:
+            return None
+        oldest = sorted(self._ready)[:number]
+        return None if self._leaves_late(oldest, lag_of, num_free=num_free) else oldest
+
+    def _take(self, chosen: Sequence[int]) -> list[Group]:
         self._taken.update(chosen)
+        self._unjudged.difference_update(chosen)
         return [self._uncounted(self._ready.pop(cursor)) for cursor in chosen]
 
     def _leave(self, cursor: int) -> Group:
+        self._unjudged.discard(cursor)
         group = self._open.pop(cursor, None)
         if group is not None:
             self.num_awaited -= group.num_missing
@@ -305,18 +358,34 @@ class GroupBook:
         self.held_bytes -= group.num_bytes
         return group
 
-    def _awaits_straggler(self, chosen: list[int], lag_of: Lag) -> bool:
-        """Whether taking `chosen` would leave an older, unfinished group behind for longer than the lag
-        allows.
+    def _leaves_late(self, chosen: list[int], lag_of: Lag, *, num_free: int = 0) -> bool:
+        """Whether taking `chosen` would leave an older group behind for longer than the lag allows, although the step has room
+        for `num_free` more groups. Of open groups that counts only if stragglers are waited for.
         """
-        if self._stragglers != "wait" or not any(cursor < chosen[-1] for cursor in self._open):
+        waits = self._stragglers == "wait"
+        passed_over = {*(self._open if waits else ()), *self._unjudged.difference(chosen)}
+        if not any(cursor < chosen[-1] for cursor in passed_over):
             return False
-        rest = self._live_by_version - Counter(self._ready[cursor].enqueued_version for cursor in chosen)
-        left_out = sorted(((lag_of(version), number) for version, number in rest.items()), reverse=True)
+        live = (
+            self._live_by_version
+            if waits
+            else Counter(group.enqueued_version for group in self._ready.values())
+        )
+        rest = live - Counter(self._ready[cursor].enqueued_version for cursor in chosen)
+        left_out: list[tuple[int, int]] = []
+        for lag, number in sorted(
+            ((lag_of(version), number) for version, number in rest.items()), reverse=True
+        ):
+            joining = min(number, num_free)
+            num_free -= joining
+            if number > joining:
+                left_out.append((lag, number - joining))
         return not self._admission.punctual(left_out)
 
 
 def _fate(member: Member, valid: Fate) -> Fate:
     if member.head.reward is None:
         return "failed"
+    if member.is_altered:
+        return "altered"
     return "refused" if member.fault else valid

@@ -24,6 +24,7 @@ from pipeline.trajectory import TrajectoryHead
 from trainer.recipe import EvaluationRecipe
 from trainer.records.episodes import OutstandingRequest
 from trainer.records.journal import EvaluationRow
+from trainer.records.stamps import EpisodeStamps
 from trainer.records.statistics import pass_at
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
@@ -78,7 +79,7 @@ class HeldOut:
         self._unsent: deque[RolloutRequest] = deque()
         self._awaited: dict[str, OutstandingRequest] = {}
         self._parts: dict[str, _EvaluationPart] = {}  # of the evaluation under way, by request id
-        self._arrived: list[Delivery] = []
+        self._arrived: list[tuple[Delivery, EpisodeStamps]] = []
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -124,7 +125,10 @@ class HeldOut:
     def accept(self, delivery: Delivery) -> None:
         """Take a trajectory that it waits for; the last one settles the evaluation."""
         del self._awaited[delivery.head.request_id]
-        self._arrived.append(delivery)
+        stamps = EpisodeStamps(
+            published_at=delivery.published_at, read_at=delivery.read_at, joined_at=time.time()
+        )
+        self._arrived.append((delivery, stamps))
         if not self._awaited:
             self._settle()
 
@@ -163,11 +167,13 @@ class HeldOut:
         )
 
     def _settle(self) -> None:
-        for delivery in self._arrived:
+        for delivery, stamps in self._arrived:
             fate = "failed" if delivery.head.reward is None else "evaluated"
-            self._ledger.settle(delivery.head, [delivery.entry_id], fate, evaluation=self._name)
+            self._ledger.settle(
+                delivery.head, [delivery.entry_id], fate, evaluation=self._name, stamps=stamps
+            )
         for part in dict.fromkeys(self._parts.values()):
-            heads = [one.head for one in self._arrived if self._parts[one.head.request_id] == part]
+            heads = [one.head for one, _ in self._arrived if self._parts[one.head.request_id] == part]
             self._report(self._row(part, heads))
         self._ledger.evaluations.append(self._name)
         self._idle.set()

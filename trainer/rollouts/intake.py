@@ -7,24 +7,28 @@ dropped. Whatever the decision, its stream entry ends up settled in the ledger.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from arq.connections import ArqRedis
+from msgspec import structs
 
 from pipeline import deadletters, keys, stream
 from pipeline.errors import FailureClass
 from pipeline.message import MalformedMessage
 from pipeline.stream import Delivery
-from pipeline.trajectory import TrajectoryHead
+from pipeline.trajectory import Trajectory, TrajectoryHead
 from trainer.batching.batch import Sample
-from trainer.batching.samples import samples_of
+from trainer.batching.provenance import AlteredReply
 from trainer.records.journal import Fate
+from trainer.records.stamps import EpisodeStamps
 from trainer.rollouts.closing import GroupCloser
-from trainer.rollouts.groups import GroupBook, Member, cursor_of
+from trainer.rollouts.groups import GroupBook, cursor_of
 from trainer.rollouts.heldout import evaluation_of
 from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.members import Member
 from trainer.rollouts.quarantine import Quarantine
 
 log = logging.getLogger("swerve.trainer")
@@ -47,6 +51,7 @@ class Findings:
 
     samples: tuple[Sample, ...] = ()
     fault: str = ""  # why its tokens must not reach the learner
+    is_altered: bool = False  # the fault: they are not what the engine sampled
     letter: deadletters.DeadLetter | None = None  # of a failed one
     is_copy: bool = False  # a second copy of a publication, under another entry
 
@@ -104,12 +109,13 @@ class Intake:
         closer: GroupCloser,
         heldout: HeldOutEpisodes,
         refill: Callable[[int, int], None],
-        vocab_size: int,
-        max_tokens: int,
+        judge: Callable[[int, Member], None],
+        samples_of: Callable[[Trajectory], tuple[Sample, ...]],
         max_refills: int,
     ) -> None:
         """`refill` has a member of the group at a cursor enqueued again, which happens to at most `max_refills` members of a
-        group.
+        group. `judge` is given each member that has joined the group at a cursor. `samples_of` raises ValueError for a trajectory
+        whose tokens must not reach the learner.
         """
         self._redis = redis
         self._book = book
@@ -118,8 +124,8 @@ class Intake:
         self._closer = closer
         self._heldout = heldout
         self._refill = refill
-        self._vocab_size = vocab_size
-        self._max_tokens = max_tokens
+        self._judge = judge
+        self._samples_of = samples_of
         self._max_refills = max_refills
         self.num_arrived = 0
         self.num_refused = 0
@@ -148,13 +154,11 @@ class Intake:
             trajectory = await stream.read_body(self._redis, head.request_id)
             if trajectory is None:
                 raise ValueError("its body is not in Redis")
-            samples = await asyncio.to_thread(
-                samples_of, trajectory, vocab_size=self._vocab_size, max_tokens=self._max_tokens
-            )
+            samples = await asyncio.to_thread(self._samples_of, trajectory)
         except (MalformedMessage, ValueError) as error:
             self.num_refused += 1
             log.error("%s rejected: invalid samples: %s", head.request_id, error)
-            return Findings(fault=str(error))
+            return Findings(fault=str(error), is_altered=isinstance(error, AlteredReply))
         return Findings(samples)
 
     def _decide(self, head: TrajectoryHead, findings: Findings) -> Decision:
@@ -171,7 +175,10 @@ class Intake:
         self._quarantine.observe(head, findings.letter)
         if self._may_refill(cursor, head, findings):
             return Refill(cursor)
-        return Join(cursor, Member(head, findings.samples, entries=[], fault=findings.fault))
+        member = Member(
+            head, findings.samples, entries=[], fault=findings.fault, is_altered=findings.is_altered
+        )
+        return Join(cursor, member)
 
     def _drop(self, cursor: int | None, head: TrajectoryHead, findings: Findings) -> Drop:
         if findings.is_copy:
@@ -186,16 +193,18 @@ class Intake:
     def _apply(self, delivery: Delivery, decision: Decision) -> None:
         """The one place where a trajectory changes the books."""
         head, entries = delivery.head, [delivery.entry_id]
+        stamps = EpisodeStamps(published_at=delivery.published_at, read_at=delivery.read_at)
         match decision:
             case Evaluate():
                 self._heldout.accept(delivery)
             case Join(cursor, member):
                 member.entries += entries
+                member.stamps = structs.replace(stamps, joined_at=time.time())
                 self._join(cursor, member)
             case Refill(cursor):
                 self.last_failed = head.request_id
                 self._book.forget(cursor, head.member)
-                self._ledger.refill(head, entries, cursor=cursor)
+                self._ledger.refill(head, entries, cursor=cursor, stamps=stamps)
                 self._refill(cursor, head.member)
             case Repeat(member):
                 log.warning("%s came twice; the second copy is dropped", head.request_id)
@@ -211,6 +220,7 @@ class Intake:
                         decision.fate,
                         cursor=decision.cursor,
                         evaluation=decision.evaluation,
+                        stamps=stamps,
                     )
             case _:
                 assert_never(decision)
@@ -224,9 +234,12 @@ class Intake:
         if replaced is not None and replaced.head.request_id == head.request_id:
             member.entries[:0] = replaced.entries
         elif replaced is not None:
-            self._ledger.settle(replaced.head, replaced.entries, "failed", cursor=cursor)
+            self._ledger.settle(
+                replaced.head, replaced.entries, "failed", cursor=cursor, stamps=replaced.stamps
+            )
         group = self._book.hold(cursor, member)
         self.num_arrived += 1
+        self._judge(cursor, member)
         if head.task_id in self._quarantine:
             self._closer.drop_quarantined()
         elif group is not None:

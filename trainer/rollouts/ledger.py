@@ -1,10 +1,9 @@
 """What has been settled, and which of it a checkpoint holds: why nothing is trained twice or forgotten.
 
-Settling a trajectory writes its row to the journal and remembers its stream entry. Only when a checkpoint
-that contains the settlement is complete on disk is the entry acknowledged. A trainer that dies before reads
-the entry again and has no trace of using it, because its weights and journal go back to the same
-checkpoint; one that dies between checkpoint and acknowledgement finds the entry listed in
-`LedgerState.pending` and acknowledges it without training.
+Settling a trajectory writes its row to the journal and remembers its stream entry; its judgement is settled with it. Only when
+a checkpoint that contains the settlement is complete on disk are the entries acknowledged. A trainer that dies before reads
+them again and has no trace of using them, because its weights and journal go back to the same checkpoint; one that dies
+between checkpoint and acknowledgement finds the entries listed in `LedgerState` and acknowledges them without training.
 
 Settled groups are known by cursor, their place in the run's task order: all below a watermark, and a few
 above.
@@ -12,15 +11,31 @@ above.
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from msgspec import field, structs
 
+from pipeline.judge import judge_request_id
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
 from trainer.records.episodes import OutstandingRequest, episode_row, withdrawn_row
-from trainer.records.journal import Fate, Journal, SkippedRow
+from trainer.records.journal import Fate, SkippedRow
+from trainer.records.judgement_row import JudgementRow
+from trainer.records.row import Row
+from trainer.records.stamps import NO_STAMPS, EpisodeStamps
 from trainer.rollouts.admission import Brake
 from trainer.rollouts.groups import Group
+from trainer.rollouts.members import judgement_row
+
+
+class Rows(Protocol):
+    """The run's journal, or what forwards rows to it."""
+
+    def append(self, row: Row) -> object: ...
+
+    def checkpoint(self) -> dict[str, int]:
+        """Force all rows to disk; returns each file's length in bytes."""
+        ...
 
 
 class SinceStep(Message, frozen=True, kw_only=True):
@@ -49,17 +64,20 @@ class LedgerState(Message, frozen=True, kw_only=True):
     groups_without_signal: int = 0  # in a row
     since_step: SinceStep = SinceStep()
     refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members enqueued again
+    # As `pending`, of the stream of judgements.
+    pending_judgements: tuple[tuple[str, str], ...] = ()
 
 
 class Ledger:
     """Settlements of one run. Touched from the event loop only."""
 
-    def __init__(self, journal: Journal, state: LedgerState | None = None) -> None:
+    def __init__(self, rows: Rows, state: LedgerState | None = None) -> None:
         state = state or LedgerState()
-        self._journal = journal
+        self._rows = rows
         self._closed_below = state.closed_below
         self._closed_above = set(state.closed_above)
         self._pending: list[tuple[str, str]] = []
+        self._pending_judgements: list[tuple[str, str]] = []
         self.evaluations = list(state.evaluations)
         self.groups_without_signal = state.groups_without_signal
         self.since_step = state.since_step
@@ -73,8 +91,13 @@ class Ledger:
 
     @property
     def pending_ids(self) -> set[str]:
-        """Request ids settled and not yet acknowledged."""
+        """Request ids of rollouts settled and not yet acknowledged."""
         return {request_id for _, request_id in self._pending}
+
+    @property
+    def pending_judgement_ids(self) -> set[str]:
+        """Ids of judge requests settled and not yet acknowledged."""
+        return {request_id for _, request_id in self._pending_judgements}
 
     def is_closed(self, cursor: int) -> bool:
         return cursor < self._closed_below or cursor in self._closed_above
@@ -93,28 +116,34 @@ class Ledger:
 
     def skip(self, cursor: int, task_id: str) -> None:
         """Enqueue nothing at `cursor`: its task is in quarantine."""
-        self._journal.append(SkippedRow(cursor=cursor, task_id=task_id))
+        self._rows.append(SkippedRow(cursor=cursor, task_id=task_id))
         self.close(cursor)
 
     def close_group(self, group: Group, fates: Mapping[int, Fate]) -> None:
         """Settle every member of a group by its number, and the group with them."""
         for number, member in sorted(group.members.items()):
-            self.settle(member.head, member.entries, fates[number], cursor=group.cursor)
+            stamps = structs.replace(member.stamps, closed_at=group.closed_at, released_at=group.released_at)
+            self.settle(member.head, member.entries, fates[number], cursor=group.cursor, stamps=stamps)
+            if member.judgement is not None:
+                row = judgement_row(member.head, member.judgement, cursor=group.cursor)
+                self.settle_judgement(row, member.judgement.entries)
         self.close(group.cursor)
 
     def num_refills(self, cursor: int) -> int:
         """How many members of the open group have been enqueued again."""
         return self._refills.get(cursor, 0)
 
-    def refill(self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int) -> None:
+    def refill(
+        self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int, stamps: EpisodeStamps
+    ) -> None:
         """Settle a failed member whose group stays open: another request takes its place."""
         self._refills[cursor] = self.num_refills(cursor) + 1
         self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
-        self.settle(head, entries, "failed", cursor=cursor)
+        self.settle(head, entries, "failed", cursor=cursor, stamps=stamps)
 
     def withdraw(self, request: OutstandingRequest, *, evaluation: str = "") -> None:
         """Settle a withdrawn request; it has no stream entry to acknowledge."""
-        self._journal.append(withdrawn_row(request, evaluation=evaluation))
+        self._rows.append(withdrawn_row(request, evaluation=evaluation))
         since = self.since_step
         self.since_step = structs.replace(since, withdrawn=since.withdrawn + (request.purpose == "train"))
 
@@ -148,14 +177,25 @@ class Ledger:
         *,
         cursor: int = -1,
         evaluation: str = "",
+        stamps: EpisodeStamps = NO_STAMPS,
     ) -> None:
         """Write down what became of a trajectory; its stream entries wait for the next checkpoint."""
-        self._journal.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation))
+        self._rows.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation, stamps=stamps))
         self.release(head, entries)
 
     def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:
         """Acknowledge these with the next checkpoint, without a row: they are second copies of what is settled."""
         self._pending += [(entry, head.request_id) for entry in entries]
+
+    def settle_judgement(self, row: JudgementRow, entries: Iterable[str]) -> None:
+        """Write down what became of a request to judge a rollout; its stream entries wait for the next checkpoint."""
+        self._rows.append(row)
+        self.release_judgement(row.rollout_id, entries)
+
+    def release_judgement(self, rollout_id: str, entries: Iterable[str]) -> None:
+        """As `release`, of a judgement."""
+        request_id = judge_request_id(rollout_id)
+        self._pending_judgements += [(entry, request_id) for entry in entries]
 
     def state(self, *, step: int, version: int, cursor: int) -> LedgerState:
         """Everything settled up to now, with the journal's rows forced to disk. The weights must not change between this call
@@ -168,17 +208,19 @@ class Ledger:
             closed_below=self._closed_below,
             closed_above=tuple(sorted(self._closed_above)),
             pending=tuple(self._pending),
-            journal=self._journal.checkpoint(),
+            journal=self._rows.checkpoint(),
             evaluations=tuple(self.evaluations),
             groups_without_signal=self.groups_without_signal,
             since_step=self.since_step,
             refills=dict(self._refills),
+            pending_judgements=tuple(self._pending_judgements),
         )
 
     def acknowledged(self, state: LedgerState) -> None:
-        """Note that `state.pending` has been acknowledged; what was settled since then still waits."""
-        settled = set(state.pending)
+        """Note that what is pending in `state` has been acknowledged; what was settled since then still waits."""
+        settled = {*state.pending, *state.pending_judgements}
         self._pending = [pair for pair in self._pending if pair not in settled]
+        self._pending_judgements = [pair for pair in self._pending_judgements if pair not in settled]
 
 
 def encode_state(state: LedgerState) -> bytes:

@@ -6,24 +6,34 @@ trajectories waits for the disk.
 
 import asyncio
 import hashlib
+import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, stream
+from pipeline.judge import Judgement, JudgementHead
+from pipeline.kinds import JUDGE
 from pipeline.message import MalformedMessage, decode_body
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.rollout_store.record import StoredRollout
+from pipeline.rollout_store.trained import TrainedHead
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
+from trainer.batching.batch import Batch
+from trainer.batching.trained_tokens import SampleTokens, num_tokens, trained_tokens
 from trainer.recipe import RolloutsRecipe
 from trainer.records.rollout_writer import RolloutWriter
 
+log = logging.getLogger("swerve.trainer")
+
 Keep = Literal["all", "none"] | float
+T = TypeVar("T")
 
 MAX_WAITING_BYTES = 64 * 1024**2  # of bodies as they came
 
@@ -31,9 +41,10 @@ MAX_WAITING_BYTES = 64 * 1024**2  # of bodies as they came
 class RolloutRecorder:
     """Of one run. Use it as a context manager: leaving it writes what waits and closes the store."""
 
-    def __init__(self, redis: ArqRedis, run_dir: Path, recipe: RolloutsRecipe) -> None:
+    def __init__(self, redis: ArqRedis, run_id: str, run_dir: Path, recipe: RolloutsRecipe) -> None:
         """Raises ValueError where the store cannot be written."""
         self._redis = redis
+        self._run_id = run_id
         self._place = run_dir / DIRECTORY
         self._keep: Keep = recipe.keep
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -75,11 +86,57 @@ class RolloutRecorder:
         failures = () if letter is None else letter.failures
 
         def write() -> None:
-            writer.add(head, StoredRollout(trajectory=_trajectory(body), failures=failures))
+            writer.add(
+                head,
+                StoredRollout(
+                    trajectory=None if body is None else _decoded(body, Trajectory), failures=failures
+                ),
+            )
 
-        loop, num_bytes = asyncio.get_running_loop(), len(body or b"")
-        self._waiting.append((loop.run_in_executor(self._thread, write), num_bytes))
-        self._waiting_bytes += num_bytes
+        self._write_beside(write, len(body or b""))
+
+    async def record_judgement(self, delivery: Delivery[JudgementHead]) -> None:
+        """Have the judgement of a rollout that is kept written, with the text of its votes. As `record` otherwise."""
+        head, writer = delivery.head, self._writer
+        if writer is None or not is_group_kept(head.run_id, head.group_id, self._keep):
+            return
+        await self._make_room()
+        body = await stream.read_packed_body(self._redis, head.request_id, JUDGE)
+        if body is None:
+            return
+
+        def write() -> None:
+            judgement = _decoded(body, Judgement)
+            if judgement is not None:
+                writer.add_judgement(head, judgement)
+
+        self._write_beside(write, len(body))
+
+    def record_trained(self, batch: Batch, tokens: Sequence[SampleTokens], *, version: int) -> None:
+        """Have written what a step did with the tokens of the rollouts that are kept. No step waits for the disk: where too much waits
+        for it already, these are left out with a warning.
+        """
+        writer = self._writer
+        if writer is None or not tokens:
+            return
+        if self._unwritten_bytes > MAX_WAITING_BYTES:
+            log.warning("the trained tokens of step %d are not kept: the disk does not keep up", batch.step)
+            return
+        drawn = {
+            sample.request_id
+            for sample in batch.samples
+            if is_group_kept(self._run_id, sample.group_id, self._keep)
+        }
+        kept = [one for one in tokens if one.request_id in drawn]
+
+        def write() -> None:
+            for request_id, found in trained_tokens(batch, kept, version=version).items():
+                head = TrainedHead(
+                    rollout_id=request_id, step=batch.step, version=version, num_tokens=num_tokens(found)
+                )
+                writer.add_trained(head, found)
+
+        self._write_beside(write, sum(one.num_bytes for one in kept))
 
     async def flush(self) -> None:
         """Return when everything recorded is on the disk. Raises ValueError if it cannot be written."""
@@ -88,6 +145,15 @@ class RolloutRecorder:
         for written, _ in list(self._waiting):
             await self._carry_out(written)
         await self._carry_out(asyncio.get_running_loop().run_in_executor(self._thread, self._writer.sync))
+
+    def _write_beside(self, write: Callable[[], None], num_bytes: int) -> None:
+        """Have a body of so many bytes written by the thread."""
+        self._waiting.append((asyncio.get_running_loop().run_in_executor(self._thread, write), num_bytes))
+        self._waiting_bytes += num_bytes
+
+    @property
+    def _unwritten_bytes(self) -> int:
+        return sum(num_bytes for written, num_bytes in self._waiting if not written.done())
 
     async def _make_room(self) -> None:
         """Wait until no more than MAX_WAITING_BYTES are waiting; what failed meanwhile is raised."""
@@ -113,17 +179,22 @@ class RolloutRecorder:
 
 def is_kept(head: TrajectoryHead, keep: Keep) -> bool:
     """Whether a rollout is kept. Of a share, whole groups are drawn by their name, and every failure is kept."""
+    return (head.reward is None and not isinstance(keep, str)) or is_group_kept(
+        head.run_id, head.group_id, keep
+    )
+
+
+def is_group_kept(run_id: str, group_id: str, keep: Keep) -> bool:
+    """Whether a rollout of this group is kept that did not fail."""
     if isinstance(keep, str):
         return keep == "all"
-    if head.reward is None:
-        return True
-    drawn = hashlib.blake2b(f"{head.run_id}/{head.group_id}".encode(), digest_size=8).digest()
+    drawn = hashlib.blake2b(f"{run_id}/{group_id}".encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") < keep * 2**64
 
 
-def _trajectory(body: bytes | None) -> Trajectory | None:
-    """None of a body that is gone or that no release of ours wrote: its head is kept all the same."""
+def _decoded(body: bytes, kind: type[T]) -> T | None:
+    """None of a body that no release of ours wrote: its head is kept all the same."""
     try:
-        return None if body is None else decode_body(body, Trajectory)
+        return decode_body(body, kind)
     except MalformedMessage:
         return None

@@ -6,29 +6,33 @@ and after a restart, the reader therefore starts with what was delivered and is 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic
 
 from arq.connections import ArqRedis
 
 from pipeline import stream
+from pipeline.kinds import ROLLOUT, H, JobKind
 from pipeline.stream import Delivery
 
 READ_AT_ONCE = 64
 
 
-class StreamReader:
-    """The trainer's side of the stream of one run; one reader at a time."""
+class StreamReader(Generic[H]):
+    """The trainer's side of the stream of one run and one kind of job; one reader at a time."""
 
     def __init__(
         self,
         redis: ArqRedis,
         run_id: str,
-        accept: Callable[[Delivery], Awaitable[None]],
+        accept: Callable[[Delivery[H]], Awaitable[None]],
         *,
-        record: Callable[[Delivery], Awaitable[None]],
+        record: Callable[[Delivery[H]], Awaitable[None]],
+        kind: JobKind[Any, Any, H] = ROLLOUT,
     ) -> None:
-        """Each entry is given to `record`, which has its rollout stored, and then to `accept`. If one of them raises, both are
-        given the same entry again later.
+        """Each entry is given to `record`, which has it stored, and then to `accept`. If one of them raises, both are given the
+        same entry again later.
         """
+        self._kind = kind
         self._redis = redis
         self._run_id = run_id
         self._accept = accept
@@ -42,14 +46,18 @@ class StreamReader:
         async with self._turn:
             return await self._recover()
 
-    async def read(self, *, block_ms: int) -> int:
-        """Accept what is new, waiting up to `block_ms` for it; after an error, what was lost in it. Returns how many entries."""
+    async def read(self, *, block_ms: int | None) -> int:
+        """Accept what is new, waiting up to `block_ms` for it (None: not at all); after an error, what was lost in it. Returns how many
+        entries.
+        """
         async with self._turn:
             if self._may_have_lost:
                 return await self._recover()
             self._may_have_lost = True
             num_accepted = await self._accept_all(
-                await stream.read_new(self._redis, self._run_id, count=READ_AT_ONCE, block_ms=block_ms)
+                await stream.read_new(
+                    self._redis, self._run_id, count=READ_AT_ONCE, block_ms=block_ms, kind=self._kind
+                )
             )
             self._may_have_lost = False
             return num_accepted
@@ -60,15 +68,15 @@ class StreamReader:
 
     async def _recover(self) -> int:
         self._may_have_lost = True
-        await stream.open_reader(self._redis, self._run_id)
-        deliveries = await stream.read_unacknowledged(self._redis, self._run_id)
+        await stream.open_reader(self._redis, self._run_id, self._kind)
+        deliveries = await stream.read_unacknowledged(self._redis, self._run_id, self._kind)
         num_accepted = await self._accept_all(
             [delivery for delivery in deliveries if delivery.entry_id not in self._accepted]
         )
         self._may_have_lost = False
         return num_accepted
 
-    async def _accept_all(self, deliveries: list[Delivery]) -> int:
+    async def _accept_all(self, deliveries: list[Delivery[H]]) -> int:
         for delivery in deliveries:
             await self._record(delivery)
             await self._accept(delivery)

@@ -4,7 +4,6 @@ A directory is complete and forced to disk before its name exists. A version tha
 """
 
 import asyncio
-import hashlib
 import shutil
 import time
 from collections.abc import Callable
@@ -42,24 +41,34 @@ class DiskTransport:
         """An engine started from another directory may report the same name by chance."""
         return served.model_path == version.directory
 
+    async def prefetch(self, engine_url: str, version: WeightVersion) -> None:
+        """Nothing to do: engines read the trainer's directory."""
+
     async def deliver(
         self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
     ) -> None:
         name = version_name(version.run_id, version.version)
         await engines.update(engine_url, directory=version.directory, weight_version=name, mode=mode)
 
-    async def discard_old(self) -> None:
-        """Remove all but the newest versions."""
-        await asyncio.to_thread(_prune, self._directory, self._keep)
+    async def discard_old(self, oldest_needed: int) -> None:
+        """Remove all but the newest versions and those that are needed."""
+        await asyncio.to_thread(_prune, self._directory, self._keep, oldest_needed)
+
+    def directory_of(self, version: int) -> Path:
+        """Where a version is, if it is kept."""
+        return self._directory / _name(version)
+
+    def kept_versions(self) -> set[int]:
+        return {int(path.name[1:]) for path in self._directory.glob("v[0-9]*")}
 
     def _write(self, version: int, step: int) -> WeightVersion:
-        target = self._directory / f"v{version:06d}"
-        partial = self._directory / f".v{version:06d}.writing"
+        target = self.directory_of(version)
+        partial = self._directory / f".{target.name}.writing"
         for leftover in (partial, target):  # of a trainer that died before it could announce the version
             shutil.rmtree(leftover, ignore_errors=True)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._export(partial)
-        num_bytes, sha256 = _seal(partial)
+        num_bytes = _seal(partial)
         partial.rename(target)
         directories.sync(self._directory)
         return WeightVersion(
@@ -68,33 +77,29 @@ class DiskTransport:
             step=step,
             directory=str(target),
             num_bytes=num_bytes,
-            sha256=sha256,
             published_at=time.time(),
         )
 
 
-def _seal(directory: Path) -> tuple[int, str]:
-    """Force every file to disk. Returns the weight files' size and SHA-256, in name order."""
-    digest, num_bytes = hashlib.sha256(), 0
-    for path in sorted(directory.iterdir()):
+def _seal(directory: Path) -> int:
+    """Force every file to disk. Returns the weight files' size."""
+    num_bytes = 0
+    for path in directory.iterdir():
         if path.is_file():
             if path.suffix == ".safetensors":
                 num_bytes += path.stat().st_size
-                _hash(path, digest.update)
             directories.sync(path)
     directories.sync(directory)
     if not num_bytes:
         raise ValueError(f"{directory}: the export left no .safetensors file")
-    return num_bytes, digest.hexdigest()
+    return num_bytes
 
 
-def _hash(path: Path, update: Callable[[memoryview], None]) -> None:
-    block = memoryview(bytearray(1 << 20))
-    with path.open("rb") as file:
-        while size := file.readinto(block):
-            update(block[:size])
-
-
-def _prune(directory: Path, keep: int) -> None:
+def _prune(directory: Path, keep: int, oldest_needed: int) -> None:
     for old in sorted(directory.glob("v[0-9]*"))[:-keep]:
-        shutil.rmtree(old)
+        if old.name < _name(oldest_needed):
+            shutil.rmtree(old)
+
+
+def _name(version: int) -> str:
+    return f"v{version:06d}"

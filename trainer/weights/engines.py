@@ -1,7 +1,7 @@
 """The engines as the trainer sees them: their control endpoints, and the router's list of which ones get requests.
 
 SGLang's router forwards sampling only, so each engine is paused, updated and asked for its version at its own address. Every
-call has a deadline, and every failure is an `EngineFailure` that names the engine.
+call that moves no weights has a deadline here, and every failure is an `EngineFailure` that names the engine.
 """
 
 import asyncio
@@ -22,9 +22,6 @@ abort: they end at once, and the client continues the turn from the tokens that 
 CONTROL_S = 30.0
 """Deadline of a call that moves no weights."""
 
-UPDATE_S = 900.0
-"""Deadline of a call in which an engine loads weights."""
-
 T = TypeVar("T")
 
 
@@ -37,6 +34,13 @@ class Served(msgspec.Struct, frozen=True):
 
     weight_version: str  # as `pipeline.weights.version_name` makes it, once a run has published
     model_path: str
+
+
+class EngineLayout(msgspec.Struct, frozen=True):
+    """The processes of one engine."""
+
+    tp_size: int
+    device: str
 
 
 class RoutedEngine(msgspec.Struct, frozen=True):
@@ -58,10 +62,9 @@ class _Updated(msgspec.Struct, frozen=True):
 class Engines:
     """An async context manager around the connections; holds no state about engines."""
 
-    def __init__(self, router_url: str, *, control_s: float = CONTROL_S, update_s: float = UPDATE_S) -> None:
+    def __init__(self, router_url: str, *, control_s: float = CONTROL_S) -> None:
         self.router_url = router_url.rstrip("/")
         self._control_s = control_s
-        self._update_s = update_s
 
     async def __aenter__(self) -> Self:
         # The other side may close a connection in the minutes between two publications, so none is reused.
@@ -97,25 +100,36 @@ class Engines:
         await self._call("POST", f"{engine_url}/pause_generation", {"mode": mode}, timeout_s=self._control_s)
 
     async def update(self, engine_url: str, *, directory: str, weight_version: str, mode: PauseMode) -> None:
-        """Load the weights in `directory`, which the engine must be able to read under that very path."""
+        """Load the weights in `directory`, which the engine must be able to read under that very path. The deadline is the
+        caller's.
+        """
         body = {
             "model_path": directory,
             "weight_version": weight_version,
             "flush_cache": mode != "in_place",
         }
-        answer = await self._call(
-            "POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=self._update_s
-        )
+        answer = await self._call("POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=None)
         updated = _decode(answer, _Updated, engine_url)
         if not updated.success:
             raise EngineFailure(f"{engine_url} did not load {directory}: {updated.message}")
+
+    async def layout(self, engine_url: str) -> EngineLayout:
+        answer = await self._call("GET", f"{engine_url}/server_info", timeout_s=self._control_s)
+        return _decode(answer, EngineLayout, engine_url)
+
+    async def command(self, engine_url: str, path: str, body: dict[str, Any]) -> None:
+        """One of SGLang's calls that answer with success and a message, and that may move weights. The deadline is the caller's."""
+        answer = await self._call("POST", f"{engine_url}/{path}", body, timeout_s=None)
+        done = _decode(answer, _Updated, engine_url)
+        if not done.success:
+            raise EngineFailure(f"{engine_url}/{path}: {done.message}")
 
     async def resume(self, engine_url: str) -> None:
         """Sample again; harmless if the engine was not paused."""
         await self._call("POST", f"{engine_url}/continue_generation", {}, timeout_s=self._control_s)
 
     async def _call(
-        self, method: str, url: str, body: dict[str, Any] | None = None, *, timeout_s: float
+        self, method: str, url: str, body: dict[str, Any] | None = None, *, timeout_s: float | None
     ) -> bytes:
         """The one place where aiohttp's errors become ours."""
         try:
@@ -125,7 +139,7 @@ class Engines:
             ):
                 answer = await response.read()
         except TimeoutError as error:
-            raise EngineFailure(f"{method} {url}: no answer within {timeout_s:g} s") from error
+            raise EngineFailure(f"{method} {url}: no answer within {timeout_s} s") from error
         except aiohttp.ClientError as error:
             raise EngineFailure(f"{method} {url}: {error}") from error
         if response.status >= 300:

@@ -20,6 +20,7 @@ from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
+from pipeline.telemetry import span
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
 from workers.agent.commands import AgentSandbox, CommandRunner
 from workers.agent.observation import exact_submission, observe, submission, text_of
@@ -83,7 +84,8 @@ async def play(
     ending = await episode.run()
     if isinstance(ending, Submitted):
         return ending
-    return Exhausted(limit=ending, patch=b"" if config.exact else await sandbox.diff())
+    with span("diff"):
+        return Exhausted(limit=ending, patch=b"" if config.exact else await sandbox.diff())
 
 
 @dataclass(slots=True)
@@ -104,7 +106,8 @@ class _Play:
         command = self.config.startup_command(self.request.task)
         if command is None:
             return
-        result = await self.runner.run(command, timeout_s=self._command_s)
+        with span("start-up command"):
+            result = await self.runner.run(command, timeout_s=self._command_s)
         if result.exit_code != 0:
             ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
             raise RequestError(f"run.env_startup_command {ended}: {text_of(result, exact=False)[-500:]}")
@@ -112,19 +115,25 @@ class _Play:
     async def run(self) -> Submitted | Limit:
         messages = self._opening()
         while len(self.turns) < self._max_turns:
-            turn = await self._sample(messages)
-            if not isinstance(turn, Turn):
-                return turn
-            self.turns.append(turn)
-            self.watcher.replied(turn)
-            result = await self._act(turn)
-            self.watcher.acted(self.turns[-1])
-            if isinstance(result, Submitted):
+            with span("turn", number=len(self.turns) + 1):
+                result = await self._turn(messages)
+            if not isinstance(result, list):
                 return result
-            if 0 < self._max_format_errors <= self.format_errors:
-                return "format_errors"
             messages = result
         return "turns"
+
+    async def _turn(self, messages: list[ChatMessage]) -> list[ChatMessage] | Submitted | Limit:
+        """A reply to `messages` and what it leads to: the next messages, or how the episode ends."""
+        turn = await self._sample(messages)
+        if not isinstance(turn, Turn):
+            return turn
+        self.turns.append(turn)
+        self.watcher.replied(turn)
+        result = await self._act(turn)
+        self.watcher.acted(self.turns[-1])
+        if isinstance(result, list) and 0 < self._max_format_errors <= self.format_errors:
+            return "format_errors"
+        return result
 
     def _opening(self) -> list[ChatMessage]:
         system, task = self.config.opening(self._live)
@@ -151,7 +160,8 @@ class _Play:
 
     async def _act(self, turn: Turn) -> Submitted | list[ChatMessage]:
         """Run the turn's commands; returns the next messages to the policy, or the submission."""
-        commands = await read_reply(turn, self.config)
+        with span("read commands"):
+            commands = await read_reply(turn, self.config)
         if isinstance(commands, FormatError):
             self.format_errors += 1
             return self._refusal(turn, commands)
@@ -178,9 +188,13 @@ class _Play:
 
     async def _run(self, command: str) -> CommandResult:
         # At the episode's deadline a command is killed, not cancelled: the sandbox is still needed for the diff.
-        return await self.runner.run(
-            command, timeout_s=max(min(self._command_s, self._left_s), MIN_COMMAND_S)
-        )
+        limit_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
+        named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "bash"}
+        with span("command", named=named) as current:
+            result = await self.runner.run(command, timeout_s=limit_s)
+            if result.exit_code is not None:
+                current.set_attribute("process.exit.code", result.exit_code)
+            return result
 
     async def _submission(self, result: CommandResult) -> bytes | None:
         patch = exact_submission(result, self.config.upstream) if self.config.exact else submission(result)

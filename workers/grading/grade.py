@@ -20,6 +20,7 @@ from pipeline.errors import GraderError, ImageMissing, SandboxError, SandboxRuin
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Limits
 from pipeline.task import File, TestsJson
+from pipeline.telemetry import span
 from pipeline.trajectory import Control, Reward
 from workers.grading import scripts
 from workers.grading.container import (
@@ -108,9 +109,11 @@ class Grader:
         try:
             tested = await self.run_tests(claim, patch)
             if tested.reward.resolved and calibration is not None:
-                tested = await _as_expected(tested, calibration)
+                with span("expected tests"):
+                    tested = await _as_expected(tested, calibration)
             if tested.reward.resolved:
-                tested = await self._controlled(claim, patch, calibration or Calibration(), tested)
+                with span("control"):
+                    tested = await self._controlled(claim, patch, calibration or Calibration(), tested)
         except LimitExceeded as error:
             tested = _unresolved(f"the outcomes of the tests could not be compared {error}")
         except ProcessLost as error:
@@ -134,7 +137,8 @@ class Grader:
             try:
                 return await self._run_tests(claim, patch, contradictions, limits)
             except (StepFailed, NotAsCalibrated, CannotWrite, SandboxRuined) as failure:
-                await self._do_without_patch(claim, contradictions)
+                with span("without the patch"):
+                    await self._do_without_patch(claim, contradictions)
                 return _blamed(failure)
 
     async def _do_without_patch(self, claim: Claim, contradictions: Sequence[Contradiction]) -> None:
@@ -178,17 +182,21 @@ class Grader:
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             calibration = _calibration(claim) or Calibration()
             container = GradingContainer(claim, sandbox, patch, marks, limits, calibration, self._surveys)
-            applied = await container.apply()
+            with span("apply patch"):
+                applied = await container.apply()
             if applied.fault:
                 return _unresolved(applied.fault, applied_by=applied.by, log=applied.complaints.encode())
-            await container.put_script(alike(contradictions, calibration.contradictions))
+            with span("place tests"):
+                await container.put_script(alike(contradictions, calibration.contradictions))
             started = time.monotonic()
-            result = await container.run_tests()
+            with span("run tests"):
+                result = await container.run_tests()
             wall_s = time.monotonic() - started
         if result is None:
             tested = _unresolved("cpu time used up", applied_by=applied.by)
             return dataclasses.replace(tested, reward=replace(tested.reward, grade_cpu_s=limits.grade_cpu_s))
-        tested = await self._judged(claim, patch, result, marks, applied.restored)
+        with span("verdict"):
+            tested = await self._judged(claim, patch, result, marks, applied.restored)
         reward = replace(tested.reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
         return dataclasses.replace(tested, reward=reward, wall_s=wall_s)
 

@@ -18,6 +18,7 @@ import msgspec
 from pipeline.errors import ImageMissing, SandboxError
 from pipeline.request import Claim
 from pipeline.task import Task
+from pipeline.telemetry import span
 from workers.docker.labels import AGENT_IMAGE, SOURCE
 from workers.leaks.cleaning import cleaning
 from workers.leaks.find import Leak, find_leaks, hiding
@@ -109,7 +110,9 @@ class AgentImages:
             return None  # its history always gives the patch away
         async with contextlib.AsyncExitStack() as trial:
             sandbox = await self._entered(claim, task.image, trial)
-            if await find_leaks(sandbox, task, first_only=True):
+            with span("search for leaks"):
+                found = await find_leaks(sandbox, task, first_only=True)
+            if found:
                 return None
             self._images[_key(task)] = task.image
             stack.push_async_exit(trial.pop_all())
@@ -117,10 +120,12 @@ class AgentImages:
 
     async def _from_cleaned(self, claim: Claim, stack: contextlib.AsyncExitStack) -> Sandbox:
         task = claim.request.task
-        async with self._building.setdefault(_key(task), asyncio.Lock()):
-            image = await self._cleaned(claim)
+        with span("clean image"):
+            async with self._building.setdefault(_key(task), asyncio.Lock()):
+                image = await self._cleaned(claim)
         sandbox = await self._entered(claim, image, stack)
-        leaks = await find_leaks(sandbox, task)
+        with span("search for leaks"):
+            leaks = await find_leaks(sandbox, task)
         if leaks:
             raise StillLeaks(task, leaks)
         self._images[_key(task)] = image
@@ -130,9 +135,10 @@ class AgentImages:
         """A container of `image`, set up, with hidden paths removed and its head read."""
         task = claim.request.task
         sandbox = await stack.enter_async_context(self._start(claim, "agent", image))
-        if image == task.image:
-            await set_up(sandbox, task)
-        head = await sandbox.run(hiding(task) + HEAD, timeout_s=HIDE_S)
+        with span("set up"):
+            if image == task.image:
+                await set_up(sandbox, task)
+            head = await sandbox.run(hiding(task) + HEAD, timeout_s=HIDE_S)
         sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
         return sandbox
 

@@ -13,10 +13,12 @@ from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import RolloutRequest
+from pipeline.telemetry import Attribute, record, span
 from pipeline.trajectory import Cut, Turn, VersionSpan
 from workers.policy.context import Episode, Window
 from workers.policy.formats.replies import read_reply
 from workers.policy.render import Renderer
+from workers.policy.reply_metrics import record_reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,18 @@ class Sampled:
     logprobs: Sequence[float]
     versions: tuple[VersionSpan, ...]  # cover 0..len(ids) without a gap
     stop: Literal["stop", "length"]
+    digest: bytes  # of prompt, ids and log-probs, made where they came from: pipeline/reply_digest.py
     engine: str = ""  # URL of the engine, if it is known
+    routing: bytes = b""  # Turn.routing
+    wait_s: float = 0.0  # until an engine worked on it, all requests together
 
 
 class Sampler(Protocol):
     """Draws a continuation. Raises EngineError."""
 
-    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled: ...
+    async def sample(
+        self, prompt: Sequence[int], *, kept_tokens: int, max_new_tokens: int, turn: int
+    ) -> Sampled: ...
 
 
 class Conversation:
@@ -72,26 +79,28 @@ class Conversation:
 
     async def _speak(self, longer: Episode, num_told: int, *, forgot_reply: bool = False) -> Turn | None:
         """The reply to `longer`, as far as it fits into the context. Its last `num_told` messages are new."""
-        episode = self._window.fit(longer)
-        if episode is None:
-            return None
-        prompt = episode.ids()
-        kept_tokens = _num_common(self._held, prompt)
-        fed = prompt[kept_tokens:]
-        self._check(fed)
+        with span("render prompt"):
+            episode = self._window.fit(longer)
+            if episode is None:
+                return None
+            prompt = episode.ids()
+            kept_tokens = _num_common(self._held, prompt)
+            fed = prompt[kept_tokens:]
+            self._check(fed)
         room_tokens = self._context_tokens - len(prompt)
-        started_at = time.monotonic()
-        sampled = await self._sampler.sample(
-            prompt, max_new_tokens=min(self._max_new_tokens, room_tokens), turn=self._num_turns
+        asked_at = time.time()
+        sampled, generate_s = await self._sample(
+            prompt, kept_tokens, min(self._max_new_tokens, room_tokens), asked_at
         )
-        generate_s = time.monotonic() - started_at
-        text = self._renderer.decode(sampled.ids)
-        reply = await read_reply(
-            text,
-            self._renderer.reply_format,
-            opened=self._renderer.opens_thought(prompt),
-            with_calls=self._renderer.has_tools,
-        )
+        record_reply(generate_s, sampled.wait_s, prompt_tokens=len(prompt), sampled_tokens=len(sampled.ids))
+        with span("read reply"):
+            text = self._renderer.decode(sampled.ids)
+            reply = await read_reply(
+                text,
+                self._renderer.reply_format,
+                opened=self._renderer.opens_thought(prompt),
+                with_calls=self._renderer.has_tools,
+            )
         num_new = episode.num_newest
         if episode.omitted != self._episode.omitted:
             num_new += episode.num_marker
@@ -112,9 +121,28 @@ class Conversation:
             told=episode.newest[-num_told:],
             cut=cut,
             engine=sampled.engine,
+            routing=sampled.routing,
             generate_s=generate_s,
+            engine_wait_s=min(sampled.wait_s, generate_s),
             repeated_tokens=max(0, len(fed) - num_new),
+            digest=sampled.digest,
+            asked_at=asked_at,
         )
+
+    async def _sample(
+        self, prompt: Sequence[int], kept_tokens: int, max_new_tokens: int, asked_at: float
+    ) -> tuple[Sampled, float]:
+        """The reply, and the seconds that it took."""
+        began_s = time.monotonic()
+        sampled: Sampled | None = None
+        try:
+            sampled = found = await self._sampler.sample(
+                prompt, kept_tokens=kept_tokens, max_new_tokens=max_new_tokens, turn=self._num_turns
+            )
+        finally:
+            took_s = time.monotonic() - began_s
+            _record(sampled, asked_at, took_s, num_prompt_tokens=len(prompt))
+        return found, took_s
 
     def _cut_before(self, episode: Episode, kept_tokens: int, *, forgot_reply: bool) -> Cut | None:
         """What `episode` lacks that the policy saw, or would have seen, before. None: nothing."""
@@ -136,6 +164,23 @@ class Conversation:
             raise RequestError(
                 f"the tokenizer gives id {largest}, the model has only {self._renderer.vocab_size} ids"
             )
+
+
+def _record(sampled: Sampled | None, started_at: float, took_s: float, *, num_prompt_tokens: int) -> None:
+    """The spans of a reply: waiting for an engine, which is all that one without a result did, and generating."""
+    generating_at = started_at + (took_s if sampled is None else min(sampled.wait_s, took_s))
+    record("engine wait", started_at, generating_at)
+    if sampled is None:
+        return
+    named: dict[str, Attribute] = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.usage.input_tokens": num_prompt_tokens,
+        "gen_ai.usage.output_tokens": len(sampled.ids),
+        "gen_ai.response.finish_reasons": (sampled.stop,),
+        "server.address": sampled.engine,
+    }
+    version = sampled.versions[-1].version if sampled.versions else -1
+    record("generate", generating_at, started_at + took_s, named=named, version=version)
 
 
 def _num_common(held: list[int], prompt: list[int]) -> int:

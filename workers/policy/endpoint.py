@@ -24,6 +24,7 @@ from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.request import Claim, Endpoint, Sampling
+from pipeline.telemetry import span
 from pipeline.trajectory import Cut, Turn, Usage
 from workers.policy.formats.served import ThoughtSplitter
 
@@ -74,7 +75,7 @@ class EndpointPolicies:
         endpoint = claim.request.endpoint
         if endpoint is None:
             raise RequestError("the request names no endpoint")
-        server = _Server(self._session, endpoint, read_key(endpoint), self._settings)
+        server = EndpointServer(self._session, endpoint, read_key(endpoint), self._settings)
         agent = load_agent(claim.request.agent_config)
         return EndpointConversation(server, claim.request.sampling, ThoughtSplitter(agent.exact), agent.tools)
 
@@ -106,7 +107,7 @@ class EndpointConversation:
 
     def __init__(
         self,
-        server: "_Server",
+        server: "EndpointServer",
         sampling: Sampling,
         without_thoughts: ThoughtSplitter,
         tools: Sequence[dict[str, Any]] = (),
@@ -132,8 +133,10 @@ class EndpointConversation:
 
     async def _speak(self, told: Sequence[ChatMessage], cut: Cut | None = None) -> Turn | None:
         self._messages += told
-        started_at = time.monotonic()
-        answer = await self._server.ask(self._body())
+        asked_at, started_at = time.time(), time.monotonic()
+        named = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._server.endpoint.model}
+        with span("generate", named=named):
+            answer = await self._server.ask(self._body())
         if answer is None:
             return None
         reply = self._without_thoughts(answer.reply)
@@ -153,6 +156,7 @@ class EndpointConversation:
             engine=self._server.endpoint.api_base,
             generate_s=time.monotonic() - started_at,
             finish_reason=answer.choices[0].finish_reason or "",
+            asked_at=asked_at,
         )
 
     def _body(self) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class _Usage(msgspec.Struct, frozen=True):
         )
 
 
-class _Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True):
     """What is read of a chat completion."""
 
     choices: list[_Choice]
@@ -249,7 +253,7 @@ class _Completion(msgspec.Struct, frozen=True):
         return ChatMessage("assistant", content, reasoning=reasoning, tool_calls=calls)
 
 
-_COMPLETIONS = msgspec.json.Decoder(_Completion)
+_COMPLETIONS = msgspec.json.Decoder(Completion)
 
 
 def _as_text(arguments: str | dict[str, Any] | None) -> str:
@@ -268,7 +272,7 @@ class _Busy(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class EndpointServer:
     """One endpoint with its key."""
 
     session: aiohttp.ClientSession
@@ -280,7 +284,7 @@ class _Server:
     def url(self) -> str:
         return f"{self.endpoint.api_base.rstrip('/')}/chat/completions"
 
-    async def ask(self, body: dict[str, Any]) -> _Completion | None:
+    async def ask(self, body: dict[str, Any]) -> Completion | None:
         """The server's answer. None: the conversation is too long for it. Asks again within the retry budget. Raises EngineError."""
         data = msgspec.json.encode(body)
         wait_s, num_sent, give_up_at = FIRST_WAIT_S, 0, float("inf")
@@ -299,7 +303,7 @@ class _Server:
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    async def _send(self, data: bytes) -> _Completion | None:
+    async def _send(self, data: bytes) -> Completion | None:
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -321,7 +325,7 @@ class _Server:
             reason += f"; the key comes from {self.endpoint.key_file or self.endpoint.key_env or 'nowhere'}"
         raise EngineRefused(f"{self.url}: {reason}")
 
-    def _decoded(self, text: bytes) -> _Completion:
+    def _decoded(self, text: bytes) -> Completion:
         try:
             answer = _COMPLETIONS.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

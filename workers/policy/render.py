@@ -91,6 +91,10 @@ class Renderer:
         """The ids of `messages` and of the opening of a reply."""
         return self._encode(self._template.render(self._guarded(messages)))
 
+    def conversation(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The ids of a whole conversation, at whose end nobody replies; for models that score one."""
+        return self._encode(self._template.rerender(self._guarded(messages), opening=False))
+
     def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None) -> list[int]:
         """The ids to put behind a reply: the end of its turn, `messages`, the opening of the next reply.
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pipeline.agent.config import load_agent
 from pipeline.errors import EngineError
+from pipeline.message import pack_float32s, pack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle
 from pipeline.trajectory import VersionSpan
@@ -35,15 +37,19 @@ class _Script:
     replies: tuple[str, ...]
     version: int
 
-    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
+    async def sample(
+        self, prompt: Sequence[int], *, kept_tokens: int, max_new_tokens: int, turn: int
+    ) -> Sampled:
         if turn >= len(self.replies):
             raise EngineError(f"the script ends after {len(self.replies)} replies")
         whole = [*self.renderer.encode_text(self.replies[turn]), self.renderer.end_id]
         ids = whole[:max_new_tokens]
+        logprobs = [0.0] * len(ids)
         return Sampled(
             ids=ids,
-            logprobs=[0.0] * len(ids),
+            logprobs=logprobs,
             versions=(VersionSpan(self.version, 0, len(ids)),),
             stop="stop" if len(ids) == len(whole) else "length",
+            digest=reply_digest(pack_int32s(prompt), pack_int32s(ids), pack_float32s(logprobs)),
             engine="script",
         )

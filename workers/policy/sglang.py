@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self
 
@@ -20,7 +20,8 @@ from redis.asyncio import Redis
 from pipeline import retry
 from pipeline.agent.config import load_agent
 from pipeline.errors import EngineError, EngineRefused, RequestError
-from pipeline.message import MalformedMessage
+from pipeline.message import MalformedMessage, pack_float32s, pack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
 from pipeline.template_text import Tools
@@ -35,7 +36,7 @@ MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 2.0  # new claims are held back meanwhile, so only turns under way ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
-_RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
+RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
 _ENGINE_HEADER = "x-smg-routed-worker-id"  # on the response: the engine's URL
 
 
@@ -118,9 +119,7 @@ class SglangPolicies:
             raise EngineError(f"{self._router_url}: {error or type(error).__name__}") from error
 
     async def open(self, claim: Claim) -> Conversation:
-        """An empty conversation for `claim`. Raises RequestError if its tokenizer is unknown or cannot be
-        used.
-        """
+        """An empty conversation for `claim`. Raises RequestError if its tokenizer is unknown or cannot be used."""
         assert self._session is not None, "SglangPolicies is used outside its `async with`"
         tools = load_agent(claim.request.agent_config).tools
         renderer = await self._renderer(claim.request.tokenizer, tools)
@@ -156,6 +155,10 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[tuple[float, int, str | None]]
     weight_versions: list[_Weights] | None = None
     weight_version: str | int | None = None
+    routed_experts: bytes | None = None  # int32s; base64 on the wire
+    # Seconds in the engine; of these, until it began to compute.
+    e2e_latency: float | None = None
+    queue_time: float | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -175,6 +178,9 @@ class _Draft:
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    routing: bytes = b""  # of the newest answer, which covers those before it
+    worked_s: float = 0.0  # that engines worked on it
+    begun_at: float = field(default_factory=time.monotonic)
 
     def add(self, answer: _Answer) -> None:
         """Append what `answer` drew. Raises EngineError if its parts do not agree."""
@@ -187,11 +193,14 @@ class _Draft:
                 self.spans[-1] = VersionSpan(last.version, last.start, offset + span.end)
             else:
                 self.spans.append(VersionSpan(span.version, offset + span.start, offset + span.end))
+        self.routing = narrow_routing(meta.routed_experts or b"")
         self.ids += answer.output_ids
         self.logprobs += [logprob for logprob, _, _ in meta.output_token_logprobs]
 
-    def finished(self, stop: Literal["stop", "length"], engine: str) -> Sampled:
-        return Sampled(self.ids, self.logprobs, tuple(self.spans), stop, engine)
+    def finished(self, prompt: Sequence[int], stop: Literal["stop", "length"], engine: str) -> Sampled:
+        digest = reply_digest(pack_int32s(prompt), pack_int32s(self.ids), pack_float32s(self.logprobs))
+        wait_s = max(0.0, time.monotonic() - self.begun_at - self.worked_s)
+        return Sampled(self.ids, self.logprobs, tuple(self.spans), stop, digest, engine, self.routing, wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +214,23 @@ class _Sampler:
     renderer: Renderer
     any_weights: bool
 
-    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
+    async def sample(
+        self, prompt: Sequence[int], *, kept_tokens: int, max_new_tokens: int, turn: int
+    ) -> Sampled:
         draft, barren_cuts, num_sent = _Draft(), 0, 0
         rid = f"{self.claim.request.id}.{self.claim.attempt}.{turn}"
         while True:
             held, room_tokens = [*prompt, *draft.ids], max_new_tokens - len(draft.ids)
             # An engine may still be busy with a request that was sent before; ids are never used twice.
-            answer, engine, num_sent = await self._ask(held, room_tokens, rid, num_sent)
+            question = _Question(held, max(kept_tokens - 1, 0), room_tokens, rid)
+            answer, engine, num_sent = await self._ask(question, num_sent, draft)
             draft.add(answer)
             self._check(answer, room_tokens)
             stopped = bool(draft.ids) and draft.ids[-1] in self.renderer.stop_token_ids
             finish = answer.meta_info.finish_reason
             if finish.type != "abort" or stopped or len(draft.ids) >= max_new_tokens:
-                return draft.finished("stop" if stopped or finish.type == "stop" else "length", engine)
+                ended = "stop" if stopped or finish.type == "stop" else "length"
+                return draft.finished(prompt, ended, engine)
             barren_cuts = 0 if answer.output_ids else barren_cuts + 1
             if barren_cuts > MAX_BARREN_CUTS:
                 raise EngineError(
@@ -225,18 +238,15 @@ class _Sampler:
                 )
             await asyncio.sleep(self.settings.cut_wait_s)
 
-    async def _ask(
-        self, prompt: Sequence[int], room_tokens: int, rid: str, num_sent: int
-    ) -> tuple[_Answer, str, int]:
-        """The engine's answer, who gave it, and how many requests this turn has sent. Asks again within the
-        retry budget.
-        """
+    async def _ask(self, question: "_Question", num_sent: int, draft: _Draft) -> tuple[_Answer, str, int]:
+        """The engine's answer, who gave it, and how many requests this turn has sent. Retries within its budget."""
         wait_s, give_up_at = FIRST_WAIT_S, float("inf")
         while True:
             try:
-                answer, engine = await self._send(
-                    prompt, room_tokens, rid if num_sent == 0 else f"{rid}.{num_sent}"
-                )
+                rid = question.rid if num_sent == 0 else f"{question.rid}.{num_sent}"
+                sent_at = time.monotonic()
+                answer, engine = await self._send(replace(question, rid=rid))
+                draft.worked_s += _worked_s(answer.meta_info, time.monotonic() - sent_at)
                 return answer, engine, num_sent + 1
             except _Unavailable as error:
                 give_up_at = min(give_up_at, time.monotonic() + self.settings.retry_budget_s)
@@ -248,20 +258,20 @@ class _Sampler:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    async def _send(self, prompt: Sequence[int], room_tokens: int, rid: str) -> tuple[_Answer, str]:
+    async def _send(self, question: "_Question") -> tuple[_Answer, str]:
         """One request. Raises _Unavailable where another try may help, else EngineError."""
         request = self.claim.request
         headers = {ROUTING_KEY: request.id, "Content-Type": "application/json"}
         if traceparent := current_traceparent() or request.traceparent:
             headers["traceparent"] = traceparent
-        body = msgspec.json.encode(self._body(prompt, room_tokens, rid))
+        body = msgspec.json.encode(self._body(question))
         try:
             async with self.session.post(self.url, data=body, headers=headers) as response:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unavailable(f"{type(error).__name__}: {error}") from error
         if response.status != 200:
-            kind = _Unavailable if response.status in _RETRIED_STATUSES else EngineRefused
+            kind = _Unavailable if response.status in RETRIED_STATUSES else EngineRefused
             raise kind(f"HTTP {response.status}: {data[:500].decode(errors='replace')}")
         try:
             answer = _ANSWERS.decode(data)
@@ -271,20 +281,29 @@ class _Sampler:
             _check_run(answer, request.run_id)
         return answer, response.headers.get(_ENGINE_HEADER, "")
 
-    def _body(self, prompt: Sequence[int], room_tokens: int, rid: str) -> dict[str, object]:
-        return {
-            "rid": rid,
-            "input_ids": prompt,
+    def _body(self, question: "_Question") -> dict[str, object]:
+        request = self.claim.request
+        body: dict[str, object] = {
+            "rid": question.rid,
+            "input_ids": question.prompt,
             "sampling_params": _sampling_params(
-                self.claim.request.sampling, room_tokens, self.renderer.stop_token_ids
+                request.sampling, question.room_tokens, self.renderer.stop_token_ids
             ),
             "return_logprob": True,
             "logprob_start_len": -1,  # of the output only: a cached prefix stays usable
             "stream": False,
         }
+        if request.report_routing:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": question.routing_from}
+        return body
 
     def _check(self, answer: _Answer, room_tokens: int) -> None:
         ids = answer.output_ids
+        if ids and self.claim.request.report_routing and not answer.meta_info.routed_experts:
+            raise EngineError(
+                "engine response: no routed experts; start the engine with --enable-return-routed-experts, or set "
+                "learner.routing_replay = false"
+            )
         if not ids and answer.meta_info.finish_reason.type != "abort":
             raise EngineError("engine response: finished without a single token")
         if len(ids) > room_tokens:
@@ -295,8 +314,32 @@ class _Sampler:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What an engine is asked to continue."""
+
+    prompt: Sequence[int]
+    routing_from: int  # position of the first token whose experts are reported, if the request wants them
+    room_tokens: int
+    rid: str
+
+
 class _Unavailable(EngineError):
     """No engine can take the request at this moment."""
+
+
+def _worked_s(meta: _Meta, round_trip_s: float) -> float:
+    """How long the engine worked on a request; all of the round trip if it does not say how long it had it."""
+    if meta.e2e_latency is None:
+        return round_trip_s
+    return min(max(0.0, meta.e2e_latency - (meta.queue_time or 0.0)), round_trip_s)
+
+
+def narrow_routing(experts: bytes) -> bytes:
+    """The lowest byte of each int32. Raises EngineError if another one holds anything."""
+    if len(experts) % 4 or any(experts[place::4].strip(b"\0") for place in (1, 2, 3)):
+        raise EngineError("engine response: routed experts are not int32s from 0 to 255")
+    return experts[::4]
 
 
 def _sampling_params(

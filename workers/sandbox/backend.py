@@ -9,6 +9,7 @@ from typing import Protocol
 
 from redis.asyncio import Redis
 
+from pipeline.census import HostStatus
 from pipeline.request import Claim
 from workers.breaker import Gate
 from workers.sandbox.protocol import Sandboxes
@@ -26,6 +27,10 @@ class WorkerHosts(Protocol):
 
     async def start(self, *, patience_s: float) -> None:
         """Raises SandboxError if no machine can be used within `patience_s`, Misconfigured if a setting prevents it."""
+        ...
+
+    def statuses(self) -> tuple[HostStatus, ...]:
+        """Each machine with what runs on it, for the worker's heartbeat."""
         ...
 
     def using(self, claim: Claim, status: EpisodeStatus) -> AbstractAsyncContextManager[Sandboxes]:

@@ -23,6 +23,7 @@ from pipeline import keys
 from pipeline.errors import ImageMissing, SandboxError, SandboxRuined, TaskBroken
 from pipeline.request import Claim
 from pipeline.task import File, Task
+from pipeline.telemetry import span
 from workers.docker.host import DockerHost
 from workers.docker.labels import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, RUN, WORKER
 from workers.leaks.agent_images import CLEAN_S, AgentImages
@@ -189,8 +190,9 @@ class DockerSandboxes:
             return
         task = claim.request.task
         async with self._start(claim, role, task.image) as sandbox:
-            await set_up(sandbox, task)
-            head = await sandbox.run(HEAD, timeout_s=OPEN_S)
+            with span("set up"):
+                await set_up(sandbox, task)
+                head = await sandbox.run(HEAD, timeout_s=OPEN_S)
             sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
             yield sandbox
 
@@ -198,7 +200,8 @@ class DockerSandboxes:
         """`task` with its workdir: its own, else the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
         if task.workdir:
             return task
-        image = await self.api.inspect_image(task.image)
+        with span("inspect image"):
+            image = await self.api.inspect_image(task.image)
         workdir = posixpath.normpath(image["Config"].get("WorkingDir") or "/")
         if workdir == "/":
             raise TaskBroken(
@@ -214,20 +217,23 @@ class DockerSandboxes:
         name = f"swerve-{role}-{secrets.token_hex(8)}"
         self._open.add(name)
         shell: ContainerShell | None = None
-        try:
-            async with self._starting:
-                shell = await self._prepare(claim, role, image, name)
-                await self.api.start(name)
-                await shell.meet(self._init)
-            workdir = claim.request.task.workdir
-            yield DockerSandbox(self.api, name, shell, image=image, workdir=workdir)
-        except SandboxError as error:
-            explained = await self._explained(name, error)
-            if explained is error:
-                raise
-            raise explained from error
-        finally:
-            await _uncancelled(self._end(name, shell))
+        with span("container", role=role, container=name):
+            try:
+                with span("container open"):
+                    async with self._starting:
+                        shell = await self._prepare(claim, role, image, name)
+                        await self.api.start(name)
+                        await shell.meet(self._init)
+                workdir = claim.request.task.workdir
+                yield DockerSandbox(self.api, name, shell, image=image, workdir=workdir)
+            except SandboxError as error:
+                explained = await self._explained(name, error)
+                if explained is error:
+                    raise
+                raise explained from error
+            finally:
+                with span("container close"):
+                    await _uncancelled(self._end(name, shell))
 
     async def _explained(self, name: str, error: SandboxError) -> SandboxError:
         """`error`, or why the container is gone if we know. Whether what ran in it is to blame, the Docker host decides."""

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pipeline import queue
+from pipeline.census import HostStatus
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from workers.images.errors import ImageError
@@ -41,6 +42,9 @@ class DockerHosts:
                 await self._images.open(host.host)
             except ImageError as error:
                 raise Misconfigured(str(error)) from error
+
+    def statuses(self) -> tuple[HostStatus, ...]:
+        return self._pool.statuses()
 
     @contextlib.asynccontextmanager
     async def using(self, claim: Claim, status: EpisodeStatus) -> AsyncGenerator[Sandboxes]:

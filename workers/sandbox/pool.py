@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pipeline.census import HostStatus
 from pipeline.errors import SandboxError
 from workers.breaker import Breaker
 from workers.docker.host import DockerHost
@@ -64,6 +65,15 @@ class HostPool:
             await asyncio.sleep(START_PAUSE_S)
         await asyncio.gather(*(host.breaker.check() for host in self.hosts))
         return tuple(host for host, failure in zip(self.hosts, failures, strict=True) if not failure)
+
+    def statuses(self) -> tuple[HostStatus, ...]:
+        """Each host, for the worker's heartbeat."""
+        return tuple(
+            HostStatus(
+                name=host.host.url, slots=host.slots, running=len(host.running), out=host.breaker.paused
+            )
+            for host in self.hosts
+        )
 
     def of(self, request_id: str) -> PooledHost:
         """Where the claim of this request runs."""

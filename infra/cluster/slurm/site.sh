@@ -5,12 +5,17 @@
 #   export SWERVE_SHARED=/shared/swerve           on a file system that all nodes see under this path; default: runs/ here
 #   export SWERVE_PYTHON=/shared/venv/bin/python  default: .venv here
 #   export SWERVE_MODEL=/shared/models/...        what engines start from
+#   export SWERVE_JUDGE_ROUTER_URL=http://NODE:30000 SWERVE_JUDGE_MODEL=/shared/models/...     for a judge that is a model: jobs of
+#                                                 router and engines that get SWERVE_FOR=judge use these instead
 # Slurm runs a copy of a batch file, so paths are relative to the directory of submission, the repository's root.
 if [ -f infra/cluster/slurm/site.local.sh ]; then
     # shellcheck source=/dev/null
     . infra/cluster/slurm/site.local.sh
 fi
 export SWERVE_SHARED=${SWERVE_SHARED:-$PWD/runs} SWERVE_PYTHON=${SWERVE_PYTHON:-$PWD/.venv/bin/python}
+if [ "${SWERVE_FOR:-}" = judge ]; then
+    export SWERVE_ROUTER_URL=${SWERVE_JUDGE_ROUTER_URL:-} SWERVE_MODEL=${SWERVE_JUDGE_MODEL:-} SWERVE_SHARED=$SWERVE_SHARED/judge
+fi
 
 say() { printf '%s job %s: %s\n' "$(date +%H:%M:%S)" "${SLURM_JOB_ID:-none}" "$*"; }
 

@@ -15,4 +15,4 @@ def tool(name: str) -> str:
 
 def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, **options)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=240, **options)

@@ -17,6 +17,7 @@ from pipeline import keys
 from tests.conftest import answers_ok, free_ports
 from tests.infra.cluster.programs import CLUSTER, ROOT, run, tool
 from workers.docker.host import DockerHost
+from workers.judge.settings import judge_settings
 from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 KUBERNETES = CLUSTER / "kubernetes"
@@ -161,6 +162,39 @@ def test_only_the_workers_docker_host_is_privileged(base: list[dict[str, Any]], 
     assert privileged(with_components(["host-docker"], tmp_path)) == []
 
 
+def test_a_judge_understands_its_environment_and_drains_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = with_components(["judges", "judge-model"], tmp_path)
+    pod = pods(objects)["judge"]["spec"]
+    given = {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
+    for name, value in (named(objects, "ConfigMap", "swerve")["data"] | given).items():
+        monkeypatch.setenv(name, value)
+    assert judge_settings().router_url == "http://judge-router:30000"
+    assert judge_settings().drain_s < pod["terminationGracePeriodSeconds"]
+    assert "docker" not in str(pod)
+
+
+def test_a_judge_reaches_redis_and_its_router_only(tmp_path: Path) -> None:
+    objects = with_components(["judges", "judge-model"], tmp_path)
+
+    def reached_by(app: str) -> set[str]:
+        """The pods that let `app` connect to them."""
+        policies = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+        return {
+            policy["podSelector"]["matchLabels"]["app"]
+            for policy in policies
+            for rule in policy.get("ingress", [])
+            if app in str(rule["from"])
+        }
+
+    assert reached_by("'judge'") == {"redis", "judge-router"}
+    assert reached_by("judge-router") == {"judge-engine"}
+    settings = named(objects, "ConfigMap", "swerve")["data"]
+    engines = named(objects, "StatefulSet", "judge-engine")["spec"]["replicas"]
+    assert settings["SWERVE_JUDGE_ENGINES"] == str(engines)
+
+
 def test_workers_are_counted_by_the_queue(tmp_path: Path) -> None:
     objects = with_components(["keda"], tmp_path)
     scaled = named(objects, "ScaledObject", "worker")
@@ -187,7 +221,23 @@ def test_the_router_has_the_paths_that_its_probes_request(base: list[dict[str, A
         child = processes.start("router", command, log=tmp_path / "log")
         cleanup.callback(child.stop, grace_s=1)
         alive = f"http://127.0.0.1:{port}{paths['liveness']}"
-        processes.wait_until(lambda: answers_ok(alive), child=child, timeout_s=60, log=tmp_path / "log")
+        processes.wait_until(lambda: answers_ok(alive), child=child, timeout_s=240, log=tmp_path / "log")
         assert answers_ok(f"http://127.0.0.1:{port}{paths['startup']}")
         with pytest.raises(urllib.error.HTTPError, match="503"):  # and not 404: it has no engine
-            urllib.request.urlopen(f"http://127.0.0.1:{port}{paths['readiness']}", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{paths['readiness']}", timeout=60)
+
+
+def test_a_receiver_shares_its_directory_with_the_engine_of_its_pod_and_only_the_trainer_reaches_it(
+    tmp_path: Path,
+) -> None:
+    objects = with_components(["receivers"], tmp_path)
+    engine, receiver = pods(objects)["engine"]["spec"]["containers"]
+    mounts = [
+        {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "received"}
+        for container in (engine, receiver)
+    ]
+    assert mounts == [{"/received"}, {"/received"}]
+    assert receiver["command"][-4:] == ["--directory", "/received", "--host", "0.0.0.0"]
+    rules = named(objects, "NetworkPolicy", "engine")["spec"]["ingress"]
+    (rule,) = (rule for rule in rules if rule["ports"] == [{"port": 30300}])
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"app": "trainer"}}}]

@@ -82,6 +82,22 @@ def test_a_node_is_set_up_once_and_then_left_alone(
 
 
 @pytest.mark.docker
+def test_a_trainer_gets_an_environment_of_its_own_and_no_unit(
+    docker_client: docker.DockerClient, task_image: str
+) -> None:
+    script = (
+        "trainer() { bash /source/infra/cluster/node_setup.sh --role trainer --python /stubs/python; }; "
+        "trainer; echo ==; trainer; echo ==; cat /calls"
+    )
+    first, again, calls = in_a_container(docker_client, task_image, script).split("==\n")
+    assert "make /opt/swerve/.venv-trainer with the learner" in first
+    assert "enable swerve" not in first
+    assert "nothing to do" in again
+    (install,) = (line for line in calls.splitlines() if ".requirements-trainer" in line)
+    assert "--constraint /opt/swerve/constraints.txt" in install
+
+
+@pytest.mark.docker
 def test_a_dry_run_touches_nothing(docker_client: docker.DockerClient, task_image: str) -> None:
     listing = "find / -xdev -newer /stubs -type f -not -path '/proc/*' | sort"
     script = (
@@ -99,8 +115,9 @@ def test_a_dry_run_touches_nothing(docker_client: docker.DockerClient, task_imag
     ("flags", "said"),
     [
         ([], "give at least one --role"),
-        (["--role", "trainer"], "no role is called trainer"),
+        (["--role", "learner"], "no role is called learner"),
         (["--role", "worker", "--workers", "many"], "--workers many: give a whole number"),
+        (["--role", "judge", "--judges", "0"], "--judges 0: give a whole number"),
         (["--role", "engine", "--gpus", "0,11"], "--gpus 0,11: give digits"),
         (["--role", "worker", "--docker-tls", "/nowhere"], "ca.pem, cert.pem and key.pem must lie there"),
         (["--rol", "worker"], "unknown option --rol"),
@@ -110,6 +127,14 @@ def test_a_nodes_misuse_is_named(flags: list[str], said: str) -> None:
     refused = run("bash", SETUP, *flags)
     assert refused.returncode == 2
     assert said in refused.stderr
+
+
+def test_a_judges_node_gets_no_docker() -> None:
+    planned = run("bash", SETUP, "--dry-run", "--role", "judge", "--judges", "2")
+    assert planned.returncode == 0, planned.stderr
+    assert "would enable swerve-judge@2.service" in planned.stdout
+    assert "make /opt/swerve/.venv with base workers" in planned.stdout
+    assert not re.search("docker", planned.stdout, re.IGNORECASE)
 
 
 def parsed_by_dockerd(settings: str, directory: Path) -> str:

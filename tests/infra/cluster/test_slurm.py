@@ -64,7 +64,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         def answers() -> bool:
             return " is UP" in run("scontrol", "ping", env=environment).stdout
 
-        processes.wait_until(answers, child=child, timeout_s=30, log=log)
+        processes.wait_until(answers, child=child, timeout_s=240, log=log)
         yield environment
 
 
@@ -88,6 +88,26 @@ def test_slurm_would_not_run_what_it_does_not_understand(slurm: dict[str, str], 
         assert right in text
         (tmp_path / "wrong.sbatch").write_text(text.replace(right, wrong))
         assert said in planned(tmp_path / "wrong.sbatch", slurm).stderr
+
+
+def test_a_judges_router_and_engines_take_the_judges_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "infra/cluster/slurm"
+    folder.mkdir(parents=True)
+    settings = {
+        "ROUTER_URL": "http://a",
+        "MODEL": "/policy",
+        "JUDGE_ROUTER_URL": "http://b",
+        "JUDGE_MODEL": "/judge",
+    }
+    lines = [f"export SWERVE_{name}={value}" for name, value in settings.items()]
+    (folder / "site.local.sh").write_text("\n".join([*lines, "export SWERVE_SHARED=/shared"]))
+
+    def given(**more: str) -> list[str]:
+        script = f". {CLUSTER}/slurm/site.sh; echo $SWERVE_ROUTER_URL $SWERVE_MODEL $SWERVE_SHARED"
+        return run("bash", "-c", script, cwd=tmp_path, env=dict(os.environ) | more).stdout.split()
+
+    assert given() == ["http://a", "/policy", "/shared"]
+    assert given(SWERVE_FOR="judge") == ["http://b", "/judge", "/shared/judge"]
 
 
 @pytest.mark.parametrize("batch_file", BATCH_FILES, ids=lambda path: path.stem)

@@ -10,6 +10,7 @@ import pytest
 
 from infra.serving import engine, router
 from tests.infra.cluster.programs import CLUSTER, run
+from workers.judge.settings import judge_settings
 from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 UNITS = sorted((CLUSTER / "systemd").iterdir())
@@ -40,7 +41,7 @@ def verified(host: Path) -> str:
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(host: Path) -> None:
-    assert len(UNITS) == 6
+    assert len(UNITS) == 8
     assert verified(host) == ""
 
 
@@ -76,6 +77,8 @@ def test_a_worker_understands_the_settings_of_a_host(monkeypatch: pytest.MonkeyP
     for name, value in (given | offered | {"SWERVE_DOCKER_CERTS": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
     assert worker_settings().slots == 16
+    assert judge_settings().slots == 8
+    assert judge_settings().router_url == "", "a judge that is no model needs no router"
     assert image_settings().prefetch
     assert disk_settings().min_free_bytes > disk_settings().max_written_bytes
     assert [host.slots for host in docker_hosts()] == [8, 24]
@@ -100,4 +103,11 @@ def test_the_units_start_programs_that_understand_them() -> None:
         "http://a:1",
         "http://b:2",
     ]
-    assert command_line("swerve-worker@.service", {}) == []
+    assert command_line("swerve-worker@.service", {}) == command_line("swerve-judge@.service", {}) == []
+
+
+def test_a_judge_may_not_use_docker() -> None:
+    text = (CLUSTER / "systemd/swerve-judge@.service").read_text()
+    assert "workers.judge" in text
+    assert "PrivateDevices" in text
+    assert not re.search("^[^#]*docker", text, re.MULTILINE)

@@ -51,7 +51,6 @@ async def whole_run(pool: ArqRedis) -> set[str]:
         step=1,
         directory="/w",
         num_bytes=1,
-        sha256="",
         published_at=time.time(),
     )
     await weights.announce(pool, version)

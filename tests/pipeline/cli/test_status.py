@@ -29,18 +29,31 @@ async def test_status_names_the_tasks_in_quarantine(pool: ArqRedis, run: RunComm
     assert "quarantine 2 tasks: fleet:a, fleet:b" in out
 
 
+async def test_a_run_whose_alarm_has_begun_is_unwell_and_status_says_why(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    alarm = "gap_grows since step 7: the gap is 0.2 nats"
+    await census.beat_run(
+        pool,
+        census.RunStatus(run_id=samples.RUN, phase="waiting", alarms=(alarm,), updated_at=time.time()),
+    )
+    status, out, _ = await run("status")
+    assert status == 1
+    assert f"unwell: run {samples.RUN}, alarm {alarm}" in out
+
+
 async def test_status_of_a_fleet_at_work_is_well(pool: ArqRedis, run: RunCommand) -> None:
     await trainer_lives(pool)
     await worker_lives(pool)
     claim = await taken(pool)
-    lease = Lease(worker="host/1", attempt=1, claimed_at=time.time() - 90, phase="agent", turn=5)
+    lease = Lease(worker="host/1", attempt=1, claimed_at=time.time() - 600, phase="agent", turn=5)
     await queue.renew(pool, claim, lease)
     await queue.enqueue(pool, samples.request())
     await answered(pool)
     status, out, _ = await run("status")
     assert status == 0, out
     assert "step 3 of 9, waiting: 2 of 8" in out
-    assert "1 queued, 1 claimed (oldest 90 s), 0 dead" in out
+    assert "1 queued, 1 claimed (oldest 10 min), 0 dead" in out
     assert "1 unread, 0 unacknowledged, 0.0 MB of bodies, 0.2 a minute" in out
     assert "1 worker, 1 of 4 slots busy" in out
     assert "turn 5 of 20" in out
@@ -80,7 +93,7 @@ async def test_status_for_a_pipe_is_one_object(pool: ArqRedis, run: RunCommand) 
     (line,) = out.splitlines()
     found = json.loads(line)
     assert (status, found["well"], len(found["complaints"])) == (1, False, 1)
-    assert found["fleet"]["runs"][0]["dead"] == 1
+    assert found["fleet"]["runs"][0]["rollouts"]["dead"] == 1
 
 
 async def test_a_run_that_ended_takes_one_line_that_says_how_and_when(
@@ -90,12 +103,13 @@ async def test_a_run_that_ended_takes_one_line_that_says_how_and_when(
     await trainer_lives(pool, run_id="older", ended="stopped by a signal at step 7 of 14")
     await silent(pool, "older", 3 * 3600)
     await trainer_lives(pool, run_id="newer", phase="evaluating", ended="finished all 14 steps")
+    await silent(pool, "newer", 600)
     status, out, _ = await run("status")
     assert (status, out.splitlines()[:4]) == (
         0,
         [
             "3 earlier runs with nothing open",
-            "  newer  ended 0 s ago: finished all 14 steps",
+            "  newer  ended 10 min ago: finished all 14 steps",
             "  older  ended 3.0 h ago: stopped by a signal at step 7 of 14",
             "  laptop  no trainer has reported",
         ],
@@ -105,12 +119,12 @@ async def test_a_run_that_ended_takes_one_line_that_says_how_and_when(
 
 async def test_a_trainer_that_was_killed_is_not_said_to_be_at_work(pool: ArqRedis, run: RunCommand) -> None:
     await trainer_lives(pool, phase="evaluating", detail="9 of 12", journal="/runs/laptop/journal")
-    await silent(pool, samples.RUN, 60)
+    await silent(pool, samples.RUN, 600)
     claim = await taken(pool)
     status, out, _ = await run("status")
     assert status == 1
     assert (
-        "the trainer stopped reporting 60 s ago at step 3 of 9, evaluating: 9 of 12; if it crashed, " in out
+        "the trainer stopped reporting 10 min ago at step 3 of 9, evaluating: 9 of 12; if it crashed, " in out
     )
     assert "`python -m trainer.run /runs/laptop/recipe.toml --run-dir /runs/laptop --resume`" in out
     assert "unwell: run laptop has no trainer alive, but 1 open request" in out

@@ -3,20 +3,17 @@
 import math
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.trajectories import head, member, sample
+from tests.trainer.trajectories import member
 from trainer.batching.advantages import (
-    ADVANTAGES,
-    GradedMember,
+    BASELINES,
     group_mean,
     group_mean_std,
     has_signal,
     leave_one_out,
-    token_advantages,
 )
 from trainer.recipe import AdvantageKind
 from trainer.rollouts.groups import Group
@@ -73,26 +70,5 @@ def test_equal_rewards_carry_no_signal() -> None:
     assert has_signal([1.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize("kind", ADVANTAGES)
-def test_a_members_advantage_is_on_its_trained_tokens_and_on_no_other(kind: AdvantageKind) -> None:
-    cut = (sample(head(0, 0)), sample(head(0, 0)))
-    members = {
-        0: GradedMember(1.0, cut),
-        3: GradedMember(0.0, (sample(head(0, 3)),)),
-        4: GradedMember(0.5, ()),
-    }
-    found = token_advantages(members, kind)
-    assert {number: len(arrays) for number, arrays in found.items()} == {0: 2, 3: 1, 4: 0}
-    number = {"leave_one_out": leave_one_out, "group_mean": group_mean, "group_mean_std": group_mean_std}[
-        kind
-    ]
-    expected = number({0: 1.0, 3: 0.0, 4: 0.5})
-    for member_number, arrays in found.items():
-        for array_T in arrays:
-            assert array_T.dtype == np.float32
-            worth = np.float32(expected[member_number])
-            np.testing.assert_array_equal(array_T, [0, worth, worth])
-
-
 def test_every_kind_that_a_recipe_may_name_has_a_function() -> None:
-    assert set(get_args(AdvantageKind)) == ADVANTAGES.keys()
+    assert set(get_args(AdvantageKind)) == BASELINES.keys()

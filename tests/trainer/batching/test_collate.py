@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.trainer.trajectories import behind, member
+from tests.trainer.trajectories import behind, joined, member
+from trainer.batching.batch import Batch, CreditMeasures
 from trainer.batching.collate import make_batch
+from trainer.recipe import CreditRecipe
 from trainer.rollouts.groups import Group
 
 
@@ -28,6 +30,8 @@ def test_a_batch_trains_valid_members_with_their_advantage_and_states_its_lag() 
     assert [sample.advantages_T.tolist() for sample in batch.samples] == [[0, 1, 1], [0, -1, -1]]
     assert (batch.lag_max, batch.lag_mean, batch.num_trajectories) == (2, 2.0, 2)
     assert fates == {"r0.0": "trained", "r0.1": "trained", "r0.2": "failed"}
+    assert batch.num_replies == 2
+    assert batch.lags == {2: 2}
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,64 @@ def test_a_withheld_member_keeps_its_say_in_the_baseline(
     assert fates == {"r0.0": "late"} | {f"r0.{number}": "trained" for number in range(1, size)}
     assert [sample.advantages_T[1] for sample in batch.samples] == pytest.approx(advantages)
     assert batch.lag_max == 1
+
+
+def test_a_member_whose_samples_changed_in_memory_is_not_trained() -> None:
+    changed = group([1.0, 0.0, 0.0], versions=[0, 0, 0])
+    changed.members[1].samples[0].tokens_T[2] += 1
+    batch, fates = make_batch(
+        [changed],
+        step=1,
+        lag_of=behind(0),
+        temperature=1.0,
+        kind="leave_one_out",
+        withhold_beyond=None,
+    )
+    assert fates == {"r0.0": "trained", "r0.1": "altered", "r0.2": "trained"}
+    assert [sample.advantages_T[1] for sample in batch.samples] == [1.0, -0.5]
+
+
+def scored(rewards: list[float | None], scores: list[dict[int, float] | None]) -> Group:
+    made = group(rewards, versions=[0] * len(rewards))
+    for number, given in enumerate(scores):
+        made.members[number].judgement = None if given is None else joined(given)
+    return made
+
+
+def credited(made: Group, credit: CreditRecipe) -> Batch:
+    batch, _ = make_batch(
+        [made],
+        step=1,
+        lag_of=behind(0),
+        temperature=1.0,
+        kind="leave_one_out",
+        credit=credit,
+        withhold_beyond=None,
+    )
+    return batch
+
+
+def test_a_batch_says_how_many_members_were_judged_and_how_far_scores_moved_its_advantages() -> None:
+    made = scored([1.0, 0.0, 0.0], [{0: 1.0}, {0: -0.5}, None])
+    batch = credited(made, CreditRecipe(method="outcome_plus_mean", coefficient=0.4))
+    # With 0.2 * score added, rewards are 1.2, -0.1 and 0, and so the advantages 1.25, -0.7 and -0.55 instead of 1, -0.5, -0.5.
+    assert [sample.advantages_T[1] for sample in batch.samples] == pytest.approx([1.25, -0.7, -0.55])
+    assert batch.credit == CreditMeasures(
+        num_judged=2,
+        num_scored=2,
+        num_scored_replies=2,
+        score_mean=0.25,
+        outcome_size=pytest.approx(2 / 3),
+        process_size=pytest.approx(0.5 / 3),
+    )
+
+
+def test_scores_are_measured_before_they_are_trained_on() -> None:
+    rewards, scores = [1.0, 0.0, 0.0], [{0: 1.0}, {}, None]
+    judged, bare = scored(rewards, scores), scored(rewards, [None] * 3)
+    batch = credited(judged, CreditRecipe(method="outcome_then_steps", coefficient=0.0))
+    without = credited(bare, CreditRecipe())
+    assert (batch.credit.num_judged, batch.credit.num_scored) == (2, 1), "one of them has no score"
+    assert (batch.credit.score_mean, batch.credit.process_size) == (1.0, 0.0)
+    pairs = zip(batch.samples, without.samples, strict=True)
+    assert all(one.advantages_T.tobytes() == other.advantages_T.tobytes() for one, other in pairs)

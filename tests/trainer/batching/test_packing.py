@@ -77,15 +77,30 @@ def test_a_sample_of_one_token_predicts_nothing() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_ranks_get_equally_many_micro_batches_and_together_all_of_them(num_ranks: int) -> None:
     microbatches = pack(SAMPLES, max_tokens=9)
-    hands = deal(microbatches, num_ranks=num_ranks)
+    hands = deal(microbatches, num_ranks=num_ranks, cost=lambda microbatch: microbatch.num_positions)
     assert len(hands) == num_ranks
     assert len({len(hand) for hand in hands}) == 1
     dealt = [microbatch for hand in hands for microbatch in hand if microbatch is not PADDING]
     assert sorted(contents(dealt)) == sorted(contents(microbatches))
 
 
+def test_ranks_get_about_equal_cost_not_equally_many_positions() -> None:
+    """Of eight full micro-batches, four hold one long sample each: attention makes them dearer."""
+    lengths = [12] * 4 + [4] * 12
+    samples = [sample(index, length + 1) for index, length in enumerate(lengths)]
+
+    def cost(microbatch: MicroBatch) -> float:
+        return float(np.square(np.diff(microbatch.boundaries)).sum())
+
+    microbatches = pack(samples, max_tokens=12)
+    assert {microbatch.num_positions for microbatch in microbatches} == {12}
+    for order in (microbatches, microbatches[::-1], microbatches[::2] + microbatches[1::2]):
+        hands = deal(order, num_ranks=2, cost=cost)
+        assert [sum(map(cost, hand)) for hand in hands] == [384.0, 384.0]
+
+
 def test_ranks_without_work_get_padding_that_trains_nothing() -> None:
-    hands = deal([], num_ranks=2)
+    hands = deal([], num_ranks=2, cost=lambda microbatch: microbatch.num_positions)
     assert hands == [[PADDING], [PADDING]]
     assert PADDING.num_trained_tokens == 0
 

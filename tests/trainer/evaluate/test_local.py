@@ -70,8 +70,9 @@ class Evaluation:
 
     @property
     def rows(self) -> list[EpisodeResult]:
+        """Whole lines only: the process may be in the middle of one, or have been killed there."""
         record = self.out / "results.jsonl"
-        lines = record.read_bytes().splitlines() if record.exists() else []
+        lines = record.read_bytes().rpartition(b"\n")[0].splitlines() if record.exists() else []
         return [msgspec.json.decode(line, type=EpisodeResult) for line in lines]
 
 
@@ -87,10 +88,12 @@ async def evaluate(tasks: Path, server: ChatServer, *options: str, environment: 
     return Evaluation(process, out)
 
 
-def containers_of_evaluations() -> list[str]:
+def containers_left() -> list[str]:
+    """Those of the image that this process built: other tests evaluate beside these."""
     client = docker.from_env()
-    found = client.containers.list(all=True, filters={"label": FLEET})
-    return [name for one in found if (name := one.labels[FLEET]).startswith("episodes-")]
+    mine = {"label": f"{bug.LABEL}={bug.OWNER}"}
+    found = client.containers.list(all=True, ignore_removed=True, filters=mine)
+    return [one.labels[FLEET] for one in found if one.labels.get(FLEET, "").startswith("episodes-")]
 
 
 async def test_every_episode_is_played_graded_and_written_down(tasks: Path, server: ChatServer) -> None:
@@ -120,7 +123,7 @@ async def test_every_episode_is_played_graded_and_written_down(tasks: Path, serv
     assert [message["role"] for message in saved["messages"]][:3] == ["system", "user", "assistant"]
     assert "percent / 100" in (evaluation.out / "right-1/patch.diff").read_text()
     assert "2 of 3 tasks resolved" in told
-    assert containers_of_evaluations() == []
+    assert containers_left() == []
 
 
 async def test_a_server_that_breaks_again_and_again_costs_no_result(tasks: Path) -> None:
@@ -153,7 +156,7 @@ async def test_a_killed_evaluation_goes_on_and_redoes_nothing(
     assert f"{len(done)} of them are in" in told
     assert sorted(row.key for row in second.rows) == sorted({row.key for row in second.rows}), "none twice"
     assert (server.begun - before).total() == 6 - len(done)
-    while containers_of_evaluations():  # noqa: ASYNC110 - a container sets no Event
+    while containers_left():  # noqa: ASYNC110 - a container sets no Event
         await asyncio.sleep(0.2)
 
 

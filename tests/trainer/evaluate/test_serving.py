@@ -66,7 +66,7 @@ def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             timeout_s=300,
             log=logs / "engine.log",
         )
-        yield Serving(router_url, engine_url, tiny_model)
+        yield Serving(router_url, engine_url, tiny_model, f"http://127.0.0.1:{metrics_port}/metrics")
 
 
 async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet, task
-from pipeline import keys, policy_lease, queue
+from pipeline import keys, queue
 from pipeline.policy_lease import PolicyHolder
 from pipeline.request import RolloutRequest
 from pipeline.rollout_store.reading import stores_of
 from pipeline.taskfile import write_tasks
-from tests.trainer.processes import RECIPE, TrainerProcess, start
+from tests.trainer.processes import RECIPE, TrainerProcess, keep_engines, start
 from trainer.evaluate.weights import TaskOutcome, main
 
 
@@ -122,7 +122,7 @@ async def test_without_an_engine_nothing_is_enqueued(recipe: Path, redis_url: st
 async def test_engines_in_the_service_of_a_run_are_left_alone(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
-    await policy_lease.acquire(redis, PolicyHolder("busy", host="elsewhere", pid=7))
+    await keep_engines(redis, PolicyHolder("busy", host="elsewhere", pid=7))
     trainer = await evaluate(redis_url, recipe, "--set", "weights.engines=router")
     assert await trainer.ended() == 2, trainer.output
     assert "the engines of this Redis serve run busy (process 7 on elsewhere)" in trainer.output

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.learner.tiny import write_model
+from tests.trainer.learner.tiny import EXPERTS, write_model
 from trainer.learner import backend
 
 
@@ -32,3 +32,8 @@ def tied_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def biased_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("qwen2"), "qwen2")
+
+
+@pytest.fixture(scope="session")
+def qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("qwen3_moe"), "qwen3_moe", norm_topk_prob=True, **EXPERTS)

@@ -18,7 +18,7 @@ from tests.trainer.learner.tiny import make_batch, make_samples, train
 from trainer.feed import Feed
 from trainer.learner import backend
 from trainer.learner.config import LearnerConfig
-from trainer.learner.logprobs import vocab_parallel_logprobs
+from trainer.learner.logprobs import head_logprobs
 from trainer.learner.megatron import Learner
 
 
@@ -39,11 +39,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[tuple[float, float]]  # and gradient norms
     logprobs: list[list[float]]  # of the starting weights
     adam_steps: list[float]
+    token_logprobs: dict[str, list[float]]  # of the last step, by request
 
 
 def run(case: Case, results: Path) -> None:
     """Leaves `<name>.json`, the export `<name>`, and a checkpoint `<name>-checkpoint`."""
-    learner = Learner(case.config, model_directory=Path(case.model_directory))
+    learner = Learner(case.config, model_directory=Path(case.model_directory), keep_tokens=True)
     if case.resume_from:
         assert learner.restore(Path(case.resume_from)) == b"one process"
     logprobs = learner.logprobs(make_samples(vocab_size=case.vocab_size), 0.8)
@@ -51,32 +52,56 @@ def run(case: Case, results: Path) -> None:
     learner.export(results / case.name)
     learner.save(results / f"{case.name}-checkpoint", b"two processes")
     seen = Seen(
-        losses=losses, logprobs=[values.tolist() for values in logprobs], adam_steps=learner.adam_steps()
+        losses=losses,
+        logprobs=[values.tolist() for values in logprobs],
+        adam_steps=learner.adam_steps(),
+        token_logprobs=token_logprobs(learner),
     )
     if distributed.get_rank() == 0:
         (results / f"{case.name}.json").write_bytes(msgspec.json.encode(seen))
 
 
+def token_logprobs(learner: Learner) -> dict[str, list[float]]:
+    return {one.request_id: one.logprobs_T.tolist() for one in learner.take_tokens()}
+
+
 def split_gradient(results: Path) -> None:
-    """Log-probs of logits whose columns two ranks share; leaves each rank's share of the gradient."""
+    """A head whose columns two ranks share; leaves each rank's share of the gradients, for a vocabulary of 37 and one of 19."""
     rank, data = distributed.get_rank(), gradient_case()
-    shard = data["logits"].chunk(2, dim=1)[rank].clone().requires_grad_()
-    logprobs, entropies = vocab_parallel_logprobs(
-        shard, data["targets"], temperature=0.7, vocab_size=37, group=distributed.group.WORLD
+    for vocab_size in (37, 19):
+        shard = data["weight"].chunk(2)[rank].clone()
+        seen = head_gradients(data | {"weight": shard, "targets": data["targets"] % vocab_size}, vocab_size)
+        np.savez(results / f"gradient-{vocab_size}-{rank}.npz", **seen)
+
+
+def head_gradients(data: dict[str, torch.Tensor], vocab_size: int) -> dict[str, np.ndarray]:
+    """Log-probs, entropies and gradients of this rank's share of the head."""
+    inputs = (data["hidden"].clone().requires_grad_(), data["weight"].clone().requires_grad_())
+    logprobs, entropies = head_logprobs(
+        *inputs,
+        data["targets"],
+        temperature=0.7,
+        vocab_size=vocab_size,
+        chunk_tokens=4,
+        fp32_logits=False,
+        entropy_gradient=True,
+        group=distributed.group.WORLD,
     )
-    (gradient,) = torch.autograd.grad((logprobs * data["weights"]).sum(), shard)
-    np.savez(
-        results / f"gradient-{rank}.npz", gradient=gradient, logprobs=logprobs.detach(), entropies=entropies
-    )
+    loss = (logprobs * data["factors"] + entropies * data["entropy_factors"]).sum()
+    of_hidden, of_weight = torch.autograd.grad(loss, inputs)
+    seen = {"logprobs": logprobs, "entropies": entropies, "hidden": of_hidden, "weight": of_weight}
+    return {name: value.detach().numpy() for name, value in seen.items()}
 
 
 def gradient_case() -> dict[str, torch.Tensor]:
-    """Logits of 40 columns, three of them padding."""
+    """A head of 40 columns, some of them padding; of a vocabulary of 19 the second half holds none."""
     generator = torch.Generator().manual_seed(4)
     return {
-        "logits": torch.randn(9, 40, generator=generator) * 3,
+        "hidden": torch.randn(9, 16, generator=generator),
+        "weight": torch.randn(40, 16, generator=generator),
         "targets": torch.randint(0, 37, (9,), generator=generator),
-        "weights": torch.randn(9, generator=generator),
+        "factors": torch.randn(9, generator=generator),
+        "entropy_factors": torch.randn(9, generator=generator),
     }
 
 
@@ -91,9 +116,10 @@ def fed(case: Case, results: Path) -> None:
     feed.snapshot(0)
     before = feed.logprobs(samples, 1.0)
     steps = [feed.step(make_batch(make_samples(seed=step), step=step)) for step in (1, 2)]
-    feed.save(results / "fed-checkpoint", b"cursor")
+    feed.begin_save(results / "fed-checkpoint", b"cursor")
     feed.export(results / "fed")
     steps.append(feed.step(make_batch(make_samples(seed=3), step=3)))
+    feed.finish_save()
     remembered = feed.logprobs_under(0, samples, 1.0)
     seen: dict[str, Any] = {
         "losses": [(metrics.loss, metrics.grad_norm) for metrics in steps],

@@ -9,14 +9,25 @@ from tests.trainer.learner.tiny import config
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.learner.model import build_model
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"model_type": "mixtral"}, "model_type 'mixtral'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 64}},
+            "factor",
+        ),
+        ({"rope_parameters": YARN | {"attention_factor": 1.2}}, "attention_factor"),
+        ({"rope_parameters": YARN | {"attn_factor": 1.2}}, "attn_factor"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
     ],
 )
 def test_what_cannot_be_trained_as_defined_is_refused_by_name(
@@ -25,6 +36,15 @@ def test_what_cannot_be_trained_as_defined_is_refused_by_name(
     original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | change))
     with pytest.raises(ValueError, match=named):
+        read_architecture(tmp_path)
+
+
+def test_experts_without_their_number_are_refused(qwen3: Path, tmp_path: Path) -> None:
+    original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | {"model_type": "qwen3_moe"}))
+    with pytest.raises(
+        ValueError, match="num_experts, num_experts_per_tok or moe_intermediate_size is missing"
+    ):
         read_architecture(tmp_path)
 
 
@@ -68,3 +88,17 @@ def test_a_config_that_cannot_be_read_is_a_mistake_with_a_fix(
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=named):
         read_architecture(tmp_path)
+
+
+def test_context_parallel_processes_need_a_head_each(qwen3: Path) -> None:
+    architecture = read_architecture(qwen3)
+    assert layout_faults(architecture, config(tensor_parallel=2, context_parallel=2)) == []
+    assert layout_faults(architecture, config(tensor_parallel=2, context_parallel=4)) == [
+        "learner.context_parallel = 4 does not divide the model's 2 attention heads of a tensor-parallel process: set it to a "
+        "divisor"
+    ]
+
+
+def test_sequence_parallelism_without_tensor_parallelism_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"set learner\.tensor_parallel to 2 or more"):
+        config(sequence_parallel=True)

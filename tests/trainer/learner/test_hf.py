@@ -4,21 +4,47 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.trainer.learner.tiny import config, make_samples, read_reference, write_model
-from trainer.learner import backend, hf
+from trainer.learner import backend, export, hf
 from trainer.learner.architecture import read_architecture
+from trainer.learner.attention import Packing
+from trainer.learner.head import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
+from trainer.learner.rotary import Rotary
 
 FAMILIES = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
+    "qwen3, heads x head_dim != hidden": {"head_dim": 32},
+    "qwen3, YaRN": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "qwen3, YaRN with every key": {
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 2.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.4,
+            "truncate": False,
+        },
+    },
     "qwen3, theta": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
 }
 
@@ -32,19 +58,24 @@ def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def logits_of(directory: Path, tokens: Tensor) -> Tensor:
     """By our model, in one packed pass over one sample."""
     backend.lay_out(tensor_parallel=1, pipeline_parallel=1)
+    architecture = read_architecture(directory)
     boundaries = torch.tensor([0, len(tokens)], dtype=torch.int32, device=backend.device())
-    packing = PackedSeqParams(
-        "thd", boundaries, boundaries, max_seqlen_q=len(tokens), max_seqlen_kv=len(tokens)
+    cosines, sines = Rotary(architecture).angles(torch.arange(len(tokens), device=backend.device()))
+    packing = Packing(
+        "thd",
+        boundaries,
+        boundaries,
+        max_seqlen_q=len(tokens),
+        max_seqlen_kv=len(tokens),
+        cosines_L1D=cosines,
+        sines_L1D=sines,
     )
     with backend.device_scope(), torch.no_grad():
-        model = build_model(read_architecture(directory), config())
+        model = build_model(architecture, config())
         hf.read_weights(model, directory)
         model.to(backend.device())
-        inputs, positions = (
-            tokens[None].to(backend.device()),
-            torch.arange(len(tokens), device=backend.device())[None],
-        )
-        return model(inputs, positions, None, packed_seq_params=packing)[0].cpu()
+        hidden = model(tokens[None].to(backend.device()), None, None, packed_seq_params=packing)[:, 0]
+        return (hidden @ output_weight(model).T).cpu()
 
 
 def reference_logits(directory: Path, tokens: Tensor) -> Tensor:
@@ -97,7 +128,7 @@ def test_what_is_exported_untrained_is_what_was_read(model_directory: Path, tmp_
 def test_an_export_in_shards_reads_back(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(export, "SHARD_BYTES", 20_000)
     Learner(config(), model_directory=model_directory).export(tmp_path / "sharded")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
     before = load_file(model_directory / hf.SINGLE_FILE)

@@ -18,6 +18,7 @@ from tests.trainer.learner.tiny import (
     relative_difference,
     take_step,
     train,
+    trained_throughout,
 )
 from trainer.batching.batch import Sample
 from trainer.learner.config import LearnerConfig, LossConfig
@@ -40,7 +41,7 @@ def test_megatron_is_of_the_line_this_was_written_for() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_packed_logprobs_are_those_of_each_sample_by_itself(qwen3: Path, temperature: float) -> None:
-    samples, reference = make_samples(), read_reference(qwen3)
+    samples, reference = trained_throughout(make_samples()), read_reference(qwen3)
     learner = Learner(config(micro_batch_tokens=200), model_directory=qwen3)
     for sample, observed in zip(samples, learner.logprobs(samples, temperature), strict=True):
         assert observed.dtype == np.float32
@@ -49,8 +50,19 @@ def test_packed_logprobs_are_those_of_each_sample_by_itself(qwen3: Path, tempera
         np.testing.assert_allclose(observed[1:], expected, atol=2e-5)
 
 
-def test_packing_without_boundaries_would_be_noticed(qwen3: Path) -> None:
+def test_logits_of_a_half_precision_model_can_be_computed_in_full(qwen3: Path) -> None:
     samples = make_samples()
+    rounded, full = (
+        np.concatenate(
+            Learner(config(dtype="bf16", head_dtype=dtype), model_directory=qwen3).logprobs(samples, 1.0)
+        )
+        for dtype in ("model", "fp32")
+    )
+    assert 1e-4 < np.abs(rounded - full).max() < 0.1
+
+
+def test_packing_without_boundaries_would_be_noticed(qwen3: Path) -> None:
+    samples = trained_throughout(make_samples())
     learner = Learner(config(micro_batch_tokens=200), model_directory=qwen3)
     apart, together = learner.logprobs(samples, 1.0), learner.logprobs([joined(samples)], 1.0)[0]
     difference = np.abs(
@@ -68,7 +80,7 @@ def test_the_gradient_is_that_of_hugging_face_over_single_samples(
 ) -> None:
     directory = request.getfixturevalue(model)
     samples, reference = make_samples(), read_reference(directory)
-    learner = Learner(config(clip_grad=0.0, loss=LossConfig(kind="grpo")), model_directory=directory)
+    learner = Learner(config(clip_grad=0.0, loss=LossConfig(kind="reinforce")), model_directory=directory)
     metrics = take_step(learner, samples)
     trained = [torch.from_numpy(sample.trained_T[1:]) for sample in samples]
     weighted = [
@@ -118,7 +130,7 @@ def test_learning_raises_what_was_rewarded_and_lowers_what_was_not(qwen3: Path) 
         replace(sample, advantages_T=np.where(sample.trained_T, 1 - 2 * (index % 2), 0).astype(np.float32))
         for index, sample in enumerate(make_samples())
     )
-    learner = Learner(config(lr=1e-3, loss=LossConfig(kind="grpo")), model_directory=qwen3)
+    learner = Learner(config(lr=1e-3, loss=LossConfig(kind="reinforce")), model_directory=qwen3)
     before = learner.logprobs(samples, 1.0)
     for step in range(1, 6):
         take_step(learner, samples, step=step)

@@ -60,10 +60,17 @@ def test_an_infinite_loss_is_named(qwen3: Path) -> None:
     assert learner.step(make_batch((infinite(make_samples((9,))[0]),))) == NotFinite(what="loss")
 
 
+def test_a_broken_gradient_of_one_expert_is_noticed(qwen3_moe: Path) -> None:
+    learner = Learner(config(), model_directory=qwen3_moe)
+    name = "decoder.layers.1.mlp.experts.local_experts.5.linear_fc2.weight"
+    learner._model.get_parameter(name).register_hook(lambda gradient: gradient * np.inf)
+    assert learner.step(make_batch(make_samples())) == NotFinite(what="gradient")
+
+
 def test_a_gradient_that_overflows_under_a_finite_loss_is_named(qwen3: Path) -> None:
     """The loss is near the end of fp32, and the gradient of the early layers beyond it."""
     one = make_samples((2,))[0]
-    learner = Learner(config(loss=LossConfig(kind="grpo")), model_directory=qwen3)
+    learner = Learner(config(loss=LossConfig(kind="reinforce")), model_directory=qwen3)
     logprob = learner.logprobs([one], 1.0)[0][1]
     largest = replace(one, advantages_T=np.array([0, 3e38 / -logprob], np.float32))
     before = copy_weights(learner._model)

@@ -7,15 +7,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import distributed
 
-from tests.trainer.learner.ranks import Case, Seen, gradient_case
-from tests.trainer.learner.tiny import config, largest_difference, make_samples, train, write_model
+from tests.trainer.learner.ranks import Case, Seen, gradient_case, head_gradients, token_logprobs
+from tests.trainer.learner.tiny import (
+    config,
+    largest_difference,
+    make_samples,
+    read_export,
+    train,
+    write_model,
+)
 from trainer.learner.config import LearnerConfig, LossConfig
-from trainer.learner.hf import SINGLE_FILE
-from trainer.learner.logprobs import vocab_parallel_logprobs
 from trainer.learner.megatron import Learner
 
 pytestmark = pytest.mark.cpu_only
@@ -28,6 +30,8 @@ LAYOUTS = {
     "tensor": {"tensor_parallel": 2},
     "tensor, distributed optimizer": {"tensor_parallel": 2, "distributed_optimizer": True},
     "tensor, odd vocabulary": {"tensor_parallel": 2},
+    "tensor, sequence": {"tensor_parallel": 2, "sequence_parallel": True},
+    "context": {"context_parallel": 2},
     "pipeline": {"pipeline_parallel": 2},
     "pipeline, tied": {"pipeline_parallel": 2},
     "pipeline, tied, MLPs only": {"pipeline_parallel": 2, "train_only": (".mlp.",)},
@@ -35,6 +39,17 @@ LAYOUTS = {
         "pipeline_parallel": 2,
         "num_minibatches": 2,
         "loss": LossConfig(reference_kl=0.1),
+    },
+    "data, each trajectory alike": {"loss": LossConfig(kind="cispo", aggregation="trajectory", entropy=0.05)},
+    "tensor, sequence, entropy": {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "loss": LossConfig(kind="reinforce", entropy=0.5),
+    },
+    "context, minibatches, proximal": {
+        "context_parallel": 2,
+        "num_minibatches": 2,
+        "loss": LossConfig(kind="decoupled_ppo", aggregation="constant", constant_tokens=16, entropy=0.05),
     },
     "data, resumed": {},
     "tensor, resumed": {"tensor_parallel": 2},
@@ -45,7 +60,9 @@ LAYOUTS = {
 
 
 def single(options: LearnerConfig) -> LearnerConfig:
-    return msgspec.structs.replace(options, tensor_parallel=1, pipeline_parallel=1)
+    return msgspec.structs.replace(
+        options, tensor_parallel=1, sequence_parallel=False, context_parallel=1, pipeline_parallel=1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +115,7 @@ def test_two_processes_learn_what_one_would(
     name: str, models: dict[str, Path], checkpoints: dict[bool, Path], results: Path, tmp_path: Path
 ) -> None:
     options, vocab_size = single(config(**LAYOUTS[name])), 63 if "odd" in name else 64
-    learner = Learner(options, model_directory=models[name])
+    learner = Learner(options, model_directory=models[name], keep_tokens=True)
     if "resumed" in name:
         learner.restore(checkpoints[options.distributed_optimizer])
     logprobs = learner.logprobs(make_samples(vocab_size=vocab_size), 0.8)
@@ -110,8 +127,12 @@ def test_two_processes_learn_what_one_would(
         np.testing.assert_allclose(observed, expected, atol=2e-5)
     np.testing.assert_allclose(seen.losses, losses, rtol=1e-4)
     assert set(seen.adam_steps) == set(learner.adam_steps())
+    of_one = token_logprobs(learner)
+    assert seen.token_logprobs.keys() == of_one.keys()
+    for request_id, values in seen.token_logprobs.items():
+        np.testing.assert_allclose(values, of_one[request_id], atol=2e-4)
     one, two, start = (
-        load_file(directory / SINGLE_FILE) for directory in (tmp_path / "one", results / name, models[name])
+        read_export(directory) for directory in (tmp_path / "one", results / name, models[name])
     )
     assert largest_difference(one, start) > 5e-3
     assert largest_difference(one, two) < 2e-5
@@ -125,28 +146,24 @@ def test_what_two_processes_saved_one_can_go_on_from(
     assert learner.restore(results / f"{name}-checkpoint") == b"two processes"
     assert set(learner.adam_steps()) == {4.0}
     learner.export(tmp_path / "resumed")
-    restored, exported = (
-        load_file(tmp_path / "resumed" / SINGLE_FILE),
-        load_file(results / name / SINGLE_FILE),
-    )
+    restored, exported = read_export(tmp_path / "resumed"), read_export(results / name)
     assert largest_difference(restored, exported) == 0
     uninterrupted = Learner(single(config(**LAYOUTS[name])), model_directory=models[name])
     expected = train(uninterrupted, 7)[4:]
     np.testing.assert_allclose(train(learner, 3), expected, rtol=1e-4)
 
 
-def test_the_gradient_of_split_logits_is_that_of_whole_ones(results: Path) -> None:
-    data, shards = gradient_case(), [np.load(results / f"gradient-{rank}.npz") for rank in range(2)]
-    logits = data["logits"].clone().requires_grad_()
-    logprobs, entropies = vocab_parallel_logprobs(
-        logits, data["targets"], temperature=0.7, vocab_size=37, group=distributed.group.WORLD
-    )
-    (gradient,) = torch.autograd.grad((logprobs * data["weights"]).sum(), logits)
-    joined = np.concatenate([shard["gradient"] for shard in shards], axis=1)
-    np.testing.assert_allclose(joined, gradient.numpy(), atol=1e-6)
+@pytest.mark.parametrize("vocab_size", [37, 19])
+def test_the_gradients_of_a_split_head_are_those_of_the_whole_one(vocab_size: int, results: Path) -> None:
+    data = gradient_case()
+    whole = head_gradients(data | {"targets": data["targets"] % vocab_size}, vocab_size)
+    shards = [np.load(results / f"gradient-{vocab_size}-{rank}.npz") for rank in range(2)]
+    joined = np.concatenate([shard["weight"] for shard in shards])
+    np.testing.assert_allclose(joined, whole["weight"], atol=1e-5)
+    np.testing.assert_allclose(sum(shard["hidden"] for shard in shards), whole["hidden"], atol=1e-5)
     for shard in shards:
-        np.testing.assert_allclose(shard["logprobs"], logprobs.detach().numpy(), atol=1e-6)
-        np.testing.assert_allclose(shard["entropies"], entropies.numpy(), atol=1e-6)
+        np.testing.assert_allclose(shard["logprobs"], whole["logprobs"], atol=1e-5)
+        np.testing.assert_allclose(shard["entropies"], whole["entropies"], atol=1e-5)
 
 
 def test_rank_0_leads_and_the_other_follows(results: Path, models: dict[str, Path]) -> None:
@@ -154,4 +171,4 @@ def test_rank_0_leads_and_the_other_follows(results: Path, models: dict[str, Pat
     expected = train(Learner(config(), model_directory=models["data"]), 3)
     np.testing.assert_allclose(seen["losses"], expected, rtol=1e-4)
     assert (seen["extra"], seen["steps"], seen["remembered"]) == ("cursor", 2, True)
-    assert (results / "fed" / SINGLE_FILE).exists()
+    assert read_export(results / "fed").keys() == read_export(models["data"]).keys()

@@ -1,5 +1,6 @@
 """Log-probs under past weights, and the gap measured under them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.learner.tiny import config, make_batch, make_samples, train
+from trainer.batching.batch import Batch
 from trainer.batching.logprob_gap import measure_gap
 from trainer.feed import Feed
 from trainer.learner import backend
+from trainer.learner.forward import Logprobs
 from trainer.learner.megatron import Learner
+from trainer.loop.learner_thread import LearnerThread
 
 
 def test_past_weights_answer_as_they_did_and_the_present_ones_stay(qwen3: Path) -> None:
@@ -32,10 +36,10 @@ def test_past_weights_answer_as_they_did_and_the_present_ones_stay(qwen3: Path) 
         learner.logprobs_under(0, samples, 1.0)
 
 
-def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Path) -> None:
-    """The engine is simulated by the learner itself, so under the right weights there is no gap at all."""
-    feed, samples = Feed(Learner(config(snapshots_kept=3, lr=1e-2), model_directory=qwen3)), make_samples()
-    sampled_by = {}
+def sampled_batch(feed: Feed) -> Batch:
+    """Samples of three versions that the learner itself has sampled as an engine would, and trained since."""
+    samples = make_samples()
+    sampled_by: dict[int, Logprobs] = {}
     for version in range(3):
         feed.snapshot(version)
         sampled_by[version] = feed.logprobs(samples, 1.0)
@@ -52,7 +56,13 @@ def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Pa
                 behaviour_logprobs_T=np.where(one.trained_T, logprobs, 0).astype(np.float32),
             )
         )
-    batch = make_batch(tuple(answered))
+    return make_batch(tuple(answered))
+
+
+def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Path) -> None:
+    """The engine is simulated by the learner itself, so under the right weights there is no gap at all."""
+    feed = Feed(Learner(config(snapshots_kept=3, lr=1e-2), model_directory=qwen3))
+    batch = sampled_batch(feed)
     gap = measure_gap(batch, feed.learner.versions_held, feed.logprobs_under)
     assert gap.max is not None
     assert gap.max <= (1e-3 if backend.has_cuda() else 0)
@@ -60,3 +70,13 @@ def test_the_gap_is_measured_under_the_weights_that_sampled_each_token(qwen3: Pa
     present = measure_gap(batch, (0, 1, 2), lambda _, chosen, temperature: feed.logprobs(chosen, temperature))
     assert present.mean is not None
     assert present.mean > 0.01, "the weights moved too little for this test to notice"
+
+
+async def test_a_run_measures_the_gap_under_past_weights_too(qwen3: Path) -> None:
+    feed = Feed(Learner(config(snapshots_kept=3, lr=1e-2), model_directory=qwen3))
+    batch = sampled_batch(feed)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        gap = await LearnerThread(feed, pool).measure_gap(batch)
+    assert gap.max is not None
+    assert gap.max <= (1e-3 if backend.has_cuda() else 0)
+    assert gap.num_positions > sum(sample.num_tokens - 1 for sample in batch.samples), "two versions each"

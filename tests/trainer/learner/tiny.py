@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trainer.batching.batch import Batch, Sample
 from trainer.learner import backend
+from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.megatron import Learner
 
@@ -23,6 +25,8 @@ SHAPE = {
     "max_position_embeddings": 128,
     "initializer_range": 0.2,  # large enough for wrong weights to show
 }
+EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+"""What turns the shape of a dense model into that of a mixture of experts."""
 LENGTHS = (7, 33, 2, 20, 12, 28)
 
 
@@ -38,6 +42,13 @@ def write_model(directory: Path, family: str, **changes: Any) -> Path:
                 parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if name.endswith("bias") else 1.0))
     model.save_pretrained(directory)
     return directory
+
+
+def read_export(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a directory, whichever rank wrote them."""
+    return {
+        name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
 
 
 def read_reference(directory: Path) -> PreTrainedModel:
@@ -80,6 +91,23 @@ def make_samples(
     return tuple(samples)
 
 
+def trained_throughout(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The same with every token trained but the first, so that log-probs of all of them are computed."""
+    return tuple(replace(one, trained_T=np.arange(one.num_tokens) > 0) for one in samples)
+
+
+def routed(samples: tuple[Sample, ...], architecture: Architecture, *, seed: int = 0) -> tuple[Sample, ...]:
+    """As if an engine had sent each token to experts chosen by chance, and had not reported those of some tokens."""
+    assert architecture.experts is not None
+    rng, made = np.random.default_rng(seed), []
+    for sample in samples:
+        shape = (sample.num_tokens, architecture.num_layers, architecture.experts.count)
+        chosen = rng.random(shape).argsort(axis=2)[:, :, : architecture.experts.per_token].astype(np.int16)
+        chosen[-1] = chosen[3:5] = -1
+        made.append(replace(sample, routing=chosen.ravel()))
+    return tuple(made)
+
+
 def make_batch(samples: tuple[Sample, ...], *, step: int = 1, temperature: float = 1.0) -> Batch:
     return Batch(
         step=step,
@@ -112,7 +140,10 @@ def train(learner: Learner, num_steps: int, *, vocab_size: int = 64) -> list[tup
     seen = []
     for _ in range(num_steps):
         step = learner.steps + 1
-        metrics = take_step(learner, make_samples(vocab_size=vocab_size, seed=step), step=step)
+        samples = make_samples(vocab_size=vocab_size, seed=step)
+        if learner.config.routing_replay:
+            samples = routed(samples, learner._architecture, seed=step)
+        metrics = take_step(learner, samples, step=step)
         seen.append((metrics.loss, metrics.grad_norm))
     return seen
 

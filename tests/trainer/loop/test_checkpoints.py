@@ -38,6 +38,13 @@ def test_older_checkpoints_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-00000004", "step-00000006"]
 
 
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    directories.begin(checkpoints.place(4))
+    checkpoints.complete(written(checkpoints, 3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
+
+
 def test_a_second_checkpoint_of_a_step_takes_the_place_and_the_name_of_the_first(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.complete(written(checkpoints, 6, "first"))

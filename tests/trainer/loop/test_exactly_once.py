@@ -11,83 +11,33 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from arq.connections import ArqRedis
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import ConnectionPool, UnixDomainSocketConnection
-from redis.exceptions import ResponseError
 
-from benchmarks.scripted_fleet import finish
-from pipeline import deadletters, keys, queue, stream
-from pipeline.message import encode
-from pipeline.request import Claim
+from pipeline import keys, queue, stream
+from pipeline.kinds import JUDGE, KINDS
 from pipeline.rollout_store.reading import RolloutStore
-from pipeline.trajectory import Failed
+from tests.pipeline.judging import judge_all
+from tests.trainer.loop.mortal import Died, Fuse, MortalConnection
+from tests.trainer.loop.world import WORLD, World
 from tests.trainer.trainer_side import GROUP_SIZE, RUN, TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.batching.collate import make_batch
 from trainer.learner import directories
 from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
 from trainer.loop.state import RunState
+from trainer.recipe import JudgeRecipe
 from trainer.records.journal import EpisodeRow, Journal, read
+from trainer.records.judgement_row import JudgementRow
 from trainer.rollouts.deadlines import Deadlines
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import LedgerState, decode_state
 
 MAX_EXAMPLES = 25
-LOST = Failed(boundary="sandbox", message="the host went down", transient=True)
-IMAGE_GONE = Failed(boundary="sandbox", message="no such image", transient=False)
-VERDICTS: tuple[float | Failed, ...] = (0.0, 1.0, 0.0, 1.0, LOST, IMAGE_GONE)
-
 History = list[list[str]]  # request ids of each step
-
-
-class Died(Exception):
-    """The trainer is no more."""
-
-
-class Fuse:
-    """Burns with every command sent; at its end the trainer dies, before or after Redis has done as it was told. What
-    is `again` burns from then on, so the next life may end while it begins.
-    """
-
-    def __init__(self) -> None:
-        self.left = self.again = 0
-        self.is_heard = False
-
-    def light(self, number: int) -> None:
-        self.left, self.again, self.is_heard = 1 + number // 2, number % 5, number % 2 == 1
-
-    def burns_out(self) -> bool:
-        if self.left:
-            self.left -= 1
-            if not self.left:
-                self.left, self.again = self.again, 0
-                return True
-        return False
-
-
-class MortalConnection(UnixDomainSocketConnection):
-    def __init__(self, *, fuse: Fuse, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.fuse = fuse
-        self.is_ready = False
-
-    async def on_connect(self) -> None:
-        self.is_ready = False
-        await super().on_connect()
-        self.is_ready = True
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        if not self.is_ready or not self.fuse.burns_out():
-            return await super().send_packed_command(command, check_health)
-        if self.fuse.is_heard:
-            await super().send_packed_command(command, check_health)
-            with contextlib.suppress(ResponseError):
-                await self.read_response()
-        raise Died
 
 
 class ListLearner:
@@ -95,17 +45,23 @@ class ListLearner:
 
     def __init__(self) -> None:
         self.history: History = []
+        self.scores: list[dict[str, dict[int, float] | None]] = []  # of each step, by request id
         self.dies_halfway = False
+        self.is_save_written = False
 
-    async def save(self, directory: Path, extra: bytes) -> None:
-        with directories.atomic_directory(directory) as partial:
-            (partial / "history").write_text(json.dumps(self.history))
+    async def begin_save(self, directory: Path, extra: bytes) -> None:
+        self.begun, self.fixed = directory, (json.dumps([self.history, self.scores]), extra)
+
+    async def finish_save(self) -> None:
+        history, extra = self.fixed
+        with directories.atomic_directory(self.begun) as partial:
+            (partial / "history").write_text(history)
             if self.dies_halfway:
                 raise Died
             (partial / "state").write_bytes(extra)
 
     def restore(self, directory: Path) -> bytes:
-        self.history = json.loads((directory / "history").read_text())
+        self.history, self.scores = json.loads((directory / "history").read_text())
         return (directory / "state").read_bytes()
 
 
@@ -129,21 +85,20 @@ class Trainer:
             stragglers="train",
             max_refills=1,
             keep="all",
+            judge=JudgeRecipe(method="rule", name="commands", wait_s=0.0 if has_deadlines else 1e9),
         )
         deadline_s = 0.0 if has_deadlines else 1e9
         self.deadlines = Deadlines(
             redis, self.side.book, self.side.closer, deadline_s=deadline_s, queue_s=None
         )
         self.checkpoint = CheckpointWriter(
-            redis,
-            RUN,
             checkpoints,
             self.learner,
             state=self.state,
             ledger=self.side.ledger,
             cursor=lambda: self.side.dispatcher.cursor,
             flush_rollouts=self.side.recorder.flush,
-            forget=self.side.reader.forget,
+            acknowledge=self.side.streams.acknowledge,
         )
 
     @property
@@ -154,16 +109,21 @@ class Trainer:
         await self.side.recovery.restore(self.restored)
         await self.side.recovery.enqueue_missing(GROUP_SIZE, version=len(self.history))
         await self.side.requests.sweep()
+        await self.side.judging.requests.sweep()
 
     async def ask(self, _: int) -> None:
         steps = len(self.history)
         room = self.side.admission.room(
-            begun_steps=steps, published_steps=steps, live_groups=self.side.book.num_live
+            begun_steps=steps, served_steps=steps, live_groups=self.side.book.num_live
         )
         await self.side.requests.enqueue_groups(min(room, 2), version=steps)
 
     async def take_in(self, _: int) -> None:
-        await self.side.reader.read(block_ms=1)
+        await self.side.streams.read(block_ms=1)
+
+    async def tend(self, _: int) -> None:
+        """Groups wait for judgements, for ever unless there are deadlines."""
+        await self.side.judging.tend()
 
     async def close_overdue(self, _: int) -> None:
         await self.deadlines.close_overdue()
@@ -182,6 +142,15 @@ class Trainer:
             withhold_beyond=None,
         )
         self.history.append(list(batch.request_ids))
+        members = [one for group in groups for one in group.members.values()]
+        trained = set(batch.request_ids)
+        self.learner.scores.append(
+            {
+                one.head.request_id: dict(one.scores) if one.scores is not None else None
+                for one in members
+                if one.head.request_id in trained
+            }
+        )
         for group in groups:
             members = group.members.items()
             self.side.ledger.close_group(
@@ -194,45 +163,20 @@ class Trainer:
         self.learner.dies_halfway = number % 4 == 0
         await self.checkpoint.write()
 
+    async def begin_keeping(self, _: int) -> None:
+        """A checkpoint of now, which other actions may follow before it is finished."""
+        self.state.step = len(self.history)
+        await self.checkpoint.begin()
 
-class World:
-    """Everything but the trainer: workers, people, and a stream that delivers twice."""
-
-    def __init__(self, redis: ArqRedis) -> None:
-        self.redis = redis
-        self.claims: list[Claim] = []
-        self.was_requeued = False
-
-    async def work(self, number: int) -> None:
-        """Claim a request and answer it."""
-        await self.claim(number)
-        await self.answer(number)
-
-    async def claim(self, _: int) -> None:
-        taken = await queue.take(self.redis, "w", 1)
-        self.claims += [one for one in taken if isinstance(one, Claim)]
-
-    async def answer(self, number: int) -> None:
-        """Perhaps of a request that was withdrawn meanwhile, or whose group is closed."""
-        if self.claims:
-            claim = self.claims.pop(number % len(self.claims))
-            await finish(self.redis, claim, lambda request: VERDICTS[number % len(VERDICTS)])
-
-    async def copy(self, number: int) -> None:
-        heads = await stream.newest_heads(self.redis, RUN, 20)
-        if heads:
-            head = heads[number % len(heads)].head
-            await self.redis.xadd(keys.stream(RUN), {"head": encode(head)})
-
-    async def requeue(self, number: int) -> None:
-        dead = sorted(await deadletters.listed(self.redis, RUN))
-        if dead:
-            self.was_requeued = True
-            await deadletters.requeue(self.redis, RUN, dead[number % len(dead)])
+    async def finish_keeping(self, number: int) -> None:
+        self.learner.dies_halfway = number % 4 == 0
+        await self.checkpoint.finish()
 
 
-WORLD = ("work", "work", "work", "claim", "answer", "copy", "requeue")
-TRAINER = ("ask", "take_in", "take_in", "close_overdue", "step", "step", "keep")
+TRAINER = (
+    *("ask", "take_in", "take_in", "tend", "close_overdue", "step", "step"),
+    *("keep", "begin_keeping", "finish_keeping", "finish_keeping"),
+)
 Script = list[tuple[str, int]]
 
 actions = st.tuples(st.sampled_from((*WORLD, *TRAINER, "die")), st.integers(0, 47))
@@ -335,16 +279,40 @@ class Story:
         for number in range(200):
             await trainer.close_overdue(0)
             await self.world.work(number % 2)
-            while await trainer.side.reader.read(block_ms=1):
+            await judge_all(self.world.redis, 0.5, None)
+            while await trainer.side.streams.read(block_ms=1):
                 pass
+            await trainer.tend(0)
             await trainer.side.dispatcher.open_groups(0, version=0)
             await trainer.step(0)
-            if not trainer.side.book.num_live and not await queue.open_ids(self.world.redis, RUN):
+            still_open = [await queue.open_ids(self.world.redis, RUN, kind) for kind in KINDS]
+            if not trainer.side.book.num_live and not any(still_open):
                 break
             if number % 10 == 9:
                 await trainer.keep(1)
         await trainer.keep(1)
         await self.the_books_balance(trainer)
+        await self.the_judgements_balance(trainer)
+
+    async def the_judgements_balance(self, trainer: Trainer) -> None:
+        """Each trajectory is judged once at most, and what was said of it is accounted for once."""
+        redis = self.world.redis
+        assert await queue.open_ids(redis, RUN, JUDGE) == []
+        assert (await redis.xpending(keys.stream(RUN, JUDGE), stream.GROUP))["pending"] == 0
+        assert await stream.unacknowledged_bytes(redis, RUN, JUDGE) == 0
+        rows = {row.rollout_id: row for row in read(trainer.journal.directory, JudgementRow)}
+        assert len(rows) == len(list(read(trainer.journal.directory, JudgementRow)))
+        judged = {
+            delivery.head.rollout_id for delivery in await stream.newest_heads(redis, RUN, 10_000, JUDGE)
+        }
+        assert judged <= rows.keys()
+        assert {name for name, row in rows.items() if row.scores} <= judged
+        trained = {one for step in trainer.history for one in step}
+        if not self.has_deadlines:
+            told = {name: rows[name].fate for name in trained}
+            assert set(told.values()) <= {"joined"}, "every step had the judgements that it waited for"
+        seen = {name for scores in trainer.learner.scores for name, one in scores.items() if one is not None}
+        assert {name for name, row in rows.items() if row.fate == "joined"} & trained == seen
 
     async def the_books_balance(self, trainer: Trainer) -> None:
         redis = self.world.redis
@@ -372,12 +340,18 @@ def _order(entry_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-ONE_GROUP = [("ask", 0), ("work", 0), ("work", 1), ("work", 0), ("take_in", 0), ("step", 0)]
-"""A group with signal comes back and is trained."""
+ONE_GROUP = [
+    *(("ask", 0), ("work", 0), ("work", 1), ("work", 0), ("take_in", 0), ("tend", 0)),
+    *(("judge", 0), ("judge", 0), ("judge", 0), ("take_in", 0), ("tend", 0), ("step", 0)),
+]
+"""A group with signal comes back, is judged and trained."""
 
 
 @example(script=[*ONE_GROUP, ("keep", 0)], has_deadlines=False)  # dies while the learner writes
 @example(script=[*ONE_GROUP, ("keep", 1), *ONE_GROUP, ("keep", 0)], has_deadlines=False)
+# dies with a checkpoint under way, and takes a step while one is
+@example(script=[*ONE_GROUP, ("begin_keeping", 1), *ONE_GROUP, ("finish_keeping", 0)], has_deadlines=False)
+@example(script=[*ONE_GROUP, ("begin_keeping", 1), *ONE_GROUP, ("finish_keeping", 1)], has_deadlines=False)
 # dies before its first acknowledgement
 @example(script=[*ONE_GROUP, ("die", 2), ("keep", 1)], has_deadlines=False)
 @example(script=[*ONE_GROUP, ("die", 5), ("keep", 1)], has_deadlines=False)  # after Redis heard of it

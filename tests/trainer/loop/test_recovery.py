@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
 from pipeline import connection, keys, queue, request_store
+from tests.pipeline import samples
 from tests.trainer.trainer_side import RUN, TrainerSide
 from trainer.records.journal import EpisodeRow, Journal, read
 
@@ -51,6 +52,17 @@ async def test_what_redis_forgot_is_enqueued_anew_and_the_rest_is_left_alone(
     (row,) = read(tmp_path, EpisodeRow)
     assert (row.request_id, row.fate, row.member) == (before[1], "withdrawn", 1)
     assert await side.recovery.replace_forgotten() == 0
+
+
+async def test_the_end_of_training_leaves_the_requests_of_an_evaluation(
+    side: TrainerSide, pool: ArqRedis
+) -> None:
+    heldout = samples.request(id="heldout", run_id=RUN, purpose="eval", group_id="heldout_before:0")
+    await queue.enqueue(pool, heldout)
+    await side.dispatcher.open_groups(1, version=1)
+    await side.requests.withdraw_training()
+    # The loop waits for all of an evaluation's trajectories before it ends.
+    assert await queue.open_ids(pool, RUN) == ["heldout"]
 
 
 async def test_what_waits_for_redis_to_answer_is_not_forgotten(side: TrainerSide, pool: ArqRedis) -> None:

@@ -5,6 +5,7 @@ import os
 import pty
 
 import pytest
+from msgspec.structs import replace
 
 from trainer.records.console import (
     COLUMNS,
@@ -15,6 +16,7 @@ from trainer.records.console import (
     open_console,
 )
 from trainer.records.journal import EvaluationRow, StepRow
+from trainer.records.step_judging import StepJudging
 
 
 def row(step: int, reward: float) -> StepRow:
@@ -54,6 +56,32 @@ def test_a_file_gets_one_line_per_step_with_the_smoothed_reward() -> None:
         assert text in second
 
 
+JUDGED = StepJudging(
+    num_judged=7,
+    num_scored=6,
+    num_unjudged=1,
+    num_scored_replies=30,
+    num_replies=40,
+    num_tokens=400,
+    score_mean=0.25,
+    outcome_size=0.5,
+    process_size=0.03,
+)
+
+
+def test_a_judged_step_says_how_much_was_judged_and_how_far_scores_moved_credit() -> None:
+    out = io.StringIO()
+    progress = open_console(out)
+    progress.show(row(1, 0.0))
+    progress.show(replace(row(2, 1.0), judging=JUDGED))
+    _, second, judged = out.getvalue().splitlines()
+    assert "step 2" in second
+    assert judged.partition(" ")[2] == (
+        "judge: 7 of 8 trajectories trained with a judgement, 75% of their replies with a score, mean score +0.250; "
+        "advantages of 0.500 by rewards, moved by 0.030"
+    )
+
+
 def test_a_heartbeat_is_written_only_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("trainer.records.console.time.monotonic", lambda: now[0])
@@ -75,12 +103,18 @@ def test_a_terminal_keeps_the_steps_and_the_present_in_view() -> None:
         assert isinstance(progress, TableConsole)
         with progress:
             progress.beat("step 2 waits for 3 more trajectories")
-            progress.show(row(1, 0.5))
+            progress.show(replace(row(1, 0.5), judging=JUDGED))
             progress.say("engine e1 came back")
         terminal.flush()
         # A terminal gives a line or so at a time; None says that nothing is left.
         shown = b"".join(iter(lambda: screen.read(100_000), None)).decode()
-    for text in ("step 2 waits for 3 more trajectories", *COLUMNS, "1e-05/1e-03", "engine e1 came back"):
+    for text in (
+        "step 2 waits for 3 more trajectories",
+        *COLUMNS,
+        "1e-05/1e-03",
+        "7 of 8 traj",
+        "engine e1 came back",
+    ):
         assert text in shown, "nothing is cut off at 80 characters"
 
 

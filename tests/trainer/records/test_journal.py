@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, MalformedJournal, Row, StepRow, read
+from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, MalformedJournal, StepRow, read
+from trainer.records.row import Row
 from trainer.records.tensorboard import Board
 
 

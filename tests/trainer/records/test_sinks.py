@@ -5,8 +5,11 @@ from pathlib import Path
 from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.trainer.records.test_console import row
-from trainer.records.journal import EvaluationRow, Journal, PublicationRow, Row, StepRow, read
+from tests.trainer.records.test_console import JUDGED, row
+from trainer.recipe import AlarmsRecipe
+from trainer.records.alarms import Alarms
+from trainer.records.journal import EvaluationRow, Journal, PublicationRow, StepRow, read
+from trainer.records.row import Row
 from trainer.records.sinks import Records
 from trainer.records.tensorboard import Board
 
@@ -40,11 +43,9 @@ def evaluation(name: str, success: float, *, greedy: bool, step: int) -> Evaluat
 def test_every_sink_sees_a_row_as_it_was_written_after_it_was_written(tmp_path: Path) -> None:
     first, second = Seen(tmp_path), Seen(tmp_path)
     with Journal(tmp_path) as journal:
-        records = Records(journal, [first, second])
+        records = Records(journal, [first, second], Alarms(AlarmsRecipe(), max_lag_versions=4))
         records.append(row(1, 0.5))
-        records.append(
-            PublicationRow(version=1, step=1, num_bytes=1, engines=(), quarantined=(), export_s=0, update_s=0)
-        )
+        records.append(PublicationRow(version=1, step=1, num_bytes=1))
     assert first.rows == second.rows == [*read(tmp_path, StepRow), *read(tmp_path, PublicationRow)]
     assert all(row.at > 0 for row in read(tmp_path, StepRow)), "the time was filled in once, for all"
     assert first.in_journal == [1, 1]
@@ -77,3 +78,15 @@ def test_tensorboard_shows_no_log_prob_gap_where_it_was_not_measured(tmp_path: P
     shown.Reload()
     assert [point.step for point in shown.Scalars("train/logprob_gap_max")] == [1]
     assert [point.step for point in shown.Scalars("train/loss")] == [1, 2, 3]
+
+
+def test_tensorboard_shows_outcome_and_process_apart_where_somebody_judges(tmp_path: Path) -> None:
+    with Board(tmp_path) as board:
+        board.show(row(1, 0.5))
+        board.show(replace(row(2, 0.5), judging=JUDGED))
+        board.show(replace(row(3, 0.5), judging=replace(JUDGED, score_mean=None)))
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+    assert [point.step for point in shown.Scalars("train/reward_mean")] == [1, 2, 3]
+    assert [point.step for point in shown.Scalars("judge/process_size")] == [2, 3]
+    assert [point.step for point in shown.Scalars("judge/score_mean")] == [2], "no score is not a score of 0"

@@ -21,7 +21,7 @@ async def read_for_ever(redis_url: str, run_dir: Path, run_id: str) -> None:
     async def accept(delivery: Delivery) -> None:
         accepted.append((delivery.entry_id, delivery.head.request_id))
 
-    with RolloutRecorder(redis, run_dir, RolloutsRecipe()) as recorder:
+    with RolloutRecorder(redis, run_id, run_dir, RolloutsRecipe()) as recorder:
         reader = StreamReader(redis, run_id, accept, record=recorder.record)
         await reader.recover()
         while True:

@@ -1,6 +1,6 @@
 """Admission: nothing is trained later than promised, and nothing waits for ever."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,19 +24,18 @@ class Outcome:
     most_open: int
 
 
-def simulate(admission: Admission, data: st.DataObject) -> Outcome:
+def simulate(admission: Admission, data: st.DataObject, *, is_controlled: bool = False) -> Outcome:
     """A run whose groups finish in any order, and some of which are dropped, driven as the trainer drives
-    it.
+    it; with another limit for admission after each step if it `is_controlled`.
     """
+    bound = admission
     book = GroupBook(admission, min_valid_members=2, stragglers="wait")
     unfinished: dict[int, Group] = {}
     cursor = version = most_open = 0
     lags: list[int] = []
     drops = 30  # endless dropping would be an endless run
     while version < admission.num_steps:
-        for _ in range(
-            admission.room(begun_steps=version, published_steps=version, live_groups=book.num_live)
-        ):
+        for _ in range(bound.room(begun_steps=version, served_steps=version, live_groups=book.num_live)):
             unfinished[cursor] = book.expect(cursor, size=2, version=version, task_id="t")
             cursor += 1
         most_open = max(most_open, book.num_live)
@@ -44,6 +43,9 @@ def simulate(admission: Admission, data: st.DataObject) -> Outcome:
         if groups is not None:
             lags += [version - group.enqueued_version for group in groups]
             version += 1
+            if is_controlled:
+                limit = data.draw(st.integers(0, admission.max_lag_versions))
+                bound = replace(admission, max_lag_versions=limit)
             continue
         assert unfinished, (
             "nothing is open, nothing may be enqueued, and yet there is no batch: it would hang"
@@ -74,33 +76,48 @@ def test_no_group_is_trained_later_than_the_lag_allows_in_whatever_order_they_fi
     assert outcome.most_open <= (admission.max_lag_versions + 1) * admission.groups_per_step
 
 
+@settings(max_examples=100)
+@given(admission=admissions, data=st.data())
+def test_a_limit_that_changes_below_the_largest_lag_keeps_the_promise_and_hangs_nothing(
+    admission: Admission, data: st.DataObject
+) -> None:
+    outcome = simulate(admission, data, is_controlled=True)
+    assert outcome.steps == admission.num_steps
+    assert max(outcome.lags) <= admission.max_lag_versions
+
+
 def test_a_dropped_group_gives_its_slot_back() -> None:
     admission = Admission(max_lag_versions=0, groups_per_step=2, num_steps=5)
-    assert admission.room(begun_steps=0, published_steps=0, live_groups=2) == 0
-    assert admission.room(begun_steps=0, published_steps=0, live_groups=1) == 1
+    assert admission.room(begun_steps=0, served_steps=0, live_groups=2) == 0
+    assert admission.room(begun_steps=0, served_steps=0, live_groups=1) == 1
 
 
 def test_a_published_version_opens_one_more_step() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=3, num_steps=9)
-    assert admission.room(begun_steps=1, published_steps=0, live_groups=3) == 0
-    assert admission.room(begun_steps=1, published_steps=1, live_groups=3) == 3
+    assert admission.room(begun_steps=1, served_steps=0, live_groups=3) == 0
+    assert admission.room(begun_steps=1, served_steps=1, live_groups=3) == 3
+
+
+def test_the_bound_of_the_lag_and_the_end_of_the_run_are_told_apart() -> None:
+    admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=3)
+    assert admission.bound(begun_steps=0, served_steps=0, live_groups=3) == ""
+    assert admission.bound(begun_steps=0, served_steps=0, live_groups=4) == "lag"
+    assert admission.bound(begun_steps=1, served_steps=1, live_groups=4) == "end"
 
 
 def test_no_more_is_enqueued_than_the_last_steps_can_use() -> None:
     admission = Admission(max_lag_versions=8, groups_per_step=2, num_steps=3)
-    assert admission.room(begun_steps=0, published_steps=0, live_groups=0) == 6
-    assert admission.room(begun_steps=2, published_steps=2, live_groups=2) == 0
+    assert admission.room(begun_steps=0, served_steps=0, live_groups=0) == 6
+    assert admission.room(begun_steps=2, served_steps=2, live_groups=2) == 0
     assert "remaining steps need is enqueued" in admission.sentence(
-        begun_steps=2, published_steps=2, live_groups=2
+        begun_steps=2, served_steps=2, live_groups=2
     )
 
 
 def test_the_sentence_says_why_nothing_is_enqueued() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
-    assert admission.sentence(begun_steps=0, published_steps=0, live_groups=1).startswith(
-        "open: 3 more groups"
-    )
-    closed = admission.sentence(begun_steps=0, published_steps=0, live_groups=4)
+    assert admission.sentence(begun_steps=0, served_steps=0, live_groups=1).startswith("open: 3 more groups")
+    closed = admission.sentence(begun_steps=0, served_steps=0, live_groups=4)
     assert closed.startswith("closed: 4 groups are open")
     assert "more than 1 versions late" in closed
 

@@ -26,7 +26,7 @@ async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Tr
     pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = TrainerSide(pool, journal, max_refills=2)
-        await made.reader.recover()
+        await made.streams.recover()
         yield made
     await pool.aclose()
 
@@ -49,7 +49,7 @@ async def fail_member(side: TrainerSide, member: int, failed: Failed) -> str:
     """Answer the newest request for a member with a failure; returns its id."""
     newest = [request.id for request in await open_requests(side) if request.member == member][-1]
     await answer(side.pool, newest, lambda request: failed)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     return newest
 
 
@@ -85,7 +85,7 @@ async def test_a_refilled_group_is_trained_whole_and_never_enqueued_anew(side: T
     await fail_member(side, 1, broken("sandbox", transient=True))
     await side.dispatcher.open_groups(0, version=0)
     assert len(await work_off(side.pool)) == 3
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
     assert side.dispatcher.num_enqueued == 4
@@ -98,7 +98,7 @@ async def test_a_group_is_refilled_within_its_budget_then_the_failure_counts(sid
         await side.dispatcher.open_groups(0, version=0)
     assert rows(side) == [(1, "failed")] * 2
     await work_off(side.pool, lambda request: float(request.member == 2))
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.fates("trained") == {0: "trained", 1: "failed", 2: "trained"}
 
@@ -117,7 +117,7 @@ async def test_a_copy_of_a_failure_that_was_refilled_changes_nothing(side: Train
     await fail_member(side, 1, broken("sandbox", transient=True))
     head = (await stream.newest_heads(side.pool, "run", 1))[0].head
     await side.pool.xadd(keys.stream("run"), {"head": encode(head)})
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     await side.dispatcher.open_groups(0, version=0)
     assert len([request for request in await open_requests(side) if request.member == 1]) == 2
     assert (rows(side), len(side.pending())) == ([(1, "failed")], 2)
@@ -134,7 +134,7 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Train
         "not a third time"
     )
     await work_off(side.pool)
-    await other.reader.read(block_ms=10)
+    await other.streams.read(block_ms=10)
     (group,) = other.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0, 2: 0.0}
 
@@ -197,9 +197,9 @@ async def test_a_request_that_nobody_can_read_counts_as_failed(side: TrainerSide
     await queue.take(side.pool, "w", 1)
     for _ in range(2):
         await fail_unreadable(side.pool, "run", side.book.outstanding)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     await work_off(side.pool)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     (group,) = side.book.take(behind(0)) or []
     assert group.fates("trained") == {0: "failed", 1: "trained", 2: "trained"}
 
@@ -225,13 +225,13 @@ async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_
     slow = await claimed(side, 2)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     assert await close_overdue(side) == 1
     assert rows(side) == [(2, "withdrawn"), (3, "withdrawn")]
     assert side.ledger.since_step.withdrawn == 2
     assert await side.pool.zcard(keys.queue()) == 0
     await finish(side.pool, slow[0], alternating)
-    assert await side.reader.read(block_ms=10) == 0, "its worker cannot publish any more"
+    assert await side.streams.read(block_ms=10) == 0, "its worker cannot publish any more"
     (group,) = side.book.take(behind(0)) or []
     assert group.rewards == {0: 0.0, 1: 1.0}
 
@@ -240,13 +240,13 @@ async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: TrainerSide)
     await side.dispatcher.open_groups(1, version=0)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     (late,) = await claimed(side, 2)
     await finish(side.pool, late, alternating)
     assert await close_overdue(side) == 1
     assert rows(side) == []
     assert side.book.take(behind(0)) is not None
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     assert rows(side) == [(2, "late")]
 
 
@@ -270,4 +270,4 @@ async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_endi
     await other.recovery.enqueue_missing(3, version=0)
     assert not isinstance((await queue.take(side.pool, "w", 1))[0], Claim), "it is dead-lettered"
     assert len(await work_off(side.pool)) == 3, "its member was enqueued again"
-    await other.requests.withdraw_all()
+    await other.requests.withdraw_training()

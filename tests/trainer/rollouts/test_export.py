@@ -13,11 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.chat import ChatMessage, ToolCall
+from pipeline.judge import judgement_head
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.request import Claim
 from pipeline.rollout_store import segment
 from pipeline.trajectory import Failed, Trajectory, VersionSpan
 from tests.pipeline import samples
+from tests.pipeline.judging import judge_request, judgement
 from trainer.records.rollout_writer import RolloutWriter
 from trainer.rollouts.__main__ import main
 
@@ -165,6 +167,29 @@ def test_a_table_has_a_row_for_each_rollout(export: Export) -> None:
         None,
         "no container",
     )
+
+
+def test_scores_of_a_judge_go_with_the_rollout_turn_by_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged, unjudged = rollout("r-1"), rollout("r-2")
+    request = replace(judge_request("r-1.judge"), rollout_id="r-1")
+    verdict = judgement(Claim(request=request, attempt=1, worker="judge/1", claimed_at=1.0), None, -0.5)
+    writer = RolloutWriter(tmp_path / "run" / "rollouts", max_bytes=10**9)
+    for one in (judged, unjudged):
+        writer.add_trajectory(one)
+    writer.add_judgement(judgement_head(verdict, 1), verdict)
+    writer.close()
+    for kind in ("sft", "parquet"):
+        words = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--format", kind]
+        assert main(words) == 0, capsys.readouterr()
+    lines = {row["request_id"]: row for row in rows(tmp_path / "out" / "sft.jsonl")}
+    assert lines["r-1"]["step_scores"] == [None, -0.5], "an abstention is no 0"
+    assert "step_scores" not in lines["r-2"]
+    table = {
+        row["request_id"]: row for row in pq.read_table(tmp_path / "out" / "rollouts.parquet").to_pylist()
+    }
+    assert (table["r-1"]["step_scores"], table["r-2"]["step_scores"]) == ([None, -0.5], None)
 
 
 def test_trajectories_are_written_in_both_layouts(export: Export) -> None:

@@ -10,9 +10,20 @@ from trainer.rollouts.admission import Admission
 from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of
 
 
-def book(*, groups_per_step: int = 1, max_lag: int = 4, stragglers: Stragglers = "wait") -> GroupBook:
+def book(
+    *,
+    groups_per_step: int = 1,
+    max_lag: int = 4,
+    stragglers: Stragglers = "wait",
+    requires_judgements: bool = False,
+) -> GroupBook:
     admission = Admission(max_lag_versions=max_lag, groups_per_step=groups_per_step, num_steps=99)
-    return GroupBook(admission, min_valid_members=2, stragglers=stragglers)
+    return GroupBook(
+        admission,
+        min_valid_members=2,
+        stragglers=stragglers,
+        requires_judgements=requires_judgements,
+    )
 
 
 def fill(into: GroupBook, cursor: int, rewards: list[float | None], *, version: int = 0) -> Group:
@@ -82,6 +93,31 @@ def test_a_step_waits_for_a_group_it_would_leave_behind_for_too_long() -> None:
     taken = b.take(behind(1))
     assert taken is not None
     assert taken[0].cursor == 0
+
+
+def test_a_step_that_streams_takes_what_is_ready_and_leaves_room_for_groups_that_would_be_late() -> None:
+    b = book(groups_per_step=3, max_lag=1)
+    b.expect(0, size=2, version=0, task_id="t0")
+    for cursor in (1, 2, 3):
+        b.verdict(fill(b, cursor, [0.0, 1.0], version=1))
+    first = b.take_some(behind(1), num_taken=0)
+    assert first is not None
+    assert [group.cursor for group in first] == [1, 2], "0 would be too late in the step after"
+    assert b.take_some(behind(1), num_taken=2) is None, "the last place is kept for it"
+    assert b.num_live == 2
+    b.put_back(first)
+    assert (b.num_live, b.num_ready, b.has_taken(1)) == (4, 3, False)
+    assert b.take_some(behind(1), num_taken=0) == first
+    b.verdict(fill(b, 0, [0.0, 1.0]))
+    assert [group.cursor for group in b.take_some(behind(1), num_taken=2) or []] == [0]
+    free = book(groups_per_step=3, max_lag=4)
+    for cursor in (0, 1):
+        free.verdict(fill(free, cursor, [0.0, 1.0]))
+    assert [group.cursor for group in free.take_some(behind(0), num_taken=0) or []] == [0, 1]
+    assert free.take_some(behind(0), num_taken=2) is None
+    for cursor in (2, 3):
+        free.verdict(fill(free, cursor, [0.0, 1.0]))
+    assert [group.cursor for group in free.take_some(behind(0), num_taken=2) or []] == [2], "the step is full"
 
 
 def test_a_step_does_not_wait_where_the_recipe_lets_groups_run_late() -> None:

@@ -94,7 +94,7 @@ async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Tr
     pool: ArqRedis = await connection.connect(redis_url)
     with Journal(tmp_path) as journal:
         made = TrainerSide(pool, journal)
-        await made.reader.recover()
+        await made.streams.recover()
         yield made
     await pool.aclose()
 
@@ -102,10 +102,10 @@ async def side(redis_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[Tr
 async def test_the_groups_of_such_a_task_are_dropped_untrained_ready_ones_too(side: TrainerSide) -> None:
     await side.dispatcher.open_groups(2, version=0)
     await work_off(side.pool, limit=3)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     assert side.book.num_ready == 1
     await work_off(side.pool, patches=lambda request: b"the same", limit=2)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     assert side.book.num_live == 0
     assert side.fates() == ["quarantined"] * 5
     assert [row.task_id for row in read(side.journal.directory, QuarantineRow)] == ["t"]
@@ -115,10 +115,10 @@ async def test_the_reason_names_the_graders_last_failure(side: TrainerSide) -> N
     await side.dispatcher.open_groups(1, version=0)
 
     await work_off(side.pool, lambda request: BROKEN, limit=2)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     side.quarantine.notice(head(5, 0))
     await work_off(side.pool, lambda request: BROKEN)
-    await side.reader.read(block_ms=10)
+    await side.streams.read(block_ms=10)
     (row,) = read(side.journal.directory, QuarantineRow)
     assert row.reason.endswith("the last time with: the tests took 7200 s")
     assert {one.fate for one in read(side.journal.directory, EpisodeRow)} == {"failed"}

@@ -37,7 +37,7 @@ async def recorded(pool: ArqRedis, run_dir: Path, keep: Keep = "all") -> list[St
     async def accept(delivery: stream.Delivery) -> None: ...
 
     await stream.open_reader(pool, samples.RUN)
-    with RolloutRecorder(pool, run_dir, RolloutsRecipe(keep=keep)) as recorder:
+    with RolloutRecorder(pool, samples.RUN, run_dir, RolloutsRecipe(keep=keep)) as recorder:
         reader = StreamReader(pool, samples.RUN, accept, record=recorder.record)
         await reader.recover()
         while await reader.read(block_ms=1):
@@ -103,9 +103,9 @@ async def test_a_store_that_cannot_be_written_is_reported_before_anything_is_ack
     await answered(pool)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"rollouts cannot be written \(Not a directory\).*rollouts\.keep"):
-        RolloutRecorder(pool, tmp_path / "file", RolloutsRecipe())
+        RolloutRecorder(pool, samples.RUN, tmp_path / "file", RolloutsRecipe())
     delivery = (await stream.newest_heads(pool, samples.RUN, 1))[0]
-    recorder = RolloutRecorder(pool, tmp_path, RolloutsRecipe())
+    recorder = RolloutRecorder(pool, samples.RUN, tmp_path, RolloutsRecipe())
     (tmp_path / "rollouts").rmdir()
     await recorder.record(delivery)
     with pytest.raises(ValueError, match="No such file or directory"):

@@ -53,6 +53,7 @@ def base_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[
         fileobj=context,
         custom_context=True,
         rm=True,
+        nocache=True,
         labels={"swerve.test": secrets.token_hex(6)},  # or another run on this engine has the same image
     )
     commit = docker_client.containers.run(

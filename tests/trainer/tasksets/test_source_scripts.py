@@ -68,7 +68,7 @@ def images(docker_client: docker.DockerClient, task_image: str) -> Iterator[Imag
         _add(tar, ".dockerignore", "Dockerfile\n")
     context.seek(0)
     tag = f"swerve-test:{secrets.token_hex(6)}"
-    docker_client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True)
+    docker_client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, nocache=True)
     told = docker_client.containers.run(
         tag, ["git", "rev-parse", "base", "fix"], remove=True, network_mode="none"
     )
@@ -125,7 +125,7 @@ exec bash /grade/eval.sh </dev/null 2>&1
                 _add(tar, path.lstrip("/"), text)
         container.put_archive("/", archive.getvalue())
         container.start()
-        container.wait(timeout=100)
+        container.wait()
         return container.logs().decode()
     finally:
         container.remove(force=True)
@@ -157,7 +157,7 @@ def test_swe_smith(docker_client: docker.DockerClient, images: Images) -> None:
     task, gold = swe_smith.task_of(row("swe_smith/rows.jsonl", images))
     tag = f"{images.tag}-smith"
     build = io.BytesIO(f"FROM {images.tag}\nRUN rm -rf /testbed && mv /smith /testbed\n".encode())
-    docker_client.images.build(fileobj=build, tag=tag, rm=True)
+    docker_client.images.build(fileobj=build, tag=tag, rm=True, nocache=True)
     try:
         _told_apart(docker_client, tag, task, gold.patch, by_log)
     finally:

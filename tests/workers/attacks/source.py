@@ -121,6 +121,7 @@ def answer():
     found = [one for one in test.f_code.co_consts if type(one) is int]
     return found[-1]
 return answer()"""
+LARGEST = CONSTANTS.replace("found[-1]", "max(found)")
 BUILT = """import builtins
 build = builtins.__build_class__
 def built(body, name, *bases, **more):
@@ -175,4 +176,5 @@ SOURCE = {
         )
     ),
     "constants read from the caller": Attack(at_call(CONSTANTS)),
+    "the largest constant of the caller": Attack(at_call(LARGEST)),
 }

@@ -61,7 +61,7 @@ class Stage:
                     Grader(self.sandboxes),
                     self.sandboxes,
                     NUM_CONTROLS,
-                    random.Random("/".join(map(str, key))),
+                    chance=random.Random("/".join(map(str, key))),
                 )
                 calibration = await calibrator.calibrate(make_claim(task), PLAYED_ON[scene].fix)
                 self.calibrations.tasks[key] = replace(task, calibration=pack(calibration))

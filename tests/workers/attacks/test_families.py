@@ -16,8 +16,7 @@ from tests.workers.attacks.runs import SCRIPT_SCENES
 from tests.workers.attacks.scenes import SCENES, Attack
 from tests.workers.attacks.stage import Stage
 
-# Many gradings each, which a loaded machine makes slow.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 ATTACKS = {name: attack for attacks in FAMILIES.values() for name, attack in attacks.items()}
 # Of the families whose attacks only a control stops, one each.

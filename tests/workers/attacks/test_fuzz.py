@@ -5,7 +5,7 @@ import pytest
 from tests.workers.attacks.fuzz import Result, fuzz, make_try, play, told
 from tests.workers.attacks.stage import Stage
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 SCENES = ("asserts", "unittest")
 TRIES = range(12)

@@ -5,11 +5,13 @@ import asyncio
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, events, keys, queue, stream
+from pipeline.judge import Judgement, JudgeRequest
+from pipeline.kinds import JUDGE
 from pipeline.request import Claim
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
-from tests.pipeline.judging import JUDGE, Judgement, JudgeRequest
 from tests.pipeline.judging import enqueued as judging_enqueued
+from tests.pipeline.judging import judgement
 from tests.workers.claiming.worker import enqueued, solve, until, worker
 from workers.status import EpisodeStatus
 
@@ -18,7 +20,7 @@ RUN = samples.RUN
 
 async def judge(claim: Claim[JudgeRequest], status: EpisodeStatus) -> Judgement:
     status.phase = "judging"
-    return Judgement(claim=claim, values=(0.5, -1.0))
+    return judgement(claim, 0.5, -1.0)
 
 
 async def broken(claim: Claim[JudgeRequest], status: EpisodeStatus) -> Judgement:
@@ -39,7 +41,7 @@ async def test_two_workers_of_one_redis_play_each_its_own_kind(pool: ArqRedis) -
         return await solve(claim, status)
 
     async def watched(claim: Claim[JudgeRequest], status: EpisodeStatus) -> Judgement:
-        judgings_seen.append(claim.request.trajectory_id)
+        judgings_seen.append(claim.request.rollout_id)
         return await judge(claim, status)
 
     await stream.open_reader(pool, RUN)

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
+import pytest
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, keys, queue, stream
@@ -23,10 +25,22 @@ from tests.workers.claiming.worker import (
 )
 from workers.breaker import Breakers
 from workers.claim import Claimer
-from workers.run import work
-from workers.settings import WorkerSettings
+from workers.process import work
 from workers.status import EpisodeStatus
 from workers.taker import Taker
+
+
+@pytest.fixture
+def awake(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """No lease is renewed before this is set."""
+    awake, renew = asyncio.Event(), queue.renew
+
+    async def when_awake(*arguments: Any) -> bool:
+        await awake.wait()
+        return await renew(*arguments)
+
+    monkeypatch.setattr(queue, "renew", when_awake)
+    return awake
 
 
 async def test_a_worker_that_ends_returns_its_requests_at_once(pool: ArqRedis) -> None:
@@ -54,10 +68,7 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: A
         return await (solve if claim.request.id == short else for_ever)(claim, status)
 
     claimer = Claimer(kind=ROLLOUT, redis=pool, worker="host/1", stage=stage, breakers=Breakers({}))
-    settings = WorkerSettings(
-        name="host/1", slots=2, router_url="", max_starting=1, reap_every_s=1.0, drain_s=0.5
-    )
-    working = asyncio.create_task(work(claimer, settings))
+    working = asyncio.create_task(work(claimer, slots=2, drain_s=5.0))
 
     async def both_run() -> bool:
         return len(claimer.running) == 2
@@ -75,7 +86,9 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: A
     assert await deadletters.failures(pool, long) == ()
 
 
-async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_twice(pool: ArqRedis) -> None:
+async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_twice(
+    pool: ArqRedis, awake: asyncio.Event
+) -> None:
     request_id = await enqueued(pool)
     async with worker(pool, for_ever, slots=2) as claimer:
 
@@ -87,6 +100,7 @@ async def test_a_worker_that_slept_through_its_lease_does_not_run_the_request_tw
         await pool.zadd(keys.queue(), {request_id: time.time() * 1000})
         await pool.lpush(keys.wake(), "1")
         await until(was_returned)
+        awake.set()
 
         async def is_idle() -> bool:
             return not claimer.running
@@ -126,7 +140,7 @@ async def test_a_withdrawn_request_stops_its_stage(pool: ArqRedis) -> None:
         assert not await published(pool, request_id)
 
 
-async def test_an_overtaken_worker_publishes_nothing(pool: ArqRedis) -> None:
+async def test_an_overtaken_worker_publishes_nothing(pool: ArqRedis, awake: asyncio.Event) -> None:
     request_id = await enqueued(pool)
     go_on = asyncio.Event()
 
@@ -134,11 +148,16 @@ async def test_an_overtaken_worker_publishes_nothing(pool: ArqRedis) -> None:
         await go_on.wait()
         return samples.trajectory(claim)
 
-    async with worker(pool, stage):
+    async with worker(pool, stage) as claimer:
+
+        async def has_ended() -> bool:
+            return not claimer.running
+
         await until(lambda: queue.current_lease(pool, request_id))
         await pool.delete(keys.lease(request_id))
         successor = await queue.claim(pool, request_id, "host/2")
         assert isinstance(successor, Claim)
         go_on.set()
+        await until(has_ended)
     assert not await published(pool, request_id)
     assert await stream.publish(pool, samples.trajectory(successor)) == "published"

@@ -15,7 +15,7 @@ from pipeline.request import Budget, Claim, Limits, R, Retries
 from pipeline.trajectory import Failed, Trajectory
 from tests.pipeline import samples
 from workers.breaker import Breakers
-from workers.claim import Claimer, Stage
+from workers.claim import Claimer, Obstacle, Stage, no_obstacle
 from workers.status import EpisodeStatus
 from workers.taker import Taker
 
@@ -62,10 +62,13 @@ async def worker(
     name: str = "host/1",
     probe: Callable[[], Awaitable[object]] | None = None,
     kind: JobKind[R, T, H] = ROLLOUT,
+    obstacle: Obstacle[R] = no_obstacle,
 ) -> AsyncIterator[Claimer[R, T, H]]:
     """A worker process without the process."""
     probes = {"redis": lambda: connection.check(pool)} | ({"docker": probe, "engine": probe} if probe else {})
-    claimer = Claimer(kind=kind, redis=pool, worker=name, stage=stage, breakers=Breakers(probes))
+    claimer = Claimer(
+        kind=kind, redis=pool, worker=name, stage=stage, breakers=Breakers(probes), obstacle=obstacle
+    )
     one = Taker(claimer, slots=slots)
     working = asyncio.create_task(one.async_run())
     watching = asyncio.create_task(claimer.breakers.watch())

@@ -14,7 +14,7 @@ from tests.workers.grade.predicting import grade, write_predictions
 from tests.workers.verify.spans import FIX, NEW_TEST, verify
 from workers.verify.states import USELESS
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # some ten containers for each test
+pytestmark = pytest.mark.docker
 
 PATH, NAME = "tests/test_days.py", "test_a_day_has_24_hours"
 HIDDEN = "from spans import later\n\n\ndef test_a_day_has_24_hours():\n    assert later('1d') == 25\n"

@@ -131,7 +131,10 @@ def test_an_interrupted_command_goes_on_where_it_was(
         text=True,
     )
     mine = {"label": f"{FLEET}=grade-{process.pid}"}
-    while not (journal.exists() and docker_client.containers.list(filters=mine | {"status": "running"})):
+    while not (
+        journal.exists()
+        and docker_client.containers.list(ignore_removed=True, filters=mine | {"status": "running"})
+    ):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(number)
@@ -139,7 +142,7 @@ def test_an_interrupted_command_goes_on_where_it_was(
     assert process.returncode == status
     assert said.endswith(f"{number.name}: stopped; the same command goes on where it was, by {journal}\n")
     assert not out.exists()
-    assert docker_client.containers.list(all=True, filters=mine) == []
+    assert docker_client.containers.list(all=True, ignore_removed=True, filters=mine) == []
     (kept,) = [json.loads(line) for line in journal.read_text().splitlines() if line]
     write_predictions(preds, {"quick": FIX, "slow": WRONG})
     found, lines = grade(file.path, str(preds), "--logs", str(file.path.with_name("logs")))

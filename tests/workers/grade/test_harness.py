@@ -13,7 +13,7 @@ from tests.workers.verify.spans import FIX, MORE_CASES
 from trainer.tasksets.__main__ import main as import_tasks
 from workers.verify.states import USELESS
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # some ten containers for each test
+pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[3]
 PREDICTIONS = {

@@ -274,7 +274,7 @@ async def test_a_grader_that_vanishes_gives_no_reward(
 ) -> None:
     grading = asyncio.create_task(grader.grade(make_claim(scripted("sleep 1000\n")), NOTE))
     mine = {"label": f"{FLEET}={sandboxes.fleet}", "status": "running"}
-    while not (containers := docker_client.containers.list(filters=mine)):  # noqa: ASYNC110 - a container sets no Event
+    while not (containers := docker_client.containers.list(ignore_removed=True, filters=mine)):  # noqa: ASYNC110 - a container sets no Event
         await asyncio.sleep(0.1)
     (container,) = containers
     await asyncio.to_thread(container.remove, force=True)
@@ -286,7 +286,7 @@ async def test_used_up_cpu_time_is_unresolved(grader: Grader, scripted: Callable
     claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=100.0)
     reward = await grader.grade(claim, NOTE)
     assert (reward.value, reward.decided_by) == (0.0, "cpu time used up")
-    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.1, grade_wall_s=2.0)
+    claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.01, grade_wall_s=2.0)
     assert (await grader.grade(claim, NOTE)).decided_by == "cpu time used up"
 
 

@@ -21,6 +21,8 @@ CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
 LAYER_TYPE = "application/vnd.docker.image.rootfs.diff.tar"
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 
+PATIENCE_S = 120.0  # of tests with pulls and registries
+
 
 def layer(name: str, content: bytes) -> bytes:
     """A layer with one file, uncompressed, so that its size is what it seems."""
@@ -56,7 +58,7 @@ class Registry:
         )
         self.child = processes.start("registry", ["docker-registry", "serve", str(config)], log=log)
         url = f"http://{self.host}/v2/"
-        processes.wait_until(lambda: answers_ok(url), child=self.child, timeout_s=20, log=log)
+        processes.wait_until(lambda: answers_ok(url), child=self.child, timeout_s=PATIENCE_S, log=log)
 
     def kill(self) -> None:
         assert self.child is not None
@@ -105,7 +107,7 @@ class Registry:
     def _send(self, method: str, path: str, data: bytes, kind: str = "application/octet-stream") -> str:
         url = path if path.startswith("http") else f"http://{self.host}{path}"
         request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": kind})
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.headers.get("Location", "")
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.workers.images.conftest import ROOT, Place
-from tests.workers.images.registry import Gate, layer
+from tests.workers.images.registry import PATIENCE_S, Gate, layer
 
 
 def read_all(terminal: int) -> str:
@@ -29,7 +29,7 @@ def test_a_terminal_sees_bars_and_a_line_for_each_image(place: Place) -> None:
     with place.start("pull", "--image", *images, stderr=theirs) as pull:
         os.close(theirs)
         said = read_all(ours)
-        assert pull.wait(30) == 1
+        assert pull.wait(PATIENCE_S) == 1
     os.close(ours)
     assert "all images" in said
     assert f"pulled    {images[0]}" in said
@@ -43,9 +43,9 @@ def test_an_interrupted_pull_ends_at_once_and_says_how_to_go_on(place: Place) ->
     with place.start(
         "pull", "--image", f"{place.hub}/slow", "--proxy", gate.host, stderr=subprocess.PIPE
     ) as pull:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE_S)
         pull.send_signal(signal.SIGINT)
-        said = pull.communicate(timeout=30)[1].decode()
+        said = pull.communicate(timeout=PATIENCE_S)[1].decode()
     gate.close()
     assert (pull.returncode, said) == (
         130,

@@ -14,7 +14,7 @@ from pipeline import connection, queue
 from pipeline.errors import ImageMissing
 from tests.workers.claims import make_claim, make_task
 from tests.workers.images.conftest import Place
-from tests.workers.images.registry import Gate, layer
+from tests.workers.images.registry import PATIENCE_S, Gate, layer
 from workers.images.eviction import evict
 from workers.images.names import parse_proxy
 from workers.images.prefetch import HostImages
@@ -74,7 +74,7 @@ async def test_what_the_queue_will_ask_for_is_pulled_in_its_order(place: Place, 
     names = [place.publish(name) for name in ("first", "second")]
     await ask_for(pool, names[0], f"{place.registry.host}/{place.hub}/absent", names[0], names[1])
     images = await HostImages.open(settings(place), docker_host())
-    async with fetching(images, pool), asyncio.timeout(30):
+    async with fetching(images, pool), asyncio.timeout(PATIENCE_S):
         await arrival(place, names[1])
     since = {name: entry.since for name, entry in place.shelf.entries().items()}
     assert sorted(since, key=lambda name: since[name]) == names
@@ -105,7 +105,7 @@ async def test_what_waits_is_not_evicted_for_what_waits_longer(place: Place, poo
     assert place.puller().pull(names[0]).state == "pulled"
     await ask_for(pool, *names[1:])
     images = await HostImages.open(settings(place, budget_bytes=1_500_000), docker_host())
-    async with fetching(images, pool), asyncio.timeout(30):
+    async with fetching(images, pool), asyncio.timeout(PATIENCE_S):
         await arrival(place, names[1])
         await until(lambda: names[2] in images._not_before)
     assert [place.api.find(name) is not None for name in names] == [False, True, False]
@@ -123,8 +123,8 @@ async def test_a_claim_waits_for_the_pull_that_is_under_way(place: Place, pool: 
         async with images.using(make_claim(make_task(image)), status):
             entered.set()
 
-    async with fetching(images, pool), asyncio.timeout(60):
-        assert await asyncio.to_thread(gate.reached.wait, 30)
+    async with fetching(images, pool), asyncio.timeout(PATIENCE_S):
+        assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
         playing = asyncio.create_task(play())
         await until(lambda: status.phase == "pulling")
         assert not entered.is_set()
@@ -161,9 +161,9 @@ async def test_a_worker_that_stops_does_not_wait_for_a_registry(place: Place, po
     place.publish("stuck", layer("big", secrets.token_bytes(24 * 1024**2)))
     await ask_for(pool, f"{place.hub}/stuck")
     images = await HostImages.open(settings(place, gate.host), docker_host())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async with fetching(images, pool):
-            assert await asyncio.to_thread(gate.reached.wait, 30)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
     assert not gate.opened.is_set()
     gate.close()
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.taskfile import write_tasks
 from tests.workers.claims import make_task
 from tests.workers.images.conftest import Place
-from tests.workers.images.registry import Gate, Registry, broken_proxy, layer
+from tests.workers.images.registry import PATIENCE_S, Gate, Registry, broken_proxy, layer
 from workers.images.names import Proxy, parse_name, parse_proxy
 
 pytestmark = pytest.mark.docker
@@ -132,7 +132,7 @@ def test_a_pull_that_is_killed_leaves_nothing_broken_and_the_next_one_completes_
     place.publish("big", layer("small", b"small" + bytes(64)), layer("big", bytes(BIG)))
     command = ("pull", "--image", f"{place.hub}/big", "--proxy", gate.host)
     with place.start(*command) as killed:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE_S)
         killed.kill()
     assert place.api.find(f"{place.hub}/big") is None
     gate.opened.set()
@@ -150,11 +150,11 @@ def test_a_registry_that_is_killed_in_the_middle_is_asked_again_when_it_is_back(
     gate = Gate(registry)
     command = ("pull", "--image", f"{place.hub}/long", "--proxy", gate.host)
     with place.start(*command) as pull:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE_S)
         registry.kill()
         registry.start()
         gate.opened.set()
-        assert pull.wait(60) == 0
+        assert pull.wait(PATIENCE_S) == 0
     assert place.api.find(f"{place.hub}/long") is not None
     gate.close()
     registry.kill()

@@ -123,7 +123,10 @@ def built(client: docker.DockerClient, base: str, files: dict[str, str], instruc
             tar.addfile(entry, io.BytesIO(text.encode()))
     context.seek(0)
     tag = f"swerve-test:{secrets.token_hex(6)}"
-    client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, network_mode="none")
+    # Not of cached layers: they are another test's, which may remove them meanwhile.
+    client.images.build(
+        fileobj=context, custom_context=True, tag=tag, rm=True, nocache=True, network_mode="none"
+    )
     try:
         yield tag
     finally:

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage
-from pipeline.message import unpack_int32s
+from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
 from pipeline.trajectory import Cut, Turn, VersionSpan
@@ -37,11 +38,15 @@ class Player:
     replies: Sequence[Sequence[int]]
     prompts: list[list[int]] = field(default_factory=list[list[int]])
 
-    async def sample(self, prompt: Sequence[int], *, max_new_tokens: int, turn: int) -> Sampled:
+    async def sample(
+        self, prompt: Sequence[int], *, kept_tokens: int, max_new_tokens: int, turn: int
+    ) -> Sampled:
         ids = list(self.replies[turn])[:max_new_tokens]
         self.prompts.append(list(prompt))
         stop = "stop" if len(ids) == len(self.replies[turn]) else "length"
-        return Sampled(ids, [-0.5] * len(ids), (VersionSpan(1, 0, len(ids)),), stop)
+        logprobs = [-0.5] * len(ids)
+        digest = reply_digest(pack_int32s(prompt), pack_int32s(ids), pack_float32s(logprobs))
+        return Sampled(ids, logprobs, (VersionSpan(1, 0, len(ids)),), stop, digest)
 
 
 @dataclass(slots=True)

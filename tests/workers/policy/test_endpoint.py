@@ -181,8 +181,6 @@ async def test_a_request_chooses_between_endpoint_and_engines() -> None:
         async def open(self, claim: Claim) -> Any:
             raise RequestError("the engines were chosen")
 
-        async def check(self) -> None: ...
-
     async with playing([Canned(completed("hello"))]) as wire, EndpointPolicies() as endpoints:
         policies = RequestedPolicies(Absent(), endpoints)
         turn = await (await policies.open(claim_of(wire))).begin(opening("s", "u"))

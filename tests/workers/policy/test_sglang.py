@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline.errors import EngineError, EngineRefused, RequestError
-from pipeline.message import unpack_float32s, unpack_int32s
+from pipeline.message import pack_float32s, pack_int32s, unpack_float32s, unpack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from pipeline.trajectory import Exhausted, Turn, VersionSpan
@@ -83,6 +84,11 @@ async def test_the_engine_held_what_the_turns_say(
             for span in meta["weight_versions"]
         )
         assert turn.stop == meta["finish_reason"]["type"]
+        assert turn.digest == reply_digest(
+            pack_int32s(request["input_ids"]),
+            pack_int32s(reply["output_ids"]),
+            pack_float32s([entry[0] for entry in meta["output_token_logprobs"]]),
+        )
         assert turn.engine == serving.engine_url
     first = Renderer(bundle).first_prompt(opening("be brief", "what is 1 + 1?"))
     assert wire.requests[0]["input_ids"] == first

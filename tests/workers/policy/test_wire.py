@@ -7,13 +7,20 @@ import pytest
 from redis.asyncio import Redis
 
 from pipeline.errors import EngineError, EngineRefused
-from pipeline.message import unpack_float32s, unpack_int32s
+from pipeline.message import pack_float32s, pack_int32s, unpack_float32s, unpack_int32s
+from pipeline.reply_digest import reply_digest
 from pipeline.telemetry import TelemetrySettings, current_traceparent, span, start_telemetry
 from pipeline.tokenizer import put_tokenizer, read_bundle
 from pipeline.trajectory import Turn, VersionSpan
 from tests.workers.agent.episode import claim, opening
 from tests.workers.policy.engines import Canned, Wire, generated, playing
-from workers.policy.sglang import MAX_BARREN_CUTS, EngineSettings, SglangPolicies, announced_tokenizers
+from workers.policy.sglang import (
+    FIRST_WAIT_S,
+    MAX_BARREN_CUTS,
+    EngineSettings,
+    SglangPolicies,
+    announced_tokenizers,
+)
 
 BRISK = EngineSettings(request_timeout_s=20.0, retry_budget_s=20.0, cut_wait_s=0.0)
 END = 2
@@ -196,6 +203,8 @@ async def test_a_reply_cut_again_and_again_is_put_together(redis: Redis, tokeniz
     assert turn.versions == (VersionSpan(4, 0, 1), VersionSpan(5, 1, 5), VersionSpan(6, 5, 6))
     assert turn.stop == "stop"
     prompt = wire.requests[0]["input_ids"]
+    reported = pack_int32s([10, 11, 12, 13, 14, END]), pack_float32s([-0.5] * 6)
+    assert turn.digest == reply_digest(pack_int32s(prompt), *reported)
     assert [request["input_ids"][len(prompt) :] for request in wire.requests] == [
         [],
         [10, 11],
@@ -241,3 +250,12 @@ async def test_an_episode_that_nobody_trains_on_takes_any_weights(redis: Redis, 
         turn = await conversation.begin(opening("s", "u"))
     assert turn is not None
     assert turn.versions == (VersionSpan(0, 0, 2),)
+
+
+async def test_a_turn_says_how_long_it_waited_for_an_engine(redis: Redis, tokenizer: str) -> None:
+    busy = generated([9, END], finish="stop")
+    busy["meta_info"] |= {"e2e_latency": 0.0, "queue_time": 0.0}  # all of the time was spent on the way
+    told, _ = await turn_from([Canned({}, 503), Canned(busy)], redis, tokenizer)
+    assert FIRST_WAIT_S <= told.engine_wait_s <= told.generate_s
+    silent, _ = await turn_from([Canned(generated([9, END], finish="stop"))], redis, tokenizer)
+    assert 0 <= silent.engine_wait_s < silent.generate_s, "its round trip counts as work"

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.conftest import free_ports
 from workers.docker.host import DockerHost
 from workers.settings import docker_host
 
@@ -20,21 +21,23 @@ class Relay:
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
         self._server: asyncio.Server | None = None
+        self._is_gone = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
+        (self.port,) = free_ports(1)
 
     @property
     def host(self) -> DockerHost:
         return DockerHost(f"tcp://localhost:{self.port}")
 
     async def come(self) -> None:
-        """At the same port as before."""
+        """Always at the same port."""
+        self._is_gone = False
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def go(self) -> None:
         """Nobody listens any more, and all who were connected are cut off."""
         assert self._server is not None
+        self._is_gone = True
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -42,17 +45,19 @@ class Relay:
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, ends = asyncio.current_task(), [writer]
         assert task is not None
         self._tasks.add(task)
-        docker_reader, docker_writer = await asyncio.open_unix_connection(docker_host().socket_path)
-        ways = [_copy(reader, docker_writer), _copy(docker_reader, writer)]
         try:
-            await asyncio.gather(*ways)
+            if self._is_gone:  # it went after the connection was made, and before this task began
+                return
+            docker_reader, docker_writer = await asyncio.open_unix_connection(docker_host().socket_path)
+            ends.append(docker_writer)
+            await asyncio.gather(_copy(reader, docker_writer), _copy(docker_reader, writer))
         except (OSError, asyncio.CancelledError):  # a cut: whoever serves a stream must not end by an error
             pass
         finally:
-            for one in (docker_writer, writer):
+            for one in ends:
                 one.transport.abort()
             self._tasks.discard(task)
 

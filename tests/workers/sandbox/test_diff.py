@@ -80,14 +80,15 @@ async def test_a_diff_can_follow_a_command_that_was_cancelled(
 ) -> None:
     async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(3):
                 await sandbox.run("echo x >new; while :; do echo noise; done", timeout_s=60)
         assert b"+++ b/new" in await sandbox.diff()
         assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
 async def test_a_diff_ends_what_still_writes(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
-    noise = "(while :; do echo noise; date >>calc.py; done) & sleep 0.2"
+    writer = "(while :; do echo noise; date >>calc.py; done) &"
+    noise = f"cp calc.py /tmp/was; {writer} while cmp -s calc.py /tmp/was; do sleep 0.05; done"
     async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
         await sandbox.run(noise, timeout_s=30)
         first = await sandbox.diff()

@@ -1,9 +1,11 @@
 """What episodes write: bounded for each container, and held back where the host's disk runs short."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from pipeline.errors import SandboxError
@@ -100,7 +102,10 @@ async def test_one_file_is_bounded_at_once(sandbox: DockerSandbox) -> None:
 
 
 async def test_more_files_than_allowed_cost_what_runs_then_the_container(
-    small: DockerSandboxes, sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+    small: DockerSandboxes,
+    sandbox: DockerSandbox,
+    docker_client: docker.DockerClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(disk, "MEASURE_S", 0.0)
     watch = DiskWatch(small)
@@ -108,7 +113,7 @@ async def test_more_files_than_allowed_cost_what_runs_then_the_container(
     await watch.look()
     assert (await sandbox.run("head -c 2000000 /dev/zero >2", timeout_s=60)).exit_code == 0
     running = asyncio.create_task(sandbox.run("sleep 1000", timeout_s=60))
-    await asyncio.sleep(0.2)
+    await asyncio.to_thread(_until_runs, docker_client, sandbox.id, "sleep 1000")
     await watch.look()
     assert (await running).exit_code in KILLED
     assert (await sandbox.run("rm 1; sleep 0.2", timeout_s=60)).exit_code == 0
@@ -117,6 +122,12 @@ async def test_more_files_than_allowed_cost_what_runs_then_the_container(
     await watch.look()
     with pytest.raises(SandboxError):
         await sandbox.run("true", timeout_s=60)
+
+
+def _until_runs(client: docker.DockerClient, container: str, command: str) -> None:
+    """Return once a process of this command line is in the container."""
+    while not any(command in " ".join(row) for row in client.api.top(container, "-eo pid,args")["Processes"]):
+        time.sleep(0.1)
 
 
 async def test_whose_container_was_ended_is_told_why(
@@ -139,9 +150,9 @@ async def test_containers_are_measured_as_fast_as_free_space_goes(
 ) -> None:
     monkeypatch.setattr(disk, "LOOK_S", 0.05)
     watching = asyncio.create_task(DiskWatch(small).watch())
-    result = await sandbox.run(
-        "while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep 0.2; done", timeout_s=60
-    )
+    # Slowly from the limit on, because the container is removed at twice the limit.
+    fill = "while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep $((i > 8)).2; done"
+    result = await sandbox.run(fill, timeout_s=60)
     assert result.exit_code in KILLED
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

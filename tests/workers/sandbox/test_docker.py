@@ -80,7 +80,7 @@ async def test_pip_does_not_wait_for_a_network_that_is_not_there(
 async def test_a_timeout_leaves_no_process_but_the_first(
     sandbox: DockerSandbox, docker_client: docker.DockerClient
 ) -> None:
-    result = await sandbox.run(f"echo begun; {LEAVE_DAEMONS}", timeout_s=1)
+    result = await sandbox.run(f"echo begun; {LEAVE_DAEMONS}", timeout_s=3)
     assert (result.exit_code, result.output) == (None, b"begun\n")
     first = docker_client.api.inspect_container(sandbox.id)["State"]["Pid"]
     processes = docker_client.api.top(sandbox.id, "-eo pid,args")["Processes"]
@@ -259,7 +259,8 @@ async def test_a_container_ends_at_its_deadline_even_within_a_command(
     sandboxes: DockerSandboxes, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_sandbox, "DEADLINE_GRACE_S", 1.0)
-    async with sandboxes.open(make_claim(make_task(repo_image.tag), wall_s=1.0), role="agent") as sandbox:
+    claim = make_claim(make_task(repo_image.tag), grade_wall_s=5.0)
+    async with sandboxes.open(claim, role="grade") as sandbox:  # a grader's is open sooner than an agent's
         with pytest.raises(SandboxError):
             await sandbox.run("sleep 1000", timeout_s=60)
 

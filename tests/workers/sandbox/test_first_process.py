@@ -70,10 +70,12 @@ def a_machine_without_cpu() -> Iterator[None]:
     hogs = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(NUM_HOGS)]
     for hog in hogs:
         hog.start()
-    yield
-    for hog in hogs:
-        hog.kill()
-        hog.join()
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.join()
 
 
 def _spin() -> None:

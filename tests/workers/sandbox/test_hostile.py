@@ -25,7 +25,7 @@ from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox import disk
 from workers.sandbox.disk import DiskWatch
-from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.settings import DiskSettings
 from workers.status import EpisodeStatus
 
@@ -61,7 +61,8 @@ ATTACKS = {
     "memory hog": Attack("python3 -c 'x = bytearray(2 * 1024**3)'", (137,)),
     "memory hogs": endless("for i in {1..8}; do tail /dev/zero & done; sleep 1000"),
     "large file": Attack("head -c 10G /dev/zero >big", (153,)),
-    "many files": Attack("while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep 0.1; done", KILLED),
+    # Slowly from the limit on, because the container is removed at twice the limit.
+    "many files": Attack("while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep $((i > 16)).1; done", KILLED),
     "deleted files": Attack("for i in {1..4}; do exec {fd}>f; rm f; head -c 10G /dev/zero >&$fd; done", (153,)),
     "/dev/shm": Attack("head -c 10G /dev/zero >/dev/shm/big", (1, 137, 153)),
     "/dev": Attack("head -c 10G /dev/zero >/dev/big", (1, 137, 153)),
@@ -145,9 +146,18 @@ async def attacked(attack: Attack, limited: DockerSandboxes, task: Task) -> None
     async with limited.open(make_claim(task), role="agent") as sandbox:
         result = await sandbox.run(attack.command, timeout_s=attack.timeout_s)
         assert result.exit_code in attack.statuses
-        after = await sandbox.run("echo alive", timeout_s=ENOUGH_S)
-        assert (after.exit_code == 0 and b"alive\n" in after.output) is attack.leaves_a_shell
+        assert await is_alive(sandbox) is attack.leaves_a_shell
         assert len(await sandbox.diff()) <= 2 * MAX_WRITTEN_BYTES
+
+
+async def is_alive(sandbox: DockerSandbox) -> bool:
+    """A memory that is full of a file's pages kills commands until the disk has taken them."""
+    for _ in range(60):
+        after = await sandbox.run("echo alive", timeout_s=ENOUGH_S)
+        if after.exit_code != 137:
+            return after.exit_code == 0 and b"alive\n" in after.output
+        await asyncio.sleep(0.5)
+    return False
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -228,7 +238,7 @@ async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_containe
     [
         ("while True: os.write(1, bytes(65536))", "cpu time used up", LITTLE_CPU_S),
         (
-            "for i in itertools.count(): open(str(i), 'wb').write(bytes(10**6)), time.sleep(0.15)",
+            "for i in itertools.count(): open(str(i), 'wb').write(bytes(10**6)), time.sleep(1 if i > 16 else 0.15)",
             "exit status 13",
             ENOUGH_S,
         ),

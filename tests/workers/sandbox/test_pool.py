@@ -44,14 +44,15 @@ pytestmark = pytest.mark.docker
 
 PATIENCE_S = 60.0
 ONE_TRY = Limits(retries=Retries(infrastructure=Budget(tries=1), grader=Budget(tries=1)))
-REPLIES = [bash("sleep 0.5; echo new >new"), bash(SUBMIT)]
+REPLIES = [bash("echo new >new"), bash(SUBMIT)]
 
 
 class Watched(DockerSandboxes):
-    """Keeps a list of what was opened on this Docker host."""
+    """Keeps a list of what was opened on this Docker host. An agent's container is not used before `may_play`."""
 
-    def __init__(self, host: DockerHost, fleet: str) -> None:
+    def __init__(self, host: DockerHost, fleet: str, may_play: asyncio.Event) -> None:
         super().__init__(host=host, fleet=fleet)
+        self._may_play = may_play
         self.opened: list[tuple[str, str]] = []  # request id, role
 
     @contextlib.asynccontextmanager
@@ -60,6 +61,8 @@ class Watched(DockerSandboxes):
     ) -> AsyncGenerator[DockerSandbox, None]:
         async with super().open(claim, role=role) as sandbox:
             self.opened.append((claim.request.id, role))
+            if role == "agent":
+                await self._may_play.wait()
             yield sandbox
 
 
@@ -72,6 +75,7 @@ class Worker:
     hosts: list[Watched]
     pool: HostPool
     breakers: Breakers
+    may_play: asyncio.Event  # set unless a test clears it
     ids: list[str] = field(default_factory=list[str])
 
     async def enqueue(self, count: int) -> None:
@@ -128,7 +132,9 @@ async def worker(
 ) -> AsyncIterator[Worker]:
     """A worker of three slots, with at most two on each Docker host."""
     redis, fleet = await connection.connect(redis_url), secrets.token_hex(6)
-    hosts = [Watched(replace(one.host, slots=2), fleet) for one in relays]
+    may_play = asyncio.Event()
+    may_play.set()
+    hosts = [Watched(replace(one.host, slots=2), fleet, may_play) for one in relays]
     pool = HostPool(hosts, slots=3)
     policies = ScriptedPolicies(read_bundle(tiny_model), REPLIES)
 
@@ -139,7 +145,7 @@ async def worker(
     breakers = Breakers({}, gates={"docker": pool})
     one = Taker(Claimer(kind=ROLLOUT, redis=redis, worker="host/1", stage=stage, breakers=breakers), slots=3)
     loops = [asyncio.create_task(loop) for loop in (one.async_run(), breakers.watch())]
-    yield Worker(redis, make_task(repo_image.tag), hosts, pool, breakers)
+    yield Worker(redis, make_task(repo_image.tag), hosts, pool, breakers, may_play)
     one.stop()
     await loops[0]
     await one.drain(0)
@@ -148,11 +154,20 @@ async def worker(
     await pool.close()
     await redis.aclose()
     # What was cut off ends by itself.
-    await until(lambda: not docker_client.containers.list(all=True, filters={"label": f"{FLEET}={fleet}"}))
+    await until(
+        lambda: (
+            not docker_client.containers.list(
+                all=True, ignore_removed=True, filters={"label": f"{FLEET}={fleet}"}
+            )
+        )
+    )
 
 
 async def test_episodes_are_spread_and_each_stays_on_its_docker_host(worker: Worker) -> None:
+    worker.may_play.clear()
     await worker.enqueue(4)
+    await until(lambda: worker.opened(0, "agent") and worker.opened(1, "agent"))
+    worker.may_play.set()
     await worker.answer_all()
     assert sorted(worker.opened(0, "agent") + worker.opened(1, "agent")) == sorted(worker.ids)
     for number in (0, 1):
@@ -163,9 +178,11 @@ async def test_episodes_are_spread_and_each_stays_on_its_docker_host(worker: Wor
 async def test_a_docker_host_that_goes_away_is_set_aside_and_used_again_when_it_is_back(
     worker: Worker, relays: list[Relay]
 ) -> None:
+    worker.may_play.clear()
     await worker.enqueue(3)
     await until(lambda: worker.opened(0, "agent") and worker.opened(1, "agent"))
     await relays[0].go()
+    worker.may_play.set()
     await until(lambda: worker.breakers.set_aside)
     assert f"docker at {relays[0].host.url} is out: " in worker.breakers.set_aside
     assert (worker.breakers.paused, worker.breakers.room(3)) == ("", 2 - len(worker.pool.hosts[1].running))
@@ -216,6 +233,19 @@ async def test_a_docker_host_on_which_something_failed_is_the_second_choice(rela
     pool.claimed("f")
     assert pool.of("f") is first
     await pool.close()
+
+
+async def test_a_heartbeat_tells_what_runs_on_each_docker_host_and_which_is_out(relays: list[Relay]) -> None:
+    pool = HostPool([DockerSandboxes(host=one.host) for one in relays], slots=4)
+    pool.claimed("one")
+    await relays[1].go()
+    await pool.hosts[1].breaker.check()
+    first, second = pool.statuses()
+    assert (first.name, first.slots, first.running, first.out) == (relays[0].host.url, 4, 1, "")
+    assert (second.name, second.running) == (relays[1].host.url, 0)
+    assert " is out: " in second.out
+    await pool.close()
+    await relays[1].come()
 
 
 async def test_a_single_docker_host_is_named_without_its_address(relays: list[Relay]) -> None:

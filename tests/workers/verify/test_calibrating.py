@@ -18,7 +18,7 @@ from workers.grading.grade import Grader, PatchRun
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 VERDICTS = KINDS | {"unittest": UNITTEST_VERDICT}
 
@@ -171,8 +171,10 @@ async def test_where_failures_take_long_few_tests_are_controlled_at_once(
 
 @pytest.mark.usefixtures("short_limits")
 async def test_one_test_that_is_slow_to_fail_costs_the_others_nothing(
-    calibrator: Calibrator, repo_image: RepoImage
+    calibrator: Calibrator, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Short for a failure without an end, and long enough for the others on a busy machine, whose CPU time varies.
+    monkeypatch.setattr("workers.grading.grade.CONTROL_EXTRA_S", 2.0)
     task = with_tests(repo_image, FOUR_TESTS + SLOW_TO_FAIL)
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert len(calibration.passing) == 5
@@ -208,7 +210,8 @@ async def test_trials_do_not_wait_for_tracebacks(
 ) -> None:
     recorded = RecordedRuns(grader)
     task = with_tests(repo_image, FOUR_TESTS, setup_script=SLOW_TRACEBACKS)
-    calibration = await Calibrator(recorded, sandboxes, num_controls=2).calibrate(make_claim(task), HONEST)
+    calibrator = Calibrator(recorded, sandboxes, num_controls=2, chance=random.Random(1))
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert recorded.of_trials()
     assert all(run.outcomes.finished for run in recorded.of_trials())
     assert controlled(calibration) == set(calibration.passing)
@@ -220,7 +223,8 @@ async def test_trials_print_tracebacks_where_tests_need_them(
 ) -> None:
     recorded = RecordedRuns(grader)
     task = with_tests(repo_image, FOUR_TESTS, setup_script=NEEDS_TRACEBACKS)
-    calibration = await Calibrator(recorded, sandboxes, num_controls=1).calibrate(make_claim(task), HONEST)
+    calibrator = Calibrator(recorded, sandboxes, num_controls=1, chance=random.Random(1))
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert len(recorded.of_trials()) == 1
     assert controlled(calibration) == set(calibration.passing)
 

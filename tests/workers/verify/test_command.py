@@ -172,9 +172,9 @@ def test_an_interruption_leaves_no_container(
         [sys.executable, "-m", "workers.verify", str(file.path)], env=os.environ, stdout=subprocess.DEVNULL
     )
     mine = {"label": f"{FLEET}=verify-{process.pid}"}
-    while not docker_client.containers.list(filters=mine | {"status": "running"}):
+    while not docker_client.containers.list(ignore_removed=True, filters=mine | {"status": "running"}):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(number)
     assert process.wait() == status
-    assert docker_client.containers.list(all=True, filters=mine) == []
+    assert docker_client.containers.list(all=True, ignore_removed=True, filters=mine) == []

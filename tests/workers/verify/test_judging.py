@@ -20,7 +20,7 @@ from workers.verify.judging import verification
 from workers.verify.outputs import Outputs
 from workers.verify.states import Probed, Prober, Tries, Try
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 
 def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from pipeline.taskfile import read_verified, verified_path
 from tests.workers.verify.spans import FIX, TaskFile
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # some twenty containers for each test
+pytestmark = pytest.mark.docker
 
 # Two lines are changed, one of them with two numbers.
 WIDE_FIX = """diff --git a/spans.py b/spans.py

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from pipeline import artefacts
+from pipeline.judge import Judgement
 from pipeline.trajectory import Failed, Trajectory, Turn
 
 SLIME_FORMAT = "slime-mini-swe-remote-1"
@@ -21,7 +22,8 @@ class MiniFolders:
     def __init__(self, directory: Path) -> None:
         self.place = directory
 
-    def write(self, trajectory: Trajectory) -> bool:
+    def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
+        del judgement  # these formats have no place for one
         name = file_name(trajectory.claim.request.id)
         _write(
             self.place / name,
@@ -36,7 +38,8 @@ class SlimeFolders:
     def __init__(self, directory: Path) -> None:
         self.place = directory
 
-    def write(self, trajectory: Trajectory) -> bool:
+    def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
+        del judgement  # these formats have no place for one
         request = trajectory.claim.request
         files = {
             "traj.json": artefacts.dump(_slime_trajectory(trajectory)).encode(),

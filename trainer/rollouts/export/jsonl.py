@@ -9,6 +9,7 @@ from pipeline.agent.config import load_agent
 from pipeline.artefacts import chat, chat_message, rollout_facts
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
+from pipeline.judge import Judgement
 from pipeline.trajectory import Trajectory
 from trainer.batching.samples import branches
 from trainer.learner import directories
@@ -50,12 +51,14 @@ class JsonLines:
         else:
             self._partial.unlink(missing_ok=True)
 
-    def write(self, trajectory: Trajectory) -> bool:
+    def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
         """False for a rollout that has no replies."""
         if not trajectory.turns:
             return False
         facts = rollout_facts(trajectory)
         row = self._row(trajectory) | _tools(trajectory) | {name: facts[name] for name in _FACTS}
+        if judgement is not None:
+            row["step_scores"] = step_scores(trajectory, judgement)
         self._file.write(json.dumps(row) + "\n")
         return True
 
@@ -96,6 +99,11 @@ class FineTuning(JsonLines):
             for branch in branches(trajectory.turns, every_step=every_step)
         ]
         return {"messages": messages, "samples": samples}
+
+
+def step_scores(trajectory: Trajectory, judgement: Judgement) -> list[float | None]:
+    """The judge's score of each turn, None where it abstains."""
+    return [judgement.scores.get(turn) for turn in range(len(trajectory.turns))]
 
 
 def _weighted(message: ChatMessage, weight: int) -> dict[str, Any]:

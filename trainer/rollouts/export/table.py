@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import artefacts
+from pipeline.judge import Judgement
 from pipeline.trajectory import Trajectory
 from trainer.learner import directories
+from trainer.rollouts.export.jsonl import step_scores
 
 ROWS_IN_GROUP = 200  # and no more than
 BYTES_IN_GROUP = 32 * 1024**2  # of text before a group of rows is written
@@ -54,6 +56,8 @@ SCHEMA = pa.schema(
         ("finished_at", pa.float64()),
         ("problem", pa.string()),
         ("messages", pa.list_(_MESSAGE)),
+        # One for each turn, null where the judge abstains; null as a whole where nobody judged.
+        ("step_scores", pa.list_(pa.float64())),
     ]
 )
 
@@ -84,8 +88,8 @@ class RolloutTable:
         else:
             self._partial.unlink(missing_ok=True)
 
-    def write(self, trajectory: Trajectory) -> bool:
-        row = _row(trajectory)
+    def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
+        row = _row(trajectory, judgement)
         self._rows.append(row)
         self._num_bytes += sum(len(message["content"]) for message in row["messages"])
         if len(self._rows) >= ROWS_IN_GROUP or self._num_bytes >= BYTES_IN_GROUP:
@@ -98,7 +102,7 @@ class RolloutTable:
         self._rows, self._num_bytes = [], 0
 
 
-def _row(trajectory: Trajectory) -> dict[str, Any]:
+def _row(trajectory: Trajectory, judgement: Judgement | None) -> dict[str, Any]:
     info = artefacts.trajectory_json(trajectory)["info"]
     request, reward = trajectory.claim.request, trajectory.reward
     row = artefacts.rollout_facts(trajectory) | {
@@ -112,6 +116,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "num_turns": len(trajectory.turns),
         "problem": request.task.problem,
         "messages": [_message(message) for message in artefacts.chat(trajectory.turns)],
+        "step_scores": None if judgement is None else step_scores(trajectory, judgement),
     }
     return {name: row[name] for name in SCHEMA.names}
 

@@ -10,6 +10,7 @@ import string
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from workers.grading.controls.literals import Literals, value_of
 from workers.grading.controls.spans import Edit, TestFile, parse_expression
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class Values:
     def __init__(self, file: TestFile, chance: random.Random) -> None:
         self._file = file
         self._chance = chance
+        self._literals = Literals(file.tree)
         self._bound = _bound_names(file.tree)
         self._defined = {
             node.name
@@ -169,17 +171,29 @@ class Values:
                 return None
 
     def _other_text(self, leaf: ast.Constant) -> Edit | None:
-        """One letter or digit of the literal becomes another, which changes the value and not its type."""
-        text = self._file.text(leaf)
+        """Another literal of the same type that the file does not have; if there is any, one that keeps the order of literals."""
+        found: Edit | None = None
+        for becomes in self._spelled_otherwise(leaf):
+            value = value_of(parse_expression(becomes))
+            if value is None or not _differ(value, leaf.value) or not self._literals.is_new(leaf, value):
+                continue
+            edit = self._file.replace(leaf, becomes)
+            if self._literals.keeps_order(leaf, value):
+                return edit
+            found = found or edit
+        return found
+
+    def _spelled_otherwise(self, leaf: ast.Constant) -> Iterator[str]:
+        """The literal with another letter or digit; a number also with one more digit."""
+        text, is_number = self._file.text(leaf), not isinstance(leaf.value, str | bytes)
         # A letter behind a backslash is left alone: other escapes would be warned about, which may be an error.
         places = [n for n, character in enumerate(text) if character in _ALPHABETS and text[:n][-1:] != "\\"]
         for place in self._chance.sample(places, min(len(places), 12)):
-            other = self._chance.choice(_ALPHABETS[text[place]].replace(text[place], ""))
-            becomes = f"{text[:place]}{other}{text[place + 1 :]}"
-            parsed = parse_expression(becomes)
-            if isinstance(parsed, ast.Constant) and _differ(parsed.value, leaf.value):
-                return self._file.replace(leaf, becomes)
-        return None
+            others = _ALPHABETS[text[place]].replace(text[place], "")
+            for other in self._chance.sample(others, len(others) if is_number else 1):
+                yield f"{text[:place]}{other}{text[place + 1 :]}"
+        if is_number:
+            yield from (f"{digit}{text}" for digit in self._chance.sample("123456789", 9))
 
     def _longer_text(self, leaf: ast.Constant) -> Edit | None:
         if "\n" in self._file.text(leaf):

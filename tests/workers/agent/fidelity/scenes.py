@@ -95,8 +95,8 @@ def tool_scenes() -> list[Scene]:
 
 def _timed(act: Callable[[str], Any]) -> list[Scene]:
     """For versions that have a limit of time."""
-    slow = [act("sleep 1.1"), act("ls"), act(DONE)]
-    return [Scene("the limit of time", slow, ["agent.wall_time_limit_seconds=1"])]
+    slow = [act("sleep 3.1"), act("ls"), act(DONE)]
+    return [Scene("the limit of time", slow, ["agent.wall_time_limit_seconds=3"])]
 
 
 def _endings(act: Callable[[str], Any]) -> list[Scene]:
@@ -111,7 +111,7 @@ def _endings(act: Callable[[str], Any]) -> list[Scene]:
         "of 1.x": "echo MINI_SWE_AGENT_FINAL_OUTPUT; echo patch",
     }
     return [
-        Scene("a command that takes too long", [act(slow), act("ls"), act(DONE)], ["environment.timeout=1"]),
+        Scene("a command that takes too long", [act(slow), act("ls"), act(DONE)], ["environment.timeout=2"]),
         Scene("the limit of steps", [act("ls"), act("pwd"), act(DONE)], ["agent.step_limit=2"]),
         Scene("the last steps", [act("ls")] * 3 + [act(DONE)], ["agent.step_limit=25"]),
         *(Scene(f"a submission {how}", [act(command), act("ls")]) for how, command in submissions.items()),

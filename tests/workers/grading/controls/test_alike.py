@@ -21,7 +21,7 @@ from tests.workers.grading.controls.test_arrivals import WAYS
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 # What code under test sees as it is imported, in one line.
 LOOKS = r"""
@@ -52,7 +52,7 @@ def links(process):
 
 
 def fresh():
-    start = os.stat("/proc/1").st_ctime - 5
+    start = os.stat("/etc/hosts").st_ctime  # process 1 writes there first
     for folder, folders, files in os.walk("/"):
         folders[:] = [name for name in folders if os.path.join(folder, name) not in ("/proc", "/sys", "/dev")]
         for name in folders + files:
@@ -119,6 +119,9 @@ async def test_code_under_test_sees_the_same_in_a_control_run(
     assert (real.reward.value, control.reward.value) == (1.0, 0.0), real.log[-2000:]
     saw, sees = seen(real.log), seen(control.log)
     assert list(saw["grading"]) == ["/swerve-grade/eval.sh"]
+    fresh = [path for path, *_ in saw["files"]]
+    assert "/workspace/calc.py" in fresh
+    assert "/workspace/windows.txt" not in fresh, "it is the image's"
     if name == "checked out by the script":  # in a control run, of another commit
         for sight in (saw, sees):
             sight["grading"] = re.sub("[0-9a-f]{40}", "*", json.dumps(sight["grading"]))

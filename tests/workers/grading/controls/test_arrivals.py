@@ -20,7 +20,7 @@ from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 PYTEST = "python3 -m pytest -rA -p no:cacheprovider tests/test_calc.py\n"
 MARKED = (

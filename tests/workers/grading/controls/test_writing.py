@@ -248,3 +248,26 @@ def test_a_literal_becomes_a_literal_of_its_type_so_that_code_which_reads_it_giv
     found = candidates(source.encode(), random.Random(0))
     assert found
     assert all(type(ast.literal_eval(one.was)) is type(ast.literal_eval(one.becomes)) for one in found)
+
+
+def becoming(source: str) -> set[str]:
+    """What the one expectation of a test may become."""
+    return {one.becomes for seed in range(200) for one in candidates(source.encode(), random.Random(seed))}
+
+
+@pytest.mark.parametrize(
+    ("expectation", "becomes"),
+    [
+        # Neither 1 nor 3, which the test's code has as constants anyway; nor 0 or 2, which would not be its largest.
+        ("assert add(3, 1) == 4", {"5", "6", "7", "8", "9"}),
+        ("assert add(-3, 1) == -2", {"0", "1"}),
+        # No other digit lies between 1 and 3, or below 1.
+        ("assert sub(3, 1) == 2", {"0", "4", "5", "6", "7", "8", "9"}),
+        ("assert first(1, 2, 3, 4, 5, 6, 7, 8) == 0", {"9"}),
+        ("assert any(0, 1, 2, 3, 4, 5, 6, 7, 8) == 9", {f"{digit}9" for digit in range(1, 10)}),
+    ],
+)
+def test_a_contradicted_number_is_found_by_whatever_finds_the_number_among_the_constants_of_its_test(
+    expectation: str, becomes: set[str]
+) -> None:
+    assert becoming(f"def test_it():\n    {expectation}\n") == becomes

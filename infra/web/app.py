@@ -1,0 +1,270 @@
+"""The server: its routes, the files of the pages, and its life from the first line to a signal."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from infra.web import events, fleet, represented, runs, security, series, tasks
+from infra.web.actions import ActionLog, DeadLetters
+from infra.web.events import ChangeFeed, RunChange
+from infra.web.exported.export import ExportChoice, export
+from infra.web.fleet import RedisReader
+from infra.web.journal_files import JsonRow
+from infra.web.reading import RunReader
+from infra.web.replies import json_reply
+from infra.web.rollout_page import RolloutPages
+from infra.web.rollout_query import RolloutQuery
+from infra.web.runs import OpenRun, RunCatalogue
+from infra.web.watching import marks_of
+from pipeline import census
+from pipeline.connection import RedisUnavailable
+from pipeline.message import MalformedMessage
+from pipeline.settings import redis_settings
+from pipeline.task_facts import read_facts
+
+STATIC = Path(__file__).parent / "static"
+INDEX = "index.html"
+DEFAULT_ROOT = Path("runs")
+log = logging.getLogger("swerve.web")
+
+
+class RunServer:
+    """The replies about runs. Files are read in threads, a run by one at a time."""
+
+    def __init__(self, catalogue: RunCatalogue, redis: RedisReader) -> None:
+        self._catalogue = catalogue
+        self._redis = redis
+        self._rollouts = RolloutPages(redis)
+        self._reader = RunReader()
+        self.feed = ChangeFeed(self._look)
+
+    def routes(self) -> list[web.RouteDef]:
+        one_run = "/api/runs/{run}"
+        return [
+            web.get("/api/runs", self._list),
+            web.get(f"{one_run}/series", self._series),
+            web.get(f"{one_run}/status", self._status),
+            web.get(f"{one_run}/rollouts", self._table),
+            web.get(f"{one_run}/rollouts/{{request}}", self._rollout),
+            web.get(f"{one_run}/tasks", self._tasks),
+            web.get(f"{one_run}/represented", self._represented),
+            web.get("/events", self._events),
+        ]
+
+    async def close(self, _: web.Application) -> None:
+        """A signal handler: at the end of the application."""
+        await self._reader.close()
+
+    async def _list(self, _: web.Request) -> web.Response:
+        statuses = await self._statuses()
+        known = await self._runs(statuses)
+        only_in_redis = statuses.keys() - {run.id.partition("~")[0] for run in known.values()}
+        rows: list[JsonRow] = []
+        for run_id in (*known, *only_in_redis):
+            status, is_live = statuses.get(run_id, (None, False))
+            rows.append(
+                await asyncio.to_thread(runs.summary, run_id, known.get(run_id), status, is_live=is_live)
+            )
+        rows.sort(key=lambda row: (row["started_at"], row["updated_at"], row["id"]), reverse=True)
+        return json_reply(rows)
+
+    async def _series(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        after = request.query.get("after")
+        with _as_bad_request():
+            step = None if not after else _step(after)
+        shown = await self._read(run, lambda: series.series(run.journal, after=step))
+        return json_reply(shown | {"num_steps": run.num_steps})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        run_id = request.match_info["run"]
+        try:
+            known = await self._redis.read(census.run_ids)
+            if run_id not in known:
+                await self._run(request)  # 404 unless a directory has it
+                return json_reply({"gone": f"Redis knows nothing of run {run_id}"})
+            return json_reply(await self._redis.read(lambda redis: fleet.run_and_fleet(redis, run_id)))
+        except (RedisUnavailable, MalformedMessage) as error:
+            return json_reply({"gone": str(error)})
+
+    async def _table(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        with _as_bad_request():
+            query = RolloutQuery.of(request.query)
+        return json_reply(await self._read(run, lambda: run.table.page(run.rollouts, query)))
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        await self._reader.catch_up(run)
+        try:
+            shown = await self._rollouts.page(run, request.match_info["request"])
+            return json_reply(shown | {"reading": run.reading})
+        except LookupError as error:
+            raise web.HTTPNotFound(text=str(error.args[0])) from error
+
+    async def _tasks(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        return json_reply(await self._read(run, lambda: tasks.tasks(run.journal, read_facts(run.directory))))
+
+    async def _represented(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        return json_reply(await self._read(run, lambda: represented.represented(run.journal)))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        async with self.feed.listener() as changes:
+            await response.prepare(request)
+            await response.write(b": open\n\n")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await response.write(await _next_event(changes))
+        return response
+
+    async def _run(self, request: web.Request) -> OpenRun:
+        run_id = request.match_info["run"]
+        found = (await self._runs(await self._statuses())).get(run_id)
+        if found is None:
+            raise web.HTTPNotFound(text=f"there is no directory of a run {run_id!r}")
+        return found
+
+    async def _read(self, run: OpenRun, read: Callable[[], JsonRow]) -> JsonRow:
+        """What `read` finds in the run as far as it was read, and how far that is."""
+        await self._reader.catch_up(run)
+
+        def reading() -> JsonRow:
+            with run.lock:
+                return read() | {"reading": run.reading}
+
+        return await asyncio.to_thread(reading)
+
+    async def _runs(self, statuses: fleet.Statuses) -> dict[str, OpenRun]:
+        heard = [status for status, _ in statuses.values() if status is not None]
+        return await asyncio.to_thread(self._catalogue.runs, heard)
+
+    async def _statuses(self) -> fleet.Statuses:
+        """Without Redis there are none."""
+        try:
+            return await self._redis.read(fleet.last_statuses)
+        except RedisUnavailable:
+            return {}
+
+    async def _look(self) -> events.Marks:
+        statuses = await self._statuses()
+        known = await self._runs(statuses)
+        return await asyncio.to_thread(marks_of, known, statuses)
+
+
+def make_app(
+    server: RunServer, dead_letters: DeadLetters, *, token: str | None, checks_host: bool
+) -> web.Application:
+    """The application; `token` and `checks_host` say who may ask, and `dead_letters` whether anything can be changed."""
+    guard = security.guard(token=token, checks_host=checks_host, allows_actions=dead_letters.allows_actions)
+    app = web.Application(middlewares=[guard])
+    app.on_response_prepare.append(security.add_headers)
+    app.on_cleanup.append(server.close)
+    app.add_routes([*server.routes(), *dead_letters.routes()])
+    app.router.add_get("/", _index)
+    app.router.add_static("/static", STATIC)
+    return app
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal, or export; returns the exit status."""
+    logging.basicConfig(format="%(message)s")
+    try:
+        token = security.token_from(arguments.token_file, arguments.host)
+        for directory in arguments.run_dir:
+            if not directory.is_dir():
+                raise ValueError(f"--run-dir {directory} is no directory: give a run's, or a folder of runs")
+        if arguments.export is not None:
+            return asyncio.run(_export(arguments))
+        action_log = None if arguments.allow_actions is None else ActionLog(arguments.allow_actions)
+        return asyncio.run(_serve(arguments, token, action_log))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+async def _serve(arguments: argparse.Namespace, token: str | None, action_log: ActionLog | None) -> int:
+    async with _listening(arguments, arguments.host, arguments.port, token, action_log) as port:
+        name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        print(f"http://{name}:{port}/{'' if token is None else '?token=... (from --token-file)'}", flush=True)
+        await _until_signal()
+    return 0
+
+
+async def _export(arguments: argparse.Namespace) -> int:
+    choice = ExportChoice.of(arguments.export, arguments.run, arguments.where, arguments.rollouts)
+    async with (
+        _listening(arguments, "127.0.0.1", 0, None, None) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        print(await export(session, choice, STATIC))
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    arguments: argparse.Namespace, host: str, port: int, token: str | None, action_log: ActionLog | None
+) -> AsyncGenerator[int, None]:
+    """Serves meanwhile; yields the port."""
+    redis = RedisReader(arguments.redis or redis_settings().url)
+    server = RunServer(RunCatalogue(arguments.run_dir or [DEFAULT_ROOT]), redis)
+    app = make_app(
+        server, DeadLetters(redis, action_log), token=token, checks_host=security.is_loopback(host)
+    )
+    # Open event streams never end by themselves.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+        await redis.close()
+
+
+async def _until_signal() -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    await stop.wait()
+
+
+async def _index(_: web.Request) -> web.StreamResponse:
+    return web.FileResponse(STATIC / INDEX)
+
+
+async def _next_event(changes: asyncio.Queue[RunChange]) -> bytes:
+    """The next change, or a comment that keeps the connection open."""
+    try:
+        change = await asyncio.wait_for(changes.get(), events.KEEP_OPEN_S)
+    except TimeoutError:
+        return b": still here\n\n"
+    data = msgspec.json.encode({"run": change.run, "kind": change.kind})
+    return b"event: change\ndata: " + data + b"\n\n"
+
+
+def _step(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
+        raise ValueError(f"after: {text!r} is not a step; give a whole number")
+    return int(text)
+
+
+@contextlib.contextmanager
+def _as_bad_request() -> Any:
+    try:
+        yield
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from error

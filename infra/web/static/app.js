@@ -1,0 +1,102 @@
+// Which page is shown, and when it is drawn again.
+//
+// A page is a module with `show(address)`, which resolves to {title, body, kinds, refresh}. `refresh` is called after an event of one of
+// these kinds of the page's run; a page without it does not change.
+
+import { address, parse } from "./address.js";
+import { listen, onReading } from "./api.js";
+import { element, notice } from "./dom.js";
+import { bytes } from "./format.js";
+import * as compare from "./pages/compare.js";
+import * as fleet from "./pages/fleet.js";
+import * as rollout from "./pages/rollout.js";
+import * as rollouts from "./pages/rollouts.js";
+import * as run from "./pages/run.js";
+import * as runs from "./pages/runs.js";
+import * as tasks from "./pages/tasks.js";
+import * as trained from "./pages/trained.js";
+
+const PAGES = { "": runs, run, fleet, rollouts, rollout, compare, tasks, trained };
+const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"], ["tasks", "Tasks"],
+  ["trained", "Who gets trained"]];
+const PARENT = { rollout: "rollouts", compare: "rollouts" };
+const REFRESH_MS = 2000;
+
+const main = document.getElementById("main");
+const connection = document.getElementById("connection");
+let here = parse("");
+let page = null;
+let visits = 0;
+let timer = null;
+
+async function visit() {
+  const mine = (visits += 1);
+  here = parse(location.hash);
+  navigate();
+  main.setAttribute("aria-busy", "true");
+  const shown = await load(here);
+  if (mine !== visits) return;
+  page = shown;
+  main.removeAttribute("aria-busy");
+  main.replaceChildren(element("h1", {}, page.title), page.body);
+  document.title = `${page.title} – Swerve`;
+  window.scrollTo(0, 0);
+}
+
+async function load(where) {
+  const module = PAGES[where.page];
+  if (!module || (where.page && !where.run)) return { title: "No such page", body: notice("Choose a run first.") };
+  try {
+    return await module.show(where);
+  } catch (error) {
+    return { title: "This page cannot be shown", body: notice(error.message) };
+  }
+}
+
+function navigate() {
+  const links = [["", "Runs"], ...(here.run ? NAVIGATION : [])].map(([name, text]) =>
+    element("a", { href: address(name, name && here.run),
+      "aria-current": (PARENT[here.page] ?? here.page) === name && "page" }, text));
+  document.getElementById("pages").replaceChildren(...links);
+}
+
+/** Draw the page again soon; later while the reader points at a chart. */
+function schedule() {
+  timer ??= setTimeout(async () => {
+    timer = null;
+    if (main.querySelector("svg:hover, svg:focus")) return schedule();
+    const refreshed = page;
+    try {
+      await refreshed?.refresh?.();
+      main.querySelector(":scope > .notice")?.remove();
+    } catch (error) {
+      if (refreshed === page && !main.querySelector(":scope > .notice")) main.prepend(notice(error.message));
+    }
+  }, REFRESH_MS);
+}
+
+/** A page that shows a part of what there is changes as more is read. */
+function isShown(kind) {
+  return page?.kinds?.includes(kind) || (kind === "reading" && page?.refresh);
+}
+
+onReading((reading) => {
+  const told = reading && `reading ${bytes(reading.read_bytes)} of ${bytes(reading.total_bytes)} …`;
+  document.getElementById("reading").textContent = told ?? "";
+});
+listen(
+  (event) => {
+    if ((!here.run || event.run === here.run) && isShown(event.kind)) schedule();
+  },
+  (connected) => {
+    connection.textContent = connected ? "live" : "reconnecting …";
+    connection.className = connected ? "live" : "";
+    if (connected && page?.refresh) schedule();
+  },
+);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+window.addEventListener("hashchange", visit);
+visit();

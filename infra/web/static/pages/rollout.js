@@ -1,0 +1,104 @@
+// One rollout: what it was for, its reward, its conversation and its life.
+
+import { address } from "../address.js";
+import { get, ofRun } from "../api.js";
+import { conversation, folded } from "../conversation.js";
+import { badge, element, facts, notice, redraw, section, table } from "../dom.js";
+import { duration, moment, number } from "../format.js";
+import { lifeline } from "../lifeline.js";
+import { sameTask } from "../same_task.js";
+import { block } from "../text.js";
+import { reward as rewardBadge, versions } from "./rollouts.js";
+
+export async function show(here) {
+  const body = element("div");
+  let rollout = null;
+  async function draw() {
+    rollout = await get(ofRun(here.run, "rollouts", here.more));
+    const others = await sameTask(here.run, rollout);
+    redraw(body, ...parts(here, rollout, others).filter(Boolean));
+  }
+  await draw();
+  // What is finished stays as it is, and as the reader has unfolded it.
+  const refresh = () => (rollout.finished_at ? null : draw());
+  return { title: rollout.task_id, body, kinds: ["status", "rollouts", "episodes"], refresh };
+}
+
+function parts(here, rollout, others) {
+  return [
+    head(rollout),
+    rollout.unreadable ? notice(`Its body cannot be shown: ${rollout.unreadable}`) : null,
+    section("What became of it", verdict(rollout), lifeline(rollout), life(rollout)),
+    section("Reward", reward(rollout)),
+    section("Its group", group(here, rollout)),
+    section("The same task over versions", others),
+    section("Conversation", rollout.problem ? folded("The task", block(rollout.problem)) : null, conversation(rollout)),
+    rollout.patch ? section("Patch", block(rollout.patch, "output")) : null,
+  ];
+}
+
+/** The line of facts at the top; also of the page that compares two. */
+export function head(rollout) {
+  const row = rollout.head ?? {};
+  const outcome = rollout.outcome?.message ?? "";
+  return facts([
+    ["Request", rollout.request_id],
+    ["Reward", rewardBadge({ reward: rollout.reward?.value })],
+    ["Outcome", [row.outcome ?? rollout.state, outcome && `: ${outcome}`].filter(Boolean).join("")],
+    ["Fate", row.step ? `${row.fate} in step ${row.step}` : row.fate],
+    ["Versions", row.version_first === undefined ? "" : versions(row)],
+    ["Lag", row.lag === undefined || row.lag === null ? "" : `${number(row.lag)} versions`],
+    ["Turns", number(row.num_turns)],
+    ["Sampled tokens", number(row.sampled_tokens)],
+    ["Took", rollout.started_at ? duration(rollout.finished_at - rollout.started_at) : ""],
+    ["Worker", rollout.worker],
+    ["Attempt", rollout.attempt > 1 ? number(rollout.attempt) : ""],
+    ["Judge", rollout.judge],
+  ]);
+}
+
+function verdict(rollout) {
+  const said = [[rollout.verdict, ""], [rollout.judging, "Its judgement: "]].filter(([text]) => text);
+  return said.map(([text, about]) => element("p", {}, `${about}${text}`));
+}
+
+function life(rollout) {
+  const first = rollout.life?.[0]?.at;
+  const events = (rollout.life ?? []).map((event) => element("li", {},
+    element("time", { datetime: new Date(1000 * event.at).toISOString(), title: moment(event.at) }, `+${duration(event.at - first)}`), " ",
+    element("strong", {}, event.kind === "judge" ? `judging ${event.what}` : event.what), event.detail ? ` ${event.detail}` : "", event.worker ? ` (${event.worker})` : ""));
+  const failures = (rollout.failures ?? []).map((failure) => element("li", {},
+    badge(`attempt ${failure.attempt}`, "bad"), ` ${failure.boundary}: ${failure.message}`,
+    failure.detail ? folded("Its log", block(failure.detail, "output")) : ""));
+  return [events.length ? element("ol", { class: "life" }, events) : null, failures.length ? element("ul", {}, failures) : null];
+}
+
+function reward(rollout) {
+  const found = rollout.reward;
+  if (!found) return element("p", { class: "empty" }, "No grader finished, so it has no reward.");
+  const share = (tally) => (tally ? `${number(tally.passed)} of ${number(tally.total)} pass` : "");
+  const tests = Object.entries(found.tests ?? {});
+  return [
+    facts([["Value", number(found.value)], ["Decided by", found.decided_by], ["Tests that must turn to pass", share(found.fail_to_pass)],
+      ["Tests that must stay passing", share(found.pass_to_pass)], ["Patch applied by", found.applied_by],
+      ["Control", found.control], ["Grading took", duration(found.grade_s)]]),
+    tests.length ? folded(`${tests.length} tests`, table("Tests", [
+      { name: "Test", cell: ([name]) => name },
+      { name: "Outcome", cell: ([, outcome]) => badge(outcome || "not in the log", /pass/i.test(outcome) ? "good" : "bad") },
+    ], tests)) : null,
+    found.log_tail ? folded("End of the grader's log", block(found.log_tail, "output")) : null,
+  ];
+}
+
+function group(here, rollout) {
+  const beside = (row) => (row.request_id === rollout.request_id ? "this one"
+    : element("a", { href: address("compare", here.run, "", { left: rollout.request_id, right: row.request_id }) }, "compare"));
+  return table("Rollouts of the group", [
+    { name: "Member", number: true, cell: (row) => number(row.member + 1) },
+    { name: "Rollout", cell: (row) => element("a", { href: address("rollout", here.run, row.request_id) }, row.request_id) },
+    { name: "Reward", number: true, cell: rewardBadge },
+    { name: "Outcome", cell: (row) => row.outcome },
+    { name: "Fate", cell: (row) => row.fate },
+    { name: "Side by side", cell: beside },
+  ], rollout.group ?? []);
+}

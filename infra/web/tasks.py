@@ -1,0 +1,143 @@
+"""Success by task and by weight version: which tasks teach, and which are dead weight."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from infra.web.journal_files import JsonRow, RunJournal
+from infra.web.rollout_row import RolloutRow
+from pipeline.task_facts import TaskFacts
+
+MAX_BUCKETS = 8
+GRADER_FAILED = "failed:grader"
+Bucket = tuple[int, int]
+"""The first and the last version of a bucket."""
+
+
+def tasks(journal: RunJournal, facts: Mapping[str, TaskFacts]) -> JsonRow:
+    """Every task of which an episode is settled; those of training and those held out apart. `facts` are from their verification."""
+    episodes = journal.episodes.rows
+    buckets = version_buckets([one.version_first for one in episodes if one.version_first is not None])
+    reasons = {str(row.get("task_id")): str(row.get("reason")) for row in journal.quarantines.rows}
+    return {
+        "buckets": [{"from": first, "to": last} for first, last in buckets],
+        "tasks": _by_task((one for one in episodes if one.purpose == "train"), buckets, reasons, facts),
+        "heldout": _by_task((one for one in episodes if one.purpose == "eval"), buckets, reasons, facts),
+    }
+
+
+def version_buckets(versions: Sequence[int]) -> list[Bucket]:
+    """At most MAX_BUCKETS of equal width that hold all versions."""
+    if not versions:
+        return []
+    first, last = min(versions), max(versions)
+    width = -(-(last - first + 1) // MAX_BUCKETS)
+    return [(start, min(start + width - 1, last)) for start in range(first, last + 1, width)]
+
+
+def repository_of(task_id: str) -> str:
+    """The part of a task's id that names its repository: "swe-gym:django__django-123" is of django__django."""
+    instance = task_id.partition(":")[2] or task_id
+    return instance.rpartition("-")[0] or instance
+
+
+def mean_reward(episodes: Iterable[RolloutRow]) -> float | None:
+    """Over the episodes that have a reward; None: there is none."""
+    rewards = [one.reward for one in episodes if one.reward is not None]
+    return statistics.fmean(rewards) if rewards else None
+
+
+def _by_task(
+    episodes: Iterable[RolloutRow],
+    buckets: Sequence[Bucket],
+    reasons: Mapping[str, str],
+    facts: Mapping[str, TaskFacts],
+) -> list[JsonRow]:
+    of_task: dict[str, list[RolloutRow]] = defaultdict(list)
+    for one in episodes:
+        of_task[one.task_id].append(one)
+    return [
+        {
+            "task_id": task_id,
+            "repository": repository_of(task_id),
+            **_played(of_task[task_id]),
+            **_lesson(of_task[task_id]),
+            **_trust(of_task[task_id]),
+            "by_version": _by_version(of_task[task_id], buckets),
+            "quarantined": reasons.get(task_id, ""),
+            "verification": facts.get(task_id),
+        }
+        for task_id in sorted(of_task)
+    ]
+
+
+def _played(episodes: Sequence[RolloutRow]) -> JsonRow:
+    rewards = [one.reward for one in episodes if one.reward is not None]
+    played = [one for one in episodes if one.num_turns]
+    return {
+        "num_episodes": len(episodes),
+        "success": mean_reward(episodes),
+        "variance": statistics.pvariance(rewards) if rewards else None,
+        "fates": Counter(one.fate for one in episodes),
+        "outcomes": Counter(one.outcome or "withdrawn" for one in episodes),
+        "mean_turns": statistics.fmean(one.num_turns for one in played) if played else None,
+        "mean_sampled_tokens": statistics.fmean(one.sampled_tokens for one in played) if played else None,
+        "last_at": max(one.at for one in episodes),
+    }
+
+
+def _lesson(episodes: Sequence[RolloutRow]) -> JsonRow:
+    """Whether the task teaches: only a group whose rewards differ has advantages other than 0. And what that cost."""
+    of_group: dict[str, set[float]] = defaultdict(set)
+    for one in episodes:
+        of_group[one.group_id] |= set() if one.reward is None else {one.reward}
+    with_signal = {group for group, rewards in of_group.items() if len(rewards) > 1}
+    rewards = set[float]().union(*of_group.values())
+    match sorted(rewards):
+        case _ if with_signal:
+            lesson = "teaches"
+        case []:
+            lesson = "no_reward"
+        case [0.0]:
+            lesson = "never_solved"
+        case [1.0]:
+            lesson = "always_solved"
+        case _:
+            lesson = "same_in_groups"
+    return {
+        "lesson": lesson,
+        "groups": len(of_group),
+        "groups_with_signal": len(with_signal),
+        "sampled_tokens": sum(one.sampled_tokens for one in episodes),
+        "sampled_tokens_with_signal": sum(
+            one.sampled_tokens for one in episodes if one.group_id in with_signal
+        ),
+    }
+
+
+def _trust(episodes: Sequence[RolloutRow]) -> JsonRow:
+    """What the run itself has seen of the task's grader."""
+    verdicts: dict[str, list[float]] = defaultdict(list)
+    for one in episodes:
+        if one.patch and one.reward is not None:
+            verdicts[one.patch].append(one.reward)
+    again = [rewards for rewards in verdicts.values() if len(rewards) > 1]
+    return {
+        "controls": Counter(one.control for one in episodes if one.control),
+        "patches_judged_again": len(again),
+        "patches_judged_differently": sum(len(set(rewards)) > 1 for rewards in again),
+        "grader_failures": sum(one.outcome == GRADER_FAILED for one in episodes),
+    }
+
+
+def _by_version(episodes: Sequence[RolloutRow], buckets: Sequence[Bucket]) -> list[JsonRow]:
+    found: list[JsonRow] = []
+    for first, last in buckets:
+        of_bucket = [one for one in episodes if _is_within(one.version_first, first, last)]
+        row: JsonRow = {"from": first, "to": last, "num_episodes": len(of_bucket)}
+        found.append(row | {"success": mean_reward(of_bucket)})
+    return found
+
+
+def _is_within(version: int | None, first: int, last: int) -> bool:
+    return version is not None and first <= version <= last

@@ -1,0 +1,190 @@
+"""The simulation of the demo: its sandbox says what bash says, its samples are what the learner would have sampled."""
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import staleness
+from benchmarks.simulation.cell import Cell, CellRow, CellRun, Settings, Workbench, workbench
+from benchmarks.simulation.failures import failed
+from benchmarks.simulation.interpreter import Interpreter, interpreter
+from benchmarks.simulation.results import estimate, missing, read, run
+from benchmarks.simulation.sandbox import Repository, solves
+from benchmarks.simulation.tables import tables
+from tests.trainer.demo.test_rehearsal import bash, checked_out
+from trainer.demo import rehearsal
+from trainer.demo.family import make_task
+
+TINY = Settings(
+    num_steps=3, groups_per_step=2, group_size=6, num_heldout=8, evaluate_every=2, final_episodes=1
+)
+TASK = make_task(11, "train", 0)
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Interpreter]:
+    with interpreter() as child:
+        yield child
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Workbench]:
+    with workbench() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        rehearsal.find(TASK.function),
+        rehearsal.find("no_such"),
+        rehearsal.read(TASK.path),
+        rehearsal.read(f"./{TASK.path}"),
+        rehearsal.read("no/such.py"),
+        rehearsal.read(TASK.path.split("/")[0]),
+        rehearsal.edit("no/such.py", 3, "    pass"),
+        rehearsal.edit(TASK.path.split("/")[0], 3, "    pass"),
+        rehearsal.edit(TASK.path, 0, "    pass"),
+        rehearsal.edit(TASK.path, 99, "    pass"),
+        rehearsal.check(TASK.module, TASK.function, TASK.example),
+        rehearsal.check(TASK.module, "no_such", "no_such(1) == 1"),
+        rehearsal.check(TASK.module, TASK.function, f"{TASK.function}() =="),
+        rehearsal.check("no.such", "such", "such(1) == 1"),
+        rehearsal.check(f"{TASK.module.split('.')[0]}.nothing", "such", "such(1) == 1"),
+        "teztit it",
+        "cat -n 'unclosed",
+    ],
+)
+def test_bash_says_what_the_simulated_sandbox_says(command: str, python: Interpreter, tmp_path: Path) -> None:
+    root = checked_out(TASK.files, tmp_path)
+    returncode, output = bash(command, root)
+    shown = output.replace(str(root), "/workspace")
+    assert Repository(TASK.files, python).run(command) == (returncode, shown)
+
+
+def test_an_edit_is_seen_by_the_tests_and_undone_by_a_checkout(python: Interpreter) -> None:
+    repository = Repository(TASK.files, python)
+    assert not solves(TASK, repository.files, python)
+    repository.run(rehearsal.edit(TASK.path, TASK.line, TASK.good))
+    assert repository.run(rehearsal.check(TASK.module, TASK.function, TASK.example)).output == "True\n"
+    assert solves(TASK, repository.files, python)
+    repository.run(rehearsal.read(TASK.path, reset=True))
+    assert repository.files == TASK.files
+
+
+@pytest.mark.parametrize(
+    "source", ["while True: pass", "x = [0] * 10**10", "import os\nos.abort()", "raise SystemExit(0)"]
+)
+def test_what_the_policy_wrote_cannot_hold_or_end_the_simulation(source: str, python: Interpreter) -> None:
+    assert python.evaluate(source, ("1",))[0].value is None
+    assert python.evaluate("x = 2", ("x", "y")) == (
+        ("", "2", ""),
+        ("", None, "NameError: name 'y' is not defined"),
+    )
+
+
+def test_a_command_that_never_ends_is_stopped(python: Interpreter) -> None:
+    repository = Repository({"a/b.py": "def f():\n    while True: pass\n"}, python)
+    assert repository.run(rehearsal.check("a.b", "f", "f() == 1")).returncode is None
+
+
+def test_at_lag_0_the_learner_finds_the_log_probs_that_were_sampled(bench: Workbench) -> None:
+    row = CellRun(Cell(objective="reinforce", lag=0, seed=0), TINY, bench).run()
+    trained = [number for number, groups in enumerate(row.steps.num_groups) if groups]
+    assert trained
+    assert all(row.steps.behaviour_kl[number] < 1e-7 for number in trained)
+    assert row.unknown_share < 0.05
+    assert [one.step for one in row.evaluations] == [0, 2, 3]
+
+
+def test_a_lag_of_two_samples_the_first_three_steps_from_the_start(bench: Workbench) -> None:
+    fresh = CellRun(Cell(objective="stream_grpo", lag=0, seed=1), TINY, bench).run()
+    stale = CellRun(Cell(objective="stream_grpo", lag=2, seed=1), TINY, bench).run()
+    assert stale.steps.behaviour_kl[0] == pytest.approx(fresh.steps.behaviour_kl[0], abs=1e-8)
+    assert stale.steps.behaviour_kl[2] > 100 * max(fresh.steps.behaviour_kl[2], 1e-9)
+
+
+def test_failed_episodes_are_no_members_and_as_zero_they_are_trained(bench: Workbench) -> None:
+    settings = msgspec.structs.replace(TINY, failure_share=0.9, num_steps=1)
+    left_out = CellRun(Cell(objective="cispo", lag=0, seed=0, failures="random"), settings, bench).run()
+    as_zero = CellRun(Cell(objective="cispo", lag=0, seed=0, failures="as_zero"), settings, bench).run()
+    assert left_out.num_failed == as_zero.num_failed > 6
+    assert sum(left_out.steps.num_groups) <= sum(as_zero.steps.num_groups)
+
+
+def test_failures_by_length_prefer_the_long_and_have_the_same_share() -> None:
+    rng, turns = random.Random(0), [2, 6] * 5_000
+    found = failed("by_length", 0.1, turns, rng)
+    assert sum(found) / len(found) == pytest.approx(0.1, abs=0.01)
+    assert sum(found[1::2]) / sum(found[::2]) == pytest.approx(3, rel=0.2)
+    assert not any(failed("none", 0.1, turns, rng))
+
+
+def test_an_error_is_that_of_the_seeds_or_of_as_many_coin_tosses() -> None:
+    alike, apart = estimate([0.5, 0.5], 200), estimate([0.2, 0.8], 200)
+    assert (alike.mean, alike.error) == (0.5, pytest.approx(math.sqrt(0.25 / 400)))
+    assert apart.error == pytest.approx(0.3)
+    assert str(apart) == "50.0 ± 30.0"
+
+
+def test_finished_cells_are_not_run_again(bench: Workbench, tmp_path: Path) -> None:
+    cells = [Cell(objective="reinforce", lag=lag, seed=0) for lag in (0, 1)]
+    path = tmp_path / "rows.jsonl"
+    row = CellRun(cells[0], TINY, bench).run()
+    path.write_bytes(msgspec.json.encode(row) + b"\n")
+    assert missing(cells, TINY, read(path)) == cells[1:]
+    assert missing(cells, Settings(), read(path)) == cells
+    assert list(run(missing(cells[:1], TINY, read(path)), TINY, path, jobs=1)) == []
+    assert "| `reinforce` |" in tables(read(path))
+
+
+def test_failures_are_compared_with_the_same_runs_without_them(bench: Workbench) -> None:
+    row = CellRun(Cell(objective="cispo", lag=1, seed=0), TINY, bench).run()
+
+    def ending(at: float, **varied: Any) -> CellRow:
+        end = msgspec.structs.replace(row.final, success=at)
+        cell = msgspec.structs.replace(row.cell, **varied)
+        return msgspec.structs.replace(row, cell=cell, evaluations=[end])
+
+    rows = [
+        *(ending(0.7, seed=0), ending(0.5, seed=0, failures="as_zero")),
+        *(ending(0.9, seed=1), ending(0.8, seed=1, failures="as_zero")),
+        *(ending(0.9, seed=2), ending(0.1, seed=3, failures="as_zero")),  # these two have no counterpart
+    ]
+    assert "-15.0 ± 5.0 points, mean of 2 pairs" in tables(rows)
+    assert "pairs" not in tables([one for one in rows if one.cell.seed == 2])
+
+
+def test_the_table_of_no_cells_is_a_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        staleness.main(["--table", "--results", str(tmp_path / "none.jsonl")])
+    assert "run the command without --table first" in capsys.readouterr().err
+
+
+def test_the_command_adds_the_missing_cells_and_prints_them_as_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    cells = [
+        "--short",
+        "--objectives",
+        "cispo",
+        "--lags",
+        "1",
+        "--seeds",
+        "0",
+        "--failures",
+        "none",
+        "by_length",
+    ]
+    for num_new in (2, 0):
+        assert staleness.main([*cells, "--jobs", "2", "--results", str(path)]) == 0
+        assert capsys.readouterr().out.count("cispo lag 1 seed 0") == num_new
+    assert staleness.main(["--table", "--short", "--results", str(path)]) == 0
+    assert capsys.readouterr().out.count("| `cispo` |") == 3
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,230 @@
+"""What the server tells of a run."""
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+from arq.connections import ArqRedis
+from redis.asyncio import Redis
+
+from pipeline import census, queue
+from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, judgement_head
+from pipeline.request import Claim
+from tests.infra.web.example_run import HOSTILE, Serve, append, finished, read, settled, step, store
+from tests.pipeline import samples
+from tests.pipeline.cli.situations import taken, trainer_lives
+from trainer.records.rollout_writer import RolloutWriter
+
+RUN = f"/api/runs/{samples.RUN}"
+
+
+async def test_runs_are_found_in_a_folder_and_by_their_own_directory(serve: Serve, run_dir: Path) -> None:
+    append(run_dir, "evaluations", {"name": "heldout_after", "greedy": True, "success": 0.1, "at": 2300.0})
+    of_folder = await read(await serve(run_dir.parent), "/api/runs")
+    assert of_folder == await read(await serve(run_dir), "/api/runs")
+    told = {name: of_folder[0][name] for name in ("id", "name", "live", "step", "num_steps", "success")}
+    assert told == {
+        **{"id": samples.RUN, "name": "mine", "live": False},
+        **{"step": 1, "num_steps": 9, "success": 0.5},
+    }
+
+
+async def test_a_copy_of_a_run_is_a_run_of_its_own(serve: Serve, run_dir: Path) -> None:
+    copy = run_dir.parent / "other"
+    copy.mkdir()
+    (copy / "run.json").write_bytes((run_dir / "run.json").read_bytes())
+    client = await serve(run_dir.parent)
+    found = {row["name"]: row["id"] for row in await read(client, "/api/runs")}
+    assert found == {"mine": samples.RUN, "other": f"{samples.RUN}~2"}
+    assert (await read(client, f"{RUN}~2/series"))["steps"] == []
+
+
+async def test_series_have_every_number_of_a_step_and_how_its_episodes_ended(
+    serve: Serve, run_dir: Path
+) -> None:
+    shown = await read(await serve(run_dir), f"{RUN}/series")
+    (first,) = shown["steps"]
+    assert (first["loss"], first["judging_num_judged"]) == (0.25, 2)
+    assert "request_ids" not in first
+    assert first["outcomes"] == {"submitted": 1}  # the other one was settled after the step
+    assert [row["name"] for row in shown["evaluations"]] == ["heldout_after"]
+    assert [(mark["kind"], mark["step"]) for mark in shown["marks"]] == [("published", 1)]
+
+
+async def test_alarms_are_marks_with_what_decided_them(serve: Serve, run_dir: Path) -> None:
+    alarm = {"step": 1, "kind": "entropy", "text": "0.01 nats", "at": 2300.0}
+    append(run_dir, "alarms", alarm, {**alarm, "text": "0.5 nats", "is_over": True, "at": 2400.0})
+    marks = (await read(await serve(run_dir), f"{RUN}/series"))["marks"]
+    assert [mark["text"] for mark in marks if mark["kind"] == "alarm"] == [
+        *("entropy: 0.01 nats", "over: entropy: 0.5 nats")
+    ]
+
+
+async def test_series_go_on_after_a_step_that_is_known(serve: Serve, run_dir: Path) -> None:
+    client = await serve(run_dir)
+    append(run_dir, "steps", step(2, []))
+    shown = await read(client, f"{RUN}/series", after=1)
+    assert [row["step"] for row in shown["steps"]] == [2]
+    assert shown["evaluations"] == []
+
+
+async def test_a_number_that_is_not_finite_is_null(serve: Serve, run_dir: Path) -> None:
+    append(run_dir, "steps", {**step(2, []), "loss": 1e999})
+    rows = (await read(await serve(run_dir), f"{RUN}/series"))["steps"]
+    assert all(row["loss"] is None or math.isfinite(row["loss"]) for row in rows)
+
+
+async def test_rows_that_a_resumed_trainer_took_back_are_gone(serve: Serve, run_dir: Path) -> None:
+    client = await serve(run_dir)
+    append(run_dir, "steps", step(2, []))
+    assert len((await read(client, f"{RUN}/series"))["steps"]) == 2
+    path = run_dir / "journal" / "steps.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.with_name("steps.jsonl.discarded").write_text(second)
+    path.write_text(first)
+    append(run_dir, "steps", {**step(2, []), "loss": 0.75})
+    rows = (await read(client, f"{RUN}/series"))["steps"]
+    assert [row["loss"] for row in rows] == [0.25, 0.75]
+
+
+async def test_a_row_that_is_being_written_is_read_when_it_is_whole(serve: Serve, run_dir: Path) -> None:
+    client, path = await serve(run_dir), run_dir / "journal" / "steps.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+        file.flush()
+        assert len((await read(client, f"{RUN}/series"))["steps"]) == 1
+        file.write('ss": 0.5}\n')
+    assert [row["loss"] for row in (await read(client, f"{RUN}/series"))["steps"]] == [0.25, 0.5]
+
+
+async def test_tasks_have_their_success_by_version(serve: Serve, run_dir: Path) -> None:
+    shown = await read(await serve(run_dir), f"{RUN}/tasks")
+    (task,) = shown["tasks"]
+    assert (task["task_id"], task["num_episodes"], task["success"]) == (samples.TASK.id, 2, 0.5)
+    assert task["fates"] == {"trained": 1, "zero_variance": 1}
+    assert task["by_version"] == [{"from": 3, "to": 3, "num_episodes": 2, "success": 0.5}]
+    assert shown["heldout"] == []
+
+
+async def test_who_gets_trained_is_told_as_a_ratio_with_reasons(serve: Serve, run_dir: Path) -> None:
+    failed = finished("failed", reward=0.0, task=samples.TASK)
+    append(run_dir, "episodes", {**settled(failed, "failed"), "outcome": "failed:sandbox", "reward": None})
+    shown = await read(await serve(run_dir), f"{RUN}/represented")
+    assert (shown["num_offered"], shown["num_trained"]) == (3, 1)
+    cells = {cell["bucket"]: cell for cell in shown["by"]["outcome"]}
+    assert cells["submitted"]["ratio"] == pytest.approx((1 / 1) / (2 / 3))
+    assert (cells["failed:sandbox"]["ratio"], cells["failed:sandbox"]["reasons"]) == (0.0, {"failed": 1})
+    assert [cell["bucket"] for cell in shown["by"]["difficulty"]] == ["sometimes"]
+
+
+async def test_without_redis_the_status_says_so_and_the_stored_part_goes_on(
+    serve: Serve, run_dir: Path
+) -> None:
+    client = await serve(run_dir)
+    assert "does not answer" in (await read(client, f"{RUN}/status"))["gone"]
+    assert (await read(client, f"{RUN}/rollouts"))["total"] == 3
+
+
+async def test_status_is_what_redis_says(serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path) -> None:
+    await trainer_lives(pool, admission="2 more groups")
+    await queue.enqueue(pool, samples.request())
+    worker = census.WorkerStatus(
+        **{"name": "host/1", "slots": 4, "running": (), "finished": 0, "failed": 0},
+        **{"started_at": 1.0, "updated_at": time.time()},
+    )
+    await census.beat_worker(pool, worker)
+    client = await serve(run_dir, redis_url=redis_url)
+    shown = await read(client, f"{RUN}/status")
+    assert (shown["has_trainer"], shown["run"]["step"], shown["admission"]) == (True, 3, "2 more groups")
+    assert (shown["queue"]["queued"], shown["judging"]) == (1, None)
+    assert [(one["name"], one["paused"]) for one in shown["workers"]] == [("host/1", "")]
+    assert [(row["id"], row["live"], row["phase"]) for row in await read(client, "/api/runs")] == [
+        (samples.RUN, True, "waiting")
+    ]
+
+
+async def test_a_claim_is_told_whole_though_its_worker_has_not_renewed_it_yet(
+    serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path
+) -> None:
+    await trainer_lives(pool)
+    claim = await taken(pool)
+    (shown,) = (await read(await serve(run_dir, redis_url=redis_url), f"{RUN}/status"))["queue"]["claimed"]
+    assert shown["request_id"] == claim.request.id
+    assert (shown["lease"]["worker"], shown["lease"]["phase"], shown["lease"]["turn"]) == (
+        "host/1",
+        "opening",
+        0,
+    )
+
+
+async def test_a_heartbeat_opens_no_directory_but_that_of_its_own_run(
+    serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign" / "journal"
+    foreign.mkdir(parents=True)
+    await trainer_lives(pool, journal=str(foreign))
+    client = await serve(redis_url=redis_url)
+    (row,) = await read(client, "/api/runs")
+    assert row["directory"] == ""
+    await trainer_lives(pool, journal=str(run_dir / "journal"))
+    (row,) = await read(client, "/api/runs")
+    assert row["directory"] == str(run_dir)
+
+
+async def test_a_rollout_is_a_conversation_with_tokens_and_a_life(serve: Serve, run_dir: Path) -> None:
+    shown = await read(await serve(run_dir), f"{RUN}/rollouts/solved")
+    (turn,) = shown["turns"]
+    assert turn["told"][0] == {
+        **{"role": "user", "content": HOSTILE, "reasoning": ""},
+        **{"tool_calls": [], "tool_call_id": ""},
+    }
+    assert turn["actions"][0]["observation"]["output"] == HOSTILE
+    assert [(one["id"], one["version"], one["trained"]) for one in turn["tokens"]] == [
+        *((5, 3, True), (6, 3, True), (7, 4, True))
+    ]
+    assert [one["logprob"] for one in turn["tokens"]] == [-0.5, -0.25, -1.0]
+    assert shown["outcome"] == {"kind": "submitted"}
+    assert shown["reward"]["value"] == 1.0
+    assert "return a + b" in shown["patch"]
+    assert [one["what"] for one in shown["life"]] == ["enqueued", "claimed", "published", "trained"]
+    assert shown["verdict"] == "trained in step 1, from weights v4"
+
+
+async def test_a_rollout_that_is_not_stored_shows_what_the_journal_has(serve: Serve, run_dir: Path) -> None:
+    withdrawn = {"request_id": "gone", "task_id": "demo:calc-7", "fate": "withdrawn", "at": 2001.0}
+    append(run_dir, "episodes", withdrawn)
+    shown = await read(await serve(run_dir), f"{RUN}/rollouts/gone")
+    assert (shown["head"]["fate"], shown["turns"]) == ("withdrawn", [])
+    assert shown["unreadable"]
+
+
+async def test_scores_and_votes_lie_with_their_turns(serve: Serve, run_dir: Path) -> None:
+    trajectory = finished("judged", reward=1.0)
+    store(run_dir, trajectory)
+    request = JudgeRequest(
+        **{"id": "judged.judge", "run_id": samples.RUN, "purpose": "train", "group_id": "g"},
+        **{"enqueued_at": 1.0, "rollout_id": "judged", "task": "demo:calc-7"},
+        judge=Judge(method="votes"),
+    )
+    claim = Claim(request=request, attempt=1, worker="judge/1", claimed_at=2.0)
+    vote = Vote(seed=1, value=0.5, text=HOSTILE)
+    steps = (JudgedStep(turn=0, score=0.5, votes=(vote,)),)
+    writer = RolloutWriter(run_dir / "rollouts", max_bytes=10**9)
+    judgement = Judgement(claim=claim, steps=steps, judge="tiny@1", started_at=2.0, finished_at=3.0)
+    writer.add_judgement(judgement_head(judgement, 0), judgement)
+    writer.close()
+    shown = await read(await serve(run_dir), f"{RUN}/rollouts/judged")
+    assert shown["judge"] == "tiny@1"
+    judged = shown["turns"][0]["judged"]
+    assert (judged["score"], judged["votes"][0]["text"]) == (0.5, HOSTILE)
+
+
+async def test_what_redis_has_and_no_store_is_shown_too(
+    serve: Serve, pool: ArqRedis, redis: Redis, redis_url: str, run_dir: Path
+) -> None:
+    await trainer_lives(pool)
+    request = samples.request()
+    await queue.enqueue(pool, request)
+    shown = await read(await serve(run_dir, redis_url=redis_url), f"{RUN}/rollouts/{request.id}")
+    assert (shown["state"], shown["source"], shown["problem"]) == ("queued", "redis", request.task.problem)

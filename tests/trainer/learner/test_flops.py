@@ -1,0 +1,52 @@
+"""The counts of operations against torch's own counter, on Hugging Face's model of the same shape."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.trainer.learner.tiny import read_reference
+from trainer.learner.architecture import Architecture, read_architecture
+from trainer.learner.flops import attention_flops, forward_flops, training_flops
+
+
+@pytest.fixture
+def shape(qwen3: Path) -> Architecture:
+    return read_architecture(qwen3)
+
+
+@pytest.mark.parametrize("directory", ["qwen3", "tied_llama", "biased_qwen2", "qwen3_moe"])
+def test_a_forward_pass_costs_what_torch_counts(directory: str, request: pytest.FixtureRequest) -> None:
+    """Eager attention computes all pairs of positions and masks half of them, so that part is replaced by all pairs."""
+    path: Path = request.getfixturevalue(directory)
+    architecture, model = read_architecture(path), read_reference(path)
+    # torch does not count the operations of fused kernels on a CPU
+    model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
+    length = 24
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.int64))
+    causal = architecture.num_layers * attention_flops(architecture, length)
+    full = causal * 2 * length // (length + 1)
+    # Hugging Face computes the angles of the rotary embedding by a matrix product too.
+    angles = 2 * length * architecture.head_width // 2
+    assert counter.get_total_flops() - angles == forward_flops(architecture, [length]) - causal + full
+
+
+def test_attention_grows_with_the_square_of_each_sample_alone(shape: Architecture) -> None:
+    assert attention_flops(shape, 2000) > 3.99 * attention_flops(shape, 1000)
+    together, apart = forward_flops(shape, [2000]), forward_flops(shape, [1000, 1000])
+    wanted = attention_flops(shape, 2000) - 2 * attention_flops(shape, 1000)
+    assert together - apart == shape.num_layers * wanted > 0
+
+
+def test_the_output_layer_counts_at_the_positions_it_runs_at(shape: Architecture) -> None:
+    per_row = 2 * shape.width * shape.vocab_size
+    assert (
+        forward_flops(shape, [40, 10]) - forward_flops(shape, [40, 10], num_head_positions=5) == 45 * per_row
+    )
+
+
+def test_training_costs_three_forward_passes(shape: Architecture) -> None:
+    assert training_flops(shape, [7, 9]) == 3 * forward_flops(shape, [7, 9])

@@ -1,0 +1,203 @@
+"""Four processes against one, under every pair of layouts: the same loss and gradient, and a resume that continues bit for bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
+from tests.trainer.learner.tiny import (
+    EXPERTS,
+    config,
+    largest_difference,
+    make_samples,
+    read_export,
+    take_step,
+    train,
+    write_model,
+)
+from trainer.learner.adapter_directory import ADAPTER_DIRECTORY
+from trainer.learner.config import LearnerConfig, LoraConfig
+from trainer.learner.megatron import Learner
+
+pytestmark = pytest.mark.cpu_only
+
+REPOSITORY = Path(__file__).parents[3]
+LIMIT = 1e-5
+"""The largest relative difference in fp32."""
+
+TENSOR, SEQUENCE = {"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}
+CONTEXT, PIPELINE = {"context_parallel": 2}, {"pipeline_parallel": 2}
+EXPERT = {"expert_parallel": 2}
+REPLAY = {"routing_replay": True}
+ADAPTERS = {"lora": LoraConfig(rank=4, alpha=8)}
+PAIRS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "data, tensor": TENSOR,
+    "data, sequence": SEQUENCE,
+    "data, context": CONTEXT,
+    "data, pipeline": PIPELINE,
+    "tensor, context": TENSOR | CONTEXT,
+    "tensor, pipeline": TENSOR | PIPELINE,
+    "sequence, context": SEQUENCE | CONTEXT,
+    "sequence, pipeline": SEQUENCE | PIPELINE,
+    "context, pipeline": CONTEXT | PIPELINE,
+}
+LAYOUTS: dict[str, dict[str, Any]] = (
+    # The two of a pair one after the other: a change of the layout closes all process groups and opens others.
+    {
+        f"{name}{suffix}": layout | changes
+        for name, layout in PAIRS.items()
+        for suffix, changes in (("", {}), (", distributed optimizer", {"distributed_optimizer": True}))
+    }
+    | {
+        "context of four": {"context_parallel": 4},
+        "pipeline of four": {"pipeline_parallel": 4},
+        "context, pipeline, tied": CONTEXT | PIPELINE,
+        "sequence, context, recomputed": SEQUENCE | CONTEXT | {"recompute": "selective"},
+        "sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
+        "sequence, pipeline, tied": SEQUENCE | PIPELINE,
+    }
+    | {
+        "experts, data": EXPERT,
+        "experts, data, distributed optimizer": EXPERT | {"distributed_optimizer": True},
+        "experts of four": {"expert_parallel": 4},
+        "experts, sequence": EXPERT | SEQUENCE,
+        "experts of four, sequence, distributed optimizer, recomputed": SEQUENCE
+        | {"expert_parallel": 4, "distributed_optimizer": True, "recompute": "full"},
+        "experts, context": EXPERT | CONTEXT,
+        "experts, pipeline": EXPERT | PIPELINE,
+        "experts whole, sequence": SEQUENCE,
+        "experts replayed, sequence, context, recomputed": REPLAY
+        | SEQUENCE
+        | CONTEXT
+        | {"recompute": "full"},
+        "experts replayed, pipeline, recomputed": REPLAY | EXPERT | PIPELINE | {"recompute": "selective"},
+        "adapters, tensor": ADAPTERS | TENSOR,
+        "adapters, sequence, pipeline": ADAPTERS | SEQUENCE | PIPELINE,
+        "adapters, sequence, distributed optimizer, recomputed": ADAPTERS
+        | SEQUENCE
+        | {"distributed_optimizer": True, "recompute": "full"},
+        "adapters, context, pipeline": ADAPTERS | CONTEXT | PIPELINE,
+    }
+)
+
+
+def options(**changes: Any) -> LearnerConfig:
+    """An eps so large that Adam's first step is nearly proportional to the gradient."""
+    return config(lr=0.1, eps=1.0, clip_grad=0.0, **changes)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of two or four layers, by kind. The heads of the dense, untied ones are together wider than the model."""
+    wide = write_model(tmp_path_factory.mktemp("wide"), "qwen3", head_dim=32)
+    deep = write_model(tmp_path_factory.mktemp("deep"), "qwen3", head_dim=32, num_hidden_layers=4)
+    tied = write_model(tmp_path_factory.mktemp("tied"), "llama", tie_word_embeddings=True)
+    experts = write_model(tmp_path_factory.mktemp("experts"), "qwen3_moe", num_hidden_layers=4, **EXPERTS)
+    return {
+        "pipeline of four": deep,
+        "tied": tied,
+        "replayed": experts,
+        "experts": experts,
+        "adapters": wide,
+        "dense": wide,
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[list[np.ndarray], list[tuple[float, float]], dict[str, torch.Tensor]]]:
+    """Log-probs, losses and what the first step adds to the weights, by one process."""
+    outcomes = {}
+    for kind, directory in models.items():
+        alone = {"adapters": ADAPTERS, "replayed": REPLAY}.get(kind, {})
+        learner = Learner(options(**alone), model_directory=directory)
+        logprobs, losses = learner.logprobs(make_samples(), 0.8), train(learner, 1)
+        learner.export(exported := tmp_path_factory.mktemp("one") / "weights")
+        outcomes[kind] = (logprobs, losses + train(learner, 4), step_between(directory, exported))
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes left behind."""
+    results = tmp_path_factory.mktemp("four")
+    plan = [
+        Layout(name=name, config=options(**layout), model_directory=str(models[kind_of(name)]))
+        for name, layout in LAYOUTS.items()
+    ]
+    (results / "plan.json").write_bytes(msgspec.json.encode(plan))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command = [
+        *launcher,
+        "-m",
+        "tests.trainer.learner.layout_ranks",
+        str(results / "plan.json"),
+        str(results),
+    ]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-8000:]
+    return results
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_four_processes_compute_what_one_does(
+    name: str, models: dict[str, Path], expected: dict[str, Any], results: Path
+) -> None:
+    logprobs, losses, step = expected[kind_of(name)]
+    outcome = read(results, name)
+    for one, four in zip(logprobs, outcome.logprobs, strict=True):
+        np.testing.assert_allclose(four, one, atol=2e-5)
+    np.testing.assert_allclose(outcome.losses[0], losses[0], rtol=LIMIT)
+    np.testing.assert_allclose(outcome.losses, losses, rtol=1e-4, atol=1e-5)
+    of_four = step_between(models[kind_of(name)], results / name)
+    scale = max(float(change.abs().max()) for change in step.values())
+    assert largest_difference(step, of_four) <= LIMIT * scale
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_resume_of_four_processes_continues_bit_for_bit(name: str, results: Path) -> None:
+    outcome = read(results, name)
+    assert outcome.resumed_losses == outcome.losses[NUM_STEPS_BEFORE:]
+    assert outcome.num_ranks_resumed_exactly == 4
+
+
+def test_what_one_step_changes_would_show_a_gradient_of_other_samples(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    changes = []
+    for name, samples in (("all", make_samples()), ("without one", make_samples()[:-1])):
+        learner = Learner(options(), model_directory=models["dense"])
+        take_step(learner, samples)
+        learner.export(tmp_path / name)
+        changes.append(step_between(models["dense"], tmp_path / name))
+    assert largest_difference(*changes) > 1e3 * LIMIT * max(float(c.abs().max()) for c in changes[0].values())
+
+
+def kind_of(name: str) -> str:
+    kinds = ("pipeline of four", "tied", "replayed", "experts", "adapters")
+    return next((kind for kind in kinds if kind in name), "dense")
+
+
+def read(results: Path, name: str) -> Outcome:
+    return msgspec.json.decode((results / f"{name}.json").read_bytes(), type=Outcome)
+
+
+def step_between(before: Path, after: Path) -> dict[str, torch.Tensor]:
+    """What was added to each tensor; of adapters the half that begins at zero.
+
+    Merged weights would say less: an adapter adds so little in one step that rounding the sum is a part of it.
+    """
+    if (after / ADAPTER_DIRECTORY).exists():
+        tensors = load_file(after / ADAPTER_DIRECTORY / "adapter_model.safetensors")
+        return {name: tensor for name, tensor in tensors.items() if "lora_B" in name}
+    old, new = read_export(before), read_export(after)
+    return {name: new[name] - old[name] for name in old}

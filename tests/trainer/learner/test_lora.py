@@ -1,0 +1,130 @@
+"""Adapters: only they are trained, and merged weights, PEFT and our own forward pass agree about them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from tests.trainer.learner.tiny import (
+    assert_same_run,
+    config,
+    gradients,
+    largest_difference,
+    make_samples,
+    read_reference,
+    reference_logprobs,
+    train,
+)
+from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.config import LoraConfig
+from trainer.learner.hf import SINGLE_FILE
+from trainer.learner.megatron import Learner
+from trainer.learner.snapshots import copy_weights
+
+SOME = LoraConfig(rank=4, alpha=8, targets=("q_proj", "v_proj", "o_proj", "up_proj"))
+TARGETS = {"all": LoraConfig(rank=4, alpha=8), "some": SOME}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def trained(
+    request: pytest.FixtureRequest, qwen3: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Learner, Path]:
+    """A learner after three steps, and its export."""
+    learner = Learner(config(lora=TARGETS[request.param], lr=1e-2), model_directory=qwen3)
+    train(learner, 3)
+    directory = tmp_path_factory.mktemp("adapted") / "exported"
+    learner.export(directory)
+    return learner, directory
+
+
+def test_adapters_begin_without_effect(qwen3: Path) -> None:
+    samples = make_samples()
+    plain = Learner(config(), model_directory=qwen3).logprobs(samples, 1.0)
+    adapted = Learner(config(lora=SOME), model_directory=qwen3).logprobs(samples, 1.0)
+    assert all(np.array_equal(left, right) for left, right in zip(plain, adapted, strict=True))
+
+
+def test_only_adapters_are_trained(trained: tuple[Learner, Path], qwen3: Path) -> None:
+    after = copy_weights(trained[0]._model)
+    before = copy_weights(Learner(config(lora=trained[0].config.lora), model_directory=qwen3)._model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_adapter." in name}
+    assert len(changed) == 2 * 2 * len(trained[0].config.lora.targets)
+
+
+def test_merged_weights_are_the_model_with_its_adapters(trained: tuple[Learner, Path], qwen3: Path) -> None:
+    learner, directory = trained
+    samples = make_samples()
+    merged = Learner(config(), model_directory=directory).logprobs(samples, 1.0)
+    start = Learner(config(), model_directory=qwen3).logprobs(samples, 1.0)
+    apart = [
+        np.abs(left - right).max() for left, right in zip(learner.logprobs(samples, 1.0), merged, strict=True)
+    ]
+    moved = [np.abs(left - right).max() for left, right in zip(start, merged, strict=True)]
+    assert max(apart) <= 1e-5 * max(np.abs(values).max() for values in merged)
+    assert max(moved) > 0.1
+
+
+def test_peft_computes_the_same_from_the_adapters_alone(trained: tuple[Learner, Path], qwen3: Path) -> None:
+    learner, directory = trained
+    model = PeftModel.from_pretrained(read_reference(qwen3), directory / "adapter").eval()
+    samples = make_samples()
+    for sample, observed in zip(samples, learner.logprobs(samples, 1.0), strict=True):
+        expected = reference_logprobs(model, sample).detach().numpy()
+        kept = sample.trained_T[1:]
+        np.testing.assert_allclose(observed[1:][kept], expected[kept], atol=5e-5)
+
+
+def test_the_adapters_are_those_that_peft_would_make(trained: tuple[Learner, Path]) -> None:
+    tensors = load_file(trained[1] / "adapter" / "adapter_model.safetensors")
+    targets = trained[0].config.lora.targets
+    assert len(tensors) == 2 * 2 * len(targets)
+    first = "base_model.model.model.layers.0.self_attn.q_proj"
+    assert tensors[f"{first}.lora_A.weight"].shape == (4, 64)
+    assert tensors[f"{first}.lora_B.weight"].shape == (64, 4)
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(qwen3: Path, tmp_path: Path) -> None:
+    options = config(lora=SOME, lr=1e-2, distributed_optimizer=True)
+    learner = Learner(options, model_directory=qwen3)
+    train(learner, 2)
+    learner.save(tmp_path / "kept", b"")
+    expected = train(learner, 3)
+    resumed = Learner(options, model_directory=qwen3)
+    resumed.restore(tmp_path / "kept")
+    assert_same_run(train(resumed, 3), expected)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputed_activations_give_the_same_gradients(qwen3: Path, recompute: str) -> None:
+    """Nothing before the first adapter requires a gradient, so recomputation could cut the graph there."""
+    learners = [
+        Learner(config(lora=SOME, lr=1e-2, recompute=one), model_directory=qwen3)
+        for one in ("none", recompute)
+    ]
+    assert_same_run(*(train(learner, 3) for learner in learners))
+    assert largest_difference(*(gradients(learner) for learner in learners)) == 0
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients(learners[1]).values())
+
+
+def test_an_export_of_adapters_beside_experts_keeps_the_experts(qwen3_moe: Path, tmp_path: Path) -> None:
+    attention = LoraConfig(rank=2, targets=("q_proj", "o_proj"))
+    learner = Learner(config(lora=attention, lr=1e-2), model_directory=qwen3_moe)
+    train(learner, 2)
+    learner.export(tmp_path / "exported")
+    before, after = (load_file(directory / SINGLE_FILE) for directory in (qwen3_moe, tmp_path / "exported"))
+    changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"q_proj", "o_proj"}
+
+
+def test_experts_get_no_adapters(qwen3_moe: Path) -> None:
+    (fault,) = layout_faults(read_architecture(qwen3_moe), config(lora=LoraConfig(rank=4)))
+    assert fault.startswith("learner.lora.targets: experts get no adapters")
+
+
+def test_adapters_and_a_choice_of_weights_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"learner\.train_only"):
+        config(lora=SOME, train_only=(".mlp.",))

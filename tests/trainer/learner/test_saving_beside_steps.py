@@ -1,0 +1,74 @@
+"""A checkpoint is written while the learner goes on, and holds what the learner was when it was begun."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.learner.tiny import assert_same_run, config, largest_difference, read_export, train
+from trainer.learner import checkpoint
+from trainer.learner.conversion import to_hugging_face
+from trainer.learner.megatron import Learner
+
+
+@pytest.fixture
+def may_write(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No file of a checkpoint is written before this is set."""
+    allowed, write = threading.Event(), checkpoint._write_buckets
+
+    def write_when_allowed(writer: Any) -> None:
+        allowed.wait()
+        write(writer)
+
+    monkeypatch.setattr(checkpoint, "_write_buckets", write_when_allowed)
+    yield allowed
+    allowed.set()
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_steps_taken_before_it_is_written_are_not_in_it(
+    qwen3: Path, tmp_path: Path, may_write: threading.Event, distributed_optimizer: bool, dtype: str
+) -> None:
+    options = config(distributed_optimizer=distributed_optimizer, dtype=dtype)
+    learner = Learner(options, model_directory=qwen3)
+    train(learner, 2)
+    learner.export(tmp_path / "exported")
+    learner.begin_save(tmp_path / "step-2", b"cursor")
+    expected = train(learner, 4)
+    assert not learner.is_save_written
+    assert not (tmp_path / "step-2").exists()
+    may_write.set()
+    learner.finish_save()
+
+    resumed = Learner(options, model_directory=qwen3)
+    assert resumed.restore(tmp_path / "step-2") == b"cursor"
+    assert set(resumed.adam_steps()) == {2.0}
+    assert_same_run(train(resumed, 4), expected)
+    # A resume takes fp32 weights from the optimizer's state; those of the model count too.
+    to_hugging_face(tmp_path / "step-2", tmp_path / "converted", options, model_directory=qwen3)
+    apart = largest_difference(read_export(tmp_path / "converted"), read_export(tmp_path / "exported"))
+    assert apart == 0
+
+
+def test_what_cannot_be_written_is_an_error_when_it_is_finished_and_leaves_the_older_one(
+    qwen3: Path, tmp_path: Path, may_write: threading.Event
+) -> None:
+    learner = Learner(config(), model_directory=qwen3)
+    learner.begin_save(tmp_path / "latest", b"first")
+    may_write.set()
+    learner.finish_save()
+
+    may_write.clear()
+    train(learner, 1)
+    learner.begin_save(tmp_path / "latest", b"second")
+    shutil.rmtree(tmp_path / ".latest.partial")
+    may_write.set()
+    with pytest.raises(OSError, match=r"rank 0.*No such file"):
+        learner.finish_save()
+    assert Learner(config(), model_directory=qwen3).restore(tmp_path / "latest") == b"first"
+    learner.save(tmp_path / "latest", b"third")
+    assert learner.restore(tmp_path / "latest") == b"third"

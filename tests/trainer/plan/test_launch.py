@@ -1,0 +1,117 @@
+"""The commands that start a planned run: programs, scripts and manifests understand them, and the numbers are the plan's."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.serving import engine, router
+from tests.infra.cluster.programs import CLUSTER, run, tool
+from trainer.plan.launch import WAYS, launch_text
+from trainer.plan.planning import make_plan
+from trainer.recipe import load_recipe
+
+RECIPE = Path("trainer/recipes/qwen3_32b_4node.toml")
+
+
+def lines(way: str, recipe: Path = RECIPE) -> list[str]:
+    text = launch_text(make_plan(load_recipe(recipe)), recipe, way)
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def words_of(program: str, way: str) -> list[list[str]]:
+    """The arguments of each line that starts `program`."""
+    split = [shlex.split(line.removesuffix(" &")) for line in lines(way)]
+    return [words[words.index(program) + 1 :] for words in split if program in words]
+
+
+def test_torchrun_starts_a_process_for_each_gpu_and_the_programs_understand_their_flags() -> None:
+    engines = [engine.parse_arguments(words) for words in words_of("infra.serving.engine", "torchrun")]
+    assert [(one.tensor_parallel, one.device) for one in engines] == [(4, "cuda"), (4, "cuda")]
+    assert len({one.port for one in engines}) == 2
+    assert router.parse_arguments(words_of("infra.serving.router", "torchrun")[0])
+    (learner,) = words_of("torchrun", "torchrun")
+    assert learner[: learner.index("-m")] == [
+        *("--nnodes", "2", "--node-rank", "RANK", "--master-addr", "HOST", "--master-port", "29500"),
+        *("--nproc-per-node", "8"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.run", "--help"], capture_output=True, text=True, check=True
+    )
+    assert {flag for flag in learner if flag.startswith("--run")} <= set(
+        re.findall(r"--[a-z-]+", done.stdout)
+    )
+
+
+def test_engines_keep_off_the_gpus_of_a_learner_on_the_same_machine() -> None:
+    text = "\n".join(lines("torchrun", Path("trainer/recipes/qwen3_8b_1node.toml")))
+    assert re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", text) == ["4", "5", "6", "7"]
+    assert "torchrun --nproc-per-node 4 " in text
+
+
+def test_slurm_gets_the_nodes_and_gpus_of_the_plan() -> None:
+    router_line, engines, workers, trainer = lines("slurm")
+    assert all(Path(line.split()[-1]).exists() for line in (router_line, engines, workers))
+    assert "--nodes=2 --ntasks-per-node=2 --gpus-per-task=4" in engines
+    assert "SWERVE_SLOTS=54" in workers
+    assert "--array=1-4" in workers
+    assert "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 infra/cluster/slurm/trainer.sbatch" in trainer
+
+
+def test_kubernetes_renders_the_overlay_with_the_numbers_of_the_plan(tmp_path: Path) -> None:
+    shutil.copytree(CLUSTER / "kubernetes", tmp_path / "infra/cluster/kubernetes")
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text("\n".join(lines("kubernetes")))
+    made = run(tool("kubectl"), "kustomize", overlay)
+    assert made.returncode == 0, made.stderr
+    objects = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(made.stdout)}
+    learner, engines = objects["StatefulSet", "trainer"]["spec"], objects["StatefulSet", "engine"]["spec"]
+    assert (learner["replicas"], engines["replicas"]) == (2, 4)
+    assert objects["Deployment", "worker"]["spec"]["replicas"] == 14  # 216 slots, 16 in each pod
+    (container,) = learner["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert (environment["NODES"], environment["GPUS"]) == ("2", "8")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    (container,) = engines["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert container["command"][-2:] == ["--tensor-parallel", "$(SWERVE_ENGINE_GPUS)"]
+    (settings,) = (one["data"] for (kind, name), one in objects.items() if name.startswith("swerve-"))
+    assert settings["SWERVE_ENGINE_GPUS"] == "4"
+
+
+def test_skypilot_gets_only_variables_that_its_files_know() -> None:
+    for line in lines("skypilot"):
+        words = shlex.split(line)
+        task = yaml.safe_load(Path(words[-1]).read_text())
+        given = {word.partition("=")[0] for flag, word in pairwise(words) if flag == "--env"}
+        assert given <= task["envs"].keys()
+    assert "--num-nodes 4 --gpus H100:8" in lines("skypilot")[0]
+
+
+def test_a_way_is_printed_by_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.plan", RECIPE, "--launch", "slurm"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "infra/cluster/slurm/trainer.sbatch" in done.stdout
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_does_not_fit_is_not_launched(way: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.plan", RECIPE, "--set", "learner.recompute=none", "--launch", way],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a GPU of the learner needs" in done.stderr

@@ -1,0 +1,156 @@
+"""The batch of a step, put together again from its row and the kept rollouts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from pipeline.message import pack_int32s
+from pipeline.rollout_store.reading import DIRECTORY
+from pipeline.trajectory import Reward, Trajectory, head_of
+from tests.trainer.judge.journals import judgement
+from tests.trainer.processes import recipe as recipe
+from tests.trainer.records.test_journal import step as step_row
+from tests.trainer.trajectories import behind, joined, trajectory, turn
+from trainer.batching.batch import Batch
+from trainer.batching.collate import make_batch
+from trainer.batching.overlong import Overlong
+from trainer.batching.samples import samples_of
+from trainer.recipe import CreditRecipe, OverlongRecipe, load_recipe, to_toml
+from trainer.records import run_directory
+from trainer.records.journal import Journal
+from trainer.records.rollout_writer import RolloutWriter
+from trainer.replay.kept_run import KeptRun
+from trainer.rollouts.groups import Group
+from trainer.rollouts.members import Member
+
+VOCAB_SIZE = 512
+
+
+def rollout(number: int, reward: float, *, version: int) -> Trajectory:
+    """Member `number` of a group of four, whose context was cut before its last turn."""
+    turns = (
+        turn([1, 2], [3, 4 + number], kept=0, version=version),
+        turn([5], [6], kept=4, version=version),
+        turn([9], [7], kept=2, version=version),
+    )
+    made = trajectory(*turns)
+    request = replace(made.claim.request, id=f"r{number}", member=number, group_size=4)
+    return replace(
+        made,
+        claim=replace(made.claim, request=request),
+        reward=Reward(value=reward, resolved=reward == 1, decided_by="test"),
+    )
+
+
+def group_of(rollouts: list[Trajectory]) -> Group:
+    members = {
+        number: Member(head_of(one, 0), samples_of(one, vocab_size=VOCAB_SIZE, max_tokens=512), entries=[])
+        for number, one in enumerate(rollouts)
+    }
+    return Group(0, 4, 0, "t", members)
+
+
+def keep(run: Path, recipe: Path, rollouts: list[Trajectory], batch: Batch) -> None:
+    run_directory.create(run, "run", to_toml(load_recipe(recipe)))
+    writer = RolloutWriter(run / DIRECTORY, max_bytes=2**30)
+    for one in rollouts:
+        writer.add_trajectory(one)
+    writer.close()
+    with Journal(run / "journal") as journal:
+        row = replace(
+            step_row(1), request_ids=batch.request_ids, baseline_ids=batch.baseline_ids, version=batch.lag_max
+        )
+        journal.append(row)
+
+
+def test_a_withheld_member_counts_in_the_baseline_of_the_replay_too(recipe: Path, tmp_path: Path) -> None:
+    rollouts = [rollout(n, reward, version=n) for n, reward in enumerate((1.0, 0.0, 1.0, 0.0))]
+    batch, fates = make_batch(
+        [group_of(rollouts)],
+        step=1,
+        lag_of=behind(3),
+        temperature=1.0,
+        kind="leave_one_out",
+        withhold_beyond=2,
+    )
+    assert fates["r0"] == "late"
+    assert batch.baseline_ids == ("r0",)
+    keep(tmp_path / "run", recipe, rollouts, batch)
+    again = KeptRun(tmp_path / "run").batch(1, "leave_one_out", CreditRecipe())
+    assert again.request_ids == batch.request_ids
+    for one, other in zip(again.samples, batch.samples, strict=True):
+        for name in ("tokens_T", "trained_T", "behaviour_logprobs_T", "advantages_T", "versions_T"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    means = KeptRun(tmp_path / "run").batch(1, "group_mean", CreditRecipe())
+    assert means.samples[0].advantages_T.tolist() != batch.samples[0].advantages_T.tolist()
+
+
+def test_a_replay_gives_credit_by_the_scores_that_the_step_had_and_by_no_later_ones(
+    recipe: Path, tmp_path: Path
+) -> None:
+    rollouts = [rollout(n, reward, version=3) for n, reward in enumerate((1.0, 0.0, 0.0))]
+    credit = CreditRecipe(method="outcome_then_steps")
+    group = group_of(rollouts)
+    group.members[0].judgement = joined({0: 1.0, 1: -1.0, 2: 0.5})
+    group.members[1].judgement = joined({0: -0.5, 1: None, 2: 1.0})
+    batch, _ = make_batch(
+        [group],
+        step=1,
+        lag_of=behind(3),
+        temperature=1.0,
+        kind="leave_one_out",
+        credit=credit,
+        withhold_beyond=None,
+    )
+    assert batch.credit.process_size > 0
+    keep(tmp_path / "run", recipe, rollouts, batch)
+    with Journal(tmp_path / "run" / "journal") as journal:
+        journal.append(judgement("r0", 1.0, -1.0, 0.5))
+        journal.append(judgement("r1", -0.5, None, 1.0))
+        journal.append(judgement("r2", 1.0, 1.0, 1.0, fate="late"))
+    again = KeptRun(tmp_path / "run").batch(1, "leave_one_out", credit)
+    pairs = zip(again.samples, batch.samples, strict=True)
+    assert all(one.advantages_T.tobytes() == other.advantages_T.tobytes() for one, other in pairs)
+    assert again.credit == batch.credit
+
+
+def test_a_replay_shapes_rewards_by_length_as_the_run_did(recipe: Path, tmp_path: Path) -> None:
+    rollouts = [rollout(n, reward, version=3) for n, reward in enumerate((1.0, 0.0, 0.0))]
+    rollouts[1] = replace(rollouts[1], turns=rollouts[1].turns[:1])
+    overlong = OverlongRecipe(penalty=0.5, buffer_tokens=load_recipe(recipe).rollout.limits.context_tokens)
+    batch, _ = make_batch(
+        [group_of(rollouts)],
+        step=1,
+        lag_of=behind(3),
+        temperature=1.0,
+        kind="leave_one_out",
+        overlong=Overlong(overlong, overlong.buffer_tokens),
+        withhold_beyond=None,
+    )
+    recipe.write_text(
+        recipe.read_text() + f"\n[overlong]\npenalty = 0.5\nbuffer_tokens = {overlong.buffer_tokens}\n"
+    )
+    keep(tmp_path / "run", recipe, rollouts, batch)
+    again = KeptRun(tmp_path / "run").batch(1, "leave_one_out", CreditRecipe())
+    pairs = zip(again.samples, batch.samples, strict=True)
+    assert all(one.advantages_T.tobytes() == other.advantages_T.tobytes() for one, other in pairs)
+    assert 0 < batch.samples[0].advantages_T.max() < 1, "the longer ones lost more"
+
+
+def test_a_rollout_that_is_not_what_was_sampled_is_not_replayed(recipe: Path, tmp_path: Path) -> None:
+    rollouts = [rollout(n, float(n), version=3) for n in range(2)]
+    batch, _ = make_batch(
+        [group_of(rollouts)],
+        step=1,
+        lag_of=behind(3),
+        temperature=1.0,
+        kind="leave_one_out",
+        withhold_beyond=None,
+    )
+    first, *rest = rollouts[1].turns
+    altered = replace(rollouts[1], turns=(replace(first, sampled=pack_int32s([3, 9])), *rest))
+    keep(tmp_path / "run", recipe, [rollouts[0], altered], batch)
+    with pytest.raises(ValueError, match="turn 0 is not what the engine sampled"):
+        KeptRun(tmp_path / "run").batch(1, "leave_one_out", CreditRecipe())

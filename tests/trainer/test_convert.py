@@ -1,0 +1,105 @@
+"""`python -m trainer.convert`: weights between Hugging Face directories and Megatron checkpoints."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.learner.tiny import config, largest_difference, read_export, write_model
+from trainer import convert
+from trainer.learner import backend
+from trainer.learner.megatron import Learner
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a vocabulary that two processes cannot share equally."""
+    directory = write_model(tmp_path_factory.mktemp("model"), "qwen3", head_dim=16, vocab_size=63)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written by two processes that share each layer."""
+    target = tmp_path_factory.mktemp("checkpoint") / "step-0"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = [str(model), str(target), "--tensor-parallel", "2", "--dtype", "fp32"]
+    done = subprocess.run(
+        [*launcher, "-m", "trainer.convert", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == [str(target)]
+    return target
+
+
+def test_weights_come_back_from_a_checkpoint_as_they_were(
+    model: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert convert.main([str(checkpoint), str(tmp_path / "back"), "--model", str(model)]) == 0
+    assert largest_difference(read_export(tmp_path / "back"), read_export(model)) == 0
+    assert (tmp_path / "back" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_a_learner_starts_from_such_a_checkpoint_with_either_optimizer(
+    model: Path, checkpoint: Path, tmp_path: Path, distributed_optimizer: bool
+) -> None:
+    other = write_model(tmp_path / "other", "qwen3", head_dim=16, vocab_size=63, initializer_range=0.1)
+    backend.join()
+    try:
+        learner = Learner(config(distributed_optimizer=distributed_optimizer), model_directory=other)
+        assert learner.restore(checkpoint) == b""
+        assert learner.steps == 0
+        learner.export(tmp_path / "exported")
+    finally:
+        backend.leave()
+    assert largest_difference(read_export(tmp_path / "exported"), read_export(model)) == 0
+
+
+def test_a_checkpoint_in_half_precision_stays_one(model: Path, tmp_path: Path) -> None:
+    assert convert.main([str(model), str(tmp_path / "half")]) == 0
+    assert convert.main([str(tmp_path / "half"), str(tmp_path / "back"), "--model", str(model)]) == 0
+    back, before = read_export(tmp_path / "back"), read_export(model)
+    assert all(torch.equal(back[name], before[name].bfloat16()) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({"num_hidden_layers": 1}, "does not hold the weights of this model"),
+        ({"num_hidden_layers": 3}, "does not hold the weights of this model"),
+        ({"intermediate_size": 64}, "does not hold the weights of this model"),
+        ({"tie_word_embeddings": True}, "holds output_layer.weight, which the model lacks"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    shape: dict[str, Any],
+    reason: str,
+) -> None:
+    other = write_model(tmp_path / "other", "qwen3", head_dim=16, vocab_size=63, **shape)
+    assert convert.main([str(checkpoint), str(tmp_path / "back"), "--model", str(other)]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()
+
+
+def test_what_cannot_be_converted_is_refused_in_one_line(
+    model: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, reason in (
+        ([str(tmp_path), str(tmp_path / "x")], "holds neither config.json nor metadata.json"),
+        ([str(checkpoint), str(tmp_path / "x")], "give --model"),
+        ([str(model), str(checkpoint)], "exists: remove it"),
+        ([str(model), str(tmp_path / "x"), "--tensor-parallel", "2"], "multiple of 2 processes"),
+    ):
+        assert convert.main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line

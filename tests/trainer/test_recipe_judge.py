@@ -1,0 +1,81 @@
+"""The table [judge]: what is refused, and what becomes of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.test_recipe import MINIMAL
+from trainer.recipe import load_recipe, to_toml
+from trainer.rollouts.judge_form import judge_words, read_judge
+
+RULE = ("judge.method=rule", "judge.name=commands")
+VOTES = ("judge.method=votes", "judge.tokenizer=judge")
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (("judge.required=true",), 'judge.method is "none"'),
+        (("judge.method=rule",), "judge.name is missing"),
+        (("judge.method=votes",), "judge.tokenizer is missing"),
+        ((*VOTES, "judge.num_votes=65"), "judge.num_votes is 65"),
+        ((*VOTES, "judge.temperature=0"), "all 3 votes on a step are the same"),
+        ((*VOTES, "judge.prompt_tokens=0"), "judge.prompt_tokens is 0"),
+        ((*VOTES, "judge.vote_s=0"), "judge.vote_s is 0"),
+        ((*RULE, "judge.wait_s=-1"), "judge.wait_s is -1"),
+        ((*RULE, "judge.history_steps=-1"), "judge.history_steps is -1"),
+        ((*RULE, "judge.endpoint.api_base=http://h/v1"), 'is of use with judge.method = "votes" only'),
+        (("judge.method=votes", "judge.endpoint.api_base=host"), "judge.endpoint.api_base"),
+        (("judge.method=votes", "judge.endpoint.api_base=http://h/v1"), "judge.endpoint.model is missing"),
+        ((*VOTES, "judge.endpoint.model=m"), "judge.endpoint.api_base is missing"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused_by_its_field(
+    minimal: Path, overrides: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        load_recipe(minimal, overrides)
+
+
+def test_the_judge_of_a_recipe_is_what_requests_carry(minimal: Path) -> None:
+    recipe = load_recipe(minimal, (*RULE, "seed=7", "judge.score_submission=true"))
+    form = read_judge(recipe)
+    assert form is not None
+    judge = form.judge
+    assert (judge.method, judge.name, judge.seed, judge.score_submission) == ("rule", "commands", 7, True)
+    assert judge_words(recipe.judge).startswith("rule commands; a group that is ready waits up to 600 s")
+
+
+def test_a_recipe_without_a_judge_asks_for_none(minimal: Path) -> None:
+    assert read_judge(load_recipe(minimal)) is None
+
+
+def test_paths_of_the_judge_are_relative_to_the_recipe(minimal: Path) -> None:
+    recipe = load_recipe(minimal, VOTES)
+    assert recipe.judge.tokenizer == str(minimal.parent / "judge")
+    (minimal.parent / "resolved.toml").write_text(to_toml(recipe))
+    assert load_recipe(minimal.parent / "resolved.toml") == recipe
+    with pytest.raises(ValueError, match=r"^judge\.tokenizer: "):
+        read_judge(recipe)
+
+
+def test_templates_that_cannot_be_used_are_refused_by_their_key(minimal: Path) -> None:
+    (minimal.parent / "judge.yaml").write_text("questions: what?\n")
+    with pytest.raises(ValueError, match=r"^judge\.templates: .*questions: unknown key"):
+        read_judge(load_recipe(minimal, (*RULE, "judge.templates=judge.yaml")))
+
+
+def test_an_endpoint_takes_no_opening_of_its_votes(minimal: Path) -> None:
+    (minimal.parent / "judge.yaml").write_text("opening: 'I say '\n")
+    endpoint = ("judge.method=votes", "judge.endpoint.api_base=http://h/v1", "judge.endpoint.model=m")
+    recipe = load_recipe(minimal, (*endpoint, "judge.templates=judge.yaml"))
+    with pytest.raises(ValueError, match=r"^judge\.templates: .*judge\.yaml: opening: an endpoint cannot"):
+        read_judge(recipe)

@@ -1,0 +1,77 @@
+"""`python -m trainer.where`: from the directory of a run to tables and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.request import Claim
+from pipeline.rollout_store.reading import DIRECTORY
+from tests.pipeline import samples
+from tests.trainer.where.made import end, episode, fleet, start, step
+from trainer.records.journal import DeliveryRow, Journal, Row
+from trainer.records.rollout_writer import RolloutWriter
+from trainer.records.time_rows import EnginePause
+from trainer.where import __main__ as command
+
+
+def write(run_dir: Path, *rows: Row) -> None:
+    with Journal(run_dir / "journal") as journal:
+        for row in rows:
+            journal.append(row)
+
+
+def test_the_tables_of_a_run_sum_up_to_the_wall_of_each_role(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pause = EnginePause(engine="http://one", began_at=130.0, ended_at=132.0)
+    write(
+        tmp_path,
+        start(110.0, other=10.0),
+        fleet(span_s=60.0, running=3, closed_by="lag", at=120.0),
+        step(1, 200.0, "a", began_at=170.0, wait_s=50.0, forward_s=30.0, checkpoint_s=10.0),
+        episode("a"),
+        DeliveryRow(
+            version=1,
+            step=1,
+            engines=("http://one",),
+            quarantined=(),
+            update_s=3.0,
+            at=133.0,
+            pauses=(pause,),
+        ),
+        end(220.0, evaluation=20.0),
+    )
+    assert command.main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for role, wall_s in (("trainer", 120.0), ("slots", 240.0), ("engines", 120.0)):
+        assert found[role]["wall_s"] == wall_s == sum(found[role]["parts_s"].values())
+        assert found[role]["unknown"] == [] or role == "engines"
+    assert found["engines"]["parts_s"]["paused for weights"] == 2.0
+    assert found["rollouts"]["num_rollouts"] == 1
+    assert found["advice"][0]["setting"] == "--slots"
+    assert command.main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "waiting for groups" in text
+    assert "1. --slots, at most" in text
+    assert "rollouts.keep" in text, "what is not known is said"
+
+
+def test_kept_rollouts_say_what_engines_generated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, start(110.0, other=10.0), step(1, 200.0, wait_s=90.0))
+    turn = samples.turn(asked_at=150.0, generate_s=10.0, engine_wait_s=4.0, engine="http://one")
+    claim = Claim(request=samples.request(), attempt=1, worker="host/1", claimed_at=149.0)
+    writer = RolloutWriter(tmp_path / DIRECTORY, max_bytes=2**20)
+    writer.add_trajectory(samples.trajectory(claim, turns=(turn,)))
+    writer.close()
+    assert command.main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["engines"]
+    assert found["parts_s"]["generating for training"] == 6.0
+    assert (found["wall_s"], found["unknown"]) == (100.0, [])
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main([str(tmp_path)])
+    assert refused.value.code == 2
+    assert "give the directory of a run" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""A connection to an empty Redis, and short intervals."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from arq.connections import ArqRedis
+from redis.asyncio import Redis
+
+from pipeline import connection
+from workers import breaker, claim, taker
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "OUTAGE_WAIT_S", 0.02)
+    monkeypatch.setattr(taker, "IDLE_S", 0.1)
+    for name in ("WATCH_S", "FIRST_WAIT_S", "LONGEST_WAIT_S", "TRIAL_S"):
+        monkeypatch.setattr(breaker, name, 0.05)
+
+
+@pytest.fixture
+async def pool(redis: Redis, redis_url: str) -> AsyncIterator[ArqRedis]:
+    pool = await connection.connect(redis_url)
+    yield pool
+    await pool.aclose()

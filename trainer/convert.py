@@ -1,0 +1,90 @@
+"""Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), or a checkpoint of a run back into Hugging Face weights.
+
+What SOURCE is decides which. A model that one process cannot hold is divided among several with `torchrun` and the layout's
+options; the layout need not be the one that the checkpoint was written in, or will be read in.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+from trainer import process
+from trainer.learner.config import LearnerConfig
+from trainer.settings import TrainerSettings
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    return process.exit_status(lambda settings: convert(options, settings))
+
+
+def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
+    """On every rank. Raises ValueError for a source that is neither, or a target that is there already."""
+    source, target, model = options.source, options.target, options.model
+    is_checkpoint = (source / "metadata.json").exists()
+    if not is_checkpoint and not (source / "config.json").exists():
+        raise ValueError(
+            f"{source} holds neither config.json nor metadata.json: give a Hugging Face directory or a checkpoint"
+        )
+    if is_checkpoint and model is None:
+        raise ValueError(
+            f"{source} is a checkpoint, which has no config and no tokenizer: give --model, the directory that was trained"
+        )
+    if target.exists():
+        raise ValueError(f"{target} exists: remove it, or give another name")
+    config = LearnerConfig(
+        lr=1.0,  # required, and not used: nothing is trained
+        dtype=options.dtype,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
+        expert_parallel=options.expert_parallel,
+    )
+    # At every start it lists the optional packages that it was built without.
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    from trainer.learner import backend, conversion
+
+    backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
+    try:
+        if is_checkpoint:
+            conversion.to_hugging_face(source, target, config, model_directory=model)
+        else:
+            conversion.to_checkpoint(source, target, config)
+    finally:
+        backend.leave()
+    if settings.rank == 0:
+        print(target)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer.convert", description=__doc__)
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="a Hugging Face directory or a checkpoint"
+    )
+    parser.add_argument("target", type=Path, metavar="TARGET", help="the directory to write")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="for a checkpoint: the Hugging Face directory whose model was trained; config and tokenizer are taken from it",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp32"),
+        default="bf16",
+        help="type of the weights in a new checkpoint, as learner.dtype of the recipe that reads it; default bf16. "
+        "Hugging Face weights get the type that they have in the checkpoint",
+    )
+    for name in ("tensor", "pipeline", "expert"):
+        parser.add_argument(
+            f"--{name}-parallel",
+            type=int,
+            default=1,
+            metavar="N",
+            help=f"as learner.{name}_parallel; default 1",
+        )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The objectives: what a step minimises. Pure functions of tensors; no Megatron, no collectives, no state."""

@@ -1,0 +1,1 @@
+"""Imitation of the demonstration's teacher, before there is anything to reinforce."""

@@ -1,0 +1,48 @@
+"""``python -m trainer.warmstart --out DIR``: a policy that imitates the demonstration's hasty teacher, as a Hugging Face directory.
+
+With ``--model DIR`` a pretrained model imitates, in its own tokenizer and chat template; otherwise a tiny Llama from random weights
+does. Exit status: 0 the directory is complete; 2 a user's mistake.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+DESCRIPTION = (
+    "Train a policy to imitate the demonstration's hasty teacher, and write its Hugging Face directory."
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.warmstart", description=DESCRIPTION)
+    parser.add_argument("--out", type=Path, required=True, help="the Hugging Face directory to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="the directory of a pretrained Llama, which imitates instead of a policy from random weights; if killed, "
+        "the same command goes on",
+    )
+    parser.add_argument("--lessons", type=int, help="with --model: how many episodes of the teacher it sees")
+    options = parser.parse_args()
+    if options.lessons is not None and options.model is None:
+        parser.error("--lessons needs --model: the policy from random weights has its own number")
+    try:
+        if options.model is None:
+            from trainer.warmstart.scratch import make_policy
+
+            make_policy(options.out, seed=options.seed)
+        else:
+            from trainer.warmstart.pretrained import Imitation, imitate
+
+            settings = Imitation(seed=options.seed)
+            if options.lessons is not None:
+                settings = Imitation(seed=options.seed, num_lessons=options.lessons)
+            imitate(options.model, options.out, settings)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What was found as text: a table for each role, what the trainer waited for, and the advice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.where.account import Account
+from trainer.where.findings import WhereFindings
+from trainer.where.rollout_waits import RolloutWaits
+from trainer.where.waiting import Waiting
+
+WIDTH = 60
+TITLES = {
+    "trainer": "trainer: from its first start to its last row",
+    "slots": "workers' slots: all of them together",
+    "engines": "engines: all of them together",
+}
+
+
+def text_of(found: WhereFindings, run_dir: Path) -> str:
+    """For people."""
+    blocks = [[f"{run_dir}: where the time went"]]
+    blocks += [list(_account(each)) for each in (found.trainer, found.slots, found.engines)]
+    blocks += [list(_rollouts(found.rollouts)), list(_waiting(found.waiting)), list(_advice(found))]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _account(one: Account) -> Iterator[str]:
+    yield f"{TITLES[one.role]:<{WIDTH}}{'seconds':>12}{'share':>9}"
+    for name, seconds in one.parts_s.items():
+        if seconds:
+            yield _line(name, seconds, one.share(name))
+    if one.wall_s:
+        yield _line("wall", one.wall_s, 1.0)
+    yield from (f"  {sentence}" for sentence in one.unknown)
+
+
+def _line(name: str, seconds: float, share: float) -> str:
+    return f"  {name:<{WIDTH - 2}}{seconds:>12,.1f}{share:>9.1%}"
+
+
+def _rollouts(found: RolloutWaits) -> Iterator[str]:
+    title = f"rollouts: {found.num_rollouts:,} that were trained, from request to step"
+    yield f"{title:<{WIDTH}}{'p50 s':>12}{'p90 s':>12}{'share':>9}"
+    for name, one in found.waits.items():
+        if one.share:
+            yield f"  {name:<{WIDTH - 2}}{one.p50_s:>12,.1f}{one.p90_s:>12,.1f}{one.share:>9.1%}"
+    if found.num_rollouts:
+        yield f"  {'whole life':<{WIDTH - 2}}{found.life_p50_s:>12,.1f}{found.life_p90_s:>12,.1f}{1:>9.1%}"
+    yield from (f"  {sentence}" for sentence in found.unknown)
+
+
+def _waiting(found: Waiting | None) -> Iterator[str]:
+    if found is None:
+        return
+    wait_s = sum(found.parts_s.values())
+    yield f"{'what slots did while the trainer waited for groups':<{WIDTH}}{'seconds':>12}{'share':>9}"
+    for name, seconds in found.parts_s.items():
+        if seconds:
+            yield _line(name, seconds, seconds / wait_s)
+    if found.cpu_share is not None:
+        yield f"  The processors of the machine were {found.cpu_share:.0%} busy meanwhile."
+
+
+def _advice(found: WhereFindings) -> Iterator[str]:
+    yield "advice: what would help most, and the most that each can gain of the trainer's wall by itself"
+    for number, one in enumerate(found.advice, 1):
+        yield f"  {number}. {one.setting}, at most {one.gain:.1%}"
+        yield f"     {one.text}"
+    if not found.advice:
+        yield "  Nothing that is known would gain 1 %."
+    yield from (f"  {sentence}" for sentence in found.unknown)

@@ -1,0 +1,1 @@
+"""Judges: one request in, a score for each step of a finished rollout out. No Docker."""
