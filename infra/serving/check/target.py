@@ -204,10 +204,10 @@ class Target:
         answer = _decode(await self._call("GET", f"{engine_url}/v1/loads"), _Loads, engine_url)
         return sum(load.num_running_reqs + load.num_waiting_reqs for load in answer.loads)
 
-    async def until_running(self, engine_url: str, task: asyncio.Task[Any]) -> None:
-        """Return once the engine samples `task`'s request, or the task has ended."""
+    async def until_running(self, engine_url: str, task: asyncio.Task[Any], *, num_requests: int = 1) -> None:
+        """Return once the engine samples so many requests, one of which is `task`'s, or the task has ended."""
         while not task.done():
-            if await self.num_requests(engine_url):
+            if await self.num_requests(engine_url) >= num_requests:
                 return
             await asyncio.sleep(0.01)
 
