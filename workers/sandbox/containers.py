@@ -33,7 +33,7 @@ CALL_S = 120
 REMOVED_S = 10  # to wait for a removal that is under way already
 NUM_THREADS = 8
 CONFLICT = 409  # HTTP status
-ENDING_S = 3.0  # for the Docker host to report that a container ended, which it knows already
+ENDING_S = 10.0  # for the Docker host to report that a container ended, which it knows already
 # Actions of events, of Docker and of Podman.
 ENDED, FROM_OUTSIDE = ("die", "died"), ("kill", "stop", "restart")
 GONE = ("destroy", "remove")
