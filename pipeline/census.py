@@ -218,7 +218,9 @@ async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCens
     """Count everything of one run; the newest `recent` heads of a kind are looked at for lags, outcomes and rate."""
     rollouts = await stream.newest_heads(redis, run_id, recent)
     judgements = await stream.newest_heads(redis, run_id, recent, JUDGE)
-    is_judged = await redis.exists(*(key(run_id, JUDGE) for key in (keys.requests, keys.stream, keys.dead)))
+    # Not the stream itself: every trainer opens it, with a judge or without.
+    traces = [key(run_id, JUDGE) for key in (keys.requests, keys.dead, keys.malformed)]
+    is_judged = bool(judgements) or await redis.exists(*traces)
     learned, served, unreadable = await _weights(redis, run_id)
     status, silent_s = await last_status(redis, run_id)
     return RunCensus(

@@ -12,6 +12,7 @@ from pipeline.queue import Lease
 from pipeline.request import Claim
 from pipeline.trajectory import Failed, VersionSpan
 from tests.pipeline import samples
+from tests.pipeline.judging import judge_request, judgement
 
 BROKEN = Failed(boundary="sandbox", message="gone", transient=True)
 
@@ -205,3 +206,21 @@ async def test_bytes_that_the_learner_owes_a_checkpoint_are_counted(pool: ArqRed
     found = await census.run_census(pool, samples.RUN)
     assert found.rollouts.unacknowledged_bytes == sum(sizes[1:])
     assert found.rollouts.finished_per_min == 3 * 60 / census.RATE_S
+
+
+async def test_a_run_is_judged_once_it_has_asked_for_a_judgement(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN, JUDGE)  # as every trainer does
+    assert (await census.run_census(pool, samples.RUN)).judging is None
+    request = judge_request()
+    await queue.enqueue(pool, request, JUDGE)
+    asked = (await census.run_census(pool, samples.RUN)).judging
+    assert asked is not None
+    assert asked.queued == 1
+    claim = await queue.claim(pool, request.id, "host/1", JUDGE)
+    assert isinstance(claim, Claim)
+    await stream.publish(pool, judgement(claim, 1.0), kind=JUDGE)
+    (read,) = await stream.read_new(pool, samples.RUN, kind=JUDGE)
+    await stream.acknowledge(pool, samples.RUN, [(read.entry_id, request.id)], JUDGE)
+    answered = (await census.run_census(pool, samples.RUN)).judging
+    assert answered is not None
+    assert answered.num_outstanding == 0
