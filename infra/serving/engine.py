@@ -15,7 +15,8 @@ The process becomes SGLang's own server: its pid, its signals, its exit status. 
   weight files (`checkpoint.py`). Each mistake is one line, with exit status 2.
 
 On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that refuse to be
-called (`cpu_shim/sitecustomize.py`), and its processes are forked, not spawned (`cpu_shim/forked_server.py`).
+called (`cpu_shim/sitecustomize.py`), its processes are forked, not spawned (`cpu_shim/forked_server.py`), and its attention
+is computed for all sequences at once (`cpu_shim/batched_attention.py`).
 """
 
 import argparse
