@@ -8,7 +8,7 @@ from infra.serving.check.target import Long, Nonconformity, Reply, Target, long_
 WAIT_S = 120.0
 """How long an interrupted reply may take to arrive."""
 
-LONG_S = (10.0, 30.0)
+LONG_S = (8.0, 24.0)
 """How long a reply takes whose client hangs up, the second time where the engine did not notice the first."""
 
 NUM_LOOKS, LOOK_S = 5, 0.1

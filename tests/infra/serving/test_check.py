@@ -25,7 +25,7 @@ CAUGHT_BY = {
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "infra.serving.check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 async def test_our_engine_behind_our_router_is_certified(serving: Serving) -> None:
