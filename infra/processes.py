@@ -45,9 +45,17 @@ class Child:
         return self.process.pid
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM to the process, wait for `grace_s`, then send SIGKILL to what is left of its group."""
+        """Ask the process to end, and wait for it."""
+        self.ask_to_end()
+        self.wait_for_end(grace_s)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, once: the trainer takes a second one as the order to drop what it is doing."""
         if self.alive:
             self.process.terminate()
+
+    def wait_for_end(self, grace_s: float) -> None:
+        """Wait for `grace_s`, then send SIGKILL to what is left of its group."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(grace_s)
         kill_group(self.pid)

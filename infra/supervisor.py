@@ -112,13 +112,12 @@ class Supervisor:
         return status if process.finishes and status is not None and status >= 0 else None
 
     def stop(self) -> None:
-        """Send SIGTERM to all at once, then wait for each, the last started first."""
+        """Ask all to end at once, then wait for each, the last started first."""
         pairs = list(reversed(self.running.values()))
         for _, child in pairs:
-            if child.alive:
-                child.process.terminate()
+            child.ask_to_end()
         for process, child in pairs:
-            child.stop(process.grace_s)
+            child.wait_for_end(process.grace_s)
             process.tidy()
         self.running.clear()
 

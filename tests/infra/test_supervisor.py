@@ -44,6 +44,17 @@ def process(tmp_path: Path) -> Make:
 
 SLEEP = "import time; time.sleep(600)"
 EVERY_PID = range(2**22)
+ENDS_IN_ORDER = """
+import signal, sys, time
+def finish(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as the trainer and workers: a second one ends it at once
+    time.sleep(float(sys.argv[1]))
+    print("in good order", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, finish)
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_process_that_died_is_started_again_and_reported(
@@ -185,3 +196,27 @@ print(waited_for.wait(), sleeper.wait())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["0", "-9"], done.stderr
+
+
+def test_a_process_that_takes_a_while_to_end_in_good_order_is_not_told_twice(
+    supervisor: Supervisor, process: Make
+) -> None:
+    logs: list[Path] = []
+    for name, seconds in (("trainer", "2"), ("worker", "0.2")):  # the last started is waited for first
+        command = [sys.executable, "-c", ENDS_IN_ORDER, seconds]
+        logs.append(
+            ready_log(supervisor, replace(process(name, ""), command=lambda command=command: command))
+        )
+    supervisor.stop()
+    assert [log.read_text() for log in logs] == ["ready\nin good order\n"] * 2
+
+
+def ready_log(supervisor: Supervisor, process: SupervisedProcess) -> Path:
+    """The log of a process that is ready."""
+    supervisor.start(process)
+    assert process.log is not None
+    deadline = time.monotonic() + 60
+    while process.log.read_text() != "ready\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process.log
