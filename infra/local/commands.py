@@ -15,9 +15,8 @@ from infra.local.arguments import METRICS_PORT_OFFSET
 from infra.supervisor import SupervisedProcess
 
 # How long a SIGTERM may take: the trainer writes a checkpoint, a worker returns its episodes to the queue.
-TRAINER_GRACE_S = (
-    600.0  # it ends its optimizer step first, minutes for a pretrained model; a second Ctrl-C does not wait
-)
+# The trainer ends its optimizer step first, minutes for a pretrained model. A second Ctrl-C does not wait.
+TRAINER_GRACE_S = 600.0
 WORKER_GRACE_S = 20.0
 SERVING_GRACE_S = 2.0
 PAGES_GRACE_S = 5.0
