@@ -50,7 +50,7 @@ class Child:
         self.wait_for_end(grace_s)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, once: the trainer takes a second one as the order to drop what it is doing."""
+        """Send SIGTERM. A process may take a second one as the order to drop what it is doing, as the trainer does."""
         if self.alive:
             self.process.terminate()
 

@@ -10,7 +10,8 @@ a signal ended it, Redis and Docker if this process started them.
 
 When the trainer ends by itself, or on Ctrl-C or SIGTERM, everything that this process started is stopped in the
 opposite order, the containers of its workers are removed, and the peak of memory is written to RUN_DIR/memory.json.
-Services that were running before keep running. If this process is killed, the kernel ends what it started.
+Services that were running before keep running. The trainer is waited for while it ends its optimizer step and writes a
+checkpoint, unless a second signal comes. If this process is killed, the kernel ends what it started.
 
 Exit status: the trainer's; 1 if something could not be started; 2 misuse, with what to change; 130 after Ctrl-C,
 143 after SIGTERM.
@@ -18,7 +19,7 @@ Exit status: the trainer's; 1 if something could not be started; 2 misuse, with 
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import FrameType
 
@@ -26,6 +27,7 @@ from infra import services
 from infra.images.build import BuildError
 from infra.local.arguments import parse_arguments
 from infra.local.run import run, say
+from infra.supervisor import Supervisor
 
 
 class StopRequested(BaseException):
@@ -36,29 +38,30 @@ class StopRequested(BaseException):
         self.number = number
 
 
-def raise_on_signals(numbers: Sequence[signal.Signals]) -> None:
-    """From now on the first of `numbers` raises StopRequested, and the others are ignored."""
+def raise_on_signals(numbers: Sequence[signal.Signals], *, afterwards: Callable[[], None]) -> None:
+    """From now on the first of `numbers` raises StopRequested, and each further one calls `afterwards`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        ignore_signals(numbers)
+        call_on_signals(numbers, afterwards)
         raise StopRequested(number)
 
     for number in numbers:
         signal.signal(number, stop)
 
 
-def ignore_signals(numbers: Sequence[signal.Signals]) -> None:
+def call_on_signals(numbers: Sequence[signal.Signals], called: Callable[[], None]) -> None:
     for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda number, frame: called())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(__doc__, argv)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    raise_on_signals(numbers)
+    trainers = Supervisor(say)
+    raise_on_signals(numbers, afterwards=trainers.hurry)
     with ExitStack() as cleanup:
         try:
-            status = run(arguments, cleanup)
+            status = run(arguments, cleanup, trainers)
         except StopRequested as stop:
             say(f"{signal.Signals(stop.number).name}: stopping")
             status = 128 + stop.number
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             status = 1
         finally:
-            ignore_signals(numbers)
+            call_on_signals(numbers, trainers.hurry)
             services.announce_stop()
     return status
 

@@ -30,9 +30,9 @@ PREPARATION_GRACE_S = 10.0  # it may have containers to remove
 TASK_IMAGE = IMAGES["task-base"]
 
 
-def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
-    """Everything from the services to the end of the trainer, whose exit status is returned; `cleanup` undoes it in the
-    opposite order. Raises ValueError for what the user has to change, RuntimeError, OSError or BuildError for the rest.
+def run(arguments: argparse.Namespace, cleanup: ExitStack, trainers: Supervisor) -> int:
+    """Everything from the services to the end of the trainer, which `trainers` runs and whose exit status is returned; `cleanup`
+    undoes it in the opposite order. Raises ValueError for what the user has to change, RuntimeError, OSError or BuildError for the rest.
     """
     processes.adopt_orphans()
     for service in services.SERVICES:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack) -> int:
     if judge is not None:
         judging.check_ports(arguments, judge)
     prepare_run(arguments, cleanup)
-    supervisor, trainers = Supervisor(say), Supervisor(say)
+    supervisor = Supervisor(say)
     watch = MemoryWatch(lambda: service_pids() | supervisor.pids() | trainers.pids())
     cleanup.callback(report_memory, watch, arguments.run_dir / "memory.json")
     cleanup.enter_context(watch)
