@@ -13,7 +13,7 @@ TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup setup-gpu demo chaos test lint bench images gpu-check clean
+.PHONY: setup setup-gpu demo chaos test test-all lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
@@ -69,13 +69,16 @@ $(TASKS)/heldout.jsonl: | setup
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
 
-# pytest prints the last line.
+# Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what.
 test: setup
-	@bash infra/setup/test.sh
+	@bash infra/setup/test.sh quick
+
+# Every test.
+test-all: setup
+	@bash infra/setup/test.sh all
 
 lint: setup
-	@$(PYTHON) -m ruff check .
-	@$(PYTHON) -m basedpyright
+	@bash infra/setup/lint.sh
 
 # Ratios to named rivals and floors, see benchmarks/README.md. BENCH=--short takes minutes. Use an idle machine.
 bench: setup

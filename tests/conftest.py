@@ -35,6 +35,15 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `slow_but_for`, every case is slow whose id begins with none of the marker's texts."""
+    for item in items:
+        mark = item.get_closest_marker("slow_but_for")
+        if mark and not item.callspec.id.startswith(mark.args):  # type: ignore[attr-defined]  # of a parametrised function
+            item.add_marker("slow")
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """One SGLang engine on the CPU behind the router. Both are shared by all tests: leave them running and

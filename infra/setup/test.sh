@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, type check and every test, with Redis and Docker up. At the end it stops the services that it started, and no others.
+# Lint, type check and tests, with Redis and Docker up. At the end it stops the services that it started, and no others.
+#   test.sh quick|all
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,7 +20,5 @@ echo "$services"
 started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
 [ -z "$failed" ] || exit 1
 "$python" -m infra.images.build task-base
-"$python" -m ruff check --quiet .
-"$python" -m basedpyright
-# Two files at a time: much of a test is waiting for containers and processes. Tests that need a CUDA device have their own target, gpu-check.
-"$python" -m pytest --maxfail=10 -q -m "not gpu" --numprocesses 2 --dist loadfile
+bash infra/setup/lint.sh
+"$python" -m tests.suite "$1"

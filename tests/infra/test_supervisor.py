@@ -153,6 +153,7 @@ time.sleep(600)
         time.sleep(0.02)
 
 
+@pytest.mark.alone
 def test_orphans_are_looked_for_while_threads_of_ours_come_and_go() -> None:
     has_looked = threading.Event()
 

@@ -140,6 +140,7 @@ async def test_no_cheat_on_unittest_pays(grader: Grader, repo_image: RepoImage, 
     assert await paid(grader, task_of(repo_image, UNITTEST_VERDICT), patch) is None
 
 
+@pytest.mark.alone
 async def test_a_fork_bomb_does_not_pay(grader: Grader, repo_image: RepoImage) -> None:
     bomb = at_import("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass")
     claim = make_claim(task_of(repo_image, by_exit_code()), grade_cpu_s=2.0)

@@ -32,7 +32,7 @@ from workers.sandbox import protocol
 from workers.sandbox.docker import DockerSandboxes
 from workers.status import EpisodeStatus
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 SMALL = Resources(memory_bytes=96 * 1024**2, cpus=1.5, pids=48)
 FILL_MEMORY = """python3 - <<'EOF'

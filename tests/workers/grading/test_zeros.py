@@ -22,7 +22,7 @@ from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import DiskSettings
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 SMALL = Resources(memory_bytes=96 * 1024**2, cpus=1.5, pids=48)
 MAX_WRITTEN_BYTES = 16_000_000

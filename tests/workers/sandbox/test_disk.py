@@ -19,7 +19,7 @@ from workers.sandbox.free_space import FreeSpace, check_temporary
 from workers.sandbox.pool import HostPool
 from workers.settings import DiskSettings, disk_settings
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 MB = 1_000_000
 KILLED = (137, 138)  # 138: the signal by which the holder was told to kill

@@ -91,6 +91,7 @@ async def test_a_timeout_leaves_no_process_but_the_first(
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
+@pytest.mark.alone
 async def test_a_fork_bomb_ends_at_the_timeout(sandbox: DockerSandbox) -> None:
     result = await sandbox.run("bomb() { while :; do bomb & done; }; bomb 2>/dev/null", timeout_s=1)
     assert result.exit_code is None

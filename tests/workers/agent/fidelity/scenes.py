@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Replies = list[Any]  # texts, or messages with tool calls
+MOST_COMMAND_S = 30  # a machine on which a command prints nothing for so long hangs
 
 TASK = "add() subtracts.\n\nIt says {{ nothing }} of <|im_end|>, {% raw %} or caf\u00e9.  \n"
 SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -40,6 +41,8 @@ class Scene:
     name: str
     replies: Replies
     values: Sequence[str] = ()
+    command_s: int | None = None  # the limit of a command, if not the file's own
+    prints: str = ""  # what a command prints before that limit; in the text of no command
 
 
 def text_scenes(act: Callable[[str], str], *, has_time_limit: bool) -> list[Scene]:
@@ -101,7 +104,7 @@ def _timed(act: Callable[[str], Any]) -> list[Scene]:
 
 def _endings(act: Callable[[str], Any]) -> list[Scene]:
     """How commands and episodes end."""
-    slow = "printf 'begun\\r\\n'; exec sleep 30"
+    slow = f"printf 'be''gun\\r\\n'; exec sleep {10 * MOST_COMMAND_S}"
     submissions = {
         "with a status that is not 0": f"echo {SENTINEL}; exit 1",
         "with a form feed behind it": f"printf '{SENTINEL}\\fthe patch\\n'",
@@ -111,7 +114,7 @@ def _endings(act: Callable[[str], Any]) -> list[Scene]:
         "of 1.x": "echo MINI_SWE_AGENT_FINAL_OUTPUT; echo patch",
     }
     return [
-        Scene("a command that takes too long", [act(slow), act("ls"), act(DONE)], ["environment.timeout=2"]),
+        Scene("a command that takes too long", [act(slow), act("ls"), act(DONE)], command_s=2, prints="begun"),
         Scene("the limit of steps", [act("ls"), act("pwd"), act(DONE)], ["agent.step_limit=2"]),
         Scene("the last steps", [act("ls")] * 3 + [act(DONE)], ["agent.step_limit=25"]),
         *(Scene(f"a submission {how}", [act(command), act("ls")]) for how, command in submissions.items()),

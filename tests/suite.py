@@ -1,0 +1,282 @@
+"""Runs the tests in phases, says where it is, and explains failures by a second run: `python -m tests.suite quick|all [PATH ...]`.
+`python -m tests.suite count` prints how many tests of each package are quick.
+
+1. Tests run two files at a time; much of a test is waiting for containers and processes.
+2. Tests marked `alone` follow one at a time: they use up what the machine has, or time it.
+3. What failed runs once more by itself. The second run explains a failure; it excuses at most NUM_EXCUSED, and none in NEVER_EXCUSED.
+
+`quick` leaves out what is marked `slow`. The last lines name each failure with its assertion. The exit status is 0 if the run is green,
+1 if it is red, 2 for a wrong command.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RECORD = "SWERVE_TEST_RECORD"  # names the file that `pytest_runtest_logreport` appends to
+# Tests that need a CUDA device have their own target, gpu-check.
+EVERYTHING, QUICK = "not gpu", "not gpu and not slow"
+NUM_WORKERS = 2
+NUM_SLOWEST = 5
+MAX_RERUN = 10  # more failures than this have one cause, which a second run does not explain
+MAX_FAILED = 30  # a phase stops there
+NUM_EXCUSED = 2
+AGAIN = "what failed, once more and alone"
+HANG_S = 600.0
+"""Without the end of any test for so long, a phase hangs where no limit of a test reaches. `timeout` in pyproject.toml ends what can be
+interrupted; a test whose own limit is longer raises this one.
+"""
+NEVER_EXCUSED = (
+    "tests/infra/test_chaos",
+    "tests/journeys/test_a_judge_dies.py",
+    "tests/journeys/test_a_worker_dies.py",
+    "tests/pipeline/",
+    "tests/trainer/batching/",
+    "tests/trainer/learner/",
+    "tests/trainer/loop/",
+    "tests/trainer/rollouts/",
+    "tests/trainer/test_feed.py",
+    "tests/trainer/test_resume.py",
+    "tests/trainer/weights/",
+    "tests/workers/attacks/",
+    "tests/workers/claiming/",
+    "tests/workers/grade/",
+    "tests/workers/grading/",
+    "tests/workers/policy/",
+    "tests/workers/verify/",
+)
+"""Attacks, grading, queue, intake, tokens, weights and chaos: a failure there may be a race of the product."""
+
+
+# -- What pytest itself does: `-p tests.suite` ----------------------------------------------------------------------------------------
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _append({"test": nodeid, "began_at": time.time()})
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _append(
+        {
+            "test": report.nodeid,
+            "when": report.when,
+            "outcome": report.outcome,
+            "duration_s": report.duration,
+            "text": str(report.longrepr) if report.failed else "",
+            "assertion": _assertion(report) if report.failed else "",
+        }
+    )
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _append({"test": nodeid, "ended_at": time.time()})
+
+
+def _assertion(report: pytest.TestReport) -> str:
+    """Where a test failed and what it says, in at most four lines."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:  # a worker that died, or a fixture that is missing
+        return "\n".join(str(report.longrepr).strip().splitlines()[-4:])
+    place = f"{os.path.relpath(crash.path, ROOT)}:{crash.lineno}: "
+    return place + "\n".join(crash.message.splitlines()[:4])
+
+
+def _append(row: dict[str, object]) -> None:
+    """Processes of xdist pass everything on to the one that has started them, and only that one writes."""
+    if RECORD in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(os.environ[RECORD], "a") as record:
+            record.write(json.dumps(row) + "\n")
+
+
+# -- One run of pytest ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Results:
+    """What a run of pytest did."""
+
+    status: int = 0
+    wall_s: float = 0.0
+    took_s: dict[str, float] = field(default_factory=dict)  # by test, with set-up and tear-down
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # by test: assertion and whole text
+    running: set[str] = field(default_factory=set)
+
+    def read(self, record: Path) -> None:
+        for line in record.read_text().splitlines():
+            row = json.loads(line)
+            test = row["test"]
+            if "began_at" in row:
+                self.running.add(test)
+            elif "ended_at" in row:
+                self.running.discard(test)
+            else:
+                self.took_s[test] = self.took_s.get(test, 0.0) + row["duration_s"]
+                if row["outcome"] == "failed":
+                    self.failed.setdefault(test, (row["assertion"], row["text"]))
+
+
+def run_pytest(words: Sequence[str]) -> Results:
+    """Run pytest with these words. A run in which no test ends for HANG_S is ended, and its running tests have failed."""
+    with tempfile.TemporaryDirectory(prefix="swerve-suite-") as directory:
+        record = Path(directory) / "record.jsonl"
+        record.touch()
+        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite", f"--maxfail={MAX_FAILED}", *words]
+        # A test of this module runs in a process of xdist itself.
+        others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        child = subprocess.Popen(command, cwd=ROOT, env={**others, RECORD: str(record)})
+        hung = not _ended(child, record)
+        results = Results(status=child.returncode, wall_s=time.monotonic() - began)
+        results.read(record)
+    if hung:
+        for test in results.running:
+            text = f"no test ended for {HANG_S:.0f} s while this one ran"
+            results.failed.setdefault(test, (text, text))
+    return results
+
+
+def _ended(child: subprocess.Popen[bytes], record: Path) -> bool:
+    """Wait for the end of `child`; False if it hung and was killed."""
+    while True:
+        try:
+            child.wait(timeout=5)
+            return True
+        except subprocess.TimeoutExpired:
+            if time.time() - record.stat().st_mtime > HANG_S:
+                _kill(child)
+                return False
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a run of pytest and all that it started. Its processes first print where they are."""
+    pytest_itself = psutil.Process(child.pid)
+    started = pytest_itself.children(recursive=True)
+    tests = [pytest_itself, *pytest_itself.children()]
+    for process in tests:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGABRT)  # for which pytest has Python print the stacks
+    psutil.wait_procs(tests[1:], timeout=10)
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    child.wait()
+
+
+# -- The phases -----------------------------------------------------------------------------------------------------------------------
+
+
+def describe(name: str, results: Results) -> str:
+    """The line of a phase: its time and its slowest tests."""
+    slowest = sorted(results.took_s.items(), key=lambda row: -row[1])[:NUM_SLOWEST]
+    names = "; ".join(f"{took_s:.1f} s {test}" for test, took_s in slowest)
+    return (
+        f"{name}: {len(results.took_s)} tests, {len(results.failed)} failed, {results.wall_s:.0f} s"
+        f"{f'; slowest {names}' if names else ''}"
+    )
+
+
+def verdict(failed: dict[str, tuple[str, str]], again: Results | None) -> tuple[bool, list[str]]:
+    """Whether a run is green, and the last lines of its log: each failure with its assertion."""
+    passed_alone = [test for test in failed if again and test in again.took_s and test not in again.failed]
+    excused = [test for test in passed_alone if not test.startswith(NEVER_EXCUSED)]
+    if len(excused) > NUM_EXCUSED:
+        excused = []
+    lines: list[str] = []
+    for test in excused:
+        lines += [f"passed only alone: {test}", failed[test][1]]
+    for test, (assertion, _) in failed.items():
+        if test in excused:
+            kind = "passed only alone"
+        elif test in passed_alone:
+            kind = "failed, passes alone"
+        else:
+            kind = "failed, fails alone too" if again else "failed, was not run again"
+        lines += [f"{kind}: {test}", *(f"    {line}" for line in assertion.splitlines())]
+    if excused:
+        lines.append("write what passed only alone into tests/flaky.md with its cause, and mend it")
+    return len(excused) == len(failed), lines
+
+
+def run(suite: str, paths: Sequence[str]) -> bool:
+    """Run a suite on these paths, or on all. True if it is green."""
+    marked = EVERYTHING if suite == "all" else QUICK
+    phases = {
+        "tests two files at a time": (f"{marked} and not alone", [f"--numprocesses={NUM_WORKERS}", "--dist=loadfile"]),
+        "tests that run alone": (f"{marked} and alone", []),
+    }
+    failed: dict[str, tuple[str, str]] = {}
+    lines: list[str] = []
+    broken = False
+    began = time.monotonic()
+    for name, (expression, words) in phases.items():
+        print(f"\n== {name}", flush=True)
+        results = run_pytest(["-m", expression, *words, *paths])
+        lines.append(describe(name, results))
+        print(lines[-1], flush=True)
+        failed |= results.failed
+        # Anything but "tests failed" and "no tests here" is about pytest itself, for example a module that cannot be imported.
+        broken = broken or results.status not in (0, 1, 5) or (results.status == 1 and not results.failed)
+        if broken or len(failed) >= MAX_FAILED:
+            break
+    again = None
+    if failed and len(failed) <= MAX_RERUN and not broken:
+        print(f"\n== {AGAIN}", flush=True)
+        again = run_pytest(list(failed))
+        lines.append(describe(AGAIN, again))
+    green, last = verdict(failed, again)
+    green = green and not broken
+    print("", *lines, *last, sep="\n")
+    word = "green" if green else "red"
+    print(f"the {suite} suite is {word} after {(time.monotonic() - began) / 60:.1f} min", flush=True)
+    return green
+
+
+# -- The number of quick tests ---------------------------------------------------------------------------------------------------------
+
+
+def package_of(test: str) -> str:
+    """The folder of a test, two below `tests` at most: tests/workers/attacks."""
+    folders = test.partition("::")[0].split("/")[:-1]
+    return "/".join(folders[:3])
+
+
+def quick_tests() -> Counter[str]:
+    """How many quick tests each package has. Raises CalledProcessError if the tests cannot be collected."""
+    words = ["-m", "pytest", "--collect-only", "-q", "-m", QUICK]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return Counter(package_of(line) for line in done.stdout.splitlines() if "::" in line)
+
+
+def table(counts: Mapping[str, int]) -> str:
+    """As it stands in tests/README.md."""
+    rows = [f"| `{package}` | {number} |" for package, number in sorted(counts.items())]
+    return "\n".join(["| package | quick tests |", "|---|--:|", *rows, f"| all | {sum(counts.values())} |"])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("quick", "all", "count"))
+    parser.add_argument("paths", nargs="*", help="files, folders or tests; everything if there is none")
+    arguments = parser.parse_args(words)
+    if arguments.what == "count":
+        print(table(quick_tests()))
+        return 0
+    return 0 if run(arguments.what, arguments.paths) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
