@@ -44,6 +44,7 @@ def test_no_file_is_longer_than_a_reader_likes() -> None:
     assert {name: n for name, n in lengths.items() if n > MAX_FILE_LINES and name not in GENERATED} == {}
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_a_screen() -> None:
     assert {
         f"{path}:{function.lineno} {function.name}": lines

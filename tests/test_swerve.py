@@ -19,6 +19,7 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow_but_for("plan", "evaluate")
 @pytest.mark.parametrize("word", COMMANDS)
 def test_each_word_is_the_module_that_it_names(word: str) -> None:
     module, first, _ = COMMANDS[word]
@@ -95,6 +96,7 @@ def built(checkout: Path, kind: str, out: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(wheel)
 
 
+@pytest.mark.slow
 def test_an_installation_holds_every_file_of_the_packages(
     checkout: Path, tracked: list[str], tmp_path: Path
 ) -> None:

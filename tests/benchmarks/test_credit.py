@@ -74,6 +74,7 @@ def test_the_table_compares_each_judge_with_the_outcome_alone_of_its_seed() -> N
     assert lines[5].endswith("| +12.5 ± 0.0 |")
 
 
+@pytest.mark.slow
 def test_a_random_judge_trains_and_a_coefficient_of_0_changes_nothing() -> None:
     tiny = Settings(num_steps=2, groups_per_step=2, group_size=6, num_heldout=8, evaluate_every=2)
     with workbench() as bench:
@@ -97,6 +98,7 @@ def test_without_the_outcome_alone_there_is_no_table(
     assert "holds no run with the outcome alone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_runs_each_judge_and_prints_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_command_that_never_ends_is_stopped(python: Interpreter) -> None:
     assert repository.run(rehearsal.check("a.b", "f", "f() == 1")).returncode is None
 
 
+@pytest.mark.slow
 def test_at_lag_0_the_learner_finds_the_log_probs_that_were_sampled(bench: Workbench) -> None:
     row = CellRun(Cell(objective="reinforce", lag=0, seed=0), TINY, bench).run()
     trained = [number for number, groups in enumerate(row.steps.num_groups) if groups]
@@ -102,6 +103,7 @@ def test_at_lag_0_the_learner_finds_the_log_probs_that_were_sampled(bench: Workb
     assert [one.step for one in row.evaluations] == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_lag_of_two_samples_the_first_three_steps_from_the_start(bench: Workbench) -> None:
     fresh = CellRun(Cell(objective="stream_grpo", lag=0, seed=1), TINY, bench).run()
     stale = CellRun(Cell(objective="stream_grpo", lag=2, seed=1), TINY, bench).run()
@@ -109,6 +111,7 @@ def test_a_lag_of_two_samples_the_first_three_steps_from_the_start(bench: Workbe
     assert stale.steps.behaviour_kl[2] > 100 * max(fresh.steps.behaviour_kl[2], 1e-9)
 
 
+@pytest.mark.slow
 def test_failed_episodes_are_no_members_and_as_zero_they_are_trained(bench: Workbench) -> None:
     settings = msgspec.structs.replace(TINY, failure_share=0.9, num_steps=1)
     left_out = CellRun(Cell(objective="cispo", lag=0, seed=0, failures="random"), settings, bench).run()
@@ -132,6 +135,7 @@ def test_an_error_is_that_of_the_seeds_or_of_as_many_coin_tosses() -> None:
     assert str(apart) == "50.0 ± 30.0"
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_run_again(bench: Workbench, tmp_path: Path) -> None:
     cells = [Cell(objective="reinforce", lag=lag, seed=0) for lag in (0, 1)]
     path = tmp_path / "rows.jsonl"
@@ -143,6 +147,7 @@ def test_finished_cells_are_not_run_again(bench: Workbench, tmp_path: Path) -> N
     assert "| `reinforce` |" in tables(read(path))
 
 
+@pytest.mark.slow
 def test_failures_are_compared_with_the_same_runs_without_them(bench: Workbench) -> None:
     row = CellRun(Cell(objective="cispo", lag=1, seed=0), TINY, bench).run()
 
@@ -166,6 +171,7 @@ def test_the_table_of_no_cells_is_a_users_mistake(tmp_path: Path, capsys: pytest
     assert "run the command without --table first" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_adds_the_missing_cells_and_prints_them_as_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

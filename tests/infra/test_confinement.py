@@ -91,6 +91,7 @@ def test_the_body_is_told_of_signals_and_ends_as_it_likes(tmp_path: Path, number
     assert (told.split(), process.returncode) == ([number.name], 7)
 
 
+@pytest.mark.slow
 def test_a_signal_that_arrives_while_the_body_is_started_reaches_it_too(tmp_path: Path) -> None:
     process = start(tmp_path, "waits", beforehand=SLOW_PARENT)
     await_file(tmp_path / "ready")

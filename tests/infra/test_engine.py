@@ -44,6 +44,7 @@ async def test_every_sampled_token_has_a_logprob_and_a_weight_version(
     assert [(span["start"], span["end"]) for span in spans] == [(0, 8)]
 
 
+@pytest.mark.slow
 async def test_new_weights_arrive_in_the_middle_of_a_request(
     http: aiohttp.ClientSession, serving: Serving
 ) -> None:

@@ -85,6 +85,7 @@ def test_hugging_faces_implementation_may_be_asked_for(tiny_model: Path, tmp_pat
     engine.check_start(engine.parse_arguments([*words, "--", "--model-impl", "transformers"]))
 
 
+@pytest.mark.slow
 def test_the_architectures_read_from_source_are_those_that_sglang_registers() -> None:
     environment = engine.engine_environment(engine.parse_arguments(["--model", "unused"]), dict(os.environ))
     done = subprocess.run(
@@ -96,6 +97,7 @@ def test_the_architectures_read_from_source_are_those_that_sglang_registers() ->
     assert set(files.values()) >= architectures.NOT_ON_CPU
 
 
+# Quick: the mistake of most who start an engine.
 def test_cuda_without_a_gpu_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (port,) = free_ports(1)

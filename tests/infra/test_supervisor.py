@@ -153,6 +153,7 @@ time.sleep(600)
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_orphans_are_looked_for_while_threads_of_ours_come_and_go() -> None:
     has_looked = threading.Event()
@@ -199,6 +200,7 @@ print(waited_for.wait(), sleeper.wait())
     assert done.stdout.split() == ["0", "-9"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_a_while_to_end_in_good_order_is_not_told_twice(
     supervisor: Supervisor, process: Make
 ) -> None:

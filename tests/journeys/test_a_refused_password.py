@@ -59,6 +59,7 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Path:
     return path
 
 
+@pytest.mark.slow_but_for("pipeline-:wr0ng@-refuses the password", "pipeline--wants a password")
 @pytest.mark.parametrize(("login", "said"), [(":wr0ng@", "refuses the password"), ("", "wants a password")])
 @pytest.mark.parametrize("module", ["pipeline", "workers.run", "trainer.run", "trainer.evaluate"])
 def test_a_refused_password_is_one_line(

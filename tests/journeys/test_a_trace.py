@@ -50,6 +50,7 @@ def spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spans.jsonl"
 
 
+@pytest.mark.slow
 async def test_the_parts_of_a_rollouts_trace_sum_up_to_its_wall_time(
     recipe: Path, redis_url: str, redis: Redis, repo_image: RepoImage, worker: Child, spans: Path
 ) -> None:

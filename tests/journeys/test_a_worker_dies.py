@@ -96,6 +96,7 @@ async def stopped_afterwards(*children: processes.Child) -> AsyncIterator[None]:
             await asyncio.to_thread(child.stop, grace_s=10)
 
 
+# Quick: a killed worker costs no request and leaves no container.
 async def test_the_requests_of_a_killed_worker_are_taken_over_answered_once_and_leave_no_container(
     redis: Redis,
     pool: ArqRedis,

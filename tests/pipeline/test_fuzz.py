@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import pytest
 from arq.connections import ArqRedis
 
 from tests.pipeline.fuzz import fuzz
@@ -12,11 +13,13 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "
 PACKAGES = ("pipeline", "workers", "trainer", "infra")
 
 
+@pytest.mark.slow
 async def test_a_thousand_bad_messages_on_every_wire_break_nothing(pool: ArqRedis) -> None:
     for name, tally in (await fuzz(pool, 1000)).items():
         assert tally.refused > 500, name
 
 
+@pytest.mark.slow
 def test_nothing_is_ever_pickled() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 50

@@ -10,6 +10,7 @@ from pipeline.request import Claim
 from tests.pipeline import samples
 
 
+@pytest.mark.slow
 async def test_mini_swe_agents_inspector_shows_our_trajectory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,6 +360,7 @@ def _order(entry_id: str) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split("-")))
 
 
+# Quick: whatever happens in whatever order, a request is in one state and trained once.
 def test_a_request_is_always_in_one_state_and_trained_at_most_once(redis_url: str) -> None:
     walk = settings(max_examples=20, stateful_step_count=40)
     run_state_machine_as_test(lambda: Life(redis_url), settings=walk)

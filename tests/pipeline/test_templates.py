@@ -128,6 +128,7 @@ def test_each_family_has_its_verdict(name: str, text: str, calls: str | None) ->
     assert verdict.words == calls if calls else verdict.refused
 
 
+@pytest.mark.slow
 def test_the_table_of_a_directory_has_a_row_for_each_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(DIRECTORY), "--announcements"]) == 0
     printed = capsys.readouterr().out

@@ -29,6 +29,7 @@ def test_what_can_be_seen_stays_as_it_is() -> None:
     assert visible(text) == text
 
 
+@pytest.mark.slow
 def test_no_control_or_format_character_is_left_whichever_it_is() -> None:
     shown = visible("".join(map(chr, range(sys.maxunicode + 1))))
     left = {one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")}

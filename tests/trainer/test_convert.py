@@ -46,6 +46,7 @@ def test_weights_come_back_from_a_checkpoint_as_they_were(
     assert (tmp_path / "back" / "tokenizer.json").exists()
 
 
+@pytest.mark.slow_but_for("False", "True")
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 def test_a_learner_starts_from_such_a_checkpoint_with_either_optimizer(
     model: Path, checkpoint: Path, tmp_path: Path, distributed_optimizer: bool

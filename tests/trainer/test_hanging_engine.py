@@ -17,6 +17,7 @@ from trainer.weights.engines import Engines
 FOREVER = "weights.engine_deadline_s=3600.0"  # beyond the time limit of any test, so whoever waited for the engine would fail it
 
 
+@pytest.mark.slow
 async def test_an_engine_that_never_answers_delays_no_step_of_a_run(
     recipe: Path, serving: Serving, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

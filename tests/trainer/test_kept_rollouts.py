@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
@@ -31,6 +32,7 @@ def printed(words: str, *paths: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 async def test_without_redis_every_rollout_of_a_run_is_shown_explained_listed_and_exported(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

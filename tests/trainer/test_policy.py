@@ -34,6 +34,7 @@ async def until_it_holds(redis: Redis, trainer: TrainerProcess) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_second_run_is_refused_with_the_name_of_the_first(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -46,6 +47,7 @@ async def test_a_second_run_is_refused_with_the_name_of_the_first(
     assert not (recipe.parent / "run").exists()
 
 
+@pytest.mark.slow
 async def test_a_killed_trainer_is_resumed_at_once_and_an_ended_one_frees_the_engines(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -61,6 +63,7 @@ async def test_a_killed_trainer_is_resumed_at_once_and_an_ended_one_frees_the_en
     assert await redis.exists(keys.policy_lease()) == 0
 
 
+@pytest.mark.slow
 async def test_a_trainer_whose_lease_was_taken_over_ends_itself_and_says_by_whom(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

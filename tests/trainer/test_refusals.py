@@ -164,6 +164,7 @@ def test_a_chat_template_that_is_not_append_only_is_refused(
     assert complaint in the_line(capsys)
 
 
+@pytest.mark.slow
 async def test_a_run_refused_by_its_learner_leaves_no_directory_and_nothing_in_redis(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -175,6 +176,7 @@ async def test_a_run_refused_by_its_learner_leaves_no_directory_and_nothing_in_r
     assert await redis.keys("*") == []
 
 
+@pytest.mark.slow
 async def test_a_refused_run_leaves_a_directory_that_was_there_as_it_was(
     recipe: Path, redis_url: str
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_run_directory_that_cannot_be_written_is_one_line(
     assert "choose another directory" in line
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_line(recipe: Path, redis_url: str, redis: Redis) -> None:
     """No file may hold a byte, which fails where a full disk does."""
     words = [sys.executable, "-m", "trainer.run", str(recipe), "--run-dir", str(recipe.parent / "run")]
@@ -225,6 +228,7 @@ def test_a_recipe_that_is_no_readable_file_is_one_line(
     assert f"{recipe}: not TOML" in the_line(capsys)
 
 
+@pytest.mark.slow
 async def test_a_resume_says_which_of_the_optimizers_settings_changed(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_directory_without_a_journal_is_misuse(tmp_path: Path) -> None:
     assert stopped.value.code == 2
 
 
+@pytest.mark.slow
 def test_the_curve_is_drawn(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for cursor in range(10):
         run.step(cursor + 1, run.group(cursor, [float(cursor > 4), 1.0]), entropy=1.0, lag_max=1)

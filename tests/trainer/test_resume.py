@@ -40,7 +40,7 @@ def has_checkpoint(run: Path) -> bool:
     return (run / "checkpoints" / "latest").is_file()
 
 
-@pytest.mark.slow
+# Quick: a run that is killed and resumed trains each answer once and loses none.
 async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

@@ -27,6 +27,7 @@ from trainer.records.time_rows import StartRow
 from trainer.where.findings import where
 
 
+# Quick: a whole run takes its steps and accounts for every request.
 async def test_a_run_takes_its_steps_and_accounts_for_every_request(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -78,6 +79,7 @@ async def test_a_run_takes_its_steps_and_accounts_for_every_request(
     assert sum(row.wall_s for row in rows[1:]) == pytest.approx(between_s, rel=0.01, abs=0.05)
 
 
+@pytest.mark.slow
 async def test_the_trainers_time_is_accounted_for_from_the_start_of_a_run_to_its_end(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -95,6 +97,7 @@ async def test_the_trainers_time_is_accounted_for_from_the_start_of_a_run_to_its
     assert spent.share("not in the journal") < 0.01
 
 
+@pytest.mark.slow
 async def test_a_run_that_accumulates_groups_as_they_come_in_accounts_for_every_request(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -114,6 +117,7 @@ async def test_a_run_that_accumulates_groups_as_they_come_in_accounts_for_every_
     assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_run_with_controlled_staleness_runs_further_ahead_once_its_tokens_prove_useful(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -132,6 +136,7 @@ async def test_a_run_with_controlled_staleness_runs_further_ahead_once_its_token
     assert summarize(run).staleness.changes == (change,)
 
 
+@pytest.mark.slow
 async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_it(
     recipe: Path, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +162,7 @@ async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_
     assert {link["trace_id"] for link in linking["links"]} == set(expected)
 
 
+@pytest.mark.slow
 async def test_a_run_that_can_learn_nothing_more_ends_and_says_so(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:
@@ -201,6 +207,7 @@ async def test_dropped_groups_leave_a_full_backlog_without_a_step(
     assert (report.lost, report.trained_twice) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_a_run_whose_every_task_is_in_quarantine_ends_and_says_so(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

@@ -25,6 +25,7 @@ WISHES = sets(
 )
 
 
+@pytest.mark.slow
 async def test_every_sink_of_a_run_shows_the_same_numbers(recipe: Path, redis_url: str, redis: Redis) -> None:
     run = recipe.parent / "run"
     async with fleet(redis_url):

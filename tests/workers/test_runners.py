@@ -10,6 +10,7 @@ from tests.workers.conftest import RepoImage
 pytestmark = pytest.mark.docker
 
 
+@pytest.mark.slow_but_for("7")
 @pytest.mark.parametrize("major", [7, 8, 9])
 def test_an_image_has_the_pytest_that_was_asked_for(
     docker_client: docker.DockerClient, repo_image_with_pytest: Callable[[int], RepoImage], major: int

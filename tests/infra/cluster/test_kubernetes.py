@@ -82,6 +82,7 @@ def test_every_manifest_is_what_kubernetes_schemas_say(base: list[dict[str, Any]
         check_against_schemas([wrong])
 
 
+@pytest.mark.slow_but_for("redis-tls")
 @pytest.mark.parametrize("names", [*([name] for name in COMPONENTS), COMPONENTS], ids="+".join)
 def test_every_component_fits(names: list[str], tmp_path: Path) -> None:
     objects = with_components(names, tmp_path)

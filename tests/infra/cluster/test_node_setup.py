@@ -55,6 +55,7 @@ def in_a_container(client: docker.DockerClient, image: str, script: str) -> str:
     return output.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_a_node_is_set_up_once_and_then_left_alone(
     docker_client: docker.DockerClient, task_image: str
@@ -81,6 +82,7 @@ def test_a_node_is_set_up_once_and_then_left_alone(
     assert settings["data-root"] == "/var/lib/docker"
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_a_trainer_gets_an_environment_of_its_own_and_no_unit(
     docker_client: docker.DockerClient, task_image: str

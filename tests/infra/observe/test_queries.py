@@ -119,6 +119,7 @@ async def played(redis_url: str, serving: Serving, image: str) -> None:
     await redis.aclose()
 
 
+@pytest.mark.slow
 def test_each_query_finds_series_with_the_labels_that_it_groups_by_and_shows(found: list[Series]) -> None:
     faults: list[str] = []
     for place, expression, text in expressions():
@@ -133,6 +134,7 @@ def test_each_query_finds_series_with_the_labels_that_it_groups_by_and_shows(fou
     assert faults == []
 
 
+@pytest.mark.slow
 def test_the_docs_name_each_metric_of_ours_with_its_labels_and_no_other(found: list[Series]) -> None:
     documented = dict(documented_metrics())
     served: dict[str, set[str]] = {}

@@ -28,6 +28,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.slow
 async def test_our_engine_behind_our_router_is_certified(serving: Serving) -> None:
     await serving.name_weights("certified")  # of `model_dir`: other tests may have published theirs
     done = check("--router", serving.router_url, "--model", str(serving.model_dir))
@@ -39,6 +40,7 @@ async def test_our_engine_behind_our_router_is_certified(serving: Serving) -> No
     assert "1000 requests" in results["burst"]
 
 
+@pytest.mark.slow
 async def test_an_engine_without_a_router_is_certified_and_told_what_was_not_checked(
     serving: Serving,
 ) -> None:
@@ -48,6 +50,7 @@ async def test_an_engine_without_a_router_is_certified_and_told_what_was_not_che
     assert [(one.check, one.result) for one in findings] == [("affinity", "not checked"), ("burst", "ok")]
 
 
+@pytest.mark.slow_but_for("feeds-another-token", "ignores-the-temperature")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.replace(" ", "-"))
 async def test_an_engine_that_is_broken_is_named_with_what_it_did(serving: Serving, fault: str) -> None:
     async with broken_engine(serving.engine_url, fault) as url:

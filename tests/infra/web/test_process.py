@@ -12,6 +12,7 @@ from tests.infra.web.example_run import NO_REDIS
 from tests.pipeline import samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [["infra.web", "--redis", NO_REDIS], ["pipeline", "--redis", NO_REDIS, "web"]],

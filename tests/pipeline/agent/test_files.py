@@ -145,11 +145,13 @@ LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
 TREES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), TREES))
 def test_any_tree_reads_again_as_it_was_written(tree: dict[str, Any]) -> None:
     assert yaml.safe_load(to_text(tree)) == tree
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), TREES), st.dictionaries(st.text(), TREES))
 def test_a_merged_tree_has_all_of_the_second(first: dict[str, Any], second: dict[str, Any]) -> None:
     result = recursive_merge(first, second)
@@ -178,6 +180,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(SECTIONS, st.dictionaries(KEYS | st.integers(), VALUES, max_size=5) | VALUES, max_size=5)
 )

@@ -65,6 +65,7 @@ def exactly(version: str, path: Path) -> str:
     return to_text(tree)
 
 
+@pytest.mark.slow_but_for("1.12-default", "1.12-swebench")
 @pytest.mark.parametrize(("version", "path"), SHIPPED, ids=IDS)
 def test_a_shipped_file_opens_an_episode_as_upstream_does_or_fails_as_upstream_does(
     version: str, path: Path

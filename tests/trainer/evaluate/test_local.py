@@ -96,6 +96,7 @@ def containers_left() -> list[str]:
     return [one.labels[FLEET] for one in found if one.labels.get(FLEET, "").startswith("episodes-")]
 
 
+@pytest.mark.slow
 async def test_every_episode_is_played_graded_and_written_down(tasks: Path, server: ChatServer) -> None:
     evaluation = await evaluate(tasks, server, "--samples", "2", "--max-concurrent", "3")
     status, told, _ = await evaluation.ended()
@@ -126,6 +127,7 @@ async def test_every_episode_is_played_graded_and_written_down(tasks: Path, serv
     assert containers_left() == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_breaks_again_and_again_costs_no_result(tasks: Path) -> None:
     async with chat_server(script, ("429", "", "500", "cut", "", "no JSON", "slow")) as server:
         evaluation = await evaluate(tasks, server)
@@ -138,6 +140,7 @@ async def test_a_server_that_breaks_again_and_again_costs_no_result(tasks: Path)
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 async def test_a_killed_evaluation_goes_on_and_redoes_nothing(
     tasks: Path, server: ChatServer, number: signal.Signals
@@ -160,6 +163,7 @@ async def test_a_killed_evaluation_goes_on_and_redoes_nothing(
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_results_of_another_model_are_not_continued(tasks: Path, server: ChatServer) -> None:
     await (await evaluate(tasks, server, "--max-instances", "1")).ended()
     status, _, told = await (await evaluate(tasks, server, "--temperature", "1")).ended()
@@ -167,6 +171,7 @@ async def test_results_of_another_model_are_not_continued(tasks: Path, server: C
     assert "holds results with another sampling" in told
 
 
+@pytest.mark.slow
 async def test_the_key_is_in_no_file_and_no_line(tasks: Path, server: ChatServer) -> None:
     key = "sk-very-secret-key"
     evaluation = await evaluate(

@@ -69,6 +69,7 @@ def serving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Serving(router_url, engine_url, tiny_model, f"http://127.0.0.1:{metrics_port}/metrics")
 
 
+@pytest.mark.slow
 async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", [bug.task()])
     where = ["--api-base", f"{serving.router_url}/v1", "--model", MODEL, "--local"]

@@ -9,6 +9,7 @@ from trainer.learner.megatron import Learner
 from trainer.learner.snapshots import copy_weights
 
 
+@pytest.mark.slow_but_for("fp32-False", "bf16-False")
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_resumed_run_is_the_run_that_never_stopped(
@@ -32,6 +33,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert apart <= (1e-3 if backend.has_cuda() else 0)
 
 
+@pytest.mark.slow
 def test_a_learner_in_use_can_go_back(qwen3: Path, tmp_path: Path) -> None:
     learner = Learner(config(distributed_optimizer=True), model_directory=qwen3)
     train(learner, 2)

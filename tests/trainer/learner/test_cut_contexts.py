@@ -52,6 +52,7 @@ def samples(trajectory: Trajectory) -> tuple[Sample, ...]:
     return samples_of(trajectory, vocab_size=512, max_tokens=CONTEXT_TOKENS)
 
 
+@pytest.mark.slow_but_for("head_tail")
 @pytest.mark.parametrize(
     "context",
     [{}, {"every_step": True}, {"marker": "message", "refill_to": 1.0}, {"thinking": "strip"}],

@@ -148,6 +148,7 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_four_processes_compute_what_one_does(
     name: str, models: dict[str, Path], expected: dict[str, Any], results: Path

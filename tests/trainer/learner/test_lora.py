@@ -87,6 +87,7 @@ def test_the_adapters_are_those_that_peft_would_make(trained: tuple[Learner, Pat
     assert tensors[f"{first}.lora_B.weight"].shape == (64, 4)
 
 
+# Quick: a resume goes on bit for bit.
 def test_a_resumed_run_is_the_run_that_never_stopped(qwen3: Path, tmp_path: Path) -> None:
     options = config(lora=SOME, lr=1e-2, distributed_optimizer=True)
     learner = Learner(options, model_directory=qwen3)

@@ -34,6 +34,7 @@ def infinite(sample: Sample) -> Sample:
     return replace(sample, advantages_T=np.where(sample.trained_T, np.inf, 0).astype(np.float32))
 
 
+@pytest.mark.slow_but_for("0-{}", "0-{'dtype': 'bf16'}")
 @pytest.mark.parametrize("changes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_the_run_goes_on_as_if_a_batch_that_is_not_finite_had_not_been_there(

@@ -35,6 +35,9 @@ def places(learner: Learner) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors} - in_model
 
 
+@pytest.mark.slow_but_for(
+    "{'dtype': 'fp32', 'distributed_optimizer': False", "{'dtype': 'bf16', 'distributed_optimizer': False"
+)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_an_offloaded_optimizer_learns_the_same_bit_for_bit(
     qwen3: Path, layout: dict[str, Any], tmp_path: Path

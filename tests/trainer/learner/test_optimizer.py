@@ -85,6 +85,7 @@ def test_weight_decay_shrinks_matrices_and_leaves_norms_alone(qwen3: Path) -> No
         torch.testing.assert_close(weights, before[name] * kept, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow_but_for("weight_decay-False", "betas-False")
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 @pytest.mark.parametrize("changed", ["weight_decay", "betas", "eps"])
 def test_a_resume_uses_the_values_of_the_recipe_and_not_those_of_the_checkpoint(

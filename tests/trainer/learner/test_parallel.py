@@ -85,12 +85,19 @@ def checkpoints(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[b
 
 @pytest.fixture(scope="module")
 def results(
-    models: dict[str, Path], checkpoints: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    models: dict[str, Path],
+    checkpoints: dict[bool, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """What two processes left behind."""
+    """What two processes left behind, of the layouts that tests of this run ask for."""
     results = tmp_path_factory.mktemp("two")
     cases = []
+    asked_for = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    # The first is also the one in which rank 0 leads.
     for name, changes in LAYOUTS.items():
+        if name != "data" and name not in asked_for:
+            continue
         options = config(**changes)
         resume_from = str(checkpoints[options.distributed_optimizer]) if "resumed" in name else None
         cases.append(
@@ -110,6 +117,7 @@ def results(
     return results
 
 
+@pytest.mark.slow_but_for("data, distributed optimizer")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_processes_learn_what_one_would(
     name: str, models: dict[str, Path], checkpoints: dict[bool, Path], results: Path, tmp_path: Path
@@ -138,6 +146,7 @@ def test_two_processes_learn_what_one_would(
     assert largest_difference(one, two) < 2e-5
 
 
+@pytest.mark.slow_but_for("data, distributed optimizer")
 @pytest.mark.parametrize("name", ["tensor", "data, distributed optimizer", "pipeline"])
 def test_what_two_processes_saved_one_can_go_on_from(
     name: str, models: dict[str, Path], results: Path, tmp_path: Path

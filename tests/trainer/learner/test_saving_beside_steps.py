@@ -28,6 +28,7 @@ def may_write(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     allowed.set()
 
 
+@pytest.mark.slow_but_for("fp32-False", "bf16-False")
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_steps_taken_before_it_is_written_are_not_in_it(

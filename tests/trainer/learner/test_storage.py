@@ -67,6 +67,7 @@ def ranks(results: Path) -> list[Counted]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_export_moves_each_byte_to_one_host_once(
     name: str, results: Path, ranks: list[Counted], models: dict[str, Path]
@@ -112,6 +113,7 @@ def test_a_run_resumed_from_a_checkpoint_written_beside_its_steps_goes_on_bit_fo
     assert [rank.resumed[name] for rank in ranks] == [True] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_of_four_processes_holds_what_they_exported(
     name: str, results: Path, models: dict[str, Path], tmp_path: Path

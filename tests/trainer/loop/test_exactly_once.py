@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from arq.connections import ArqRedis
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -347,6 +348,7 @@ ONE_GROUP = [
 """A group with signal comes back, is judged and trained."""
 
 
+@pytest.mark.slow
 @example(script=[*ONE_GROUP, ("keep", 0)], has_deadlines=False)  # dies while the learner writes
 @example(script=[*ONE_GROUP, ("keep", 1), *ONE_GROUP, ("keep", 0)], has_deadlines=False)
 # dies with a checkpoint under way, and takes a step while one is

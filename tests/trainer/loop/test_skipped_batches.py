@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
@@ -14,6 +15,7 @@ RUINOUS_LR = "learner.lr=1e36"
 """The first step takes the weights so far that the gradient of the next batch overflows."""
 
 
+@pytest.mark.slow
 async def test_a_batch_that_is_not_finite_is_skipped_and_a_second_one_ends_the_run(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

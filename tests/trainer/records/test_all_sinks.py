@@ -124,6 +124,7 @@ def in_wandb(directory: Path) -> Numbers:
     }
 
 
+@pytest.mark.slow
 def test_each_sink_shows_the_same_numbers_under_the_same_names(tmp_path: Path) -> None:
     show(tmp_path, ROWS, EVERYWHERE)
     expected = in_file(tmp_path)
@@ -136,6 +137,7 @@ def test_each_sink_shows_the_same_numbers_under_the_same_names(tmp_path: Path) -
     assert in_tensorboard(tmp_path) == pytest.approx(expected), "TensorBoard holds float32"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_place_everywhere(tmp_path: Path) -> None:
     show(tmp_path, ROWS[:3], EVERYWHERE)
     again = replace(row(2, 0.875), at=1_800_000_009.0)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ def finish(book: GroupBook, group: Group, *, has_signal: bool) -> None:
     book.verdict(group)
 
 
+# Quick: no group is trained later than the lag allows.
 @settings(max_examples=150)
 @given(admission=admissions, data=st.data())
 def test_no_group_is_trained_later_than_the_lag_allows_in_whatever_order_they_finish(
@@ -76,6 +78,7 @@ def test_no_group_is_trained_later_than_the_lag_allows_in_whatever_order_they_fi
     assert outcome.most_open <= (admission.max_lag_versions + 1) * admission.groups_per_step
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(admission=admissions, data=st.data())
 def test_a_limit_that_changes_below_the_largest_lag_keeps_the_promise_and_hangs_nothing(

@@ -114,6 +114,7 @@ async def test_a_store_that_cannot_be_written_is_reported_before_anything_is_ack
         await recorder.record(delivery)
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_is_killed_loses_no_acknowledged_rollout_and_stores_each_once(
     pool: ArqRedis, redis: Redis, redis_url: str, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def base_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[
     docker_client.images.remove(image.id, force=True)
 
 
+@pytest.mark.slow_but_for("swe-bench", "swe-bench repository")
 @pytest.mark.parametrize("source", SOURCES)
 async def test_a_useless_patch_gets_0_and_the_solution_1(
     tmp_path: Path,

@@ -153,6 +153,7 @@ def by_parser(task: records.Task, log: str, directory: Path) -> bool:
     return set(task.verdict.tests) <= {test["name"] for test in tests if test["status"] == "PASSED"}
 
 
+@pytest.mark.slow
 def test_swe_smith(docker_client: docker.DockerClient, images: Images) -> None:
     task, gold = swe_smith.task_of(row("swe_smith/rows.jsonl", images))
     tag = f"{images.tag}-smith"
@@ -164,12 +165,14 @@ def test_swe_smith(docker_client: docker.DockerClient, images: Images) -> None:
         docker_client.images.remove(tag, force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["first.jsonl", "v2.json"])
 def test_swe_rebench(docker_client: docker.DockerClient, images: Images, path: str) -> None:
     task, gold = swe_rebench.task_of(row(f"swe_rebench/{path}", images))
     _told_apart(docker_client, images.tag, task, gold.patch, by_log)
 
 
+@pytest.mark.slow
 def test_r2e_gym(docker_client: docker.DockerClient, images: Images) -> None:
     task, gold = r2e_gym.task_of(row("r2e_gym/rows.jsonl", images))
     _told_apart(docker_client, images.tag, task, gold.patch, by_expectation)
@@ -177,6 +180,7 @@ def test_r2e_gym(docker_client: docker.DockerClient, images: Images) -> None:
     assert "the patch reaches into the environment" in log_of(docker_client, images.tag, task, meddled)
 
 
+@pytest.mark.slow
 def test_swe_bench_pro(docker_client: docker.DockerClient, images: Images, tmp_path: Path) -> None:
     fields = row("swe_bench_pro/rows.jsonl", images)
     folder = next((FIXTURES / "swe_bench_pro/run_scripts").iterdir())

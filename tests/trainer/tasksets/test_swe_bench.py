@@ -182,6 +182,7 @@ def test_a_row_that_will_not_do_is_refused_by_line_and_field(
     assert not (tmp_path / "t.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_release_that_cannot_be_installed_is_named_with_the_command_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

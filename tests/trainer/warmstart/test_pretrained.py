@@ -49,6 +49,7 @@ def test_a_lesson_is_what_a_rollout_would_have_fed_and_sampled(tiny_model: Path)
     assert lesson.is_reply == is_reply
 
 
+@pytest.mark.slow
 def test_imitation_lowers_the_loss_on_lessons_that_it_has_not_seen(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "policy"
     imitate(tiny_model, out, BRIEF)
@@ -67,6 +68,7 @@ def test_imitation_lowers_the_loss_on_lessons_that_it_has_not_seen(tiny_model: P
     assert (out / "config.json").stat().st_mtime_ns == stamp, "what is complete is kept"
 
 
+@pytest.mark.slow
 def test_a_killed_imitation_goes_on_where_its_state_was_saved(tiny_model: Path, tmp_path: Path) -> None:
     settings = Imitation(num_lessons=12, lessons_per_update=2, save_every_updates=2, num_probes=1)
 

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 
@@ -39,6 +40,7 @@ def test_a_repeat_counts_from_its_second_round() -> None:
         assert weights == [0.0] * length + [1.0] * (len(ids) - length)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_policy(tmp_path: Path) -> None:
     first, second = trained(tmp_path / "a"), trained(tmp_path / "b")
     for one, other in zip(first.parameters(), second.parameters(), strict=True):

@@ -58,6 +58,7 @@ async def until_sampling(engine_url: str) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow_but_for("in_place")
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generation(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, mode: PauseMode
@@ -101,6 +102,7 @@ async def test_abort_hands_back_what_was_sampled_so_far(
         assert await sampled_under(serving.router_url) == "publishing@1"
 
 
+@pytest.mark.slow
 async def test_a_quarantined_engine_comes_back_once_it_confirms(
     serving: Serving, engines: Engines, redis: Redis, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ async def test_a_quarantined_engine_comes_back_once_it_confirms(
         await eventually_routed(engines, {serving.engine_url})
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_read_the_weights_goes_on_with_the_old_ones(
     serving: Serving, run: RunOfWeights
 ) -> None:
@@ -169,6 +172,7 @@ async def test_an_engine_that_restarted_is_brought_up_to_date(
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_router_that_restarted_without_its_engines_is_told_of_them(
     serving: Serving, engines: Engines, run: RunOfWeights
 ) -> None:
@@ -203,6 +207,7 @@ async def test_without_engines_a_version_counts_as_served_when_it_is_announced(
         assert [one.version for one in run.reported] == [0]
 
 
+@pytest.mark.slow
 async def test_a_pinned_version_stays_until_it_is_unpinned(serving: Serving, run: RunOfWeights) -> None:
     assert await run.serve(0)
     run.deliveries.pin()

@@ -87,6 +87,7 @@ async def killed_while_receiving(
     assert not host.is_receiving(), "what was unfinished is removed"
 
 
+@pytest.mark.slow
 async def test_over_20_versions_every_host_has_the_trainers_bytes_though_some_join_late_or_are_killed(
     transport: DeltaTransport, model: Model, hosts: Hosts, tmp_path: Path
 ) -> None:

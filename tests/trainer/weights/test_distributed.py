@@ -74,6 +74,7 @@ async def delivered(transport: DistributedTransport, engines: Engines, engine_ur
         await engines.resume(engine_url)
 
 
+@pytest.mark.slow
 async def test_an_engine_holds_the_same_after_a_broadcast_as_after_a_load_from_disk(
     serving: Serving,
     engines: Engines,
@@ -99,6 +100,7 @@ async def test_an_engine_holds_the_same_after_a_broadcast_as_after_a_load_from_d
     assert len(transport.senders) == 1, "the second version goes the way of the first"
 
 
+@pytest.mark.slow
 async def test_a_sender_that_dies_is_replaced_and_what_is_incomplete_has_no_version_of_the_run(
     serving: Serving, engines: Engines, transport: DistributedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ async def test_a_sender_that_dies_is_replaced_and_what_is_incomplete_has_no_vers
     assert reply["meta_info"]["weight_version"] == f"{RUN}@0"
 
 
+@pytest.mark.slow
 async def test_an_engine_that_forgot_the_group_is_joined_again(
     serving: Serving, engines: Engines, transport: DistributedTransport
 ) -> None:
@@ -142,6 +145,7 @@ async def test_an_engine_that_forgot_the_group_is_joined_again(
     assert (await engines.served(serving.engine_url)).weight_version == f"{RUN}@1"
 
 
+@pytest.mark.slow
 async def test_a_sender_ends_with_its_transport(tmp_path: Path) -> None:
     sender = await senders.Sender.start()
     await sender.end()

@@ -53,6 +53,7 @@ async def test_an_engine_that_hangs_delays_neither_the_others_nor_later_versions
         assert not fake.is_paused
 
 
+@pytest.mark.slow
 async def test_an_engine_that_does_not_answer_within_its_deadline_is_tried_again(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ async def test_an_engine_that_does_not_answer_within_its_deadline_is_tried_again
         await eventually_routed(engines, {serving.engine_url, fake.url})
 
 
+@pytest.mark.slow
 async def test_an_engine_that_fails_is_out_of_routing_until_it_takes_a_version(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ async def test_an_engine_that_fails_is_out_of_routing_until_it_takes_a_version(
         await eventually_routed(engines, {serving.engine_url, fake.url})
 
 
+@pytest.mark.slow
 async def test_an_engine_that_died_is_out_of_routing(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path
 ) -> None:
@@ -86,6 +89,7 @@ async def test_an_engine_that_died_is_out_of_routing(
         await eventually_routed(engines, {serving.engine_url})
 
 
+@pytest.mark.slow
 async def test_engines_load_weights_in_turns_and_one_that_hangs_gives_its_turn_up(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def name(agent: AgentFile) -> str:
     return f"{agent.version} {Path(agent.specs[-1]).name}"
 
 
+@pytest.mark.slow_but_for("1.12 swebench_roulette.yaml")
 @pytest.mark.parametrize("agent", AGENTS, ids=name)
 def test_the_same_replies_lead_to_the_same_messages(agent: AgentFile) -> None:
     with repository() as path:
@@ -45,6 +46,7 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\\r" in found
 
 
+@pytest.mark.slow
 def test_the_script_says_that_there_is_no_difference() -> None:
     [path] = [path for path in shipped_files("2.4") if path.name == "swebench.yaml"]
     done = subprocess.run(

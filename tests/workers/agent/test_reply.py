@@ -106,6 +106,7 @@ async def test_other_expressions_find_other_fences() -> None:
     assert await read_reply(reply("<mswea_bash_command>ls</mswea_bash_command>"), tag) == (BashCommand("ls"),)
 
 
+@pytest.mark.slow
 async def test_a_reply_that_takes_for_ever_to_search_is_a_format_error() -> None:
     wrong = await read_reply(reply("```bash" + "\n" * 200_000), agent())
     assert isinstance(wrong, FormatError)

@@ -96,6 +96,14 @@ def named(cheats: dict[str, bytes]) -> list[object]:
     return [pytest.param(name, patch, id=name.replace(" ", "-")) for name, patch in cheats.items()]
 
 
+@pytest.mark.slow_but_for(
+    "os._exit-at-import",
+    "a-complete-forged-report",
+    "a-report-that-always-passes",
+    "pytest.skip",
+    "a-runner-that-runs-nothing",
+    "the-side-channel",
+)
 @pytest.mark.parametrize(("name", "patch"), named(IN_THE_CODE))
 async def test_no_cheat_in_the_code_pays(
     grader: Grader, repo_image: RepoImage, name: str, patch: bytes
@@ -106,6 +114,7 @@ async def test_no_cheat_in_the_code_pays(
         assert name in BREAKS_OFF
 
 
+@pytest.mark.slow_but_for("conftest.py-at-the-root", "sitecustomize.py")
 @pytest.mark.parametrize(("name", "patch"), named(CONFIGURATION))
 async def test_no_cheat_by_configuration_pays(
     grader: Grader, repo_image: RepoImage, name: str, patch: bytes
@@ -115,6 +124,7 @@ async def test_no_cheat_by_configuration_pays(
     ) == {None}
 
 
+@pytest.mark.slow_but_for("edited-hidden-tests", "tests-that-are-a-link")
 @pytest.mark.parametrize(("name", "patch"), named(THE_PATCH_ITSELF))
 async def test_no_cheat_by_the_patch_itself_pays(
     grader: Grader, repo_image: RepoImage, name: str, patch: bytes
@@ -122,6 +132,7 @@ async def test_no_cheat_by_the_patch_itself_pays(
     assert set((await tried(grader, repo_image, patch, "exit_code", "swebench_log")).values()) == {None}
 
 
+@pytest.mark.slow_but_for("tests-that-others-choose")
 @pytest.mark.parametrize("around", AROUND.values(), ids=[name.replace(" ", "-") for name in AROUND])
 async def test_no_cheat_on_the_surroundings_pays(
     grader: Grader, repo_image: RepoImage, around: Around
@@ -135,11 +146,13 @@ async def test_no_cheat_on_the_surroundings_pays(
     assert bool(both) is around.undone
 
 
+@pytest.mark.slow_but_for("a-complete-forged-report", "compiled-tests")
 @pytest.mark.parametrize("patch", UNITTEST.values(), ids=[name.replace(" ", "-") for name in UNITTEST])
 async def test_no_cheat_on_unittest_pays(grader: Grader, repo_image: RepoImage, patch: bytes) -> None:
     assert await paid(grader, task_of(repo_image, UNITTEST_VERDICT), patch) is None
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_a_fork_bomb_does_not_pay(grader: Grader, repo_image: RepoImage) -> None:
     bomb = at_import("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass")
@@ -147,6 +160,7 @@ async def test_a_fork_bomb_does_not_pay(grader: Grader, repo_image: RepoImage) -
     assert (await grader.grade(claim, bomb)).decided_by == "cpu time used up"
 
 
+@pytest.mark.slow
 async def test_code_that_waits_does_not_pay(
     grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +171,7 @@ async def test_code_that_waits_does_not_pay(
     assert (reward.value, reward.decided_by[:25]) == (0.0, "waited without using CPU:")
 
 
+@pytest.mark.slow
 async def test_the_next_honest_episode_gets_its_pay(grader: Grader, repo_image: RepoImage) -> None:
     verdicts = (*KINDS.values(), UNITTEST_VERDICT)
     gradings = (paid(grader, task_of(repo_image, verdict), HONEST) for verdict in verdicts)

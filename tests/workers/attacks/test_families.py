@@ -4,6 +4,7 @@ The whole matrix of verdicts and versions of pytest takes long: `python -m tests
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
@@ -52,6 +53,21 @@ async def confirmed(stage: Stage, task: Task, scene: str) -> bool:
     return bool(reward.value) and reward.control == "confirmed"
 
 
+# Quick: an attack of each family is worth nothing, and the honest fix on the same task is worth 1.
+async def test_one_attack_of_each_family_is_worth_nothing_and_the_fix_is(stage: Stage) -> None:
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for attacks in FAMILIES.values():
+        # Most families have one on asserts; each further scene is one more verification.
+        name = next((name for name in attacks if attacks[name].scene == "asserts"), next(iter(attacks)))
+        chosen[attacks[name].scene].append(name)
+    assert sum(map(len, chosen.values())) == len(FAMILIES)
+    for scene, names in chosen.items():
+        task = await stage.calibrated(scene)
+        assert await paid(stage, task, names) == {}
+        assert await confirmed(stage, task, scene)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scene", "family"),
     [
@@ -69,6 +85,7 @@ async def test_no_attack_of_a_family_pays_and_the_fix_does(stage: Stage, scene: 
 
 
 # The scripts are put back before they run. So no calibration is needed, and a fix that changes one as well is paid.
+@pytest.mark.slow_but_for("a-script-of-another-name")
 @pytest.mark.parametrize("scene", SCRIPT_SCENES, ids=lambda scene: scene.replace(" ", "-"))
 async def test_a_script_of_the_patch_does_not_stand_in_for_the_tests(stage: Stage, scene: str) -> None:
     task, attack = stage.task(scene), ATTACKS[scene].patch
@@ -76,6 +93,7 @@ async def test_a_script_of_the_patch_does_not_stand_in_for_the_tests(stage: Stag
     assert (await stage.grade(task, HONEST + attack)).value == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swebench_log", "r2e_expected", "tests_json"])
 async def test_no_attack_pays_by_another_kind_of_verdict(stage: Stage, kind: str) -> None:
     task = await stage.calibrated("asserts", kind)
@@ -83,6 +101,7 @@ async def test_no_attack_pays_by_another_kind_of_verdict(stage: Stage, kind: str
     assert await confirmed(stage, task, "asserts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("major", [8, 9])
 async def test_no_attack_pays_with_a_newer_pytest(stage: Stage, major: int) -> None:
     task = await stage.calibrated("asserts", major=major)

@@ -12,6 +12,7 @@ TRIES = range(12)
 AT_ONCE = 3
 
 
+@pytest.mark.slow
 async def test_no_runner_bent_at_random_is_paid(stage: Stage) -> None:
     seen: list[Result] = []
     await fuzz(
@@ -22,6 +23,7 @@ async def test_no_runner_bent_at_random_is_paid(stage: Stage) -> None:
     assert any(result.bent for result in seen)
 
 
+@pytest.mark.slow
 async def test_a_seed_bends_the_same_attributes_each_time(stage: Stage) -> None:
     tried = make_try(3, SCENES)
     first, second = [await play(stage, tried, controls=False) for _ in range(2)]

@@ -21,6 +21,7 @@ def grader(sandboxes: DockerSandboxes) -> Grader:
     return Grader(sandboxes)
 
 
+@pytest.mark.slow_but_for("a-script-behind-timeout", "a-script-in-another-folder,-by-sh--c")
 @pytest.mark.parametrize("around", GOVERNING.values(), ids=[name.replace(" ", "-") for name in GOVERNING])
 async def test_no_cheat_on_the_files_of_the_run_pays(
     grader: Grader, repo_image: RepoImage, around: Around

@@ -59,6 +59,7 @@ async def test_a_worker_that_ends_returns_its_requests_at_once(pool: ArqRedis) -
     assert await deadletters.failures(pool, request_id) == ()
 
 
+@pytest.mark.slow
 async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: ArqRedis) -> None:
     short, long = await enqueued(pool), await enqueued(pool)
     signalled = asyncio.Event()

@@ -88,6 +88,7 @@ async def test_a_request_for_a_server_of_its_own_needs_no_engine(pool: ArqRedis)
     assert await engines_of_other_runs(pool, nothing_known)(replace(claim, request=elsewhere)) == ""
 
 
+@pytest.mark.slow
 async def test_an_engine_says_through_its_router_whose_weights_it_serves(serving: Serving) -> None:
     await serving.name_weights("other@3")
     assert await served_run(serving.router_url) == "other"
@@ -100,6 +101,7 @@ async def test_while_no_engine_says_whose_weights_it_serves_nothing_is_played(po
     assert "no engine says whose it serves" in await obstacle(claimed())
 
 
+@pytest.mark.slow
 async def test_a_router_that_does_not_tell_is_no_obstacle(serving: Serving, pool: ArqRedis) -> None:
     url = f"{serving.router_url}/no/such/path"
     assert await served_run(url) is None

@@ -67,6 +67,7 @@ def task(repo_image: RepoImage) -> Task:
     return make_task(repo_image.tag, base_commit=repo_image.commit, verdict=verdict, resources=SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_a_policys_doing_is_a_zero_for_good(
     pool: ArqRedis,

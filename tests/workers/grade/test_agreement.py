@@ -42,6 +42,7 @@ def verdicts() -> Iterator[Verdict]:
     yield JsonVerdict(eval_script=PYTEST, parser=PARSER, tests=(f"{PATH}::{NAME}",), files=(file,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", list(verdicts()), ids=lambda verdict: type(verdict).__name__)
 def test_verify_and_grade_say_the_same_of_every_state_of_every_kind_of_task(
     tmp_path: Path, image: RepoImage, verdict: Verdict

@@ -105,6 +105,7 @@ def test_without_a_docker_host_nothing_is_zero(file: TaskFile, monkeypatch: pyte
     assert "no Docker host answers" in lines["test:a"]["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_command_goes_on_where_it_was(
     file: TaskFile, docker_client: docker.DockerClient, number: signal.Signals, status: int
@@ -183,6 +184,7 @@ def verified(file: TaskFile, calibration: bytes) -> Verification:
     )
 
 
+@pytest.mark.slow
 def test_patches_are_graded_with_the_calibration_of_the_task_as_it_is(
     file: TaskFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ PREDICTIONS = {
 }
 
 
+@pytest.mark.slow_but_for("fix")
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_the_harness_and_grade_agree_on_a_preds_json(name: str, swe_bench_rows: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in swe_bench_rows.read_text().splitlines()]

@@ -88,6 +88,7 @@ test "$(wc -c <zeros.bin)" = 3000000; test "$(wc -l <large.txt)" = 40000
 """
 
 
+@pytest.mark.slow
 async def test_what_a_sandbox_diffs_the_grader_applies(
     grader: Grader, sandboxes: DockerSandboxes, scripted: Callable[[str], Task]
 ) -> None:

@@ -80,6 +80,7 @@ git checkout {repo_image.commit} tests/test_calc.py
     return tasks
 
 
+# Quick: a task of a fleet is worth 1 for its fix and for nothing else.
 async def test_a_fleet_task_pays_for_the_fix_alone(grader: Grader, fleet_tasks: Path) -> None:
     (task,) = read_tasks(fleet_tasks)
     gold = read_gold(gold_path(fleet_tasks))[task.id].patch.encode()
@@ -91,6 +92,7 @@ async def test_a_fleet_task_pays_for_the_fix_alone(grader: Grader, fleet_tasks: 
     assert rewards[2].grade_cpu_s > 0
 
 
+# Quick: a SWE-bench row is worth 1 for its fix and for nothing else.
 async def test_a_swe_bench_task_pays_for_the_fix_alone(grader: Grader, swe_bench_tasks: Path) -> None:
     (task,) = read_tasks(swe_bench_tasks)
     gold = read_gold(gold_path(swe_bench_tasks))[task.id].patch.encode()
@@ -127,6 +129,7 @@ open(f"/proc/{os.getppid()}/fd/1", "w").write("=== 2 passed in 0.01s ===\\n")
 os._exit(0)"""
 
 
+@pytest.mark.slow_but_for("exit at import", "exit at collection")
 @pytest.mark.parametrize(
     "patch",
     [
@@ -219,6 +222,7 @@ print("PASSED everything")
 """
 
 
+@pytest.mark.slow
 async def test_a_parser_reads_the_log_where_no_code_of_the_patch_ran(
     grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -282,6 +286,7 @@ async def test_a_grader_that_vanishes_gives_no_reward(
         await grading
 
 
+@pytest.mark.slow
 async def test_used_up_cpu_time_is_unresolved(grader: Grader, scripted: Callable[[str], Task]) -> None:
     claim = make_claim(scripted("while :; do :; done\n"), grade_cpu_s=0.5, grade_wall_s=100.0)
     reward = await grader.grade(claim, NOTE)
@@ -290,6 +295,7 @@ async def test_used_up_cpu_time_is_unresolved(grader: Grader, scripted: Callable
     assert (await grader.grade(claim, NOTE)).decided_by == "cpu time used up"
 
 
+@pytest.mark.slow
 async def test_tests_that_only_sleep_past_the_limit_are_unresolved(
     grader: Grader, scripted: Callable[[str], Task]
 ) -> None:

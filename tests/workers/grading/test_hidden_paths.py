@@ -74,6 +74,7 @@ async def value(grader: Grader, image: RepoImage, verdict: Verdict, patch: bytes
     return (await grader.grade(make_claim(task), patch)).value
 
 
+@pytest.mark.slow_but_for("a test patch-the renamed file edited", "a test patch-a link where")
 @pytest.mark.parametrize(
     ("arriving", "way"),
     [("a test patch", way) for way in OBSTACLES]
@@ -89,6 +90,7 @@ async def test_hidden_tests_that_rename_a_file_get_their_way(
     assert values == [1.0, 0.0]
 
 
+@pytest.mark.slow_but_for("the-renamed-file-edited", "a-folder-where-a-file-is-wanted")
 @pytest.mark.parametrize("obstacle", OBSTACLES.values(), ids=[name.replace(" ", "-") for name in OBSTACLES])
 async def test_files_of_the_hidden_tests_get_their_way(
     grader: Grader, repo_image: RepoImage, obstacle: bytes

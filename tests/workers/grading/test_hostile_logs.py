@@ -29,6 +29,7 @@ def processes() -> Iterator[Processes]:
     processes.close()
 
 
+@pytest.mark.slow_but_for("parse_log_pytest", "parse_log_django", "parse_log_sympy")
 @pytest.mark.parametrize("parser", sorted(LOG_PARSERS))
 async def test_every_parser_of_swebench_ends_within_its_limits(processes: Processes, parser: str) -> None:
     for log in logs.LOGS.values():
@@ -51,6 +52,7 @@ def test_a_parser_that_breaks_off_makes_a_zero(monkeypatch: pytest.MonkeyPatch) 
     assert reward.decided_by == "swebench: the parser broke off: IndexError: list index out of range"
 
 
+@pytest.mark.slow
 async def test_a_log_that_is_never_parsed_exceeds_the_limit_and_the_next_one_is_judged(
     processes: Processes,
 ) -> None:
@@ -65,6 +67,7 @@ async def test_a_log_that_is_never_parsed_exceeds_the_limit_and_the_next_one_is_
     assert found.reward.log_tail.endswith("Test Exit Code: 0\n")
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_an_endless_parse_is_a_zero_and_the_worker_goes_on(
     grader: Grader, repo_image: RepoImage, processes: Processes, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +87,7 @@ echo '{END}'
     assert (await grader.grade(make_claim(task), FIX)).resolved
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.parametrize(
     "content", [f"a = {'[' * 50_000}", f"[tool]\n{'a.' * 20_000}b = 1\n"], ids=["nested", "dotted"]

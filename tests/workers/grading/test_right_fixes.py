@@ -68,6 +68,7 @@ async def test_a_fix_may_name_modules_of_its_own_package_as_it_likes(
     assert await value(grader, task, OWN_MODULES) == 1.0
 
 
+@pytest.mark.slow_but_for("exit_code", "swebench_log")
 @pytest.mark.parametrize("verdict", KINDS.values(), ids=list(KINDS))
 async def test_a_base_whose_conftest_wraps_pytest_is_paid(
     grader: Grader, repo_image: RepoImage, verdict: Verdict

@@ -66,6 +66,7 @@ async def test_a_survey_is_made_once_for_a_task_and_its_image(
     assert (again, num_again) == (first, 0)
 
 
+@pytest.mark.slow
 async def test_whatever_a_survey_depends_on_makes_it_another_one(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
@@ -86,6 +87,7 @@ async def test_whatever_a_survey_depends_on_makes_it_another_one(
     assert "ci/run.sh" not in found.paths
 
 
+@pytest.mark.slow
 async def test_the_surveys_used_last_are_kept(sandboxes: DockerSandboxes, repo_image: RepoImage) -> None:
     surveys = Surveys(most=2)
     one, two, three = (task_with(repo_image, script=f"{SCRIPT}# {number}\n") for number in range(3))

@@ -72,6 +72,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow_but_for("without-automatic-plugins", "without-user-packages")
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=[name.replace(" ", "-") for name in SCRIPTS])
 async def test_a_right_fix_gets_its_pay_however_tests_are_run(
     grader: Grader, repo_image: RepoImage, script: str
@@ -120,6 +121,7 @@ class Unprepared(unittest.TestCase):
 """
 
 
+@pytest.mark.slow_but_for("7-pytest")
 @pytest.mark.parametrize(
     ("script", "outcomes"),
     [

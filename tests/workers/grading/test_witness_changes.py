@@ -85,6 +85,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow_but_for("unittest-7", "unittest-8")
 @pytest.mark.parametrize("major", [7, 8, 9])
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=list(CHANGES))
 async def test_what_became_something_else_is_named_with_the_ways_in_which_tests_do_not_fail(
@@ -126,6 +127,7 @@ find /tmp . -newer /tmp/.before -not -path './.git*' -not -name conftest.py -not
 """
 
 
+@pytest.mark.slow_but_for("-x --setup-show-2-7", "-k add-1-7")
 @pytest.mark.parametrize("major", [7, 8, 9])
 @pytest.mark.parametrize(("options", "num_tests"), [("-x --setup-show", 2), ("-k add", 1)])
 async def test_the_witness_leaves_no_trace_in_an_honest_run(

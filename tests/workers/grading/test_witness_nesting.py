@@ -74,6 +74,7 @@ def test_a_process_may_run_unittest_again_and_give_way_to_pytest() -> None:
     assert counted(first, "end aa", pytest_runs, "end bb") == [("unittest", True)]
 
 
+@pytest.mark.slow_but_for("{run}", "env -i {run}")
 @pytest.mark.docker
 @pytest.mark.parametrize("how", ["{run}", "env -i {run}", "setsid {run}", "(setsid {run} &) ; sleep 2"])
 async def test_runs_that_a_test_starts_are_its_own_business(

@@ -92,6 +92,7 @@ def at_import(code: str) -> bytes:
     return edited("calc.py", "def add", f"{code}\ndef add")
 
 
+@pytest.mark.slow_but_for("a forged end", "everybody killed", "no more processes")
 @pytest.mark.parametrize("name", CODE)
 async def test_what_code_under_test_does_is_a_zero(grader: Grader, task: Task, name: str) -> None:
     claim = make_claim(replace(task, resources=SMALL), grade_wall_s=FAR_S, grade_cpu_s=FAR_S)
@@ -130,6 +131,7 @@ async def test_who_writes_too_much_earns_nothing(
     assert reward.decided_by.startswith("the container was removed: it wrote ")
 
 
+@pytest.mark.slow
 async def test_who_only_waits_earns_nothing(
     grader: Grader, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ async def test_who_only_waits_earns_nothing(
     assert reward.decided_by.startswith("waited without using CPU: ")
 
 
+@pytest.mark.slow
 async def test_a_patch_too_large_to_be_applied_in_time_earns_nothing(
     grader: Grader, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ async def test_a_settings_file_without_an_end_earns_nothing(grader: Grader, task
     assert reward.decided_by.startswith("putting the runner's files back ")
 
 
+@pytest.mark.slow
 async def test_a_log_that_the_parser_cannot_bear_earns_nothing(
     grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

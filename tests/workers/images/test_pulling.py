@@ -141,6 +141,7 @@ def test_a_pull_that_is_killed_leaves_nothing_broken_and_the_next_one_completes_
     assert place.api.find(f"{place.hub}/big") is not None
 
 
+@pytest.mark.slow
 def test_a_registry_that_is_killed_in_the_middle_is_asked_again_when_it_is_back(
     place: Place, tmp_path: Path
 ) -> None:

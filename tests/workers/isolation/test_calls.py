@@ -50,6 +50,7 @@ async def test_a_call_whose_result_is_decided_by_the_task_raises_the_same_error(
     assert await processes.call(hostile.process_id) == first
 
 
+@pytest.mark.slow
 async def test_a_call_that_exceeds_a_limit_says_which_and_the_next_call_is_carried_out(
     processes: Processes,
 ) -> None:
@@ -65,10 +66,12 @@ async def test_a_call_that_exceeds_a_limit_says_which_and_the_next_call_is_carri
         assert await processes.call(hostile.squared, 3) == 9
 
 
+@pytest.mark.slow
 async def test_each_call_has_the_whole_cpu_time(processes: Processes) -> None:
     assert len({await processes.call(hostile.burns, 0.8) for _ in range(4)}) == 1
 
 
+@pytest.mark.slow
 async def test_the_event_loop_goes_on_during_a_call_that_never_ends(processes: Processes) -> None:
     call = asyncio.create_task(processes.call(hostile.never_ends, NEVER_ENDS))
     turns = 0

@@ -75,6 +75,7 @@ async def test_a_judge_scores_rollouts_by_rules_and_by_its_operators_functions(
     assert {one.head.request_id for one in heads} == {rule.id, mine.id}
 
 
+@pytest.mark.slow
 async def test_a_function_that_raises_is_tried_again_and_then_dead_lettered(
     pool: ArqRedis, redis_url: str, tmp_path: Path
 ) -> None:

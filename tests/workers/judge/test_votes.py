@@ -135,6 +135,7 @@ async def test_all_rollouts_of_a_process_share_one_limit_of_votes_under_way() ->
     assert max(under_way) == 2
 
 
+@pytest.mark.slow_but_for("an error", "no verdict")
 @pytest.mark.parametrize(
     "failure", ["refused", "late", "garbage"], ids=["an error", "a timeout", "no verdict"]
 )

@@ -98,6 +98,7 @@ class Within:
         return await self.container.run(f"cd {self.workdir}\n{command}", **limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0, 1, 2, 3])  # each in one container
 async def test_every_way_of_giving_the_answer_away_is_found_and_cleaned(
     share: int, giveaways: dict[str, Task], sandboxes: DockerSandboxes
@@ -118,6 +119,7 @@ async def test_every_way_of_giving_the_answer_away_is_found_and_cleaned(
             assert (name, await said(there[name], sound)) == (name, "    return a - b\n")
 
 
+@pytest.mark.slow_but_for("packed")
 @pytest.mark.parametrize("name", ["packed", "linked", "submodule", "hidden-in-base"])
 async def test_the_agents_patch_applies_where_the_grader_has_what_the_agent_has_not(
     name: str, giveaways: dict[str, Task], sandboxes: DockerSandboxes
@@ -161,6 +163,7 @@ async def test_tags_of_the_past_the_branch_and_the_base_commit_stay(
         )
 
 
+@pytest.mark.slow
 async def test_all_workers_share_one_cleaned_image(
     giveaways: dict[str, Task], docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:
@@ -233,6 +236,10 @@ async def test_without_a_leak_a_setup_makes_no_image(
     assert len(agent_images(docker_client, plain_image)) == before
 
 
+@pytest.mark.slow_but_for(
+    "changes1-TaskBroken-setup_patch of .* does not apply-agent",
+    "changes1-TaskBroken-setup_patch of .* does not apply-grade",
+)
 @pytest.mark.parametrize("role", ["agent", "grade"])
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
@@ -255,6 +262,7 @@ async def test_a_setup_that_fails_is_no_episode(
             pass
 
 
+@pytest.mark.slow
 async def test_what_the_image_left_uncommitted_is_not_the_agents_work(
     task_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:
@@ -272,6 +280,7 @@ async def test_what_the_image_left_uncommitted_is_not_the_agents_work(
             )
 
 
+@pytest.mark.slow
 async def test_bytecode_of_what_is_hidden_or_undone_goes_with_it(
     task_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:
@@ -285,6 +294,7 @@ async def test_bytecode_of_what_is_hidden_or_undone_goes_with_it(
             assert await said(agent, "ls __pycache__ | cut -d. -f1; " + PROBE) == "other\n"
 
 
+@pytest.mark.slow
 async def test_an_image_that_cannot_be_cleaned_never_becomes_an_episode(
     task_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:
@@ -316,6 +326,7 @@ async def test_outside_a_repository_only_hidden_paths_go(
         assert agent.head == ""
 
 
+@pytest.mark.slow
 async def test_a_repository_that_git_cannot_read_is_not_taken_for_a_clean_one(
     plain_image: str, sandboxes: DockerSandboxes
 ) -> None:
@@ -325,6 +336,7 @@ async def test_a_repository_that_git_cannot_read_is_not_taken_for_a_clean_one(
             pass
 
 
+@pytest.mark.slow
 async def test_a_workdir_below_the_repositorys_root_is_cleaned_to_the_root(
     task_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:

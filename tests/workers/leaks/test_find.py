@@ -50,6 +50,7 @@ def run(path: Path, tasks: list[Task], *options: str) -> tuple[int, dict[str, An
     return status, {one["task"]: one for one in json.loads((path / "out.json").read_bytes())}
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_clean_and_cleaned_images_have_nothing_to_find(
     clean_image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

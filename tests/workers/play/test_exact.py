@@ -31,6 +31,7 @@ def replies_for(config: Path) -> list[object]:
     return [act.replace("{}", command) for command in (*COMMANDS, DONE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "name"), [("1.12", "swebench.yaml"), ("1.17", "swebench_xml.yaml"), ("2.4", "swebench.yaml")]
 )

@@ -78,6 +78,7 @@ def test_a_wrong_patch_is_a_reward_of_0_and_no_failure(
     assert "reward 0" in shown
 
 
+@pytest.mark.slow
 def test_the_trajectory_is_written_and_played_again(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, again = tasks.with_name("traj.json"), tasks.with_name("again.json")
     assert play(tasks, [bash("wc -l spans.py"), bash(FIX), bash(SUBMIT)], "--out", str(out)) == 0
@@ -102,6 +103,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_played(
     assert "--out" in printed.err
 
 
+@pytest.mark.slow
 async def test_a_server_replies(tasks: Path) -> None:
     agent = tasks.with_name("agent.yaml")
     agent.write_text(AGENT)

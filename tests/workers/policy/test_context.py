@@ -155,6 +155,7 @@ def episodes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow_but_for("Qwen-Qwen3-0.6B")
 @pytest.mark.parametrize("name", ENDS)
 @settings(max_examples=60)
 @given(episode=episodes())

@@ -23,6 +23,7 @@ async def wire(serving: Serving) -> AsyncIterator[Wire]:
         yield wire
 
 
+@pytest.mark.slow
 async def test_no_turn_is_sampled_once_another_run_has_the_engines(
     serving: Serving, wire: Wire, redis: Redis
 ) -> None:

@@ -62,6 +62,7 @@ async def test_experts_beyond_a_byte_are_an_engine_error(
             await conversation.begin(opening("s", "u"))
 
 
+@pytest.mark.slow
 async def test_an_engine_that_reports_no_experts_is_refused_with_the_fix(
     redis: Redis, serving: Serving
 ) -> None:

@@ -139,6 +139,7 @@ async def running(serving: Serving, session: aiohttp.ClientSession) -> None:
     raise AssertionError("the request never ran")
 
 
+@pytest.mark.slow
 async def test_new_weights_in_mid_turn_leave_spans_of_both_versions(
     policies: SglangPolicies, redis: Redis, bundle: TokenizerBundle, serving: Serving
 ) -> None:
@@ -164,6 +165,7 @@ async def test_new_weights_in_mid_turn_leave_spans_of_both_versions(
     assert (before.start, after) == (0, VersionSpan(41, before.end, LONG_TOKENS))
 
 
+@pytest.mark.slow
 async def test_an_abort_in_mid_turn_loses_nothing(
     policies: SglangPolicies, wire: Wire, redis: Redis, bundle: TokenizerBundle, serving: Serving
 ) -> None:

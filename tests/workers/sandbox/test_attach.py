@@ -49,6 +49,7 @@ async def host(request: pytest.FixtureRequest, certificates: Path) -> AsyncItera
                 yield replace(one.host, certificates=certificates / "worker")
 
 
+@pytest.mark.slow_but_for("tcp")
 async def test_an_episodes_containers_live_behind_any_kind_of_address(
     host: DockerHost, sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:

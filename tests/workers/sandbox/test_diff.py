@@ -75,6 +75,7 @@ async def test_a_repository_that_git_refuses_has_no_patch(
     assert await diff_after(sandboxes, repo_image.tag, "echo x >>calc.py; rm -rf .git") == b""
 
 
+@pytest.mark.slow
 async def test_a_diff_can_follow_a_command_that_was_cancelled(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:

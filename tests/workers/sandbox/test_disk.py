@@ -101,6 +101,7 @@ async def test_one_file_is_bounded_at_once(sandbox: DockerSandbox) -> None:
     assert b"File size limit exceeded" in result.output
 
 
+@pytest.mark.slow
 async def test_more_files_than_allowed_cost_what_runs_then_the_container(
     small: DockerSandboxes,
     sandbox: DockerSandbox,

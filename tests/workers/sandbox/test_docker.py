@@ -77,6 +77,7 @@ async def test_pip_does_not_wait_for_a_network_that_is_not_there(
     assert retries == [b"0\n", b"as ever\n"]
 
 
+@pytest.mark.slow
 async def test_a_timeout_leaves_no_process_but_the_first(
     sandbox: DockerSandbox, docker_client: docker.DockerClient
 ) -> None:
@@ -91,6 +92,7 @@ async def test_a_timeout_leaves_no_process_but_the_first(
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
+@pytest.mark.slow_but_for("init")
 @pytest.mark.alone
 async def test_a_fork_bomb_ends_at_the_timeout(sandbox: DockerSandbox) -> None:
     result = await sandbox.run("bomb() { while :; do bomb & done; }; bomb 2>/dev/null", timeout_s=1)
@@ -121,6 +123,7 @@ async def test_a_background_process_neither_delays_nor_joins_later_answers(sandb
     assert (await sandbox.run("echo quiet", timeout_s=30)).output == b"quiet\n"
 
 
+@pytest.mark.slow_but_for("init-echo a", "bash-echo a")
 @pytest.mark.parametrize(
     ("command", "exit_code", "output"),
     [
@@ -183,6 +186,7 @@ async def test_the_limits_are_set(
     }  # fmt: skip
 
 
+@pytest.mark.slow_but_for("init_cannot_run")
 async def test_more_memory_than_allowed_ends_the_command_only(sandbox: DockerSandbox) -> None:
     result = await sandbox.run("python3 -c 'x = bytearray(2 * 1024**3)'", timeout_s=60)
     assert result.exit_code not in (0, None)
@@ -231,6 +235,7 @@ async def test_a_docker_host_that_is_not_there_is_a_sandbox_error(monkeypatch: p
     await sandboxes.close()
 
 
+@pytest.mark.slow_but_for("init-sleep 1000", "init-yes")
 @pytest.mark.parametrize("command", ["sleep 1000", "yes"])
 async def test_a_container_that_vanishes_is_never_an_observation(
     sandbox: DockerSandbox, docker_client: docker.DockerClient, command: str
@@ -246,6 +251,7 @@ async def test_a_container_that_vanishes_is_never_an_observation(
         await sandbox.diff()
 
 
+@pytest.mark.slow_but_for("init", "bash")
 async def test_a_container_that_is_killed_is_never_an_observation(
     sandbox: DockerSandbox, docker_client: docker.DockerClient
 ) -> None:
@@ -256,6 +262,7 @@ async def test_a_container_that_is_killed_is_never_an_observation(
         await running
 
 
+@pytest.mark.slow
 async def test_a_container_ends_at_its_deadline_even_within_a_command(
     sandboxes: DockerSandboxes, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +273,7 @@ async def test_a_container_ends_at_its_deadline_even_within_a_command(
             await sandbox.run("sleep 1000", timeout_s=60)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_caller_leaves_no_container(
     sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
 ) -> None:
@@ -349,6 +357,7 @@ async def test_files_are_put_where_they_belong(sandbox: DockerSandbox) -> None:
     ]
 
 
+@pytest.mark.slow_but_for("init")
 async def test_files_too_many_for_one_command_are_put_all_the_same(sandbox: DockerSandbox) -> None:
     files = [File(path=f"many/{'x' * 150}{number}", content=b"x") for number in range(500)]
     assert not fits(writing(files, sandbox.workdir))
@@ -357,6 +366,7 @@ async def test_files_too_many_for_one_command_are_put_all_the_same(sandbox: Dock
     assert result.output.strip() == b"500"
 
 
+@pytest.mark.slow_but_for("init_cannot_run")
 async def test_cpu_time_is_that_of_the_container(sandbox: DockerSandbox) -> None:
     before = await sandbox.cpu_s()
     await sandbox.run("python3 -c 'import time\nwhile time.process_time() < 0.5: pass'", timeout_s=60)

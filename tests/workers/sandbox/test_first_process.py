@@ -108,6 +108,7 @@ async def test_notes_that_never_stop_do_not_hide_the_end(sandbox: DockerSandbox)
     assert len(result.notes) > 1_000_000
 
 
+@pytest.mark.slow
 async def test_who_uses_up_the_memory_has_ruined_the_sandbox(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
@@ -141,6 +142,7 @@ async def test_a_container_that_others_end_is_not_ruined_whatever_ran_in_it(
     assert not isinstance(caught.value, SandboxRuined)
 
 
+@pytest.mark.slow
 async def test_the_machine_is_to_blame_only_while_it_has_no_cpu(
     sandbox: DockerSandbox,
     docker_client: docker.DockerClient,

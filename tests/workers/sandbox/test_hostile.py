@@ -160,6 +160,7 @@ async def is_alive(sandbox: DockerSandbox) -> bool:
     return False
 
 
+@pytest.mark.slow_but_for("4")
 @pytest.mark.parametrize("share", range(SHARES))
 async def test_a_hostile_command_is_an_observation_and_harms_nobody(
     share: int, limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
@@ -176,6 +177,7 @@ async def test_a_hostile_command_is_an_observation_and_harms_nobody(
     assert await is_honest(limited, bundle, task)
 
 
+@pytest.mark.slow
 async def test_who_prints_while_nobody_listens_is_removed_all_the_same(
     limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
@@ -199,6 +201,7 @@ async def test_after_an_attack_an_episode_may_still_do_its_work(
     assert (len(trajectory.turns), trajectory.reward.value) == (7, 1.0)
 
 
+@pytest.mark.slow
 async def test_who_removes_everything_has_nothing_to_submit(
     limited: DockerSandboxes, bundle: TokenizerBundle, task: Task
 ) -> None:
@@ -209,6 +212,7 @@ async def test_who_removes_everything_has_nothing_to_submit(
     assert await is_honest(limited, bundle, task)
 
 
+@pytest.mark.slow
 async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_container(
     sandboxes: DockerSandboxes, bundle: TokenizerBundle, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +237,7 @@ async def test_who_fills_the_disk_faster_than_it_is_looked_at_loses_the_containe
     assert await is_honest(sandboxes, bundle, task)
 
 
+@pytest.mark.slow_but_for("os.kill(-1, 9)-exit status 13-60.0")
 @pytest.mark.parametrize(
     ("code", "decided_by", "cpu_s"),
     [

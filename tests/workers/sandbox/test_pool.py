@@ -175,6 +175,7 @@ async def test_episodes_are_spread_and_each_stays_on_its_docker_host(worker: Wor
         assert sorted(worker.opened(number, "agent")) == sorted(worker.opened(number, "grade"))
 
 
+@pytest.mark.slow
 async def test_a_docker_host_that_goes_away_is_set_aside_and_used_again_when_it_is_back(
     worker: Worker, relays: list[Relay]
 ) -> None:

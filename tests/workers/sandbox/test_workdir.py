@@ -28,6 +28,7 @@ def elsewhere(docker_client: docker.DockerClient, task_image: str) -> Iterator[R
         yield image
 
 
+@pytest.mark.slow
 async def test_the_images_own_workdir_is_taken_where_the_task_names_none(
     sandboxes: DockerSandboxes, elsewhere: RepoImage
 ) -> None:

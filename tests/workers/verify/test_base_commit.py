@@ -44,6 +44,7 @@ def told(file: TaskFile, image: RepoImage, *tasks: Task) -> dict[str, tuple[bool
     }
 
 
+@pytest.mark.slow
 def test_a_base_commit_that_is_not_what_the_image_has_is_refused(file: TaskFile, grown: RepoImage) -> None:
     task = file.add("any", FIXED, image=grown.tag)
     script = "git checkout -q --force sideways~0 && echo built >built.txt\n"
@@ -72,6 +73,7 @@ def test_a_base_commit_that_is_not_what_the_image_has_is_refused(file: TaskFile,
     assert sideways[1].endswith("checked out, not v1, which is not in its history")
 
 
+@pytest.mark.slow
 def test_commits_of_an_images_builder_and_equal_files_are_worth_a_warning(
     file: TaskFile, grown: RepoImage
 ) -> None:

@@ -41,6 +41,7 @@ def controlled(calibration: Calibration) -> set[str]:
     return {name for one in calibration.contradictions for name in one.fails}
 
 
+@pytest.mark.slow_but_for("unittest")
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
 async def test_each_test_can_be_made_to_fail_and_the_known_fix_is_paid(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage, verdict: Verdict
@@ -55,6 +56,7 @@ async def test_each_test_can_be_made_to_fail_and_the_known_fix_is_paid(
     assert (reward.value, reward.control, reward.num_controlled) == (1.0, "confirmed", 2)
 
 
+@pytest.mark.slow
 async def test_a_pass_by_values_that_equal_everything_is_refuted(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -78,6 +80,7 @@ async def test_a_fix_that_does_not_pass_calibrates_nothing(
     assert await calibrator.calibrate(make_claim(task_of(repo_image, by_exit_code())), wrong) == Calibration()
 
 
+@pytest.mark.slow
 async def test_a_script_that_ends_at_the_first_failure_is_known(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -89,6 +92,7 @@ async def test_a_script_that_ends_at_the_first_failure_is_known(
     assert (reward.control, reward.num_controlled) == ("confirmed", 1)
 
 
+@pytest.mark.slow
 async def test_the_share_of_controls_is_the_requests(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -155,6 +159,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.grading.container.WATCH_S", 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_limits")
 async def test_where_failures_take_long_few_tests_are_controlled_at_once(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
@@ -169,6 +174,7 @@ async def test_where_failures_take_long_few_tests_are_controlled_at_once(
     assert 0 < reward.num_controlled < 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_limits")
 async def test_one_test_that_is_slow_to_fail_costs_the_others_nothing(
     calibrator: Calibrator, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +210,7 @@ class RecordedRuns:
         return [run for claim, run in self.runs if claim.request.task.env.get("PYTEST_ADDOPTS") == "--tb=no"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_limits")
 async def test_trials_do_not_wait_for_tracebacks(
     sandboxes: DockerSandboxes, grader: Grader, repo_image: RepoImage
@@ -218,6 +225,7 @@ async def test_trials_do_not_wait_for_tracebacks(
     assert 0 < calibration.most_controlled < 4
 
 
+@pytest.mark.slow
 async def test_trials_print_tracebacks_where_tests_need_them(
     sandboxes: DockerSandboxes, grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -229,6 +237,7 @@ async def test_trials_print_tracebacks_where_tests_need_them(
     assert controlled(calibration) == set(calibration.passing)
 
 
+@pytest.mark.slow
 async def test_trials_end_with_their_cpu_time(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from workers.verify.__main__ import main
 pytestmark = pytest.mark.docker
 
 
+@pytest.mark.slow
 def test_a_subset_keeps_what_is_known_of_the_others(file: TaskFile) -> None:
     file.add("a", FIXED)
     file.add("b", "exit 1")
@@ -38,6 +39,7 @@ def test_a_subset_keeps_what_is_known_of_the_others(file: TaskFile) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_stands_is_not_verified_again_until_the_task_changes(file: TaskFile) -> None:
     file.add("a", FIXED)
     file.add("b", "exit 1")
@@ -141,6 +143,7 @@ def test_results_that_cannot_be_written_in_the_end_are_said_and_the_verification
     assert read_verified(verified_path(file.path))[task.id].ok
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_on_the_way_is_said_and_earlier_verifications_stay(file: TaskFile) -> None:
     first = file.add("a", FIXED)
     assert main([str(file.path)]) == 0

@@ -23,6 +23,7 @@ from workers.verify.states import Probed, Prober, Tries, Try
 pytestmark = pytest.mark.docker
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.CaptureFixture[str]) -> None:
     file.add("fine", FIXED)
     file.add("gold-fails", "echo no luck; exit 3")
@@ -109,6 +110,7 @@ class Moody:
         )
 
 
+# Quick: a task whose verdict changes is not trained on.
 async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandboxes: DockerSandboxes) -> None:
     task = make_task(image.tag)
     prober = Prober(
@@ -189,6 +191,7 @@ new file mode 100644
 """
 
 
+@pytest.mark.slow
 def test_the_tests_that_did_not_come_out_right_are_named_and_whole_logs_and_outcomes_are_kept(
     file: TaskFile,
 ) -> None:

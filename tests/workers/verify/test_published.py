@@ -112,6 +112,7 @@ def swe_bench_rows(tmp_path: Path, image: RepoImage) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "kind"), [("fleet", "exit_code"), ("swe-bench", "swebench_log")])
 def test_tasks_as_published_are_worth_something_for_the_fix_alone(
     source: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -35,6 +35,7 @@ PASSING_EVERYWHERE = [
 ]
 
 
+@pytest.mark.slow
 def test_the_share_of_partial_fixes_that_pass_is_kept_and_printed(
     file: TaskFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,12 +56,14 @@ def test_the_share_of_partial_fixes_that_pass_is_kept_and_printed(
     assert "    | spans.py:4: 24 becomes 25\n" in printed
 
 
+@pytest.mark.slow
 def test_the_number_of_partial_fixes_has_a_bound(file: TaskFile) -> None:
     file.add("a", CHECKED, gold=WIDE_FIX)
     _, lines = file.verify("--strength", "--partial-fixes", "3")
     assert lines["test:a"]["num_partial_fixes"] == 3
 
 
+@pytest.mark.slow
 def test_strength_is_measured_only_if_it_is_wanted_and_the_known_fix_is_worth_1(file: TaskFile) -> None:
     file.add("right", CHECKED, gold=WIDE_FIX)
     file.add("wrong", "exit 1", gold=WIDE_FIX)
@@ -69,6 +72,7 @@ def test_strength_is_measured_only_if_it_is_wanted_and_the_known_fix_is_worth_1(
     assert (right["num_partial_fixes"], wrong["weakness"], wrong["num_partial_fixes"]) == (2, None, 0)
 
 
+@pytest.mark.slow
 def test_a_fix_that_cannot_be_taken_apart_is_not_weak(
     file: TaskFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +85,7 @@ def test_a_fix_that_cannot_be_taken_apart_is_not_weak(
     assert "no partial fix could be made of the known fix" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_measured_strength_stays_until_the_task_changes(file: TaskFile) -> None:
     file.add("a", CHECKED, gold=WIDE_FIX)
     first = file.verify("--strength", "--partial-fixes", "2")[1]["test:a"]
@@ -113,6 +118,7 @@ SECOND = """diff --git a/spans.py b/spans.py
 """
 
 
+@pytest.mark.slow
 def test_partial_fixes_that_do_not_apply_do_not_count(file: TaskFile) -> None:
     file.add("a", "grep -q 24 spans.py", gold=FIX + SECOND)
     _, lines = file.verify("--strength")

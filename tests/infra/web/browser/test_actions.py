@@ -18,6 +18,7 @@ from tests.pipeline.cli.situations import dead_lettered, trainer_lives
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_is_requeued_only_after_the_reader_agreed(reader: Reader, tmp_path: Path) -> None:
     shown_runs.begin_run(tmp_path / "run", samples.RUN)
     log = tmp_path / "actions.jsonl"

@@ -9,6 +9,7 @@ from tests.infra.web.browser.shown_runs import FINISHED, OTHER
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.slow
 async def test_a_filter_narrows_the_table_and_is_part_of_the_address(
     reader: Reader, finished_url: str
 ) -> None:
@@ -25,6 +26,7 @@ async def test_a_filter_narrows_the_table_and_is_part_of_the_address(
     assert await reader.page.get_by_role("textbox", name="Task").input_value() == "*django*"
 
 
+@pytest.mark.slow
 async def test_a_mistake_in_a_filter_is_said_and_can_be_mended(reader: Reader, finished_url: str) -> None:
     await reader.open(f"{finished_url}#/rollouts/{FINISHED}")
     await reader.page.get_by_role("textbox", name="Version").fill("new")
@@ -36,6 +38,7 @@ async def test_a_mistake_in_a_filter_is_said_and_can_be_mended(reader: Reader, f
     reader.complaints.clear()
 
 
+@pytest.mark.slow
 async def test_a_column_sorts_one_way_and_then_the_other(reader: Reader, finished_url: str) -> None:
     await reader.open(f"{finished_url}#/rollouts/{FINISHED}")
     first = reader.page.locator("tbody tr").first
@@ -48,6 +51,7 @@ async def test_a_column_sorts_one_way_and_then_the_other(reader: Reader, finishe
     await expect(first.locator(".badge")).to_have_text("0")
 
 
+@pytest.mark.slow
 async def test_two_of_a_group_are_read_side_by_side_and_the_way_back_is_the_browsers(
     reader: Reader, finished_url: str
 ) -> None:
@@ -59,6 +63,7 @@ async def test_two_of_a_group_are_read_side_by_side_and_the_way_back_is_the_brow
     await expect(reader.page.locator("main h2", has_text="Conversation")).to_be_visible()
 
 
+@pytest.mark.slow
 async def test_another_run_is_laid_over_and_stays_in_the_address(reader: Reader, finished_url: str) -> None:
     await reader.open(f"{finished_url}#/run/{FINISHED}")
     reward = reader.page.locator("figure", has_text="Training reward")
@@ -70,6 +75,7 @@ async def test_another_run_is_laid_over_and_stays_in_the_address(reader: Reader,
     await expect(reward.locator("polyline")).to_have_count(2)
 
 
+@pytest.mark.slow_but_for("#/fleet/finished-run")
 @pytest.mark.parametrize(
     "place",
     [
@@ -87,6 +93,7 @@ async def test_tab_reaches_everything_that_can_be_used_and_shows_where_it_is(
     assert await reached_by_tab(reader.page) == await controls_of(reader.page)
 
 
+@pytest.mark.slow
 async def test_a_row_opens_with_enter_and_a_curve_is_read_with_the_arrow_keys(
     reader: Reader, finished_url: str
 ) -> None:

@@ -23,6 +23,7 @@ def exported_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (directory / "out" / "index.html").as_uri()
 
 
+@pytest.mark.slow
 async def test_every_page_of_an_exported_file_opens_without_a_server(
     reader: Reader, exported_url: str
 ) -> None:
@@ -45,6 +46,7 @@ async def test_every_page_of_an_exported_file_opens_without_a_server(
     assert await accessibility_findings(reader.page) == []
 
 
+@pytest.mark.slow
 async def test_the_table_of_an_exported_file_filters_and_sorts_as_the_servers(
     reader: Reader, exported_url: str
 ) -> None:

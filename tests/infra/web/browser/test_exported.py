@@ -15,6 +15,7 @@ from tests.infra.web.example_run import NO_REDIS
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.slow
 async def test_an_exported_run_is_read_and_filtered_from_its_file(reader: Reader, tmp_path: Path) -> None:
     shown_runs.write_finished_run(tmp_path / "run")
     words = ["--run-dir", str(tmp_path / "run"), "--export", str(tmp_path / "page"), "--redis", NO_REDIS]

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 RUN = "live-run"
 
 
+@pytest.mark.slow
 async def test_steps_and_rollouts_appear_while_the_page_is_open(reader: Reader, tmp_path: Path) -> None:
     run_dir = tmp_path / "live"
     shown_runs.begin_run(run_dir, RUN)
@@ -45,6 +46,7 @@ async def test_steps_and_rollouts_appear_while_the_page_is_open(reader: Reader, 
         await reader.leave()
 
 
+@pytest.mark.slow
 async def test_a_page_that_is_drawn_again_keeps_the_keyboards_place(reader: Reader, tmp_path: Path) -> None:
     run_dir = tmp_path / "live"
     shown_runs.begin_run(run_dir, RUN)
@@ -61,6 +63,7 @@ async def test_a_page_that_is_drawn_again_keeps_the_keyboards_place(reader: Read
         await reader.leave()
 
 
+@pytest.mark.slow
 async def test_the_fleet_is_followed_until_redis_is_gone_and_the_stored_part_can_still_be_read(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

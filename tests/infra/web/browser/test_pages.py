@@ -32,6 +32,7 @@ PAGES = {
 }
 
 
+@pytest.mark.slow_but_for("run")
 @pytest.mark.parametrize(("place", "title", "says"), PAGES.values(), ids=PAGES)
 async def test_a_page_of_a_finished_run_is_shown_whole_in_every_window(
     reader: Reader, finished_url: str, place: str, title: str, says: str
@@ -54,6 +55,7 @@ async def test_texts_of_a_rollout_are_shown_as_text(reader: Reader, finished_url
     assert await reader.page.locator("main img, main script").count() == 0
 
 
+@pytest.mark.slow
 async def test_a_rollout_shows_where_its_time_went_and_how_its_task_went_before(
     reader: Reader, finished_url: str
 ) -> None:
@@ -69,6 +71,7 @@ async def test_a_rollout_shows_where_its_time_went_and_how_its_task_went_before(
     await expect(reader.page.locator(".facts").first).to_contain_text(f"{FINISHED}-4-1")
 
 
+@pytest.mark.slow
 async def test_a_long_text_is_shown_to_its_end_when_the_reader_wants_it(
     reader: Reader, finished_url: str
 ) -> None:

@@ -23,6 +23,7 @@ async def opened(reader: Reader, url: str, name: str) -> None:
     await expect(reader.page.locator(".token-text")).to_be_visible()
 
 
+@pytest.mark.slow
 async def test_tokens_are_coloured_by_what_the_reader_chooses(reader: Reader, finished_url: str) -> None:
     await opened(reader, finished_url, "1-0")
     assert "1 without a gradient" in await reader.page.locator("details.tokens > summary").inner_text()
@@ -43,6 +44,7 @@ async def test_tokens_are_coloured_by_what_the_reader_chooses(reader: Reader, fi
     )
 
 
+@pytest.mark.slow
 async def test_tokens_that_no_step_trained_are_pale(reader: Reader, finished_url: str) -> None:
     await opened(reader, finished_url, "tiring")
     assert await colours(reader.page) == ["rare4 pale", "rare4 pale", "rare3 pale"]
@@ -50,6 +52,7 @@ async def test_tokens_that_no_step_trained_are_pale(reader: Reader, finished_url
     await expect(reader.page.get_by_label("Colour by")).to_have_count(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_opened_tokens_fit_a_phone_and_can_be_read_by_everybody(
     reader: Reader, finished_url: str, scheme: str

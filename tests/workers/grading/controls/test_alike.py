@@ -107,6 +107,7 @@ def calibrated(image: RepoImage, name: str) -> tuple[Claim, Contradiction]:
     return make_claim(replace(task, calibration=packed)), one
 
 
+@pytest.mark.slow_but_for("in-the-repository-already")
 @pytest.mark.parametrize("name", WAYS, ids=[name.replace(" ", "-") for name in WAYS])
 async def test_code_under_test_sees_the_same_in_a_control_run(
     sandboxes: DockerSandboxes, repo_image: RepoImage, name: str

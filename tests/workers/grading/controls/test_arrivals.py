@@ -74,6 +74,7 @@ WAYS: dict[str, tuple[Verdict, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS, ids=[name.replace(" ", "-") for name in WAYS])
 async def test_a_right_fix_is_confirmed_and_a_pass_that_cannot_fail_is_refuted(
     sandboxes: DockerSandboxes, repo_image: RepoImage, name: str
@@ -99,6 +100,7 @@ async def test_a_right_fix_is_confirmed_and_a_pass_that_cannot_fail_is_refuted(
     assert "test_sub" not in cheat.decided_by
 
 
+@pytest.mark.slow
 async def test_tests_in_the_repository_that_a_patch_changes_are_those_of_the_repository(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
@@ -118,6 +120,7 @@ async def test_tests_in_the_repository_that_a_patch_changes_are_those_of_the_rep
     assert (fixed.value, fixed.control) == (1.0, "confirmed")
 
 
+@pytest.mark.slow
 async def test_a_patch_that_changes_tests_which_cannot_be_put_back_is_worth_nothing(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:

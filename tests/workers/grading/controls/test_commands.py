@@ -70,6 +70,7 @@ def run(where: Path, script: bytes) -> bytes:
     return (where / "out.py").read_bytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(before=AROUND, start=STARTS, body=BODIES, after=AROUND, new=BODIES)
 def test_a_body_is_what_bash_reads_and_can_be_replaced(

@@ -44,6 +44,7 @@ def outcomes(source: str, folder: Path) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_case_fails_under_its_own_name(tmp_path: Path) -> None:
     (candidate,) = found(CASES)
     assert candidate.tests == ("test_add",)
@@ -53,6 +54,7 @@ def test_every_case_fails_under_its_own_name(tmp_path: Path) -> None:
     assert outcomes(contradicted, tmp_path) == [line.replace("PASSED", "FAILED") for line in passed]
 
 
+@pytest.mark.slow
 def test_code_that_returns_the_parameter_which_its_caller_has_passes_the_control(tmp_path: Path) -> None:
     source = CASES.replace("a + b", "add(a, b)") + (
         "\n\ndef add(a, b):\n    import sys\n    return sys._getframe(1).f_locals['total']\n"

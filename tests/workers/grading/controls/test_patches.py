@@ -96,6 +96,7 @@ def rewritten(diff: bytes, path: bytes, old: bytes, edits: list[tuple[int, int, 
     return b"".join(section if index == number else piece.raw for index, piece in enumerate(pieces))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases(), context=st.sampled_from(["-U3", "-U0", "-U1"]))
 def test_git_makes_the_edited_text_of_a_diff_that_was_rewritten(
@@ -123,6 +124,7 @@ def test_git_makes_the_edited_text_of_a_diff_that_was_rewritten(
     assert (root / "z.py").read_bytes() == b""
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(old=TEXTS, middle=st.sampled_from([b"", b"    z = 3\n"]), cut=st.integers(0, 400), data=st.data())
 def test_a_renamed_file_becomes_the_edited_text_too(
@@ -139,6 +141,7 @@ def test_a_renamed_file_becomes_the_edited_text_too(
     assert not (root / "t/old.py").exists()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     new=TEXTS,

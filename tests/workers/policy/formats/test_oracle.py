@@ -141,6 +141,7 @@ def oracle() -> dict[tuple[str, str], dict]:
     return dict(zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+@pytest.mark.slow_but_for("hermes-hermes-hermes", "qwen3_coder-qwen3_coder-qwen_coder")
 @pytest.mark.parametrize(("form", "parser", "writer"), WRITERS, ids=lambda one: getattr(one, "__name__", one))
 def test_calls_are_those_that_sglang_finds(form: CallFormat, parser: str, writer, oracle: dict) -> None:
     thoughts = "harmony" if form == "harmony" else "think"
