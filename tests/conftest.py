@@ -12,6 +12,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from redis.asyncio import Redis
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
 from infra.redis_server import own_redis
+from tests.suite import QUICK_TESTS, package_of
 from tests.tiny_llama import write_checkpoint
 
 # No test asserts a wall-clock time, and Hypothesis by itself would: of an example, and of thinking of one.
@@ -35,13 +37,33 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+FIRST = (
+    "tests/infra/test_chaos.py",
+    "tests/trainer/learner/test_layouts.py",
+    "tests/trainer/test_resume.py",
+    "tests/workers/attacks/",
+    "tests/workers/verify/",
+    "tests/workers/grade/",
+    "tests/workers/grading/",
+    "tests/workers/agent/",
+    "tests/journeys/",
+    "tests/infra/serving/",
+    "tests/trainer/",
+    "tests/workers/",
+)
+"""Files that take long come first, so that none keeps one worker of xdist busy at the end; the others follow as they were collected."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `slow_but_for`, every case is slow whose id begins with none of the marker's texts."""
     for item in items:
         mark = item.get_closest_marker("slow_but_for")
         if mark and not item.callspec.id.startswith(mark.args):  # type: ignore[attr-defined]  # of a parametrised function
             item.add_marker("slow")
+    quick = (item.nodeid for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")))
+    config.stash[QUICK_TESTS] = Counter(map(package_of, quick))
+    items.sort(key=lambda item: next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ NUM_SLOWEST = 5
 MAX_RERUN = 10  # more failures than this have one cause, which a second run does not explain
 MAX_FAILED = 30  # a phase stops there
 NUM_EXCUSED = 2
+QUICK_TESTS = pytest.StashKey[Counter[str]]()  # how many of each package were collected
 AGAIN = "what failed, once more and alone"
 HANG_S = 600.0
 """Without the end of any test for so long, a phase hangs where no limit of a test reaches. `timeout` in pyproject.toml ends what can be
@@ -129,19 +129,20 @@ class Results:
                     self.failed.setdefault(test, (row["assertion"], row["text"]))
 
 
-def run_pytest(words: Sequence[str]) -> Results:
-    """Run pytest with these words. A run in which no test ends for HANG_S is ended, and its running tests have failed."""
-    with tempfile.TemporaryDirectory(prefix="swerve-suite-") as directory:
-        record = Path(directory) / "record.jsonl"
-        record.touch()
-        began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite", f"--maxfail={MAX_FAILED}", *words]
-        # A test of this module runs in a process of xdist itself.
-        others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        child = subprocess.Popen(command, cwd=ROOT, env={**others, RECORD: str(record)})
-        hung = not _ended(child, record)
-        results = Results(status=child.returncode, wall_s=time.monotonic() - began)
-        results.read(record)
+def run_pytest(words: Sequence[str], record: Path) -> Results:
+    """Run pytest with these words; `record` is written anew. A run in which no test ends for HANG_S is ended, and its running tests
+    have failed.
+    """
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text("")
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite", f"--maxfail={MAX_FAILED}", *words]
+    # A test of this module runs in a process of xdist itself.
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    child = subprocess.Popen(command, cwd=ROOT, env={**others, RECORD: str(record)})
+    hung = not _ended(child, record)
+    results = Results(status=child.returncode, wall_s=time.monotonic() - began)
+    results.read(record)
     if hung:
         for test in results.running:
             text = f"no test ended for {HANG_S:.0f} s while this one ran"
@@ -214,8 +215,12 @@ def verdict(failed: dict[str, tuple[str, str]], again: Results | None) -> tuple[
 def run(suite: str, paths: Sequence[str]) -> bool:
     """Run a suite on these paths, or on all. True if it is green."""
     marked = EVERYTHING if suite == "all" else QUICK
+    records = ROOT / ".run" / "suite"  # what each test took, for whoever wants to know
     phases = {
-        "tests two files at a time": (f"{marked} and not alone", [f"--numprocesses={NUM_WORKERS}", "--dist=loadfile"]),
+        "tests two files at a time": (
+            f"{marked} and not alone",
+            [f"--numprocesses={NUM_WORKERS}", "--dist=loadfile", "--no-loadscope-reorder"],  # as they were collected
+        ),
         "tests that run alone": (f"{marked} and alone", []),
     }
     failed: dict[str, tuple[str, str]] = {}
@@ -224,7 +229,7 @@ def run(suite: str, paths: Sequence[str]) -> bool:
     began = time.monotonic()
     for name, (expression, words) in phases.items():
         print(f"\n== {name}", flush=True)
-        results = run_pytest(["-m", expression, *words, *paths])
+        results = run_pytest(["-m", expression, *words, *paths], records / f"{name.replace(' ', '-')}.jsonl")
         lines.append(describe(name, results))
         print(lines[-1], flush=True)
         failed |= results.failed
@@ -235,7 +240,7 @@ def run(suite: str, paths: Sequence[str]) -> bool:
     again = None
     if failed and len(failed) <= MAX_RERUN and not broken:
         print(f"\n== {AGAIN}", flush=True)
-        again = run_pytest(list(failed))
+        again = run_pytest(list(failed), records / "again.jsonl")
         lines.append(describe(AGAIN, again))
     green, last = verdict(failed, again)
     green = green and not broken

@@ -90,7 +90,7 @@ def test_the_pages_show_commands() -> None:
     assert any(map(is_ours, SHOWN))
 
 
-@pytest.mark.slow
+# Quick: no page shows a command or a flag that its program does not know.
 def test_programs_of_ours_understand_every_command_that_is_shown_and_every_flag_that_is_named() -> None:
     given = [(command, False) for command in SHOWN if is_ours(command)]
     given += [(command, True) for command in NAMED if is_ours(command)]

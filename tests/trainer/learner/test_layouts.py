@@ -26,7 +26,7 @@ from trainer.learner.adapter_directory import ADAPTER_DIRECTORY
 from trainer.learner.config import LearnerConfig, LoraConfig
 from trainer.learner.megatron import Learner
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1800)]  # four processes on all cores
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT = 1e-5
@@ -148,7 +148,6 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return results
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_four_processes_compute_what_one_does(
     name: str, models: dict[str, Path], expected: dict[str, Any], results: Path

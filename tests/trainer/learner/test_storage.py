@@ -14,7 +14,7 @@ from trainer.learner.conversion import to_hugging_face
 from trainer.learner.hf import INDEX_FILE
 from trainer.learner.megatron import Learner
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1800)]  # four processes on all cores
 
 REPOSITORY = Path(__file__).parents[3]
 LAYOUTS = {
@@ -67,7 +67,6 @@ def ranks(results: Path) -> list[Counted]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_export_moves_each_byte_to_one_host_once(
     name: str, results: Path, ranks: list[Counted], models: dict[str, Path]
@@ -113,7 +112,6 @@ def test_a_run_resumed_from_a_checkpoint_written_beside_its_steps_goes_on_bit_fo
     assert [rank.resumed[name] for rank in ranks] == [True] * 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_of_four_processes_holds_what_they_exported(
     name: str, results: Path, models: dict[str, Path], tmp_path: Path
