@@ -13,10 +13,14 @@ TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
 NUM_HELDOUT := 128
 
-.PHONY: setup setup-gpu demo chaos test test-all lint bench images gpu-check clean
+.PHONY: setup setup-run setup-gpu demo chaos test test-all lint bench images gpu-check clean
 
 setup:
 	@bash infra/setup/setup.sh
+
+# And what a run starts from.
+setup-run:
+	@bash infra/setup/setup.sh run
 
 # On a machine with NVIDIA GPUs: .venv with the learner on CUDA, .venv-engine with SGLang. docs/plan.md says more.
 setup-gpu:
@@ -24,7 +28,7 @@ setup-gpu:
 
 # make demo [SEED=0] [MODEL=demo|smollm2-135m] [JUDGE=rule|model] [FRESH=1] [SET="key=value ..."]: the whole system on this machine. After
 # Ctrl-C the same command resumes.
-demo: setup $(TASKS)/heldout.jsonl model-$(MODEL) judge-$(JUDGE)
+demo: setup-run $(TASKS)/heldout.jsonl model-$(MODEL) judge-$(JUDGE)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(or $(RECIPE_$(MODEL)_$(if $(JUDGE),judge)),$(RECIPE_$(MODEL))) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
 	    --workers $(WORKERS) --slots $(SLOTS) $(ENGINE_$(MODEL)) \
@@ -70,11 +74,11 @@ $(TASKS)/heldout.jsonl: | setup
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
 
 # Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what.
-test: setup
+test:
 	@bash infra/setup/test.sh quick
 
 # Every test.
-test-all: setup
+test-all:
 	@bash infra/setup/test.sh all
 
 lint: setup

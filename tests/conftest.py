@@ -56,14 +56,18 @@ FIRST = (
 
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `slow_but_for`, every case is slow whose id begins with none of the marker's texts."""
+    """Of a test marked `slow_but_for`, every case is slow whose id the marker does not name; a `*` at the end stands for any end."""
     for item in items:
         mark = item.get_closest_marker("slow_but_for")
-        if mark and not item.callspec.id.startswith(mark.args):  # type: ignore[attr-defined]  # of a parametrised function
+        if mark and not any(is_named(item.callspec.id, by=text) for text in mark.args):  # type: ignore[attr-defined]
             item.add_marker("slow")
     quick = (item.nodeid for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")))
     config.stash[QUICK_TESTS] = Counter(map(package_of, quick))
     items.sort(key=lambda item: next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
+
+
+def is_named(case: str, *, by: str) -> bool:
+    return case.startswith(by[:-1]) if by.endswith("*") else case == by
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Makes the base images on this machine from Debian packages, without a container registry.
 
-    python -m infra.images.build [task-base] [python-base] [redis] [--force]
+    python -m infra.images.build [task-base] [python-base] [redis] [--force | --prepare]
 
 Tasks that name no image run in `swerve/task-base:1`: Python, git, patch and pytest. `swerve/python-base:1` is the base of our
 own service images, `swerve/redis:1` is Redis. Each has a label with the digest of its recipe: an image whose digest matches
 is kept, which takes milliseconds; one made from an older recipe is replaced. `mmdebstrap` uses the package sources and keys
-of this machine's apt.
+of this machine's apt. `--prepare` makes an image's file system only, for which no Docker engine needs to run, and keeps it under
+`.run/images` until the image is made of it. This file needs nothing but Python's own library, so that set-up can call it early.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 SUITE = "bookworm"
 RECIPE_LABEL = "swerve.recipe"
+PREPARED = Path(__file__).parents[2] / ".run" / "images"
 UNWANTED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 
@@ -35,6 +37,11 @@ class BaseImage:
     def digest(self) -> str:
         recipe = "\n".join((SUITE, *self.packages, *self.settings, *UNWANTED))
         return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+
+    @property
+    def prepared(self) -> Path:
+        """Where its file system is kept until the image is made."""
+        return PREPARED / f"{self.digest}.tar"
 
 
 IMAGES = {
@@ -67,26 +74,33 @@ def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
     """Make `image` unless it is there. True if it was made. Raises BuildError."""
     if not force and recipe_of(image.tag) == image.digest:
         return False
+    if force:
+        image.prepared.unlink(missing_ok=True)
+    prepare(image)
     changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
     flags = [flag for change in changes for flag in ("--change", change)]
-    # A file, not a pipe, which would fill up: the errors of mmdebstrap are read after it has ended.
-    with tempfile.TemporaryFile("w+") as errors:
-        bootstrap = subprocess.Popen(
-            bootstrap_command(image), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
-        )
-        with bootstrap:
-            imported = subprocess.run(
-                ["docker", "import", *flags, "-", image.tag],
-                stdin=bootstrap.stdout,
-                capture_output=True,
-                text=True,
-            )
-        errors.seek(0)
-        error = errors.read().strip()
-    if bootstrap.returncode:
-        raise BuildError(f"mmdebstrap failed for {image.tag}: {error[-2000:]}")
+    imported = subprocess.run(
+        ["docker", "import", *flags, str(image.prepared), image.tag], capture_output=True, text=True
+    )
     if imported.returncode:
         raise BuildError(f"docker import failed for {image.tag}: {imported.stderr.strip()}")
+    image.prepared.unlink(missing_ok=True)
+    return True
+
+
+def prepare(image: BaseImage) -> bool:
+    """Make the file system of `image` unless it is there. True if it was made. Raises BuildError."""
+    if image.prepared.exists():
+        return False
+    PREPARED.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=PREPARED) as directory:
+        archive = Path(directory) / "image.tar"
+        bootstrap = subprocess.run(
+            bootstrap_command(image, archive), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if bootstrap.returncode:
+            raise BuildError(f"mmdebstrap failed for {image.tag}: {bootstrap.stderr.strip()[-2000:]}")
+        archive.replace(image.prepared)
     return True
 
 
@@ -99,12 +113,12 @@ def recipe_of(tag: str) -> str | None:
     return inspected.stdout.strip() if inspected.returncode == 0 else None
 
 
-def bootstrap_command(image: BaseImage) -> list[str]:
-    """The command that writes the image's file system to standard output as a tar archive."""
+def bootstrap_command(image: BaseImage, archive: Path) -> list[str]:
+    """The command that writes the image's file system to `archive`, a tar file."""
     command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={','.join(image.packages)}"]
     command += ['--aptopt=APT::Install-Recommends "false"']
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in UNWANTED]
-    return [*command, SUITE, "-", *apt_sources()]
+    return [*command, SUITE, str(archive), *apt_sources()]
 
 
 def apt_sources() -> list[str]:
@@ -119,7 +133,9 @@ def apt_sources() -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.images.build", description="Make the base images.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; default: all")
-    parser.add_argument("--force", action="store_true", help="make them again even if they are there")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--force", action="store_true", help="make them again even if they are there")
+    how.add_argument("--prepare", action="store_true", help="make what needs no Docker engine, unless they are there")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.names) - set(IMAGES)
     if unknown:
@@ -127,11 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.names or IMAGES:
         image, began_at = IMAGES[name], time.monotonic()
         try:
-            made = ensure_image(image, force=arguments.force)
+            if arguments.prepare:
+                made = recipe_of(image.tag) != image.digest and prepare(image)
+            else:
+                made = ensure_image(image, force=arguments.force)
         except (BuildError, FileNotFoundError) as error:
             print(f"{image.tag}: {error}", file=sys.stderr)
             return 1
-        print(f"{image.tag} {'made' if made else 'is there'} ({time.monotonic() - began_at:.1f} s)")
+        done = "prepared" if arguments.prepare else "made"
+        print(f"{image.tag} {done if made else 'is there'} ({time.monotonic() - began_at:.1f} s)")
     return 0
 
 

@@ -1,5 +1,7 @@
 """Base images without a registry."""
 
+from pathlib import Path
+
 import docker
 import pytest
 
@@ -29,7 +31,7 @@ def test_another_list_of_packages_is_another_recipe() -> None:
 
 
 def test_packages_are_taken_from_where_this_machine_takes_them() -> None:
-    command = bootstrap_command(IMAGES["redis"])
+    command = bootstrap_command(IMAGES["redis"], Path("redis.tar"))
     assert "--include=redis-server" in command
     assert not any("://" in word for word in command)
 

@@ -152,6 +152,7 @@ def documented_metrics() -> Iterator[tuple[str, set[str]]]:
             yield name[1], set(re.findall(r"`(\w+)`", cells[2]))
 
 
+@pytest.mark.slow
 def test_no_label_names_a_request_a_task_or_anything_else_without_end(found: list[Series]) -> None:
     ours = [one for one in found if one.name.startswith("swerve_")]
     assert {label for one in ours for label in one.labels if len(values_of(ours, label)) > 60} <= {"le"}
@@ -161,6 +162,7 @@ def values_of(series: list[Series], label: str) -> set[str]:
     return {one.labels[label] for one in series if label in one.labels}
 
 
+@pytest.mark.slow
 def test_numbers_of_steps_have_the_names_of_the_sinks_and_parts_sum_up_to_the_wall(
     found: list[Series],
 ) -> None:

@@ -87,6 +87,7 @@ async def test_our_engine_is_evaluated_behind_our_router(serving: Serving, tmp_p
     assert [message["role"] for message in saved["messages"]][:3] == ["system", "user", "assistant"]
 
 
+@pytest.mark.slow
 async def test_mini_swe_agent_itself_plays_against_our_router(serving: Serving, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", MINI, serving.router_url, MODEL),

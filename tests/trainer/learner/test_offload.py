@@ -36,7 +36,7 @@ def places(learner: Learner) -> set[int]:
 
 
 @pytest.mark.slow_but_for(
-    "{'dtype': 'fp32', 'distributed_optimizer': False", "{'dtype': 'bf16', 'distributed_optimizer': False"
+    "{'dtype': 'fp32', 'distributed_optimizer': False*", "{'dtype': 'bf16', 'distributed_optimizer': False*"
 )
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_an_offloaded_optimizer_learns_the_same_bit_for_bit(

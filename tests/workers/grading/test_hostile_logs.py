@@ -29,7 +29,7 @@ def processes() -> Iterator[Processes]:
     processes.close()
 
 
-@pytest.mark.slow_but_for("parse_log_pytest", "parse_log_django", "parse_log_sympy")
+@pytest.mark.slow_but_for("parse_log_pytest", "parse_log_django", "parse_log_astropy")
 @pytest.mark.parametrize("parser", sorted(LOG_PARSERS))
 async def test_every_parser_of_swebench_ends_within_its_limits(processes: Processes, parser: str) -> None:
     for log in logs.LOGS.values():

@@ -23,7 +23,7 @@ def directory_of(version: str) -> Path:
     found = OLDER / release
     if not (found / "minisweagent").is_dir():
         raise LookupError(
-            f"mini-swe-agent {release} is not in {found}: `bash infra/setup/setup.sh` installs it there"
+            f"mini-swe-agent {release} is not in {found}: `bash infra/setup/setup.sh tests` installs it there"
         )
     return found
 

@@ -33,7 +33,7 @@ async def located(
     return {name: f"{place.path}::{place.function}" for name, place in found.items()}
 
 
-@pytest.mark.slow_but_for("tests/test_calc.py::test", "tests/test_calc.py::TestSub")
+@pytest.mark.slow_but_for("tests/test_calc.py::test*", "tests/test_calc.py::TestSub*")
 @pytest.mark.parametrize(
     ("name", "function"),
     [
