@@ -73,13 +73,13 @@ $(TASKS)/heldout.jsonl: | setup
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
 	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
 
-# Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what.
+# Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what. If make is killed, so is what it started.
 test:
-	@bash infra/setup/test.sh quick
+	@setpriv --pdeathsig KILL bash infra/setup/test.sh quick
 
 # Every test.
 test-all:
-	@bash infra/setup/test.sh all
+	@setpriv --pdeathsig KILL bash infra/setup/test.sh all
 
 lint: setup
 	@bash infra/setup/lint.sh

@@ -25,6 +25,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra import processes
+
 ROOT = Path(__file__).parents[1]
 RECORD = "SWERVE_TEST_RECORD"  # names the file that `pytest_runtest_logreport` appends to
 # Tests that need a CUDA device have their own target, gpu-check.
@@ -139,7 +141,12 @@ def run_pytest(words: Sequence[str], record: Path) -> Results:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite", f"--maxfail={MAX_FAILED}", *words]
     # A test of this module runs in a process of xdist itself.
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    child = subprocess.Popen(command, cwd=ROOT, env={**others, RECORD: str(record)})
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**others, RECORD: str(record)},
+        preexec_fn=processes.dying_with_parent(signal.SIGKILL),
+    )
     hung = not _ended(child, record)
     results = Results(status=child.returncode, wall_s=time.monotonic() - began)
     results.read(record)

@@ -65,6 +65,7 @@ def test_a_run_says_where_a_test_failed_and_what_it_says(tmp_path: Path) -> None
     assert results.status == 1
 
 
+# Quick: a gate that hangs says where.
 def test_a_run_in_which_no_test_ends_is_ended_and_names_what_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,10 +72,11 @@ class BuildError(Exception):
 
 def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
     """Make `image` unless it is there. True if it was made. Raises BuildError."""
-    if not force and recipe_of(image.tag) == image.digest:
-        return False
-    if force:
+    is_there = recipe_of(image.tag) == image.digest
+    if is_there or force:
         image.prepared.unlink(missing_ok=True)
+    if is_there and not force:
+        return False
     prepare(image)
     changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
     flags = [flag for change in changes for flag in ("--change", change)]

@@ -21,4 +21,4 @@ started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
 [ -z "$failed" ] || exit 1
 "$python" -m infra.images.build task-base
 bash infra/setup/lint.sh
-"$python" -m tests.suite "$1"
+setpriv --pdeathsig KILL "$python" -m tests.suite "$1"

@@ -74,7 +74,7 @@ async def until(holds: Callable[[], Awaitable[object]], *, what: str) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.slow
+# Quick: a killed judge costs no judgement, and no rollout is judged twice.
 async def test_the_requests_of_a_killed_judge_are_taken_over_and_each_rollout_is_judged_once(
     redis: Redis, side: TrainerSide, judge_process: Callable[[str], processes.Child], tmp_path: Path
 ) -> None:

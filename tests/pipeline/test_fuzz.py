@@ -13,7 +13,7 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "
 PACKAGES = ("pipeline", "workers", "trainer", "infra")
 
 
-@pytest.mark.slow
+# Quick: no message that arrives, whatever it holds, breaks a process.
 async def test_a_thousand_bad_messages_on_every_wire_break_nothing(pool: ArqRedis) -> None:
     for name, tally in (await fuzz(pool, 1000)).items():
         assert tally.refused > 500, name

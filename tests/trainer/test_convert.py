@@ -38,6 +38,7 @@ def checkpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+# Quick: a checkpoint gives back the weights that it was written from.
 def test_weights_come_back_from_a_checkpoint_as_they_were(
     model: Path, checkpoint: Path, tmp_path: Path
 ) -> None:

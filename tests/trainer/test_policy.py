@@ -34,7 +34,7 @@ async def until_it_holds(redis: Redis, trainer: TrainerProcess) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.slow
+# Quick: two runs never share engines.
 async def test_a_second_run_is_refused_with_the_name_of_the_first(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

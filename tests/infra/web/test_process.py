@@ -12,7 +12,8 @@ from tests.infra.web.example_run import NO_REDIS
 from tests.pipeline import samples
 
 
-@pytest.mark.slow
+# Quick: the pages are served by their command and end with a signal.
+@pytest.mark.slow_but_for("itself")
 @pytest.mark.parametrize(
     "command",
     [["infra.web", "--redis", NO_REDIS], ["pipeline", "--redis", NO_REDIS, "web"]],

@@ -96,7 +96,7 @@ def containers_left() -> list[str]:
     return [one.labels[FLEET] for one in found if one.labels.get(FLEET, "").startswith("episodes-")]
 
 
-@pytest.mark.slow
+# Quick: an evaluation plays, grades and keeps every episode.
 async def test_every_episode_is_played_graded_and_written_down(tasks: Path, server: ChatServer) -> None:
     evaluation = await evaluate(tasks, server, "--samples", "2", "--max-concurrent", "3")
     status, told, _ = await evaluation.ended()

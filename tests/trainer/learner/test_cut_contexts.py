@@ -52,6 +52,7 @@ def samples(trajectory: Trajectory) -> tuple[Sample, ...]:
     return samples_of(trajectory, vocab_size=512, max_tokens=CONTEXT_TOKENS)
 
 
+# Quick: engine and learner agree about every token of a context that was cut.
 @pytest.mark.slow_but_for("head_tail")
 @pytest.mark.parametrize(
     "context",

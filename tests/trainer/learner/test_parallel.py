@@ -117,6 +117,7 @@ def results(
     return results
 
 
+# Quick: a layout of two processes learns what one process does.
 @pytest.mark.slow_but_for("data, distributed optimizer")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_processes_learn_what_one_would(

@@ -151,6 +151,7 @@ def test_a_resumed_run_goes_on_in_the_same_place_everywhere(tmp_path: Path) -> N
     assert ids == {"run-1"}
 
 
+@pytest.mark.slow
 def test_wandb_has_a_table_of_the_rollouts_without_their_text(tmp_path: Path) -> None:
     episode = EpisodeRow(
         request_id="r-1",

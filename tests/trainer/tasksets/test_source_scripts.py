@@ -180,7 +180,7 @@ def test_r2e_gym(docker_client: docker.DockerClient, images: Images) -> None:
     assert "the patch reaches into the environment" in log_of(docker_client, images.tag, task, meddled)
 
 
-@pytest.mark.slow
+# Quick: rows of a public set become tasks that are worth 1 for their fix.
 def test_swe_bench_pro(docker_client: docker.DockerClient, images: Images, tmp_path: Path) -> None:
     fields = row("swe_bench_pro/rows.jsonl", images)
     folder = next((FIXTURES / "swe_bench_pro/run_scripts").iterdir())

@@ -58,6 +58,7 @@ async def until_sampling(engine_url: str) -> None:
             await asyncio.sleep(0.02)
 
 
+# Quick: an engine behind its router serves a publication while it samples.
 @pytest.mark.slow_but_for("in_place")
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generation(

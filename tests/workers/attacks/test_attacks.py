@@ -96,6 +96,7 @@ def named(cheats: dict[str, bytes]) -> list[object]:
     return [pytest.param(name, patch, id=name.replace(" ", "-")) for name, patch in cheats.items()]
 
 
+# Quick: a cheat of each kind in the code under test is worth nothing.
 @pytest.mark.slow_but_for(
     "os._exit-at-import",
     "a-complete-forged-report",

@@ -26,6 +26,7 @@ PREDICTIONS = {
 }
 
 
+# Quick: the official harness and ours agree on a file of predictions.
 @pytest.mark.slow_but_for("fix")
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_the_harness_and_grade_agree_on_a_preds_json(name: str, swe_bench_rows: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 SLOW = "import time\n\ndef slow(issue, turns, index):\n    time.sleep(0.05)\n    return 1.0\n"
 
 
-@pytest.mark.slow
+# Quick: judging holds no container.
 async def test_a_rollouts_container_is_gone_before_its_judging_begins(
     pool: ArqRedis, redis_url: str, repo_image: RepoImage, tiny_model: Path, tmp_path: Path
 ) -> None:

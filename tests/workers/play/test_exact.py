@@ -31,7 +31,8 @@ def replies_for(config: Path) -> list[object]:
     return [act.replace("{}", command) for command in (*COMMANDS, DONE)]
 
 
-@pytest.mark.slow
+# Quick: in a container we send what mini-swe-agent itself sends.
+@pytest.mark.slow_but_for("1.12-swebench.yaml")
 @pytest.mark.parametrize(
     ("version", "name"), [("1.12", "swebench.yaml"), ("1.17", "swebench_xml.yaml"), ("2.4", "swebench.yaml")]
 )

@@ -92,6 +92,7 @@ async def test_a_timeout_leaves_no_process_but_the_first(
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
+# Quick: a fork bomb ends at its deadline, and the sandbox lives on.
 @pytest.mark.slow_but_for("init")
 @pytest.mark.alone
 async def test_a_fork_bomb_ends_at_the_timeout(sandbox: DockerSandbox) -> None:

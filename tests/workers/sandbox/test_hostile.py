@@ -160,6 +160,7 @@ async def is_alive(sandbox: DockerSandbox) -> bool:
     return False
 
 
+# Quick: hostile commands are observations, and honest work beside them is worth 1.
 @pytest.mark.slow_but_for("4")
 @pytest.mark.parametrize("share", range(SHARES))
 async def test_a_hostile_command_is_an_observation_and_harms_nobody(

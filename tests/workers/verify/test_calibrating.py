@@ -41,6 +41,7 @@ def controlled(calibration: Calibration) -> set[str]:
     return {name for one in calibration.contradictions for name in one.fails}
 
 
+# Quick: a verification: each test can be made to fail, and the known fix is worth 1.
 @pytest.mark.slow_but_for("unittest")
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
 async def test_each_test_can_be_made_to_fail_and_the_known_fix_is_paid(

@@ -63,7 +63,7 @@ def test_the_number_of_partial_fixes_has_a_bound(file: TaskFile) -> None:
     assert lines["test:a"]["num_partial_fixes"] == 3
 
 
-@pytest.mark.slow
+# Quick: the strength of a task is measured.
 def test_strength_is_measured_only_if_it_is_wanted_and_the_known_fix_is_worth_1(file: TaskFile) -> None:
     file.add("right", CHECKED, gold=WIDE_FIX)
     file.add("wrong", "exit 1", gold=WIDE_FIX)
