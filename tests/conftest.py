@@ -26,6 +26,7 @@ from redis.asyncio import Redis
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
 from infra.redis_server import own_redis
+from tests.scheduling import Scheduling, rank
 from tests.tiny_llama import write_checkpoint
 
 # No test asserts a wall-clock time, and Hypothesis by itself would: of an example, and of thinking of one.
@@ -33,6 +34,16 @@ settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # of xdist
+        items.sort(key=lambda item: rank(item.nodeid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +57,23 @@ class Serving:
     model_dir: Path
     router_metrics_url: str
 
+    async def load(self, model: Path, name: str) -> None:
+        """Have the engine load this model and report its weights as `name`, as after a publication.
+
+        The engine is paused meanwhile: one that has not quite finished an earlier request would end because its cache is in use.
+        """
+        update = {"model_path": str(model), "weight_version": name, "flush_cache": True}
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            for path, body in (
+                ("pause_generation", {"mode": "retract"}),
+                ("update_weights_from_disk", update),
+                ("continue_generation", {}),
+            ):
+                async with session.post(f"{self.engine_url}/{path}", json=body) as response:
+                    await response.read()
+
     async def name_weights(self, name: str) -> None:
-        """Have the engine report its weights as `name`, as after a publication."""
-        update = {"model_path": str(self.model_dir), "weight_version": name, "flush_cache": True}
-        async with (
-            aiohttp.ClientSession(raise_for_status=True) as session,
-            session.post(f"{self.engine_url}/update_weights_from_disk", json=update) as response,
-        ):
-            await response.read()
+        await self.load(self.model_dir, name)
 
 
 @pytest.fixture(scope="session", autouse=True)

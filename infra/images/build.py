@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.commandline import program
+
 SUITE = "bookworm"
 RECIPE_LABEL = "swerve.recipe"
 UNWANTED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -64,12 +66,12 @@ class BuildError(Exception):
 
 
 def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
-    """Make `image` unless it is there. True if it was made. Raises BuildError."""
+    """Makes `image` unless it exists. Returns True if it was made. Raises BuildError."""
     if not force and recipe_of(image.tag) == image.digest:
         return False
     changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
     flags = [flag for change in changes for flag in ("--change", change)]
-    # A file, not a pipe, which would fill up: the errors of mmdebstrap are read after it has ended.
+    # mmdebstrap's errors are read after it has ended. A pipe would fill up before then; a file does not.
     with tempfile.TemporaryFile("w+") as errors:
         bootstrap = subprocess.Popen(
             bootstrap_command(image), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
@@ -117,7 +119,7 @@ def apt_sources() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.images.build", description="Make the base images.")
+    parser = argparse.ArgumentParser(prog=program("infra.images.build"), description="Make the base images.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; default: all")
     parser.add_argument("--force", action="store_true", help="make them again even if they are there")
     arguments = parser.parse_args(argv)

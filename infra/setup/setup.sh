@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv at the repository's root from constraints.txt, and installs the Debian packages that are missing.
-# The second time it only compares a stamp, unless one of its input files has changed.
+# A second run only compares a stamp, unless one of its input files has changed.
 #   setup.sh [tests]        tests: also the programs that only tests need
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
-readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt infra/setup/oracles.txt benchmarks/no-deps.txt trainer/tasksets/rendering.py
-    infra/setup/init.sh workers/sandbox/init.c workers/sandbox/starvation.c workers/sandbox/starvation.h)
+readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt infra/setup/oracles.txt benchmarks/no-deps.txt workers/tasksets/rendering.py
+    infra/setup/init.sh workers/sandbox/init.c workers/sandbox/connections.c workers/sandbox/connections.h workers/sandbox/frames.h
+    workers/sandbox/starvation.c workers/sandbox/starvation.h)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -51,16 +52,16 @@ install_packages() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint constraints.txt)
     say "installing Python packages into $venv (some minutes the first time)"
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-    # First and by itself: requested like this, pip prefers a local CPU build to the CUDA one.
+    # It is installed first and by itself, because pip then prefers a local CPU build to the CUDA one.
     "${pip[@]}" torch==2.13.0
     "$venv/bin/python" infra/setup/extras.py base workers trainer sinks tasksets serving bench dev |
         "${pip[@]}" --requirement /dev/stdin --requirement infra/setup/engine.txt
     "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
     "${pip[@]}" --no-deps --requirement benchmarks/no-deps.txt
-    # The checkout itself: the command `swerve`, and our packages for whoever stands in another directory.
+    # The checkout itself: the command `swerve`, and our packages for users who work in another directory.
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.
-    "$venv/bin/python" -m trainer.tasksets.rendering
+    "$venv/bin/python" -m workers.tasksets.rendering
     install_oracles
     bash infra/setup/init.sh "$venv/share/swerve/sandbox-init"
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, type check and every test, with Redis and Docker up. At the end it stops the services that it started, and no others.
+# Runs lint, type check and every test, with Redis and Docker running. At the end it stops the services that it started, and no others.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -21,5 +21,6 @@ started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
 "$python" -m infra.images.build task-base
 "$python" -m ruff check --quiet .
 "$python" -m basedpyright
-# Two files at a time: much of a test is waiting for containers and processes. Tests that need a CUDA device have their own target, gpu-check.
-"$python" -m pytest --maxfail=10 -q -m "not gpu" --numprocesses 2 --dist loadfile
+# Tests run two at a time, scheduled by tests/scheduling.py, because much of a test is waiting for containers and processes.
+# Tests that need a CUDA device have their own target, gpu-check.
+"$python" -m pytest --maxfail=10 -q -m "not gpu" --numprocesses 2 --dist loadscope
