@@ -5,13 +5,15 @@ MODEL   ?= demo
 FRESH   ?=
 SET     ?=
 JUDGE   ?=
+AGENT   ?=
 WORKERS ?= 2
 SLOTS   ?= 6
 
-RUN_DIR ?= runs/$(MODEL)$(if $(JUDGE),-judge-$(JUDGE))
+RUN_DIR ?= runs/$(MODEL)$(if $(JUDGE),-judge-$(JUDGE))$(if $(AGENT),-$(AGENT))
 TASKS   := runs/tasks/seed$(SEED)
 NUM_TRAIN   := 24
-NUM_HELDOUT := 128
+NUM_HELDOUT := 96
+NUM_UNSEEN  := 48
 
 .PHONY: setup setup-run setup-gpu demo chaos test test-all lint bench images gpu-check clean
 
@@ -26,16 +28,17 @@ setup-run:
 setup-gpu:
 	@bash infra/setup/setup_gpu.sh
 
-# make demo [SEED=0] [MODEL=demo|smollm2-135m] [JUDGE=rule|model] [FRESH=1] [SET="key=value ..."]: the whole system on this machine. After
-# Ctrl-C the same command resumes.
-demo: setup-run $(TASKS)/heldout.jsonl model-$(MODEL) judge-$(JUDGE)
+# make demo [SEED=0] [MODEL=demo|smollm2-135m] [JUDGE=rule|model] [AGENT=mini-swe-agent] [FRESH=1] [SET="key=value ..."]: the whole system on this
+# machine. After Ctrl-C the same command resumes.
+demo: setup-run $(TASKS)/unseen.jsonl model-$(MODEL) judge-$(JUDGE) agent-$(AGENT)
 	@bash infra/setup/set_aside.sh $(RUN_DIR) $(SEED)
 	@$(PYTHON) -m infra.local $(or $(RECIPE_$(MODEL)_$(if $(JUDGE),judge)),$(RECIPE_$(MODEL))) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
 	    --workers $(WORKERS) --slots $(SLOTS) $(ENGINE_$(MODEL)) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
-	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" \
+	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" $(PREPARE_$(AGENT)) \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
-	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl $(foreach key,$(JUDGE_$(JUDGE)) $(SET),--set $(key))
+	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl --set tasks.heldout_sets.unseen=$(CURDIR)/$(TASKS)/unseen.jsonl \
+	    $(foreach key,$(JUDGE_$(JUDGE)) $(SET_$(AGENT)) $(SET),--set $(key))
 
 # make chaos [KILLS=200] [SEED=0]: kills processes of a separate system at random instants; exit status 0 if nothing was lost.
 KILLS ?= 200
@@ -57,6 +60,16 @@ JUDGE_model := judge.method=votes judge.name=SmolLM2-135M-Instruct judge.tokeniz
     judge.num_votes=2 judge.max_new_tokens=8 judge.prompt_tokens=1024 judge.history_steps=2 judge.wait_s=900 batch.groups_per_step=2 \
     credit.method=outcome_then_steps num_steps=2 evaluation.episodes=16 evaluation.greedy_episodes=0
 
+# Who plays: the built-in loop, or mini-swe-agent's own package as a program in the sandbox, with the same prompts.
+PROGRAM                := runs/demo-mini-swe-agent.toml
+PREPARE_mini-swe-agent := --prepare "-m workers.harness build mini"
+SET_mini-swe-agent     := rollout.harness=$(CURDIR)/$(PROGRAM) rollout.context.policy=stop
+
+.PHONY: agent- agent-mini-swe-agent
+agent-:
+agent-mini-swe-agent: setup
+	@$(PYTHON) -m trainer.demo program --out $(PROGRAM)
+
 .PHONY: model-demo model-smollm2-135m judge- judge-rule judge-model smollm2
 model-demo judge- judge-rule:
 judge-model: smollm2
@@ -66,12 +79,13 @@ smollm2: setup
 model-smollm2-135m: smollm2
 	@$(PYTHON) -m trainer.warmstart --model $(SMOLLM2) --out models/SmolLM2-135M-demo
 
-$(TASKS)/heldout.jsonl: | setup
+$(TASKS)/unseen.jsonl: | setup
 	@rm -rf $(TASKS)
 	@$(PYTHON) -m trainer.demo tasks --out $(TASKS)/family --seed $(SEED) \
-	    --train $(NUM_TRAIN) --heldout $(NUM_HELDOUT)
-	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
-	@$(PYTHON) -m trainer.tasksets import fleet $(TASKS)/family/heldout --out $@
+	    --train $(NUM_TRAIN) --heldout $(NUM_HELDOUT) --unseen $(NUM_UNSEEN)
+	@$(PYTHON) -m workers.tasksets import fleet $(TASKS)/family/train --out $(TASKS)/train.jsonl
+	@$(PYTHON) -m workers.tasksets import fleet $(TASKS)/family/heldout --out $(TASKS)/heldout.jsonl
+	@$(PYTHON) -m workers.tasksets import fleet $(TASKS)/family/unseen --out $@
 
 # Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what. If make is killed, so is what it started.
 test:

@@ -16,10 +16,12 @@ NAMES = (
     "scaling",
     "overlap",
     "hold",
+    "relay",
     "tracing",
     "learner",
     "kept_tokens",
     "weight_patches",
+    "checkpoints",
     "web_table",
 )
 

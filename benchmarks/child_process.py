@@ -15,7 +15,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """To be called in the child, first of all."""
+    """Ends this process when its parent ends. The child calls it first of all."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the parent ended before the line above
         os._exit(1)

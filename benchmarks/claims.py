@@ -25,9 +25,8 @@ from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis, socket_of
 from pipeline import connection, queue
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.trajectory import Trajectory
-from workers.status import EpisodeStatus
 
 RIVAL = "arq's defaults"
 JOB = "job"
@@ -61,7 +60,7 @@ async def claims(short: bool) -> list[Comparison]:
 
 
 async def latencies(url: str, plan: ClaimsPlan) -> list[Comparison]:
-    """From the call that enqueues to the first line of the stage, one request at a time to an idle worker."""
+    """Seconds from the call that enqueues to the first line of the stage, one request at a time to an idle worker."""
     begun: asyncio.Queue[float] = asyncio.Queue()
 
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:

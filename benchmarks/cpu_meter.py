@@ -88,7 +88,7 @@ def _used(account: Path) -> float:
 
 
 def _times(pid: int) -> tuple[float, float]:
-    """Of the process itself, and of its children that have ended."""
+    """CPU times of the process itself and of its children that have ended."""
     fields = Path(PROC, str(pid), "stat").read_text().rpartition(")")[2].split()
     user, system, reaped_user, reaped_system = (int(field) for field in fields[11:15])
     return (user + system) / TICKS, (reaped_user + reaped_system) / TICKS
@@ -115,7 +115,7 @@ def _named(name: str) -> Iterator[int]:
 
 
 def _without_children(pids: Iterable[int]) -> Iterator[int]:
-    """Without those whose parent is among them too: they are about to execute another program, or to end."""
+    """The processes whose parent is not among them too: the others are about to execute another program, or to end."""
     known = set(pids)
     for pid in known:
         with suppress(OSError):

@@ -90,7 +90,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
 
 
 def _cells(options: argparse.Namespace) -> "list[Cell]":
-    """By seed, so that what is known early is known of every method; the outcome alone has no judge to vary."""
+    """The cells ordered by seed, so that early results cover every method; the outcome alone has no judge to vary."""
     from benchmarks.simulation.cell import Cell
 
     cells = [

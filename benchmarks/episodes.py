@@ -22,13 +22,13 @@ from benchmarks import bug, chat_tokenizer, mini_swe_agent
 from benchmarks.docker_api import DockerApi
 from benchmarks.mini_swe_agent import RIVAL
 from benchmarks.report import Comparison, Measurements, compared, main, p50, shuffled
-from pipeline.calibration import Calibration, pack
+from pipeline.request import EpisodeStatus
+from pipeline.task import Calibration, pack
+from workers.grading.defence.survey import Surveys
 from workers.grading.grade import Grader
-from workers.grading.survey import Surveys
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
-from workers.status import EpisodeStatus
 from workers.verify.calibrating import Calibrator
 
 OURS = "ours"

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from benchmarks.report import Comparison, main
 from pipeline.agent.upstream import BASH_BLOCK
 from pipeline.task import ExitCode, Resources, SwebenchLog, Task, Verdict
-from workers.agent.observation import observe
+from workers.agent.commands import observe
 from workers.agent.reply import search
-from workers.grading.judging import Remains, judged, readable
-from workers.grading.reading import headers, tampered_settings
+from workers.grading.defence.before import changed_settings, patch_headers
 from workers.grading.swebench_rules import Marks
+from workers.grading.verdicts import Remains, judged, readable
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import CommandResult
@@ -75,13 +75,15 @@ def show_output(num_bytes: int) -> Awaitable[object]:
 
 
 def read_headers(num_bytes: int) -> Awaitable[object]:
-    return isolation.call(headers, b"--- a/x/y.py\n" * (num_bytes // 13), "pytest\n", ("ci/run.sh",))
+    return isolation.call(
+        patch_headers, b"--- a/x/y.py\n" * (num_bytes // 13), "pytest\n", ("ci/run.sh",), ()
+    )
 
 
 def read_settings(num_bytes: int) -> Awaitable[object]:
     content = b"a = " + b"[" * num_bytes
     line = b" ".join(base64.b64encode(part) for part in (b"pyproject.toml", b"", content))
-    return isolation.call(tampered_settings, line, "pytest\n")
+    return isolation.call(changed_settings, line, "pytest\n", "/repo")
 
 
 def read_output(num_bytes: int) -> Awaitable[object]:

@@ -16,8 +16,8 @@ from benchmarks import learner_methods
 from benchmarks.learner import SHORT, SMALL, Shape
 from benchmarks.learner_methods import LearnerRun, StepBatch, batch_of
 from benchmarks.report import Comparison, compared, main, p50, shuffled
-from pipeline.rollout_store.trained import TrainedHead
-from trainer.batching.trained_tokens import num_tokens, trained_tokens
+from pipeline.rollout_store.record import TrainedHead
+from trainer.batching.batch import num_tokens, trained_tokens
 from trainer.records.rollout_writer import RolloutWriter
 
 

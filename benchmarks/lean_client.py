@@ -18,7 +18,7 @@ RETRY_S = 0.02
 
 
 class LeanPool:
-    """As many connections as there are concurrent commands, as with redis-py: each carries one at a time."""
+    """A pool of as many connections as there are concurrent commands, as with redis-py: each carries one at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url

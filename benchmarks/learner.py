@@ -90,7 +90,7 @@ class Measured:
 
 
 def train(parent: Connection, method: str, shape: bytes, directory: str) -> None:
-    """In the child: build the learner, then take a step whenever one is requested; send its loss, time and the memory's peak."""
+    """Builds the learner in the child, then takes a step whenever one is requested; sends its loss, time and the memory's peak."""
     of = msgspec.msgpack.decode(shape, type=Shape)
     warnings.simplefilter("ignore")  # Megatron's, about optional packages
     before_bytes = _peak_bytes()

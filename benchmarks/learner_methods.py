@@ -32,16 +32,15 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.transformer import TransformerConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.batching.batch import Batch, Sample, SampledReply
+from trainer.batching.batch import Batch, Sample, SampledReply, SampleTokens
 from trainer.batching.packing import MicroBatch, pack
-from trainer.batching.trained_tokens import SampleTokens
 from trainer.learner import backend, hf
 from trainer.learner.architecture import read_architecture
 from trainer.learner.attention import PackedAttention
 from trainer.learner.config import LearnerConfig, LossConfig, StepMetrics
+from trainer.learner.devices import recognise
 from trainer.learner.forward import to_device
 from trainer.learner.megatron import Learner
-from trainer.plan.devices import recognise
 
 Step = Callable[["StepBatch"], "Taken"]
 """Takes one optimizer step on a batch."""
@@ -110,7 +109,7 @@ def write_model(directory: Path, shape: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a learner of this process computes."""
+    """The device on which a learner of this process computes."""
 
     is_gpu: bool
     flops_per_s: float | None  # its peak in bf16; None where none is known
@@ -125,6 +124,15 @@ def this_device() -> Device:
         return Device(is_gpu=False, flops_per_s=None)
     known = recognise(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
     return Device(is_gpu=True, flops_per_s=known.flops_per_s if known else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Seconds."""
+
+    begin_s: float  # until the learner may go on
+    whole_s: float  # until the checkpoint is on disk
+    copy_s: float  # to copy the same tensors to memory that is there already
 
 
 class LearnerRun:
@@ -150,6 +158,22 @@ class LearnerRun:
     def export(self, directory: Path) -> None:
         self._learner.export(directory)
 
+    def save(self, directory: Path) -> "Saved":
+        """Write a checkpoint, then copy what it wrote once more."""
+        began = time.perf_counter()
+        self._learner.begin_save(directory, b"")
+        begun = time.perf_counter()
+        saving = self._learner._saving
+        assert saving is not None
+        sources = [tensor.to(backend.device(), copy=True) for tensor in saving._copies.tensors]
+        targets = [torch.zeros_like(source, device="cpu") for source in sources]
+        before = time.perf_counter()
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+        copied = time.perf_counter()
+        self._learner.finish_save()
+        return Saved(begun - began, time.perf_counter() - began - (copied - begun), copied - before)
+
     def close(self) -> None:
         """Free the model for the next run of this process."""
         del self._learner
@@ -161,7 +185,7 @@ def ours(directory: Path, *, longest_tokens: int) -> Step:
 
 
 def config(*, longest_tokens: int) -> LearnerConfig:
-    """Of our learner."""
+    """The configuration of our learner."""
     return LearnerConfig(
         lr=LR,
         weight_decay=WEIGHT_DECAY,

@@ -64,4 +64,7 @@ def told(number: int) -> dict[str, Any]:
 
 def _step(first: int) -> dict[str, Any]:
     ids = [request_id(number) for number in range(first, first + 8)]
-    return {"step": first // 8 + 1, "version": first // 1000 + 1, "request_ids": ids, "at": 2000.0 + first}
+    zeros = dict.fromkeys(("loss", "grad_norm", "lr", "reward_mean"), 0.0)
+    counts = dict.fromkeys(("num_trajectories", "num_trained_tokens", "num_unique_sampled_tokens"), 8)
+    place = {"step": first // 8 + 1, "version": first // 1000 + 1, "at": 2000.0 + first}
+    return {**zeros, **counts, **place, "request_ids": ids}

@@ -21,8 +21,9 @@ from benchmarks.child_process import child
 from benchmarks.report import Comparison, main
 from benchmarks.scripted_fleet import Durations
 from infra.redis_server import own_redis
+from pipeline.journal.reading import read
+from pipeline.journal.rows import StepRow
 from trainer.recipe import AdmissionRecipe
-from trainer.records.journal import StepRow, read
 
 RIVAL = "synchronous batch, no overhead"
 TRAIN_SHARE = 0.9

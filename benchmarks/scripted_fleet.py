@@ -26,14 +26,22 @@ from pipeline import connection, deadletters, queue, stream
 from pipeline.errors import LeaseLost
 from pipeline.kinds import ROLLOUT
 from pipeline.message import pack_float32s, pack_int32s
-from pipeline.reply_digest import reply_digest
-from pipeline.request import Claim, Limits, RolloutRequest, Sampling
+from pipeline.request import Claim, EpisodeStatus, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
-from pipeline.trajectory import Failed, Reward, Submitted, Trajectory, Turn, VersionSpan
+from pipeline.trajectory import (
+    FIRST_IN_CONTEXT,
+    Failed,
+    Reward,
+    Submitted,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    parents_of,
+    reply_digest,
+)
 from workers.breaker import Breakers
 from workers.claim import Claimer, Stage
-from workers.status import EpisodeStatus
-from workers.taker import Taker
+from workers.process import Taker
 
 VOCAB_SIZE = 512
 TYPICAL_TURNS = 5
@@ -166,12 +174,13 @@ def _typical_turns(version: int) -> tuple[Turn, ...]:
 
 def with_digests(turns: Iterable[Turn]) -> tuple[Turn, ...]:
     """The same, as if an engine had been sent their prompts and had reported their replies."""
-    made: list[Turn] = []
-    held = b""
-    for turn in turns:
-        prompt = held[: 4 * turn.kept_tokens] + turn.fed
+    given = tuple(turns)
+    made, held = list[Turn](), list[bytes]()
+    for turn, parent in zip(given, parents_of(given), strict=True):
+        kept = b"" if parent == FIRST_IN_CONTEXT else held[parent][: 4 * turn.kept_tokens]
+        prompt = kept + turn.fed
         made.append(replace(turn, digest=reply_digest(prompt, turn.sampled, turn.logprobs)))
-        held = prompt + turn.sampled
+        held.append(prompt + turn.sampled)
     return tuple(made)
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from benchmarks import chat_tokenizer
+from pipeline.journal.rows import EndReason
 from pipeline.task import Task
 from trainer.batching.batch import Batch
 from trainer.inputs import Inputs
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.directories import atomic_directory
-from trainer.loop.assembly import assembled
+from trainer.loop.loop import Loop
+from trainer.loop.run import open_run
 from trainer.recipe import (
     AdmissionRecipe,
     BatchRecipe,
@@ -26,7 +28,6 @@ from trainer.recipe import (
     WeightsRecipe,
 )
 from trainer.records.console import open_console
-from trainer.records.journal import EndReason
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -68,10 +69,11 @@ async def train(
         agent_config="",
         tokenizer=replace(chat_tokenizer.bundle(), vocab_size=vocab_size),
         num_unverified=0,
+        num_uncontrolled=0,
         num_too_weak=0,
     )
     with open_console(io.StringIO()) as progress:
-        run = assembled(
+        opening = open_run(
             recipe,
             inputs,
             root=root,
@@ -80,8 +82,8 @@ async def train(
             console=progress,
             make_feed=lambda: cast("Feed", SleepingLearner(train_s)),
         )
-        async with run as loop:
-            return await loop.run()
+        async with opening as run:
+            return await Loop(run).run()
 
 
 class SleepingLearner:
@@ -91,6 +93,10 @@ class SleepingLearner:
         self._train_s = train_s
         self.learner = self
         self.versions_held: Sequence[int] = ()
+        self.num_threads = 1
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        return getattr(self, name)(*arguments)
 
     def step(self, batch: Batch) -> StepMetrics:
         time.sleep(self._train_s)
@@ -101,6 +107,7 @@ class SleepingLearner:
             "num_microbatches": 1,
             "num_updates": 1,
             "by_lag": (),
+            "signal": None,
         }
         return StepMetrics(**measures | counts)
 
@@ -124,6 +131,10 @@ class SleepingLearner:
 
     def finish_save(self) -> None:
         """It was written at once."""
+
+    @property
+    def is_save_written(self) -> bool:
+        return True
 
     def stop(self) -> None:
         """There are no other ranks."""

@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         default=("none", "random"),
         help="how 10 %% of the episodes fail",
     )
+    add(
+        "--controlled",
+        action="store_true",
+        help="let a run's controller choose the lag, up to each of --lags",
+    )
     add_run_arguments(parser, results=RESULTS)
     return parser
 
@@ -82,8 +87,9 @@ def _run(options: argparse.Namespace, rows: "Sequence[CellRow]") -> None:
     for row in run(cells, settings, options.results, jobs=options.jobs):
         curve = " ".join(f"{100 * one.success:.0f}" for one in row.evaluations)
         cell = row.cell
+        lag = f"{'up to ' * cell.is_controlled}{cell.lag}"
         print(
-            f"{cell.objective} lag {cell.lag} seed {cell.seed} failures {cell.failures}: success {curve}  cpu {row.cpu_s} s",
+            f"{cell.objective} lag {lag} seed {cell.seed} failures {cell.failures}: success {curve}  cpu {row.cpu_s} s",
             flush=True,
         )
 
@@ -100,7 +106,7 @@ def _cells(options: argparse.Namespace) -> "list[Cell]":
     from benchmarks.simulation.cell import Cell
 
     return [
-        Cell(objective=objective, lag=lag, seed=seed, failures=failures)
+        Cell(objective=objective, lag=lag, seed=seed, failures=failures, is_controlled=options.controlled)
         for failures in options.failures
         for seed in options.seeds
         for objective in options.objectives
@@ -110,10 +116,13 @@ def _cells(options: argparse.Namespace) -> "list[Cell]":
 
 def _print_table(rows: "Sequence[CellRow]", picture: Path) -> None:
     from benchmarks.simulation.picture import draw
-    from benchmarks.simulation.tables import tables
+    from benchmarks.simulation.tables import control_table, tables
 
-    draw(rows, picture)
-    print(tables(rows))
+    fixed = [row for row in rows if not row.cell.is_controlled]
+    if fixed:
+        draw(fixed, picture)
+        print(tables(fixed))
+    print(control_table(rows))
     print(picture, file=sys.stderr)
 
 

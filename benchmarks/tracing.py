@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Comparison, main
+from pipeline.journal.rows import EpisodeRow, EpisodeStamps, PublicationRow, StepRow
 from pipeline.settings import TelemetrySettings
 from pipeline.telemetry import record, span, start_telemetry
-from trainer.records.journal import EpisodeRow, PublicationRow, StepRow
-from trainer.records.stamps import EpisodeStamps
 from trainer.records.traces import TraceSink
 
 STEP_S, NUM_SETTLED, NUM_TRAINED = 37.0, 82, 32
@@ -45,7 +44,7 @@ def _compared(ours: float, rival: float, unit: str, rival_name: str) -> Comparis
 
 
 async def _measured(mode: str, number: int) -> tuple[float, float]:
-    """By a child process, because a process has one destination of spans."""
+    """Measures in a child process, because a process has one destination of spans."""
     with _Collector() as url, tempfile.TemporaryDirectory() as folder:
         words = (sys.executable, "-m", "benchmarks.tracing", "--child", mode, str(number), url, folder)
         child = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
@@ -93,7 +92,7 @@ def child(mode: str, number: int, url: str, folder: str) -> None:
 
 
 def _cpu_s(work: Callable[[int], object], number: int, flush: Callable[[], object]) -> float:
-    """Of one call of `work`, its exporting included."""
+    """CPU seconds of one call of `work`, its exporting included."""
     began_s = time.process_time()
     for one in range(1, number + 1):
         work(one)
@@ -154,7 +153,7 @@ def _step_row(number: int, request_ids: tuple[str, ...], at: float) -> StepRow:
 
 
 def _rollout() -> None:
-    """As many spans as a worker makes of a rollout that is graded and controlled."""
+    """Makes as many spans as a worker makes of a rollout that is graded and controlled."""
     now = time.time()
     with span("agent"), span("container"):
         for name in ("container open", "set up", "container close"):

@@ -111,7 +111,7 @@ class Took:
 
 
 async def measure(address: str, num_rollouts: int, num_rounds: int) -> list[Took]:
-    """Of each look. Each is in each round, in random order, after one round that is not counted."""
+    """Measures each look. Each round has all of them in random order, after one round that is not counted."""
     path, database = f"/api/runs/{long_run.RUN}/rollouts", _in_sqlite(num_rollouts)
     found = [Took() for _ in LOOKS]
     async with aiohttp.ClientSession(address, raise_for_status=True) as session:

@@ -23,7 +23,7 @@ from infra.models import smollm2
 from infra.serving.receiver.versions import open_versions
 from pipeline.weight_patch import DirectoryManifest, read_blocks, read_header
 from trainer.learner.config import LearnerConfig, LossConfig
-from trainer.weights import patches
+from trainer.weights import delta
 
 LR = 1e-6  # of trainer/recipes/smollm2_135m.toml
 NUM_VERSIONS = 3
@@ -76,7 +76,7 @@ def measured(directory: Path, model: Path) -> list[Comparison]:
 def exported(learner: LearnerRun, directory: Path, version: int) -> tuple[DirectoryManifest, Path]:
     where = directory / f"v{version:06d}"
     learner.export(where)
-    return patches.manifest_of(where, RUN, version), where
+    return delta.manifest_of(where, RUN, version), where
 
 
 def sent(
@@ -85,10 +85,10 @@ def sent(
     """Make the patch, apply it as a receiver does, and compare with a copy."""
     patch, what = directory / "patch", f"version {target[0].version}"
     began = time.perf_counter()
-    num_bytes = patches.write_patch(patch, target, base)
+    num_bytes = delta.write_patch(patch, target, base)
     written = time.perf_counter()
     with open_versions(directory / "held", keep=2) as held:
-        _, pieces = patches.whole(*base)
+        _, pieces = delta.whole(*base)
         stream = BytesIO(b"".join(pieces))
         held.apply(header := read_header(stream), read_blocks(stream, header.target))
         before = time.perf_counter()

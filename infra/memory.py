@@ -17,16 +17,16 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     total_bytes: int
     parts_bytes: dict[str, int]
-    """By part, at that moment; one part alone may have been larger at another."""
+    """The size of each part at that moment; a single part may have been larger at another moment."""
 
-    after_s: float  # since the watch began
+    after_s: float  # time since the watch began
 
 
 class MemoryWatch:
     """A context in which a thread samples the memory of all parts every few seconds."""
 
     def __init__(self, roots: Callable[[], Mapping[str, int]], every_s: float = 3.0) -> None:
-        """`roots` returns, at every sample, the process at the root of each part's tree."""
+        """`roots` returns, for every sample, the process at the root of each part's tree."""
         self._roots = roots
         self._every_s = every_s
         self._began_at = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 LAST_PORT = 65535
-LISTENING = "0A"  # the state's number in /proc/net/tcp
+LISTENING = "0A"  # number of the state in /proc/net/tcp
 MAX_COMMAND_CHARS = 80
 
 
@@ -23,13 +23,13 @@ def next_free(port: int) -> int:
 
 
 def check_free(port: int, *, host: str = "127.0.0.1", needed_by: str, fix: str) -> None:
-    """Raises ValueError if `needed_by` cannot listen on this port; the message names who does, and says `fix`."""
+    """Raises ValueError if `needed_by` cannot listen on this port; the message names the process that does, and contains `fix`."""
     if not 0 < port <= LAST_PORT:
         raise ValueError(f"{needed_by}: port {port} is not between 1 and {LAST_PORT}; {fix}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers do so too
             listener.bind(address)
             listener.listen()
     except socket.gaierror as error:
@@ -41,7 +41,7 @@ def check_free(port: int, *, host: str = "127.0.0.1", needed_by: str, fix: str) 
 
 
 def holder(port: int) -> str:
-    """The process that listens on `port`, for people to read."""
+    """The description of the process that listens on `port`."""
     inodes = set(_listening_inodes(port))
     for directory in PROC.iterdir():
         if directory.name.isdigit() and inodes & _socket_inodes(directory):
@@ -51,7 +51,7 @@ def holder(port: int) -> str:
 
 def _listening_inodes(port: int) -> Iterator[str]:
     for table in ("net/tcp", "net/tcp6"):
-        with suppress(FileNotFoundError):  # a kernel without IPv6
+        with suppress(FileNotFoundError):  # the kernel may lack IPv6
             for line in (PROC / table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
@@ -59,7 +59,7 @@ def _listening_inodes(port: int) -> Iterator[str]:
 
 
 def _socket_inodes(process: Path) -> set[str]:
-    """Empty for a process that has ended, or that we may not look into."""
+    """The inodes of the process's sockets; empty for a process that has ended, or that we may not inspect."""
     found: set[str] = set()
     with suppress(OSError):
         for descriptor in (process / "fd").iterdir():

@@ -12,7 +12,7 @@ from infra.processes import Child
 
 START_S = 60.0
 FORGETFUL = {"save": "", "appendonly": "no"}
-"""Nothing is written to disk."""
+"""Redis writes nothing to disk."""
 
 DURABLE = {"save": "", "appendonly": "yes", "appendfsync": "always"}
 """Every confirmed write survives a kill."""
@@ -54,7 +54,7 @@ def socket_of(url: str) -> str:
 
 
 def answers(client: redis.Redis) -> bool:
-    """True also for a server that wants a password, and not while it loads its data."""
+    """Whether the server answers. True also for one that demands a password; False while it loads its data."""
     try:
         return bool(client.ping())
     except redis.AuthenticationError:

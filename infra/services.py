@@ -5,6 +5,10 @@
 A service that answers already is left alone, by `up` and by `down`. The exception is one of ours that is being
 stopped, for example after Ctrl-C in another terminal: then `up` waits until it has ended and starts a new one. Logs,
 data and the notes on what we started are under `.run/` at the root of the repository.
+
+Shims are the processes that hold containers. They outlive the dockerd that started them. A dockerd that is killed and started again
+finds its containers and ends them, except one that it was just starting or removing: it has no record of that one any more, and nothing
+else has. So such shims are ended here before dockerd is started again.
 """
 
 import argparse
@@ -14,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +27,57 @@ from pathlib import Path
 import redis
 
 from infra import ports, processes, redis_server
-from infra.shims import end_shims
+from pipeline.commandline import program
+
+PROC = Path("/proc")
+ADDRESS = "-address"  # the flag that names the shim's containerd
+
+
+def shims(exec_root: Path) -> list[int]:
+    """Process ids of the shims that a dockerd with this `--exec-root` started, whether or not it runs."""
+    return [pid for pid, words in _command_lines() if _is_shim_of(exec_root.resolve(), words)]
+
+
+def end_shims(exec_root: Path) -> list[int]:
+    """Kill the shims and the first process of each one's container. Call it while no such dockerd runs; the containerd of
+    the next one cleans up after them. Returns the shims' process ids.
+    """
+    found = shims(exec_root)
+    for pid in found:
+        for member in (*children_of(pid), pid):
+            with suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The process ids of the children; none if the process has just ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [
+            int(child) for task in PROC.glob(f"{pid}/task/*/children") for child in read_proc(task).split()
+        ]
+    return []
+
+
+def read_proc(path: Path) -> str:
+    """A file of /proc; empty if its process has ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def _command_lines() -> Iterator[tuple[int, list[str]]]:
+    for directory in PROC.iterdir():
+        if directory.name.isdigit() and (line := read_proc(directory / "cmdline")):
+            yield int(directory.name), line.split("\0")
+
+
+def _is_shim_of(exec_root: Path, words: list[str]) -> bool:
+    if "containerd-shim" not in words[0] or ADDRESS not in words[:-1]:
+        return False
+    return Path(words[words.index(ADDRESS) + 1]).resolve().is_relative_to(exec_root)
+
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / ".run"
@@ -31,7 +86,7 @@ REDIS_PORT = 6379
 DOCKER_EXEC_ROOT = Path("/var/run/docker")  # dockerd's default
 START_S = 180.0
 STOP_S = 30.0
-# How long another process of ours may take to stop: the trainer's checkpoint, the workers' episodes, then the services.
+# Longest time that another process of ours may take to stop: the trainer's checkpoint, the workers' episodes, then the services.
 OTHERS_STOP_S = 150.0
 
 
@@ -51,7 +106,7 @@ class Service:
 
     @property
     def note(self) -> Path:
-        """The file that says that we started it, written as a Note."""
+        """The file that records that we started the service, as a Note."""
         return RUN / f"{self.name}.started"
 
 
@@ -85,7 +140,7 @@ children: dict[str, processes.Child] = {}
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Which process runs a service that we started; ticks are those of `began_at_ticks`.
+    """A record of the process that runs a service which we started; ticks are those of `began_at_ticks`.
 
     The owner is the process that the service ends with; both of its numbers are 0 if there is none.
     """
@@ -97,7 +152,7 @@ class Note:
     stop_has_begun: bool = False
 
     def write(self, file: Path) -> None:
-        """Atomically: another process may be reading it."""
+        """Writes the note atomically, because another process may be reading it."""
         words = (self.pid, self.ticks, self.owner_pid, self.owner_ticks, int(self.stop_has_begun))
         aside = file.with_suffix(f".{os.getpid()}")
         aside.write_text(" ".join(map(str, words)))
@@ -142,8 +197,9 @@ def child_pids() -> set[int]:
 
 
 def restart_dead(say: Callable[[str], None]) -> None:
-    """Start again what this process started and what has died since, and say so. Raises RuntimeError if a service cannot
-    be started.
+    """Starts services again that this process started and that have died since, and reports it.
+
+    Raises RuntimeError if a service cannot be started.
     """
     for service in SERVICES:
         child = children.get(service.name)
@@ -155,7 +211,7 @@ def restart_dead(say: Callable[[str], None]) -> None:
 
 
 def wait_while_stopping(service: Service) -> None:
-    """Return when no earlier instance of ours is about to end. Raises RuntimeError if one does not end."""
+    """Returns when no earlier instance of ours is about to end. Raises RuntimeError if one does not end."""
     give_up_at = time.monotonic() + OTHERS_STOP_S
     while (note := read_note(service)) is not None and note.is_stopping:
         if time.monotonic() > give_up_at:
@@ -164,7 +220,7 @@ def wait_while_stopping(service: Service) -> None:
 
 
 def announce_stop() -> None:
-    """Note that what this process started will be stopped, so that no other process begins to rely on it."""
+    """Records that the services which this process started will be stopped, so that no other process begins to rely on them."""
     for service in SERVICES:
         note = read_note(service)
         if note is not None and service.name in children:
@@ -213,7 +269,7 @@ def started_pid(service: Service) -> int | None:
 
 
 def read_note(service: Service) -> Note | None:
-    """None if there is no note, or one that we did not write."""
+    """The note about the service; None if there is none, or if we did not write it."""
     try:
         pid, ticks, owner_pid, owner_ticks, stop_has_begun = map(int, service.note.read_text().split())
     except (FileNotFoundError, ValueError):
@@ -222,8 +278,8 @@ def read_note(service: Service) -> Note | None:
 
 
 def began_at_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; with the id this identifies a process for good. None if it
-    has ended, whether or not its parent has collected its status.
+    """The time when the process began, in clock ticks since boot; together with the process id this identifies a process unambiguously.
+    None if it has ended, whether or not its parent has collected its status.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -234,7 +290,7 @@ def began_at_ticks(pid: int) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.services", description="Redis and Docker on this machine."
+        prog=program("infra.services"), description="Redis and Docker on this machine."
     )
     parser.add_argument("action", choices=tuple(ACTIONS))
     names = [service.name for service in SERVICES]
@@ -268,6 +324,7 @@ def status(service: Service) -> str:
 
 
 ACTIONS: dict[str, Callable[[Service], str]] = {"up": up, "down": down, "status": status}
+
 
 if __name__ == "__main__":
     sys.exit(main())

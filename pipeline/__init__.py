@@ -1,8 +1,10 @@
-"""The contract: what travels between trainer and workers, and how.
-
+"""The contract between trainer and workers: the messages that travel, and how they travel.
 Imports nothing of ours and nothing heavy.
 """
 
-from pipeline.dependencies import name_missing_packages
+from pipeline.commandline import name_missing_packages
+from pipeline.screen import guard_screens
 
 name_missing_packages()
+guard_screens()
+guard_screens()

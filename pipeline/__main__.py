@@ -1,10 +1,10 @@
-"""`python -m pipeline VERB`: look at runs, workers and requests; repair or forget what is no longer wanted.
+"""`python -m pipeline VERB`: look at runs, workers and requests; repair or delete data that is no longer wanted.
 
 `ls`, `show` and `explain` also read the rollouts in the directory of a run (`--run-dir`), and do so without Redis. `web` starts
-`python -m infra.web`. Only `requeue`, `drop` and `forget` change anything, and they say what they did.
+`python -m infra.web`. Only `requeue`, `drop` and `forget` change anything, and they report what they did.
 
 Exit status: 0; 1 if `status` finds something unwell (it names the reasons), if a request could not be changed, or if Redis does not
-answer; 2 for misuse, which includes a Redis that refuses the password.
+answer; 2 for misuse, which includes a Redis that refuses the password; 3 if `status` asks a Redis that knows neither a run nor a worker.
 """
 
 import argparse
@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from pipeline.commandline import VERB_PARSER, directory, program
 from pipeline.errors import FAILURE_CLASSES
 
-KIND_NAMES = ("rollout", "judge")  # of pipeline/kinds.py, which imports packages that parsing does not need
+# The names in pipeline/kinds.py, which imports packages that parsing does not need.
+KIND_NAMES = ("rollout", "judge")
 STATES = ("queued", "claimed", "answered", "dead")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -50,15 +52,17 @@ def _parser() -> argparse.ArgumentParser:
     one_run = argparse.ArgumentParser(add_help=False, parents=[everywhere])
     one_run.add_argument("--run", default=None, metavar="RUN", help="only this run")
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline",
+        prog=program("pipeline"),
         description="Shows runs, workers and requests; repairs or forgets what is no longer wanted.",
         epilog="Exit status: 0; 1 if status finds something unwell or Redis does not answer; 2 for misuse or a "
-        "refused password. VERB --help explains one verb.",
+        "refused password; 3 if status asks a Redis that knows neither a run nor a worker. VERB --help explains one verb.",
         parents=[everywhere],
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=VERB_PARSER, metavar="VERB")
     verbs.add_parser(
-        "status", parents=[one_run], help="runs and workers in short; exit status 1 if something is unwell"
+        "status",
+        parents=[one_run],
+        help="runs and workers in short; exit status 1 if something is unwell, 3 if Redis knows nothing",
     )
     _add_listing(verbs.add_parser("ls", parents=[one_run], help="list requests"))
 
@@ -91,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_web(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    # Its flags are those of `python -m infra.web`. No word starts with this prefix, so all words are passed on as they are.
+    # Its flags are those of `python -m infra.web`. No argument starts with this prefix, so argparse passes all arguments on unchanged.
     web = add_parser(
         "web", help="pages for a browser: runs, fleet, rollouts, tasks", add_help=False, prefix_chars="\0"
     )
@@ -101,7 +105,7 @@ def _add_web(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_run_dir(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--run-dir",
-        type=Path,
+        type=directory,
         metavar="DIR",
         help="the run's directory, for what Redis has forgotten; without Redis, only it is read",
     )
@@ -122,7 +126,10 @@ def _add_trace(trace: argparse.ArgumentParser) -> None:
         help="as SWERVE_TRACE_FILE named them while the run went on; default $SWERVE_TRACE_FILE",
     )
     trace.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="of a run of make demo, which keeps them in traces/"
+        "--run-dir",
+        type=directory,
+        metavar="DIR",
+        help="directory of a run of make demo, which keeps its spans in traces/",
     )
 
 

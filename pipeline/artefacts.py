@@ -1,6 +1,6 @@
-"""A trajectory in the shapes that other tools read: mini-swe-agent's traj.json and preds.json, messages of a chat.
+"""A trajectory in the formats that other tools read: mini-swe-agent's traj.json and preds.json, messages of a chat.
 
-Everything here is made of what the policy was told, said and did, and of how the episode ended. Nothing of the known fix, the
+Everything here is made from what the policy was shown, said and did, and from the end of the episode. Nothing of the known fix, the
 hidden tests or the log of grading is read, so a file made of it can be shown to anybody who may see the problem.
 """
 
@@ -18,7 +18,7 @@ TRAJECTORY_FORMAT = "mini-swe-agent-1.1"
 
 Json = dict[str, Any]
 
-# Where the patch comes from; "": there is none.
+# The source of the patch; "": no patch.
 PatchSource = Literal["", "submission", "git_diff_fallback"]
 
 _LIMITS = {
@@ -31,6 +31,7 @@ _LIMITS = {
 _FAILURES = {
     "sandbox": "SandboxError",
     "engine": "EngineError",
+    "harness": "HarnessError",
     "grader": "GraderError",
     "request": "RequestError",
     "worker": "WorkerError",
@@ -38,7 +39,7 @@ _FAILURES = {
 
 
 def exit_status(outcome: Outcome) -> str:
-    """How the episode ended, under mini-swe-agent's names; for what mini-swe-agent has no name, under ours."""
+    """The end of the episode under mini-swe-agent's names, or under ours where mini-swe-agent has none."""
     match outcome:
         case Submitted():
             return "Submitted"
@@ -49,7 +50,7 @@ def exit_status(outcome: Outcome) -> str:
 
 
 def patch_of(outcome: Outcome) -> bytes:
-    """The patch that was graded; empty if something of ours broke."""
+    """The patch that was graded; empty if the episode failed."""
     return b"" if isinstance(outcome, Failed) else outcome.patch
 
 
@@ -66,7 +67,7 @@ def instance_id(task_id: str) -> str:
 
 
 def model_name(trajectory: Trajectory) -> str:
-    """Which policy replied: the endpoint's model, or RUN@VERSION of the newest weights that sampled a token of it."""
+    """The name of the policy that replied: the endpoint's model, or RUN@VERSION of the newest weights that sampled a token."""
     request = trajectory.claim.request
     if request.endpoint is not None:
         return request.endpoint.model
@@ -75,7 +76,7 @@ def model_name(trajectory: Trajectory) -> str:
 
 
 def chat_message(message: ChatMessage) -> Json:
-    """As OpenAI's API writes it; thoughts as `reasoning_content`."""
+    """The message as OpenAI's API writes it; thoughts are `reasoning_content`."""
     made: Json = {"role": message.role, "content": message.content}
     if message.reasoning:
         made["reasoning_content"] = message.reasoning
@@ -90,14 +91,15 @@ def chat_message(message: ChatMessage) -> Json:
 
 
 def chat(turns: Sequence[Turn]) -> list[Json]:
-    """All messages in order, each once: what the policy was told, and its replies. What a cut took out of its context later is
-    among them.
+    """All messages in order, each once: the messages that the policy was shown, and its replies.
+
+    Messages that a later cut removed from its context are included.
     """
     return [chat_message(message) for turn in turns for message in (*turn.told, turn.said)]
 
 
 def trajectory_json(trajectory: Trajectory) -> Json:
-    """What mini-swe-agent 2 saves as `ID.traj.json`, with what is ours under `info.swerve`."""
+    """The content of mini-swe-agent 2's `ID.traj.json`, with fields of our own under `info.swerve`."""
     request, outcome = trajectory.claim.request, trajectory.outcome
     submission = patch_of(outcome).decode(errors="replace")
     info: Json = {
@@ -122,17 +124,17 @@ def trajectory_json(trajectory: Trajectory) -> Json:
     }
 
 
-def prediction(trajectory: Trajectory, *, model: str = "") -> Json:
-    """The row of `preds.json` under the instance id; `model` in place of `model_name`."""
+def prediction(instance: str, patch: bytes, *, model: str) -> Json:
+    """The row of `preds.json` under the instance id."""
     return {
-        "model_name_or_path": model or model_name(trajectory),
-        "instance_id": instance_id(trajectory.claim.request.task.id),
-        "model_patch": patch_of(trajectory.outcome).decode(errors="replace"),
+        "model_name_or_path": model,
+        "instance_id": instance,
+        "model_patch": patch.decode(errors="replace"),
     }
 
 
 def rollout_facts(trajectory: Trajectory) -> Json:
-    """What distinguishes one rollout from another, without its text. A reward of None: it was not graded."""
+    """The facts that distinguish one rollout from another, without its text. A reward of None: it was not graded."""
     request, reward = trajectory.claim.request, trajectory.reward
     versions = [span.version for turn in trajectory.turns for span in turn.versions]
     return {
@@ -163,17 +165,18 @@ def _num_sampled(turn: Turn) -> int:
 
 
 def _config(request: RolloutRequest, model: str) -> Json:
-    """The part of mini-swe-agent's configuration that says under which limits and with which sampling it ran."""
+    """The part of mini-swe-agent's configuration with the limits and the sampling of the episode."""
     sampling, limits = request.sampling, request.limits
+    asked: Json = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
+    }
     return {
         "agent": {"step_limit": limits.turns, "wall_time_limit_seconds": limits.wall_s},
         "model": {
             "model_name": model,
-            "model_kwargs": {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": sampling.max_new_tokens,
-            },
+            "model_kwargs": asked if request.endpoint is None else request.endpoint.options,
         },
         "environment": {
             "image": request.task.image,
@@ -184,9 +187,9 @@ def _config(request: RolloutRequest, model: str) -> Json:
 
 
 def _annotated(turns: Sequence[Turn]) -> list[Json]:
-    """The messages with mini-swe-agent's `extra`: the actions of a reply, and the output that a message tells.
+    """The messages with mini-swe-agent's `extra`: the actions of a reply, and the output that a message shows.
 
-    A reply that was taken out of the context as a format error is no message, as upstream; what is told of it quotes it.
+    A reply that was removed from the context as a format error is no message, as in upstream; the message about it quotes it.
     """
     messages: list[Json] = []
     before: Turn | None = None
@@ -207,7 +210,7 @@ def _annotated(turns: Sequence[Turn]) -> list[Json]:
 
 
 def _told(told: Sequence[ChatMessage], before: Turn | None) -> list[Json]:
-    """Messages that follow the turn `before`; None: the opening."""
+    """The messages after the turn `before`; None: the opening messages."""
     messages = [chat_message(message) for message in told]
     if before is None:
         return messages
@@ -221,7 +224,7 @@ def _told(told: Sequence[ChatMessage], before: Turn | None) -> list[Json]:
 
 
 def _action_told_by(message: ChatMessage, place: int, actions: Sequence[Action]) -> Action | None:
-    """The action whose output the message tells: by the id of its tool call, or else by its place."""
+    """The action whose output the message shows: by the id of its tool call, or else by the message's index."""
     if message.tool_call_id:
         for action in actions:
             if action.tool_call_id == message.tool_call_id:
@@ -264,5 +267,5 @@ def _output(action: Action) -> Json:
 
 
 def dump(value: Json) -> str:
-    """Indented, as mini-swe-agent writes its files. Lone surrogates, which a policy can write, are escaped."""
+    """The value as indented JSON, as mini-swe-agent writes its files. Lone surrogates, which a policy can write, are escaped."""
     return json.dumps(value, indent=2)

@@ -22,11 +22,11 @@ from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, enc
 from pipeline.request import JobRequest
 from pipeline.trajectory import TrajectoryHead
 
-STATUS_EXPIRES_S = 15.0  # without a heartbeat for so long, a worker or trainer counts as gone
-KEEP_RUN_STATUS_S = 30 * 24 * 3600  # so long the last status of a trainer that is gone can be read
-BEAT_S = 2.0  # between two heartbeats of a worker
+STATUS_EXPIRES_S = 15.0  # a worker or trainer without a heartbeat for this long counts as gone
+KEEP_RUN_STATUS_S = 30 * 24 * 3600  # the last status of a trainer that is gone can be read for this long
+BEAT_S = 2.0  # pause between two heartbeats of a worker
 BEATS_PER_S = 100.0  # heartbeats of all workers together; a larger fleet sends each less often
-MISSED_BEATS = 4  # after which a worker of a large fleet counts as gone
+MISSED_BEATS = 4  # the limit after which a worker of a large fleet counts as gone
 RATE_S = 300.0  # the span over which arrivals a minute are counted
 _FORGET_WORKER_S = 3600.0
 
@@ -40,7 +40,7 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class RunStatus(Message, frozen=True, kw_only=True):
-    """The heartbeat of a run's trainer: what it is doing, or how the run `ended`."""
+    """The heartbeat of a run's trainer: its current activity, or how the run `ended`."""
 
     run_id: str
     phase: str  # e.g. "waiting for trajectories", "optimizer step", "publishing weights", "evaluating"
@@ -52,11 +52,11 @@ class RunStatus(Message, frozen=True, kw_only=True):
     updated_at: UnixSeconds = 0.0
     journal: str = ""  # directory of the run's journal, as the trainer's machine names it
     quarantined: tuple[str, ...] = ()  # ids of tasks that are no longer enqueued
-    ended: str = ""  # how the run ended, and how to go on, in one sentence; empty while it is under way
-    groups_without_signal: int = 0  # in a row, up to now: all members of each had the same reward
-    max_groups_without_signal: int = 0  # with so many in a row the trainer ends the run; 0: not known
-    alarms: tuple[str, ...] = ()  # that have begun and are not over, each as a sentence
-    # How long a group waits for its judgements. None: the run has no judge, or does not say.
+    ended: str = ""  # how the run ended, and how to continue, in one sentence; empty while it is running
+    groups_without_signal: int = 0  # the latest in a row whose members all had the same reward
+    max_groups_without_signal: int = 0  # the number in a row at which the trainer ends the run; 0: not known
+    alarms: tuple[str, ...] = ()  # alarms that have begun and are not over, one sentence each
+    # The time for which a group waits for its judgements. None: the run has no judge, or does not say.
     judge_wait_s: float | None = None
     judge_required: bool = False  # groups wait for their judgements as long as it takes
 
@@ -82,8 +82,8 @@ class WorkerStatus(Message, frozen=True, kw_only=True):
     updated_at: UnixSeconds
     paused: str = ""  # why it claims nothing
     set_aside: str = ""  # a Docker host that it does not use for now, and why; it still claims for the others
-    kind: str = ROLLOUT.name  # of the jobs that it claims (`kinds.py`)
-    hosts: tuple[HostStatus, ...] = ()  # of a worker that plays rollouts
+    kind: str = ROLLOUT.name  # the kind of jobs that it claims (`kinds.py`)
+    hosts: tuple[HostStatus, ...] = ()  # the hosts of a worker that plays rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,22 @@ class Queued:
 class KindCensus:
     """Counts of one run's jobs of one kind.
 
-    `unread` heads were not yet delivered to the trainer; `unacknowledged` were, but are in no checkpoint yet.
+    `unread` heads have not been delivered to the trainer; `unacknowledged` heads have been, but are in no checkpoint yet.
     """
 
     queued: int
-    waiting_out: int  # of `queued`: waiting out a back-off
-    oldest_queued_at: float | None  # Unix seconds: enqueued then, and not claimed at the moment
+    waiting_out: int  # those of `queued` that wait out a back-off
+    # Unix seconds; the oldest enqueued request that is not claimed at the moment
+    oldest_queued_at: float | None
     claimed: tuple[Claimed, ...]
     oldest_claim_at: float | None  # Unix seconds
     unread: int
     unacknowledged: int
-    unacknowledged_bytes: int  # of unacknowledged bodies
+    unacknowledged_bytes: int  # the size of unacknowledged bodies
     dead: int
     malformed: int
-    outcomes: dict[str, int]  # of recent heads
-    finished_per_min: float  # over the last RATE_S, or as far back as recent heads go
+    outcomes: dict[str, int]  # counts of recent heads
+    finished_per_min: float  # the rate over the last RATE_S, or as far back as recent heads go
 
     @property
     def num_outstanding(self) -> int:
@@ -129,7 +130,7 @@ class KindCensus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What recent judgements scored."""
+    """The scores of recent judgements."""
 
     num_steps: int
     num_scored: int
@@ -142,15 +143,15 @@ class RunCensus:
     """Counts of one run."""
 
     run_id: str
-    status: RunStatus | None  # the trainer's last, however old; None if there is none
+    status: RunStatus | None  # the trainer's last, however old; None if it never sent any
     silent_s: float  # seconds since `status` was sent
     rollouts: KindCensus
     judging: KindCensus | None  # None: the run has never enqueued a judge request
-    scoring: Scoring | None  # None with `judging`
+    scoring: Scoring | None  # None if and only if `judging` is None
     learned: weights.WeightVersion | None
     served: weights.ServedWeights | None
     unreadable: str  # why the published weights cannot be decoded
-    lags: tuple[int, ...]  # in versions, of training trajectories that arrived since the newest version
+    lags: tuple[int, ...]  # lags in versions of training trajectories that arrived since the newest version
 
     @property
     def has_trainer(self) -> bool:
@@ -159,12 +160,17 @@ class RunCensus:
 
     @property
     def kinds(self) -> tuple[KindCensus, ...]:
-        """Of each kind of job that the run has."""
+        """The census of each kind of job that the run has."""
         return (self.rollouts,) if self.judging is None else (self.rollouts, self.judging)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not answered, or whose answers are in no checkpoint."""
+        return sum(jobs.num_outstanding for jobs in self.kinds)
 
 
 async def beat_run(redis: Redis, status: RunStatus) -> None:
-    """Send a trainer's heartbeat. The last one can be read for a month."""
+    """Sends a trainer's heartbeat. The last one can be read for a month."""
     wanted = [keys.runs(), keys.run_status(status.run_id)]
     await script(redis, _BEAT, [status.run_id, "", encode(status), KEEP_RUN_STATUS_S], wanted=wanted)
 
@@ -195,7 +201,10 @@ async def run_ids(redis: Redis) -> list[str]:
 
 
 async def workers(redis: Redis) -> tuple[list[WorkerStatus], dict[str, float]]:
-    """The live workers by name, and when each silent one was last heard. A status that cannot be decoded is silence."""
+    """The live workers by name, and the time of each silent worker's last heartbeat.
+
+    A worker whose status cannot be decoded counts as silent.
+    """
     heard = await _heard(redis)
     alive: list[WorkerStatus] = []
     for names in chunks(list(heard)):
@@ -215,10 +224,10 @@ async def _heard(redis: Redis) -> dict[str, float]:
 
 
 async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCensus:
-    """Count everything of one run; the newest `recent` heads of a kind are looked at for lags, outcomes and rate."""
+    """Counts everything of one run. The lags, outcomes and rate are those of the newest `recent` heads of each kind."""
     rollouts = await stream.newest_heads(redis, run_id, recent)
     judgements = await stream.newest_heads(redis, run_id, recent, JUDGE)
-    # Not the stream itself: every trainer opens it, with a judge or without.
+    # The stream itself proves nothing: every trainer opens it, with a judge or without.
     traces = [key(run_id, JUDGE) for key in (keys.requests, keys.dead, keys.malformed)]
     is_judged = bool(judgements) or await redis.exists(*traces)
     learned, served, unreadable = await _weights(redis, run_id)
@@ -242,7 +251,7 @@ async def run_census(redis: Redis, run_id: str, *, recent: int = 200) -> RunCens
 async def _kind_census(
     redis: Redis, run_id: str, newest: Sequence[stream.Delivery[Any]], kind: AnyKind, *, is_all: bool
 ) -> KindCensus:
-    """Count the jobs of one kind. `is_all`: `newest` is every head there is."""
+    """Counts the jobs of one kind. `is_all`: `newest` contains every head."""
     outstanding = await open_requests(redis, run_id, kind)
     queued = [found for found in outstanding if isinstance(found, Queued)]
     claimed = tuple(found for found in outstanding if isinstance(found, Claimed))
@@ -276,7 +285,7 @@ def _scoring(heads: Sequence[JudgementHead]) -> Scoring:
 async def _weights(
     redis: Redis, run_id: str
 ) -> tuple[weights.WeightVersion | None, weights.ServedWeights | None, str]:
-    """The weights that were published and those that engines serve; or why they cannot be decoded."""
+    """The published weights and the weights that engines serve, or the reason why they cannot be decoded."""
     try:
         return await weights.newest_version(redis, run_id), await weights.served_weights(redis, run_id), ""
     except MalformedMessage as error:
@@ -303,7 +312,7 @@ async def last_status(redis: Redis, run_id: str) -> tuple[RunStatus | None, floa
 
 
 def _per_min(newest: Sequence[stream.Delivery[Any]], now: float, *, whole: bool) -> float:
-    """Arrivals a minute over the last RATE_S. `whole`: `newest` is all there is."""
+    """Arrivals per minute over the last RATE_S. `whole`: `newest` contains every head."""
     times = [arrived_at(delivery) for delivery in newest]
     late = [at for at in times if at > now - RATE_S]
     if not late:
@@ -313,7 +322,7 @@ def _per_min(newest: Sequence[stream.Delivery[Any]], now: float, *, whole: bool)
 
 
 def arrived_at(delivery: stream.Delivery[Any]) -> float:
-    """When Redis received the head (Unix s)."""
+    """The time when Redis received the head (Unix seconds)."""
     return int(delivery.entry_id.partition("-")[0]) / 1000
 
 
@@ -329,7 +338,7 @@ def _lags(heads: list[TrajectoryHead], learned: weights.WeightVersion) -> Iterat
 
 
 async def open_requests(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> list[Claimed | Queued]:
-    """The run's outstanding requests that are not published yet, oldest first. One round trip for each thousand."""
+    """The run's outstanding requests that are not published yet, oldest first. Each thousand costs one round trip."""
     found: list[Claimed | Queued] = []
     ledger: list[bytes] = await command(
         redis, "ZRANGE", keys.open_requests(run_id, kind), 0, -1, "WITHSCORES"
@@ -354,10 +363,10 @@ async def open_requests(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> l
 
 
 async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) -> Claimed | None:
-    """None if it was withdrawn meanwhile, or cannot be decoded: then its worker is about to dead-letter it."""
+    """The claim; None if the request was withdrawn in the meantime, or cannot be decoded: then its worker is about to dead-letter it."""
     try:
         lease = decode(data, queue.Lease)
-        if lease.task_id:  # from its first renewal
+        if lease.task_id:  # the lease has it from its first renewal on
             return Claimed(request_id, lease.task_id, lease.purpose, lease, lease.max_turns)
         request: JobRequest | None = await request_store.read(redis, request_id, kind)
     except MalformedMessage:
@@ -369,7 +378,7 @@ async def _claimed(redis: Redis, request_id: str, data: bytes, kind: AnyKind) ->
 
 
 async def _stream_depths(redis: Redis, run_id: str, kind: AnyKind) -> tuple[int, int]:
-    """Entries not yet delivered to the learner, and those delivered but not acknowledged."""
+    """The number of entries not yet delivered to the learner, and of those delivered but not acknowledged."""
     name = keys.stream(run_id, kind)
     if not await redis.exists(name):
         return 0, 0
@@ -377,7 +386,7 @@ async def _stream_depths(redis: Redis, run_id: str, kind: AnyKind) -> tuple[int,
     if not groups:
         return await command(redis, "XLEN", name), 0
     unread = groups[0].get("lag")
-    if unread is None:  # Redis lost count over a deletion
+    if unread is None:  # Redis loses this count when an entry is deleted
         after = f"({groups[0]['last-delivered-id'].decode()}"
         unread = len(await command(redis, "XRANGE", name, after, "+"))
     return unread, groups[0]["pending"]

@@ -1,6 +1,8 @@
-"""Messages of a chat, as chat templates, agents' prompts and artefacts know them."""
+"""Messages of a chat, as chat templates, agents' prompts and artefacts use them."""
 
 from typing import Literal
+
+from msgspec.structs import replace
 
 from pipeline.message import Message
 
@@ -11,7 +13,7 @@ class ToolCall(Message, frozen=True, kw_only=True):
     """A call of a tool in an assistant's message."""
 
     name: str
-    arguments: str  # as the policy wrote them; a JSON object if the call is well-formed
+    arguments: str  # the policy's own text; a JSON object if the call is well-formed
     id: str = ""  # what a tool's message refers to; "" where the format has none
 
 
@@ -21,5 +23,25 @@ class ChatMessage(Message, frozen=True):
     role: Role
     content: str
     reasoning: str = ""  # an assistant's thoughts
-    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant, in order
-    tool_call_id: str = ""  # of a tool's message: the call that it is the result of
+    tool_calls: tuple[ToolCall, ...] = ()  # an assistant's calls, in order
+    tool_call_id: str = ""  # id, in a tool's message, of the call whose result it is
+
+
+def storable(text: str) -> str:
+    """`text` with a question mark for each half of a surrogate pair, which an escape in JSON can make and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def storable_message(message: ChatMessage) -> ChatMessage:
+    """`message` with every text of it storable."""
+    calls = tuple(
+        ToolCall(name=storable(call.name), arguments=storable(call.arguments), id=storable(call.id))
+        for call in message.tool_calls
+    )
+    return replace(
+        message,
+        content=storable(message.content),
+        reasoning=storable(message.reasoning),
+        tool_calls=calls,
+        tool_call_id=storable(message.tool_call_id),
+    )

@@ -1,6 +1,6 @@
 """Redis commands by name, and Lua by its content.
 
-redis-py types many of its methods as perhaps awaitable, or not at all; only this file works around that.
+redis-py types many of its methods as possibly awaitable, or not at all; only this file works around that.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ return redis.call('SET', KEYS[1], ARGV[1])
 
 
 async def command(redis: Redis, *words: Word) -> Any:
-    """One command, spelled as Redis spells it; the reply is parsed as redis-py parses it."""
+    """Runs one command, spelled as Redis spells it. redis-py parses the reply."""
     client = cast(Any, redis)
     return await client.execute_command(*words)
 
@@ -38,7 +38,7 @@ async def script(redis: Redis, source: str, arguments: Sequence[Word], *, wanted
 
 
 async def scripts(redis: Redis, source: str, rows: Iterable[Sequence[Word]]) -> list[Any]:
-    """Run Lua once for each row of arguments, in one round trip. Not a transaction; a row may be run twice."""
+    """Runs Lua once for each row of arguments, in one round trip. This is not a transaction, and a row may run twice."""
     made = list(rows)
     try:
         return await _scripts(redis, source, made)
@@ -56,7 +56,7 @@ async def _scripts(redis: Redis, source: str, rows: Sequence[Sequence[Word]]) ->
 
 
 async def put(redis: Redis, key: str, value: bytes) -> None:
-    """SET, also when Redis is full."""
+    """SET that also works when Redis is full."""
     await script(redis, _PUT, [value], wanted=[key])
 
 

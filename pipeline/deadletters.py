@@ -18,8 +18,8 @@ from pipeline.request import Claim, R
 from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, DeathRecord, Verdict
 from pipeline.trajectory import Failed
 
-KEEP_DETAIL_CHARS = 20_000  # of a failure's log, from its end
-UNREADABLE = "unreadable"  # the run of a request from which not even its run can be decoded
+KEEP_DETAIL_CHARS = 20_000  # the end of a failure's log that is kept
+UNREADABLE = "unreadable"  # run name under which a request is kept whose run cannot be decoded
 
 
 class AttemptFailure(Message, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     task_id: str
     failures: tuple[AttemptFailure, ...]
     died_at: UnixSeconds
-    purpose: str = ""  # as the group: "" if the request cannot be read
+    purpose: str = ""  # "" if the request cannot be read, like the group
     group_id: str = ""
 
     @property
@@ -119,7 +119,7 @@ async def dead_letter_unreadable(
 
 
 async def listed(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> dict[str, DeadLetter]:
-    """Every dead letter of the run. One that cannot be decoded is listed as poison with the reason."""
+    """Every dead letter of the run. A letter that cannot be decoded is listed as poison with the reason."""
     rows: dict[bytes, bytes] = await command(redis, "HGETALL", keys.dead(run_id, kind))
     return {name.decode(errors="replace"): _letter(name, row) for name, row in rows.items()}
 
@@ -166,7 +166,7 @@ async def drop(redis: Redis, run_id: str, request_id: str, kind: AnyKind = ROLLO
 
 
 async def _run_of(redis: Redis, request_id: str, kind: AnyKind) -> str:
-    """The run that the request names, or else the one that lists it as outstanding."""
+    """The run that the request names, or else the run that lists it as outstanding."""
     with contextlib.suppress(MalformedMessage):
         data = await request_store.read_bytes(redis, request_id, kind)
         if data is not None:
@@ -196,7 +196,7 @@ def _letter(name: bytes, row: bytes) -> DeadLetter:
 
 
 def _unreadable(error: MalformedMessage, *, at: float) -> AttemptFailure:
-    """The evidence in place of a message that cannot be decoded."""
+    """The evidence that replaces a message that cannot be decoded."""
     return AttemptFailure(
         attempt=0, worker="", boundary="request", message=str(error), transient=False, failed_at=at
     )

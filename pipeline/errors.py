@@ -1,8 +1,9 @@
-"""What can break a rollout, by the boundary that was crossed.
+"""The errors that can break a rollout, by the boundary that was crossed.
 
     RolloutError
     ├── SandboxError     the container or its Docker host              (ImageMissing: no other try helps;
     │                                                                   SandboxRuined: what ran in it ended it)
+    ├── HarnessError     the agent program                             (HarnessMissing: no other try helps)
     ├── EngineError      sampling                                      (EngineRefused: no other try helps)
     ├── GraderError      the grading container, scripts or parser      (TaskBroken: no other try helps)
     ├── RequestError     the request itself cannot be carried out
@@ -15,18 +16,18 @@ reward of 0. Each adapter turns the exceptions of its library into these, with `
 
 from typing import ClassVar, Literal, get_args
 
-from pipeline.visible import visible_line
+from pipeline.screen import visible_line
 
-Boundary = Literal["sandbox", "engine", "grader", "request", "worker"]
+Boundary = Literal["sandbox", "engine", "harness", "grader", "request", "worker"]
 
 FailureClass = Literal["policy", "environment", "infrastructure", "grader", "poison"]
 FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 
 
 def class_of(boundary: Boundary, *, transient: bool) -> FailureClass:
-    """The class of a failure, which says whose fault it is and which budget it counts against. Decided only here.
+    """The class of a failure, which says whose fault it is and which budget it counts against. No other function decides this.
 
-    policy           the engine refuses what the policy made of its conversation
+    policy           the engine refuses the conversation as the policy has made it
     environment      the task itself: its image, its setup, its hidden tests
     infrastructure   Docker, the engine, the network, a bug of ours: another attempt may succeed
     grader           grading broke off: another attempt may give a verdict
@@ -48,13 +49,13 @@ QUOTES_TESTS: frozenset[Boundary] = frozenset({"grader", "worker"})
 
 
 def shown_message(boundary: Boundary, message: str) -> str:
-    """The message of a failure as anybody may read it: where it may quote hidden tests, they are behind its first colon."""
+    """The message of a failure without quotations of hidden tests: where a message may quote them, they come after its first colon."""
     summary, colon, _ = message.partition(":")
     return f"{summary}: (withheld)" if colon and boundary in QUOTES_TESTS else message
 
 
 class RolloutError(Exception):
-    """The rollout cannot go on."""
+    """The rollout cannot continue."""
 
     boundary: ClassVar[Boundary] = "worker"
     transient: ClassVar[bool] = True
@@ -67,17 +68,29 @@ class SandboxError(RolloutError):
 
 
 class ImageMissing(SandboxError):
-    """The task's image is not on this host and cannot be had."""
+    """The task's image is not on this host and cannot be pulled."""
 
     transient = False
 
 
 class SandboxRuined(SandboxError):
-    """What ran in the sandbox ended it, by using up its memory or too much disk space.
+    """The sandbox ended because a process in it used up its memory or too much disk space.
 
-    The evidence is the Docker host's and out of the sandbox's reach. Once code of the policy ran there, this is the policy's
-    mistake, and its episode or its patch is worth 0.
+    The evidence comes from the Docker host, and the sandbox cannot influence it. If code of the policy has run there, this is the policy's
+    mistake, and the reward of its episode or its patch is 0.
     """
+
+    transient = False
+
+
+class HarnessError(RolloutError):
+    """The agent program could not be started, or ended before it asked the policy for anything."""
+
+    boundary = "harness"
+
+
+class HarnessMissing(HarnessError):
+    """The Docker host does not have the agent program that the request names."""
 
     transient = False
 
@@ -118,7 +131,7 @@ class LeaseLost(RolloutError):
 
 
 def describe_error(error: Exception) -> str:
-    """The error as one line for the user of a command: `PATH: No such file or directory` of one about a file."""
+    """The error as one line for the user of a command; for an error about a file, `PATH: No such file or directory`."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return visible_line(f"{error.filename}: {error.strerror}")
     return visible_line(str(error))

@@ -17,10 +17,10 @@ _LENGTH = struct.Struct(">I")
 
 
 class EpisodeReport(Message, frozen=True, kw_only=True):
-    """Where an episode is; with its trajectory, once it is finished or has failed for the last time."""
+    """The progress of an episode; with its trajectory, once it has finished or has failed for the last time."""
 
     request_id: str
-    phase: str = ""  # see workers/status.py
+    phase: str = ""  # a phase of EpisodeStatus
     turn: int = 0  # finished turns
     trajectory: Trajectory | None = None
 
@@ -30,8 +30,19 @@ def encode_frame(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def readable_frame(message: Message) -> bytes:
+    """The frame of `message`.
+
+    Raises whatever would keep `read_frame` from reading it, for example because a text or a number has no encoding, or because the frame is
+    too large.
+    """
+    frame = encode_frame(message)
+    decode_body(frame[_LENGTH.size :], type(message))
+    return frame
+
+
 async def read_frame(reader: asyncio.StreamReader, kind: type[M]) -> M | None:
-    """The next message of `kind`; None at the end of the stream. Raises MalformedMessage, also for a frame that is cut off."""
+    """The next message of `kind`; None at the end of the stream. Raises MalformedMessage, also for a truncated frame."""
     try:
         (num_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if num_bytes > MAX_BODY_BYTES:

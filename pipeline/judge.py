@@ -1,6 +1,6 @@
 """A request to judge the steps of a finished rollout, and the judgement: the second kind of job (`kinds.py`).
 
-A step is one turn of the rollout: a reply and what its commands did. Its score lies in -1..1, or is None where the judge
+A step is one turn of the rollout: a reply and what its commands did. Its score is in -1..1, or is None where the judge
 abstains. None is never a 0: a judge that is slow, broken or undecided says nothing about the step. A judgement belongs to one
 rollout, by `rollout_id`, and names steps by their turn, so a turn without a command shifts nothing.
 """
@@ -16,8 +16,8 @@ from pipeline.trajectory import Failed, JobHead, JobResult
 
 Score = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
-# How steps are scored. votes: a language model writes its verdict, several times. reward_model: a model with one scalar output.
-# rule: a rule that needs no model. function: a function that the judge's operator provides.
+# The method by which steps are scored. votes: a language model writes its verdict, several times. reward_model: a model with one scalar
+# output. rule: a rule that needs no model. function: a function that the judge's operator provides.
 JudgeMethod = Literal["votes", "reward_model", "rule", "function"]
 
 # Why a step has no score. format_error: the reply held no command; submission: it ended the episode; no_valid_vote: every vote
@@ -29,17 +29,18 @@ class Judge(Message, frozen=True, kw_only=True):
     """Everything that a judge worker needs to know of the judge: workers are interchangeable and need no recipe."""
 
     method: JudgeMethod
-    # rule, function: its name. Otherwise the model's name, for people.
+    # Name of the rule or function; otherwise the model's name, for display.
     name: str = ""
     templates: str = ""  # YAML of its prompts (judge_templates.py); "" is the default
     # Content hash under which the judge's own tokenizer is stored. "": none, and a token is counted as 3 characters.
     tokenizer: str = ""
     num_votes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
     temperature: float = 1.0
-    max_new_tokens: int = 2048  # of one vote
-    prompt_tokens: int = 16384  # that one prompt may have
+    max_new_tokens: int = 2048  # the limit of one vote
+    prompt_tokens: int = 16384  # the limit of one prompt
     history_steps: Count = 8  # earlier steps that a prompt shows
-    seed: Count = 0  # the seeds of votes are made of it, the rollout, the turn and the number of the vote
+    # Seed from which, with the rollout, turn and number of the vote, each vote's seed is made
+    seed: Count = 0
     vote_s: Seconds = 300.0  # wall time after which one vote counts as failed
     score_format_errors: bool = False
     score_submission: bool = False
@@ -67,18 +68,18 @@ class Vote(Message, frozen=True, kw_only=True):
     """One opinion about one step."""
 
     seed: Count
-    value: Score | None  # None: it abstains, or failed
+    value: Score | None  # None: the vote abstains or failed
     text: str = ""  # what the judge wrote
-    error: str = ""  # why there is no text
+    error: str = ""  # why the judge wrote no text
     generate_s: Seconds = 0.0
 
 
 class JudgedStep(Message, frozen=True, kw_only=True):
-    """What the judge says of one turn."""
+    """The judge's result for one turn."""
 
-    turn: Count  # of the trajectory, from 0
+    turn: Count  # its number in the trajectory, from 0
     score: Score | None  # mean of the valid votes; None: the judge abstains
-    unscored: Unscored | None = None  # why there is no score
+    unscored: Unscored | None = None  # why it has no score
     votes: tuple[Vote, ...] = ()
     prompt_tokens: Count = 0
 
@@ -87,19 +88,19 @@ class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
     """The result of a judge request: one entry per turn of the rollout, in order."""
 
     steps: tuple[JudgedStep, ...]
-    failed: Failed | None = None  # what broke; then no step has a score
+    failed: Failed | None = None  # the failure, if any; then no step has a score
     judge: str = ""  # model and weights that answered, or the rule
     started_at: UnixSeconds
     finished_at: UnixSeconds
 
     @property
     def scores(self) -> dict[int, float]:
-        """By turn, of the steps that have one."""
+        """The scores of the steps that have one, by turn."""
         return {step.turn: step.score for step in self.steps if step.score is not None}
 
 
 class JudgementHead(JobHead, frozen=True, kw_only=True):
-    """All that listing needs of a judgement. `outcome` is "judged" or "failed:BOUNDARY"."""
+    """The part of a judgement that lists need. `outcome` is "judged" or "failed:BOUNDARY"."""
 
     rollout_id: str
     group_id: str
@@ -108,7 +109,9 @@ class JudgementHead(JobHead, frozen=True, kw_only=True):
     num_scored: Count
     num_votes: Count
     num_valid_votes: Count
-    score_mean: Score | None  # over scored steps
+    # The mean over scored steps as the judge published it, unchecked, because a broken judge may write anything. Scores are checked in the
+    # body, so that a head can always be read and its judgement fails, instead of being waited for.
+    score_mean: float | None
     body_bytes: Count
     attempt: Count
     worker: str
@@ -133,7 +136,7 @@ def judged_rollout_id(request_id: str) -> str | None:
 
 
 def judgement_tag(judgement: Judgement) -> str:
-    """How it ended, in a word or two, for people."""
+    """The outcome in a word or two, for display."""
     return "judged" if judgement.failed is None else f"failed:{judgement.failed.boundary}"
 
 
@@ -170,5 +173,5 @@ def failed_judgement(claim: Claim[JudgeRequest], failed: Failed, started_at: flo
 
 
 def judgement_failure(judgement: Judgement) -> Failed | None:
-    """What broke, if something of ours did."""
+    """The failure, if the judgement failed."""
     return judgement.failed

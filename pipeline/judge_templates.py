@@ -1,13 +1,10 @@
 r"""The templates of a judge's prompts: one YAML file of Jinja templates, read by the trainer and by judge workers.
 
-    system       what the judge is told to be; "" for none
-    issue        the beginning of every prompt of a rollout: {{ issue }}
-    past_step    one earlier step: {{ number }}, {{ commands }}
-    step         the step to be judged: {{ number }}, {{ reply }}, {{ commands }}
-    question     the end of a prompt for votes
-    opening      how every vote begins; "" leaves that to the judge. Behind '\boxed{' a model that is too small to write a verdict has
-                 only its sign to choose. Needs an engine behind the judges' router, and a chat template that begins no thought
-    shares       how much of the prompt's tokens each part may have at most: issue, past_steps, results
+    system       the judge's role; "" for none issue        the beginning of every prompt of a rollout: {{ issue }} past_step    one earlier
+    step: {{ number }}, {{ commands }} step         the step to be judged: {{ number }}, {{ reply }}, {{ commands }} question     the end of
+    a prompt for votes opening      how every vote begins; "" leaves that to the judge. After '\boxed{' a model that is too small to write a
+    verdict only has to choose the sign. Needs an engine of the judges' router, and a chat template that begins no thought shares       how
+    much of the prompt's tokens each part may have at most: issue, past_steps, results
 
 A command has `.text`, `.output`, `.exit_code` (None: it has no status), `.timed_out`, `.was_run` and `.in_reply` (the reply's text holds
 the command). A prompt is issue, past steps, step and question, in this order. So the prompts of one rollout share a long beginning, which
@@ -22,7 +19,7 @@ from typing import Any, Final, cast
 
 import yaml
 
-from pipeline.agent.templates import Prompt, compile_prompt
+from pipeline.agent.files import Prompt, compile_prompt
 from pipeline.errors import RequestError
 
 DEFAULT_TEMPLATES: Final = """\
@@ -74,7 +71,7 @@ opening: ""
 shares: {issue: 0.2, past_steps: 0.3, results: 0.2}
 """
 
-# What each template may use.
+# The variables that each template may use.
 _NAMES: Final[Mapping[str, frozenset[str]]] = {
     "system": frozenset(),
     "issue": frozenset({"issue"}),
@@ -88,11 +85,11 @@ _SHARES: Final = ("issue", "past_steps", "results")
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the tokens that a prompt may have, in 0..1."""
+    """The largest shares of a prompt's tokens that its parts may have, in 0..1."""
 
     issue: float
-    past_steps: float  # all of them together
-    results: float  # of the judged step's commands together
+    past_steps: float  # share of all past steps together
+    results: float  # share of all results of the judged step's commands together
 
 
 @dataclass(frozen=True, slots=True)

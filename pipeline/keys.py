@@ -9,7 +9,7 @@ from arq.constants import job_key_prefix, retry_key_prefix
 
 from pipeline.kinds import ROLLOUT, AnyKind
 
-# Of the queue and its requests
+# Keys of the queue and its requests
 
 
 def queue(kind: AnyKind = ROLLOUT) -> str:
@@ -29,7 +29,7 @@ def wake(kind: AnyKind = ROLLOUT) -> str:
 def request(request_id: str, kind: AnyKind = ROLLOUT) -> str:
     """String: the request, whole.
 
-    Owner trainer; until answered (then kept a while) or withdrawn; for ever while dead.
+    Owner trainer; until answered (then kept a while) or withdrawn; without expiry while dead.
     """
     return f"{kind.prefix}:request:{request_id}"
 
@@ -96,7 +96,7 @@ def arq_retry(request_id: str) -> str:
     return retry_key_prefix + request_id
 
 
-# Of a run
+# Keys of a run
 
 
 def runs() -> str:
@@ -107,7 +107,7 @@ def runs() -> str:
 def run_status(run_id: str) -> str:
     """String: RunStatus.
 
-    Owner trainer, rewritten every second or so; expires a month after the last time, so its TTL tells its age.
+    Owner trainer, rewritten every second or so; expires a month after the last time, so its TTL shows its age.
     """
     return f"swerve:run:{run_id}"
 
@@ -170,11 +170,11 @@ def served(run_id: str) -> str:
     return f"swerve:served:{run_id}"
 
 
-# Of everybody
+# Keys of everybody
 
 
 def tokenizer(name: str) -> str:
-    """String: TokenizerBundle by content hash. Owner trainer; for ever."""
+    """String: TokenizerBundle by content hash. Owner trainer; without expiry."""
     return f"swerve:tokenizer:{name}"
 
 
@@ -192,7 +192,7 @@ def workers() -> str:
 
 
 def policy_lease() -> str:
-    """Hash: which process publishes weights to the engines of this Redis's fleet (`policy_lease.PolicyHolder`).
+    """Hash: which process publishes weights to the engines of this Redis's fleet (`weights.PolicyHolder`).
 
     Owner that process, which renews it; expires by itself soon after the process is gone.
     """
@@ -200,5 +200,5 @@ def policy_lease() -> str:
 
 
 def fleet() -> str:
-    """String: a random name for all that shares this Redis; a reaper leaves the containers of other fleets alone. For ever."""
+    """String: a random name for all that shares this Redis; a reaper leaves the containers of other fleets alone. Without expiry."""
     return "swerve:fleet"

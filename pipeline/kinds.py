@@ -1,4 +1,4 @@
-"""The kinds of jobs that the queue carries, and where the Redis keys of each lie.
+"""The kinds of jobs that the queue carries, and the prefix of the Redis keys of each.
 
 ROLLOUT plays an episode, JUDGE scores the steps of a finished one. A further stage is a further JobKind and a function from
 its claim to its result: its messages derive from `JobRequest`, `JobResult` and `JobHead`, every function of `queue`, `stream`,
@@ -41,17 +41,17 @@ H = TypeVar("H", bound=JobHead, default=TrajectoryHead)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobKind(Generic[R, T, H]):
-    """A stage of work: what it is called, and the messages that travel to its workers and back."""
+    """A stage of work: its name, and the messages that travel to its workers and back."""
 
-    name: str  # of arq's function
-    prefix: str  # of its Redis keys, up to the first colon; no other kind has the same
+    name: str  # the name of arq's function
+    prefix: str  # the beginning of its Redis keys, up to the first colon; no other kind has the same
     request: type[R]
     result: type[T]
     head: type[H]
-    head_of: Callable[[T, int], H]  # of a result whose encoded body has so many bytes
-    tag_of: Callable[[T], str]  # how it ended, in a word or two, for people
-    failure_of: Callable[[T], Failed | None]  # what broke; None if the claim ended as it should
-    # The result of a claim whose stage returned none, begun at that Unix time.
+    head_of: Callable[[T, int], H]  # the head of a result whose encoded body has this many bytes
+    tag_of: Callable[[T], str]  # how the claim ended, in a word or two for display
+    failure_of: Callable[[T], Failed | None]  # the failure; None if the claim ended as it should
+    # Makes the result of a claim whose stage returned none; the float is the Unix time at which the claim began.
     failed_result: Callable[[Claim[R], Failed, float], T]
 
 

@@ -1,6 +1,6 @@
-"""Metrics of a process: what OpenTelemetry's instruments measure, pushed over OTLP and served to Prometheus.
+"""Metrics of a process: OpenTelemetry's instruments, whose values are pushed over OTLP and served to Prometheus.
 
-Instruments are made from `meter()` where something is measured. Without an endpoint and a port they do nothing. Names are lower-case
+Code that measures something makes its instruments from `meter()`. Without an endpoint and a port they do nothing. Names are lower-case
 words with dots, `swerve.worker.slots`; Prometheus shows them with underscores and with their unit, `swerve_worker_slots`. A label has few
 values: never a request or a task.
 """
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("swerve.metrics")
 
 NUM_PORTS = 16
-"""Processes of one machine that may have the same setting."""
+"""Largest number of processes of one machine that may share a setting."""
 
 RUN = "swerve.run"
 LABELS = ("service.name", RUN)
-"""What is known of a process and is a label of each of its series in Prometheus."""
+"""Facts about a process that become labels of each of its series in Prometheus."""
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 """Upper bounds of the buckets of histograms that measure seconds."""
@@ -42,7 +42,7 @@ OUTCOME = "swerve.outcome"
 
 
 def meter() -> metrics.Meter:
-    """What instruments are made from."""
+    """The meter from which instruments are made."""
     return metrics.get_meter("swerve")
 
 
@@ -87,7 +87,7 @@ class SpanDurations(SpanProcessor):
 
 
 def _pushing(endpoint: str | None) -> Iterator[MetricReader]:
-    """Every minute, or as OTEL_METRIC_EXPORT_INTERVAL says, in milliseconds."""
+    """A reader that pushes every minute, or at the interval in OTEL_METRIC_EXPORT_INTERVAL, in milliseconds."""
     if endpoint is None:
         return
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -111,7 +111,7 @@ def _served(settings: MetricsSettings, stack: contextlib.ExitStack) -> Iterator[
 
 
 def _serve(host: str, first: int, registry: "CollectorRegistry", stack: contextlib.ExitStack) -> int:
-    """Serve on the first port that is free, and return it."""
+    """Serves on the first free port, and returns it."""
     from prometheus_client import start_http_server
 
     last = min(first + NUM_PORTS - 1, 65535)
@@ -134,7 +134,7 @@ def _serve(host: str, first: int, registry: "CollectorRegistry", stack: contextl
 
 
 def _observe_process() -> None:
-    """By OpenTelemetry's conventions for processes."""
+    """Metrics of this process, by OpenTelemetry's conventions for processes."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def resident(options: CallbackOptions) -> Iterable[Observation]:

@@ -9,10 +9,10 @@ P = TypeVar("P", bound=str)
 
 
 class PartTimes(Generic[P]):
-    """The coroutine whose time it is says what it does; nobody else may."""
+    """Charges the time of one coroutine, which alone says what it is doing."""
 
     def __init__(self, parts: Collection[P], first: P, clock: Callable[[], float] = time.monotonic) -> None:
-        """Time is charged to `first` until something else is said."""
+        """Charges time to `first` until another part is named."""
         self._clock = clock
         self._part = first
         self._seconds: dict[P, float] = dict.fromkeys(parts, 0.0)
@@ -20,7 +20,7 @@ class PartTimes(Generic[P]):
 
     @contextlib.contextmanager
     def spent(self, part: P) -> Generator[None]:
-        """Charge the block to `part`. Blocks inside it are charged to their own."""
+        """Charges the block to `part`. Blocks inside it are charged to their own parts."""
         outer = self._part
         self.turn_to(part)
         try:
@@ -29,12 +29,12 @@ class PartTimes(Generic[P]):
             self.turn_to(outer)
 
     def turn_to(self, part: P) -> None:
-        """Charge what follows to `part`."""
+        """Charges the time from now on to `part`."""
         self._charge()
         self._part = part
 
     def lap(self) -> dict[P, float]:
-        """The seconds of every part since the last lap, or since the clock was made."""
+        """Returns the seconds of every part since the last lap, or since the clock was made."""
         self._charge()
         lap, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return lap

@@ -1,9 +1,8 @@
 """The queue: requests are enqueued by the trainer and claimed by workers, each under a lease.
 
-Promises. A request that was enqueued ends answered, withdrawn or dead-lettered and is never lost (`sweep` finds what
-Redis itself lost). One claim of a request is in force at a time: its worker renews the lease every RENEW_S, and LEASE_S
-after the last renewal the lease expires and the next worker takes the request. Whatever the overtaken worker still
-does is refused because of its attempt number.
+Promises. A request that was enqueued ends answered, withdrawn or dead-lettered and is never lost (`sweep` finds what Redis itself lost).
+One claim of a request is in force at a time: its worker renews the lease every RENEW_S, and LEASE_S after the last renewal the lease
+expires and the next worker takes the request. Later changes by the overtaken worker are refused because of its attempt number.
 
 The arq job holds only the request's id and a label; the request has a key of its own, so it can be shown, requeued or
 kept as evidence at any stage (`request_store.py`, `deadletters.py`). What each call changes in Redis is in
@@ -32,7 +31,7 @@ Refusal = Literal["gone", "answered", "held"]
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """A claim that is in force: which worker has it, and where in the episode it is.
+    """A claim that is in force: the worker that holds it, and its progress in the episode.
 
     The fields about the request are empty until the first renewal.
     """
@@ -100,7 +99,7 @@ async def sweep(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> list[str]
 async def withdraw(
     redis: Redis, run_id: str, request_ids: Sequence[str], kind: AnyKind = ROLLOUT
 ) -> list[str]:
-    """Cancel those of these requests that are not answered yet; returns their ids.
+    """Cancels these requests, except those already answered; returns the ids of the cancelled ones.
 
     A worker that runs one notices at its next renewal and stops. Repeating it changes nothing.
     """
@@ -113,7 +112,7 @@ async def withdraw(
 
 
 async def first_claims(redis: Redis, request_ids: Sequence[str], kind: AnyKind = ROLLOUT) -> dict[str, float]:
-    """Seconds since each of these was claimed for the first time, on Redis's clock; without those that never were."""
+    """Seconds since the first claim of each of these requests, on Redis's clock; without requests that were never claimed."""
     found: dict[str, float] = {}
     for some in chunks(request_ids):
         ages: list[int | None] = await script(redis, transitions.FIRST_CLAIMS.of(kind), list(some))
@@ -128,7 +127,7 @@ async def open_ids(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> list[s
 
 
 async def waiting_images(redis: Redis, *, num_requests: int = 50, kind: AnyKind = ROLLOUT) -> list[str]:
-    """Images of the next `num_requests` that were never claimed, each once, the first to be claimed first."""
+    """Images of the next `num_requests` requests that were never claimed, each once, in the order of the queue."""
     rows: list[bytes] = await script(redis, transitions.WAITING_IMAGES.of(kind), [num_requests])
     return list(dict.fromkeys(row.decode() for row in rows))
 
@@ -156,7 +155,7 @@ async def take(
 
 
 async def wait_for_work(redis: Redis, timeout_s: float, kind: AnyKind = ROLLOUT) -> None:
-    """Return when something may have become claimable, or after `timeout_s`, at the latest a second or so later."""
+    """Returns when something may have become claimable, or after `timeout_s`, at most a second or so late."""
     async with asyncio.timeout(timeout_s + LEASE_S):
         await command(redis, "BLPOP", keys.wake(kind), timeout_s)
 
@@ -164,7 +163,7 @@ async def wait_for_work(redis: Redis, timeout_s: float, kind: AnyKind = ROLLOUT)
 async def claim(
     redis: Redis, request_id: str, worker: str, kind: JobKind[R, T, H] = ROLLOUT
 ) -> Claim[R] | Refusal:
-    """Claim this very request, or say why not.
+    """Claims the request with this id, or returns the reason of the refusal.
 
     Raises MalformedMessage if the stored request cannot be decoded.
     """
@@ -173,7 +172,10 @@ async def claim(
 
 
 async def renew(redis: Redis, claim: Claim[R], lease: Lease, kind: JobKind[R, T, H] = ROLLOUT) -> bool:
-    """Renew the lease. False if it was lost: the request was withdrawn or another worker has it, so stop and publish nothing."""
+    """Renews the lease.
+
+    Returns False if it was lost because the request was withdrawn or another worker has it: then stop and publish nothing.
+    """
     arguments: list[Word] = [claim.request.id, claim.attempt, encode(lease), milliseconds(LEASE_S)]
     return bool(await script(redis, transitions.RENEW.of(kind), arguments))
 
@@ -187,9 +189,9 @@ async def return_to_queue(
     why: str = "",
     kind: JobKind[R, T, H] = ROLLOUT,
 ) -> bool:
-    """Give the claimed request back, to be claimed again after `wait_s`. False if the lease was lost.
+    """Gives the claimed request back, to be claimed again after `wait_s`. Returns False if the lease was lost.
 
-    With `failure` the attempt counts against its budget; without, it counts against none, and `why` is for people.
+    With `failure` the attempt counts against its budget; without, it counts against none, and `why` is displayed.
     """
     arguments: list[Word] = [
         *(claim.request.id, claim.attempt, milliseconds(wait_s)),
@@ -207,13 +209,13 @@ async def rewrite_job(redis: Redis, request: R, kind: JobKind[R, T, H] = ROLLOUT
 
 
 async def is_leased(redis: Redis, request_id: str, attempt: int, kind: AnyKind = ROLLOUT) -> bool:
-    """Whether that very attempt has the lease; a container of any other attempt is an orphan."""
+    """Whether this attempt holds the lease; a container of any other attempt is an orphan."""
     lease = await current_lease(redis, request_id, kind)
     return lease is not None and lease.attempt == attempt
 
 
 async def current_lease(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> Lease | None:
-    """None if nobody has claimed the request. A lease that cannot be decoded counts as none."""
+    """The lease of the request; None if nobody has claimed it. A lease that cannot be decoded counts as none."""
     data = await redis.get(keys.lease(request_id, kind))
     try:
         return decode(data, Lease) if data else None
@@ -222,7 +224,7 @@ async def current_lease(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) 
 
 
 def _claim(row: list[Any], worker: str, kind: JobKind[R, T, H]) -> Claim[R]:
-    """From the reply of a claiming script. Raises MalformedMessage, also for a request that could not be claimed."""
+    """The claim in the reply of a claiming script. Raises MalformedMessage, also for a request that could not be claimed."""
     if len(row) == 2:
         raise MalformedMessage(f"its keys cannot be used: {row[1].decode(errors='replace')}")
     request_id, data, attempt, num_unended, now_ms = row
@@ -236,7 +238,7 @@ def _claim(row: list[Any], worker: str, kind: JobKind[R, T, H]) -> Claim[R]:
 
 
 async def _lost_ids(redis: Redis, run_id: str, kind: AnyKind) -> Iterable[str]:
-    """Outstanding requests in no other state. Not atomic: a claimed one may be among them, which RE_ENQUEUE leaves alone."""
+    """Outstanding requests that are in no other state. Not atomic: a claimed one may be among them, which RE_ENQUEUE leaves alone."""
     dead: set[bytes] = set(await command(redis, "HKEYS", keys.dead(run_id, kind)))
     found: list[str] = []
     for ids in chunks(await open_ids(redis, run_id, kind)):

@@ -1,13 +1,13 @@
-"""In which form a model writes its thoughts and tool calls, recognised by the text of its chat template.
+"""The format in which a model writes its thoughts and tool calls, recognised by the text of its chat template.
 
-Only the names are here, for the trainer's plan and the recipe. `workers/policy/formats` reads replies in these forms.
+Only the names are here, for the trainer's plan and the recipe. `workers/policy/formats.py` reads replies in these formats.
 """
 
 from typing import Literal, get_args
 
 from pipeline.message import Message
 
-# The marks around thoughts. "harmony": channels. "think" is also what a template without any thoughts gets.
+# The delimiters around thoughts. "harmony" has channels. A template without thoughts also gets "think".
 ThoughtFormat = Literal["think", "mistral", "harmony", "seed", "cohere", "gemma"]
 CallFormat = Literal[
     "none",
@@ -25,7 +25,7 @@ CallFormat = Literal[
 ]
 CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 
-# How thoughts begin and end.
+# The texts at which thoughts begin and end.
 THOUGHT_MARKS: dict[ThoughtFormat, tuple[str, str]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
@@ -35,7 +35,7 @@ THOUGHT_MARKS: dict[ThoughtFormat, tuple[str, str]] = {
     "gemma": ("<|channel>thought\n", "<channel|>"),
 }
 
-# The first whose words are all in the template.
+# The first format whose texts all occur in the template applies.
 _CALLS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|start|>assistant")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -61,14 +61,14 @@ _THOUGHTS: tuple[tuple[ThoughtFormat, str], ...] = (
 
 
 class ReplyFormat(Message, frozen=True, kw_only=True):
-    """How replies are taken apart."""
+    """The formats by which replies are parsed."""
 
     thoughts: ThoughtFormat = "think"
     tool_calls: CallFormat = "none"
 
 
 def recognised(template: str) -> ReplyFormat:
-    """The format that a chat template speaks of."""
+    """The format that a chat template uses."""
     calls: list[CallFormat] = [name for name, words in _CALLS if all(word in template for word in words)]
     thoughts: list[ThoughtFormat] = [name for name, word in _THOUGHTS if word in template]
     return ReplyFormat(

@@ -1,4 +1,8 @@
-"""A request as it is stored: whole under a key of its own, and as the arq job that queues it, with a label for people."""
+"""A request as it is stored: whole under a key of its own, as the arq job that queues it with a label for people, and its events in order.
+
+The script of `transitions.py` that makes a change also records the event, so an event costs no round trip and is never recorded for a
+change that did not happen.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -9,16 +13,16 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from pipeline import keys, transitions
-from pipeline.commands import chunks
+from pipeline.commands import chunks, command
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
-from pipeline.message import MalformedMessage, Message, decode
+from pipeline.message import MalformedMessage, Message, UnixSeconds, decode
 from pipeline.request import JobRequest, R
 
 HINT_S = 24 * 3600  # how long the image of a request can be read without reading the whole request
 
 
 class Label(Message, frozen=True, kw_only=True):
-    """What a waiting request is about; its arq job carries this, so that a list of requests reads none of them whole."""
+    """The subject of a waiting request. Its arq job carries this, so that a list of requests need not read them whole."""
 
     task_id: str = ""
     purpose: str = ""
@@ -26,17 +30,17 @@ class Label(Message, frozen=True, kw_only=True):
 
 
 class _Job(msgspec.Struct):
-    """What arq puts into a job, in its words."""
+    """arq's job, with arq's field names."""
 
-    t: int | None  # try
-    f: str  # function
+    t: int | None  # number of the try
+    f: str  # name of the function
     a: list[str]  # arguments: the request's id
     k: dict[str, str]  # a Label
-    et: Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # enqueued, Unix milliseconds
+    et: Annotated[int, msgspec.Meta(ge=0, le=10**14)]  # when it was enqueued, Unix milliseconds
 
 
 def encode_job(job: dict[str, Any]) -> bytes:
-    """arq's job dict as msgpack; never pickle."""
+    """arq's job dict as msgpack, never as pickle."""
     return msgspec.msgpack.encode(job)
 
 
@@ -46,13 +50,13 @@ def decode_job(data: bytes) -> dict[str, Any]:
 
 
 async def read(redis: Redis, request_id: str, kind: JobKind[R, T, H] = ROLLOUT) -> R | None:
-    """None if it is gone. Raises MalformedMessage."""
+    """The request; None if it is gone. Raises MalformedMessage."""
     data = await read_bytes(redis, request_id, kind)
     return None if data is None else decode_request(data, request_id.encode(), kind)
 
 
 async def read_bytes(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> bytes | None:
-    """The request as it was written; None if it is gone. Raises MalformedMessage for a key of another type."""
+    """The encoded request; None if it is gone. Raises MalformedMessage for a key of another type."""
     try:
         return await redis.get(keys.request(request_id, kind))
     except ResponseError as error:
@@ -62,7 +66,7 @@ async def read_bytes(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> 
 
 
 async def labels(redis: Redis, request_ids: Sequence[str]) -> list[Label]:
-    """The label of each of these; an empty one for a request that is not queued."""
+    """The label of each of these requests; an empty one for a request that is not queued."""
     found: list[Label] = []
     for some in chunks(request_ids):
         rows: list[bytes | None] = await redis.mget([keys.arq_job(request_id) for request_id in some])
@@ -94,7 +98,7 @@ def job_of(request: R, kind: JobKind[R, T, H] = ROLLOUT) -> bytes:
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole milliseconds, as Redis counts time."""
+    """Whole milliseconds, Redis's unit of time."""
     return int(seconds * 1000)
 
 
@@ -103,3 +107,27 @@ def _label(row: bytes | None) -> Label:
         return msgspec.convert(decode_job(row)["k"], Label) if row else Label()
     except MalformedMessage:
         return Label()
+
+
+class Event(Message, frozen=True, array_like=True):
+    """One change of state of a request."""
+
+    at: UnixSeconds  # time of Redis's clock
+    # "enqueued", "claimed", "failed", "returned", "published", "dead-lettered", "acknowledged", "withdrawn", "requeued",
+    # "re-enqueued"; from the command line also "read"
+    what: str
+    attempt: int = 0  # 0: the event is not an act of a worker
+    worker: str = ""
+    detail: str = ""
+
+
+async def events(redis: Redis, request_id: str, kind: AnyKind = ROLLOUT) -> list[Event]:
+    """The request's events, oldest first; one that cannot be decoded is listed as "unreadable"."""
+    found: list[Event] = []
+    rows: list[bytes] = await command(redis, "LRANGE", keys.events(request_id, kind), 0, -1)
+    for row in rows:
+        try:
+            found.append(decode(row, Event))
+        except MalformedMessage as error:
+            found.append(Event(0.0, "unreadable", detail=str(error)))
+    return found

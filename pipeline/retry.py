@@ -1,7 +1,7 @@
 """Waiting for a Redis that is absent: which of its errors are an outage, and the one loop that retries through it.
 
-An outage is what passes by itself: Redis is away, starting, full, or may not write for now. Any other error of Redis is a
-bug, in our code or in what wrote that key, and retrying would only hide it.
+An outage passes by itself: Redis is away, starting, full, or temporarily not writable. Any other error of Redis is a bug, in our code or in
+the code that wrote the key, and retrying would only hide it.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 OUTAGES = (RedisConnectionError, RedisTimeoutError, OutOfMemoryError, ReadOnlyError)
-"""Outages by redis-py's class. A Redis that is full accepts no writes until its answers are acknowledged."""
+"""redis-py's exceptions for outages. A Redis that is full accepts no writes until its answers are acknowledged."""
 
 OUTAGE_PREFIXES = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED")
-"""How error replies begin that redis-py has no class for. MISCONF: Redis cannot write to its disk, so it accepts no writes."""
+"""Prefixes of error replies for which redis-py has no exception. MISCONF: Redis cannot write to its disk, so it accepts no writes."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def is_outage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def tolerating_outage() -> Generator[None]:
-    """Leave the block silently if an outage ends it. For calls that are repeated periodically anyway."""
+    """Leaves the block silently if an outage ends it. It is for calls that are repeated periodically anyway."""
     try:
         yield
     except RedisError as error:
@@ -64,5 +64,5 @@ async def until_answered(call: Callable[[], Awaitable[T]], *, longest_pause_s: f
 
 
 def jittered(seconds: float) -> float:
-    """Between half and one and a half of `seconds`, so that those that failed together do not retry together."""
+    """A random time between half and one and a half times `seconds`, so that processes that failed together do not retry together."""
     return seconds * random.uniform(0.5, 1.5)

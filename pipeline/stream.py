@@ -1,6 +1,6 @@
 """The stream of results: a finished trajectory is published by its worker, read by the trainer, and acknowledged.
 
-The stream holds heads in order of arrival; each body lies under its own key. A request is published once, however
+The stream holds heads in order of arrival; each body has its own key. A request is published once, however
 often it was claimed, and never by a worker that was overtaken. An entry is acknowledged only when the step that used it
 is in a checkpoint, so a trainer that dies reads it again. The command line reads without touching the trainer's
 position. Every function is for one kind of job (`kinds.py`).
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from pipeline import keys, transitions
@@ -25,12 +26,19 @@ GROUP = "learner"
 CONSUMER = "learner"  # one reader, which finds its unacknowledged entries after a restart
 FENCE_S = 30 * 24 * 3600
 KEEP_ANSWERED_S = 6 * 3600  # a body stays this long after its acknowledgement, for `show`
-KEEP_ANSWERED_BYTES = 512 * 1024**2  # of acknowledged bodies a run keeps at most so many bytes, the newest
-KEPT_PART = 8  # and at most one part in so many of a Redis whose memory is limited
+KEEP_ANSWERED_BYTES = 512 * 1024**2  # a run keeps at most this many bytes of acknowledged bodies, the newest
+KEPT_PART = 8  # at most 1/KEPT_PART of a Redis whose memory is limited goes to such bodies
 KEEP_MALFORMED = 1000
 FIRST_PAGE = 100  # heads in the first reply: most readers want only the newest few
 PAGE = 5000  # heads in each further reply: two megabytes
 KEEP_HEADS = 20_000  # acknowledged heads beyond the newest of these are trimmed
+
+
+class RunForgotten(RedisConnectionError):
+    """Redis no longer knows the trainer's consumer group, because it was restarted without its data. The condition ends when `open_reader`
+    is called again.
+    """
+
 
 Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields, as Redis has them
 Verdict = Literal["published", "fenced", "duplicate", "withdrawn"]
@@ -46,7 +54,7 @@ class Delivery(Generic[H]):
 
     @property
     def published_at(self) -> float:
-        """When the entry was put on the stream (Unix s), on Redis's clock."""
+        """The time when the entry was put on the stream (Unix s), on Redis's clock."""
         return int(self.entry_id.partition("-")[0]) / 1000
 
 
@@ -60,7 +68,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathRecord:
-    """The dead letter of a request, encoded, to be stored with its failed result; `why` is for people."""
+    """The dead letter of a request, encoded, for storage with its failed result; `why` is displayed."""
 
     letter: bytes
     last_failure: bytes
@@ -73,8 +81,8 @@ async def publish(
     """Put the result on its run's stream, atomically and at most once; with `death` the same transaction moves its
     request to the dead letters.
 
-    Any verdict but "published" means that nothing was changed. May be repeated after a broken connection; then
-    "duplicate" says that the result had arrived. Raises OutOfMemoryError while Redis is full.
+    Any verdict but "published" means that nothing was changed. The call may be repeated after a broken connection; "duplicate" then means
+    that the result had arrived. Raises OutOfMemoryError while Redis is full.
     """
     request, attempt = result.claim.request, result.claim.attempt
     body, head = await asyncio.to_thread(_packed, result, kind)
@@ -91,7 +99,7 @@ async def publish(
 
 
 def _packed(result: T, kind: JobKind[R, T, H]) -> tuple[bytes, H]:
-    """The body and the head. In a thread, because a patch may have many megabytes to be compressed and hashed."""
+    """The body and the head. A thread makes them, because a patch of many megabytes may have to be compressed and hashed."""
     body = encode_body(result)
     return body, kind.head_of(result, len(body))
 
@@ -104,23 +112,29 @@ async def publish_unreadable(redis: Redis, head: H, kind: JobKind[R, T, H] = ROL
     await script(redis, transitions.PUBLISH_UNREADABLE.of(kind), arguments)
 
 
-async def open_reader(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> None:
-    """Make the trainer's consumer group, once; entries from before it count as unread."""
+async def open_reader(redis: Redis, run_id: str, kind: AnyKind = ROLLOUT) -> bool:
+    """Makes the trainer's consumer group, once; older entries count as unread. Returns False if the group existed."""
     name = keys.stream(run_id, kind)
     try:
         await redis.xgroup_create(name, GROUP, id="0", mkstream=True)
     except OutOfMemoryError:
         if not await redis.exists(name) or not await redis.xinfo_groups(name):
             raise
+        return False
     except ResponseError as error:
         if "BUSYGROUP" not in str(error):
             raise
+        return False
+    return True
 
 
 async def read_unacknowledged(
     redis: Redis, run_id: str, kind: JobKind[R, T, H] = ROLLOUT
 ) -> list[Delivery[H]]:
-    """Every head that was delivered before and not acknowledged, oldest first. A restarted trainer begins with these."""
+    """All heads that were delivered before and not acknowledged, oldest first.
+
+    A restarted trainer begins with these. Raises RunForgotten.
+    """
     found: list[Delivery[H]] = []
     name, position = keys.stream(run_id, kind), "0"
     while True:
@@ -139,7 +153,7 @@ async def read_new(
     block_ms: int | None = 1000,
     kind: JobKind[R, T, H] = ROLLOUT,
 ) -> list[Delivery[H]]:
-    """The next heads, after up to `block_ms` of waiting for the first. None: do not wait."""
+    """The next heads. Waits up to `block_ms` for the first; None: does not wait. Raises RunForgotten."""
     entries = await _read_group(redis, keys.stream(run_id, kind), ">", count=count, block_ms=block_ms)
     return await _deliveries(redis, run_id, entries, kind)
 
@@ -185,13 +199,13 @@ async def max_bytes(redis: Redis) -> int:
 
 
 async def memory_use(redis: Redis) -> tuple[int, int]:
-    """The bytes that Redis uses, and how many it may: its memory limit, or its host's memory if it has none."""
+    """The number of bytes that Redis uses, and the number that it may use: its memory limit, or its host's memory if it has none."""
     memory: dict[str, int] = await command(redis, "INFO", "memory")
     return memory["used_memory"], memory["maxmemory"] or memory["total_system_memory"]
 
 
 async def delivered_at(redis: Redis, run_id: str, entry_id: str, kind: AnyKind = ROLLOUT) -> float | None:
-    """When the entry was last delivered to the trainer (Unix s); None if it never was, or is acknowledged."""
+    """The time when the entry was last delivered to the trainer (Unix seconds); None if it never was, or is acknowledged."""
     name = keys.stream(run_id, kind)
     rows: list[dict[str, Any]] = await redis.xpending_range(name, GROUP, entry_id, entry_id, 1)
     return time.time() - rows[0]["time_since_delivered"] / 1000 if rows else None
@@ -209,7 +223,7 @@ async def newest_heads(
 async def heads_backwards(
     redis: Redis, run_id: str, kind: JobKind[R, T, H] = ROLLOUT
 ) -> AsyncIterator[Delivery[H]]:
-    """Every head that is still there, newest first, read page by page as the caller goes on."""
+    """Every remaining head, newest first, read page by page as the caller iterates."""
     position, page = "+", FIRST_PAGE
     while True:
         entries: list[Entry] = await redis.xrevrange(keys.stream(run_id, kind), max=position, count=page)
@@ -236,7 +250,12 @@ async def _read_group(
     redis: Redis, name: str, position: str, *, count: int, block_ms: int | None
 ) -> list[Entry]:
     wanted: dict[Any, Any] = {name: position}
-    answer: list[Any] = await redis.xreadgroup(GROUP, CONSUMER, wanted, count=count, block=block_ms)
+    try:
+        answer: list[Any] = await redis.xreadgroup(GROUP, CONSUMER, wanted, count=count, block=block_ms)
+    except ResponseError as error:
+        if not str(error).startswith("NOGROUP"):
+            raise
+        raise RunForgotten(f"it was started again without {name}") from error
     return answer[0][1] if answer else []
 
 
@@ -260,7 +279,7 @@ async def _deliveries(
 def _delivery(
     entry: bytes, fields: dict[bytes, bytes] | None, kind: JobKind[R, T, H]
 ) -> Delivery[H] | Unreadable:
-    """`fields` is None for an entry that was delivered and then trimmed."""
+    """The decoded entry. `fields` is None for an entry that was delivered and then trimmed."""
     try:
         head = decode((fields or {}).get(b"head", b""), kind.head)
         return Delivery(entry.decode(), head, read_at=time.time())

@@ -1,16 +1,109 @@
-"""A problem to solve, and how an answer to it is judged.
+"""A problem to solve, how an answer to it is judged, and what verification measured of its tests with the known fix.
 
-What a worker needs and nothing that would give the answer away: the gold patch stays in the taskset file. The
+A task contains what a worker needs and nothing that would reveal the answer: the gold patch stays in the taskset file. The
 verdict part (hidden tests, scripts) is opened by the grader only, in a container that the agent never sees.
+
+The calibration says which tests pass with the known fix, and under which contradictions each fails. The grader reads it to decide whether a
+pass proves anything: the tests that the known fix passes must have passed, and one of them must fail once what it expects is contradicted.
+Like hidden tests it is hidden from the agent: the trainer puts it into requests in packed form, and only the grader unpacks it.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.message import Message
+from pipeline.message import Count, Message, decode_body, encode_body
 
-# What a log mentions: all tests, or only those that failed.
+# The strongest result that a control can have for a pass of a task. "confirmed": every test that needs the fix can be contradicted;
+# "partial": some cannot; "none": no test can.
+BestControl = Literal["none", "partial", "confirmed"]
+BEST_CONTROLS: tuple[BestControl, ...] = ("none", "partial", "confirmed")  # from weakest to strongest
+
+# "value": another value of the same type is expected; "opposite": the opposite condition, or another class; "nothing": a value that
+# nothing is equal to.
+ContradictionKind = Literal["value", "opposite", "nothing"]
+
+
+class TextChange(Message, frozen=True, kw_only=True):
+    """One edit of a text: at `offset_bytes`, `was` becomes `becomes`."""
+
+    offset_bytes: Count
+    was: str
+    becomes: str
+
+    @property
+    def end_bytes(self) -> int:
+        """The offset at which `was` ends."""
+        return self.offset_bytes + len(self.was.encode("utf-8", "surrogateescape"))
+
+
+class Contradiction(Message, frozen=True, kw_only=True):
+    """One expectation in a file, made wrong by `changes`. They change the expected value, and other text that repeats it.
+
+    Any code that passes the original must fail the changed test. Tests have the names that the runner gives them in the true run.
+    """
+
+    path: str  # relative to the workdir, or absolute
+    # The changes in the order of the text; none overlaps another.
+    changes: Annotated[tuple[TextChange, ...], msgspec.Meta(min_length=1)]
+    # Tests that fail under it with the known fix.
+    fails: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    may_fail: tuple[str, ...] = ()  # further tests whose outcome under it is not known
+    kind: ContradictionKind = "value"
+    # Tests that have another name under it.
+    renamed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+class Calibration(Message, frozen=True, kw_only=True):
+    """The outcomes of the known fix and the contradictions that its tests fail under."""
+
+    # Names of the tests that passed in every run of the known fix; a pass needs all of them, passed. Names that differ from run
+    # to run are left out.
+    passing: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()  # names that passed in some runs only
+    needing_fix: tuple[str, ...] = ()  # those of `passing` that do not pass without the fix
+    # Those of `needing_fix` that no contradiction can make fail, or whose contradictions prove nothing: they, or what they expect, are
+    # under test themselves.
+    uncontrolled: tuple[str, ...] = ()
+    witnessed: bool = False  # whether the witness reported the runs
+    stops_early: bool = False  # whether the eval script ends its run at the first failure
+    contradictions: tuple[Contradiction, ...] = ()
+    # Files in the repository that hold these tests and that the known fix leaves alone: restored before the tests run.
+    test_files: tuple[str, ...] = ()
+    # Parts of the test runner that the known fix replaced while it ran, and kinds of failure that made no test fail in those runs.
+    replaced: tuple[str, ...] = ()
+    control_cpu_s: float = 0.0  # CPU time of the slowest control run with the known fix
+    control_wall_s: float = 0.0  # wall time of the slowest one
+    # Files in the repository that the known fix changes: they are under test, so they are not restored although the eval script runs or
+    # names them.
+    fix_paths: tuple[str, ...] = ()
+    # Files of the repository that are the tests' own, as the known fix's run read them, and that the fix leaves alone: restored before
+    # the tests run, or removed where the repository has none.
+    reads: tuple[str, ...] = ()
+    # Tests whose code, helpers or data are in files of the known fix, or in the package under test: a patch may change them.
+    in_fix: tuple[str, ...] = ()
+    # Tests whose cases or references the package under test provides.
+    from_package: tuple[str, ...] = ()
+
+    @property
+    def best_control(self) -> BestControl:
+        """The strongest result that a control can have for a pass."""
+        if not self.contradictions:
+            return "none"
+        return "partial" if self.uncontrolled or not self.needing_fix else "confirmed"
+
+
+def pack(calibration: Calibration) -> bytes:
+    """The calibration in the form in which a task carries it."""
+    return encode_body(calibration)
+
+
+def unpack(packed: bytes) -> Calibration | None:
+    """The calibration in `packed`; None if `packed` is empty, because the task was never calibrated. Raises MalformedMessage."""
+    return decode_body(packed, Calibration) if packed else None
+
+
+# The tests that a log mentions: all tests, or only those that failed.
 EvalType = Literal["pass_and_fail", "fail_only"]
 
 
@@ -23,20 +116,21 @@ class File(Message, frozen=True, kw_only=True):
 
 
 class ExitCode(Message, frozen=True, kw_only=True, tag="exit_code"):
-    """Resolved if the eval script ends with status 0 and its log does not contradict that.
+    """The task is resolved if the eval script ends with status 0 and its log does not contradict that.
 
     Order: model patch, protected paths back to the base commit, hidden tests (`test_patch`), then the script.
     """
 
     eval_script: str
-    test_patch: bytes = b""  # hidden tests as a git diff; applied after the model's patch and after restoring
-    # Repository-relative; restored from the base commit, removed if absent there.
+    # The hidden tests as a git diff, applied after the model's patch and after restoring
+    test_patch: bytes = b""
+    # Paths in the repository that are restored from the base commit, or removed if it lacks them.
     protected_paths: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
 
 
 class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
-    """Resolved by the swebench package's own parser and resolution rule over the eval script's log.
+    """The swebench package's own parser and resolution rule decide, from the eval script's log.
 
     The script applies its own test patch, as the official harness renders it.
     """
@@ -52,9 +146,9 @@ class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
 
 
 class R2eExpected(Message, frozen=True, kw_only=True, tag="r2e_expected"):
-    """Resolved if pytest's short summary in the eval script's log says of every test exactly what `expected` says.
+    """The task is resolved if pytest's short summary in the eval script's log gives every test exactly its status in `expected`.
 
-    Failures that are expected must fail: one test more, less or otherwise, and the patch is unresolved.
+    Tests that are expected to fail must fail: with one test more, one less or another status, the patch is unresolved.
     """
 
     eval_script: str
@@ -64,7 +158,7 @@ class R2eExpected(Message, frozen=True, kw_only=True, tag="r2e_expected"):
 
 
 class TestsJson(Message, frozen=True, kw_only=True, tag="tests_json"):
-    """Resolved if the parser, given the log, reports every one of `tests` as PASSED, at least once.
+    """The task is resolved if the parser reports each of `tests` as PASSED at least once, from the log.
 
     The eval script runs the tests; `parser` is a Python program called as `python3 parser.py STDOUT STDERR
     OUT.json` (STDERR is empty: the log is merged) that writes {"tests": [{"name": ..., "status": ...}]}. It runs
@@ -82,7 +176,7 @@ Verdict = ExitCode | SwebenchLog | R2eExpected | TestsJson
 
 
 class Resources(Message, frozen=True, kw_only=True):
-    """What one container may use. Absent network means none: `--network none`."""
+    """The resources that one container may use. Without a network it has none: `--network none`."""
 
     memory_bytes: int = 4 * 1024**3
     cpus: float = 2.0
@@ -98,7 +192,7 @@ class Task(Message, frozen=True, kw_only=True):
     base_commit: str  # "" means: whatever HEAD is in the image
     image: str
     workdir: str  # absolute; the repository's root in the image; "": the image's own WORKDIR
-    problem: str  # what the agent is told
+    problem: str  # the problem statement that the agent sees
     verdict: Verdict
     setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout
     # A git diff that makes the problem (SWE-smith's bug); part of the base in both containers.
@@ -109,6 +203,9 @@ class Task(Message, frozen=True, kw_only=True):
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Whether the image's builder may have left commits of its own on top of base_commit.
     builder_commits: bool = False
-    # What verification measured of the tests with the known fix, packed (see calibration.py); b"": nothing. The trainer adds
+    # Measurements that verification made of the tests with the known fix, packed (`Calibration`); b"": nothing. The trainer adds
     # it to the tasks of its requests; in a task file it is empty.
     calibration: bytes = b""
+    # Absolute paths in which verification found the answer in the image, taken out of the agent's container like `hidden_paths`.
+    # The trainer adds them, as it does the calibration.
+    leaking_paths: tuple[str, ...] = ()

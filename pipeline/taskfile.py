@@ -1,17 +1,21 @@
 """Task files: one `pipeline.task.Task` a line as JSON, bytes in base64.
 
-Beside tasks.jsonl lie tasks.gold.jsonl, the solutions, which never leave the side of those who own the tasks, and
-tasks.verified.jsonl, what the grader made of them.
+Beside tasks.jsonl are tasks.gold.jsonl, the solutions, which stay with the owners of the tasks, and tasks.verified.jsonl, the grader's
+results about them. The directory of a run has a tasks.jsonl of its own, with the run's facts about its tasks from their verification. It
+contains only their standing and numbers of tests and patches, nothing that would reveal the known fix or the hidden tests, so anybody who
+may see the problems may read it.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
-from pipeline.task import Task
+from pipeline.intervals import wilson_interval
+from pipeline.task import BestControl, Task
 
 T = TypeVar("T")
 
@@ -30,22 +34,28 @@ EXPECTED: dict[State, Found] = {"empty": 0, "useless": 0, "tests_only": 0, "gold
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task's tests judge partial fixes: patches made of the known fix, each with a part of it taken back or changed."""
+    """The verdicts of a task's tests on partial fixes: patches made from the known fix, each with a part of it undone or changed."""
 
-    num_partial_fixes: int  # that were graded
-    passing: tuple[str, ...]  # those that passed all the same, each in a line: "calc.py:12: == becomes !="
+    num_partial_fixes: int  # number of graded partial fixes
+    # Partial fixes that passed all the same, one line each: "calc.py:12: == becomes !=".
+    passing: tuple[str, ...]
 
     @property
-    def weakness(self) -> float:
-        """The share of the partial fixes that passed; 0 if no partial fix could be made."""
-        return len(self.passing) / self.num_partial_fixes if self.num_partial_fixes else 0.0
+    def weakness(self) -> float | None:
+        """The share of the partial fixes that passed; None if there were none, because then nothing is known."""
+        return len(self.passing) / self.num_partial_fixes if self.num_partial_fixes else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the weakness: 0 to 0.79 if the only partial fix does not pass, 0 to 1 without any."""
+        return (0.0, 1.0) if self.weakness is None else wilson_interval(self.weakness, self.num_partial_fixes)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """What the production grader said of one task's four states, the worst of all repeats."""
+    """The production grader's results for one task's four states, each the worst of all repeats."""
 
     task: str  # its id
-    fingerprint: str  # of the task as it was verified
+    fingerprint: str  # the fingerprint of the task as it was verified
     states: dict[State, Found]
     ok: bool
     reason: str  # "" if ok
@@ -53,29 +63,50 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
-    calibration: bytes = b""  # packed, as it travels in a task; see calibration.py
-    num_tests: int = 0  # that the known fix passes in every run
-    num_controlled: int = 0  # of these, tests that can be made to fail by a contradiction
+    calibration: bytes = b""  # packed, as it travels in a task; `pipeline.task.Calibration`
+    num_tests: int = 0  # number of tests that the known fix passes in every run
+    num_controlled: int = 0  # how many of `num_tests` a contradiction can make fail
+    num_needing_fix: int = 0  # how many of `num_tests` do not pass without the fix
+    num_uncontrolled: int = 0  # number of tests that need the fix and that no contradiction makes fail
+    control: BestControl = "none"
     strength: Strength | None = None  # None: it was not measured
+    # Files that hold the answer; they are removed from the agents' containers.
+    leaking_paths: tuple[str, ...] = ()
+    # Tests that a patch may change, and tests that get what they expect from the package under test: see `Calibration`.
+    in_fix: tuple[str, ...] = ()
+    from_package: tuple[str, ...] = ()
 
     @property
     def weakness(self) -> float | None:
-        """The share of wrong patches that its tests let pass; None if that was not measured."""
+        """The share of wrong patches that pass its tests; None if that was not measured, or if none could be made."""
         return None if self.strength is None else self.strength.weakness
+
+    @property
+    def weakness_interval(self) -> tuple[float, float] | None:
+        """The interval of that share at 95 %; None if it was not measured."""
+        return None if self.strength is None else self.strength.interval
 
 
 def fingerprint(task: Task) -> str:
-    """Changes with anything that the task says: a verification counts for the very task that it was made of. The calibration is
-    no part of that: it is a result of the verification.
+    """A digest that changes with every other field of the task, because a verification counts only for the task it was made for.
+
+    It does not cover the calibration and the leaking paths, which are results of the verification.
     """
-    said = msgspec.structs.replace(task, calibration=b"")
+    said = msgspec.structs.replace(task, calibration=b"", leaking_paths=())
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
 
 
 def standing(verifications: Mapping[str, Verification], task: Task) -> Verification | None:
-    """The verification of the task as it is now; None if it was never verified, or has changed since."""
+    """The verification of the task in its present form; None if it was never verified, or has changed since."""
     found = verifications.get(task.id)
     return found if found is not None and found.fingerprint == fingerprint(task) else None
+
+
+def as_verified(task: Task, known: Verification | None) -> Task:
+    """The task with the results of its verification: the calibration and the leaking paths."""
+    if known is None:
+        return msgspec.structs.replace(task, calibration=b"", leaking_paths=())
+    return msgspec.structs.replace(task, calibration=known.calibration, leaking_paths=known.leaking_paths)
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
@@ -94,12 +125,12 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def gold_path(tasks_path: Path) -> Path:
-    """Where the solutions of the tasks in `tasks_path` are kept: tasks.jsonl has tasks.gold.jsonl."""
+    """The file with the solutions of the tasks in `tasks_path`: tasks.gold.jsonl for tasks.jsonl."""
     return tasks_path.with_suffix(f".gold{tasks_path.suffix}")
 
 
 def verified_path(tasks_path: Path) -> Path:
-    """Where the verifications of the tasks in `tasks_path` are kept: tasks.jsonl has tasks.verified.jsonl."""
+    """The file with the verifications of the tasks in `tasks_path`: tasks.verified.jsonl for tasks.jsonl."""
     return tasks_path.with_suffix(f".verified{tasks_path.suffix}")
 
 
@@ -140,3 +171,41 @@ def _refuse_duplicates(path: Path, ids: list[str]) -> None:
         if task_id in seen:
             raise ValueError(f"{path}: id: {task_id!r} stands for two tasks; ids must be unique")
         seen.add(task_id)
+
+
+FILE = "tasks.jsonl"
+
+Standing = Literal["ok", "never", "changed", "wrong"]
+"""ok: verified in its present form. never: not verified. changed: the task has changed since its verification. wrong: verification found
+its grader wrong.
+"""
+
+
+class TaskFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's facts about one task. The numbers are 0 if the task was never verified, or has changed since."""
+
+    task_id: str
+    verified: Standing
+    num_tests: int = 0  # number of tests that the known fix passes in every run
+    num_controlled: int = 0  # how many of `num_tests` a contradiction can make fail
+    control: BestControl = "none"  # what a control can say at best of a pass
+    num_flaky: int = 0  # tests that passed in some runs of the known fix only
+    num_partial_fixes: int = 0  # wrong patches, made of the known fix, that were graded
+    weakness: float | None = None  # the share of them that passed; None: not measured, or none was graded
+    weakness_interval: tuple[float, float] | None = None  # the interval of `weakness` at 95 %
+
+
+def write_facts(run_dir: Path, facts: Iterable[TaskFacts]) -> None:
+    """Replaces the facts that an earlier process of the run wrote."""
+    partial = run_dir / f".{FILE}.{os.getpid()}"
+    partial.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in facts))
+    partial.replace(run_dir / FILE)
+
+
+def read_facts(run_dir: Path) -> dict[str, TaskFacts]:
+    """The facts by task id; empty for a run that is older than this file, or whose file is damaged."""
+    try:
+        lines = (run_dir / FILE).read_bytes().splitlines()
+        return {one.task_id: one for one in (msgspec.json.decode(line, type=TaskFacts) for line in lines)}
+    except (OSError, msgspec.DecodeError):
+        return {}

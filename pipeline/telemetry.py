@@ -1,12 +1,16 @@
 """Tracing: one rollout is one trace, from its enqueueing to the optimizer step and the publication that contain it.
 
-The trace context travels as a W3C `traceparent` inside the messages; ids that several processes need follow from names
-(`trace_ids.py`). `span` measures a block; `record` writes a span whose times are known afterwards from stamps. Times are those of
+The trace context travels as a W3C `traceparent` inside the messages. The ids of a rollout's trace, and of spans that one process writes and
+others refer to, are computed from its request id. So no process keeps a span for another one: each writes its part of the trace as soon as
+it is known. A span that is written twice, because work was done again after a restart, has the same id both times.
+
+`span` measures a block; `record` writes a span whose times are known afterwards from stamps. Times are those of
 each machine's wall clock; a wait between two machines whose clocks disagree so far that it would be negative becomes 0, and its
 span says by how much. Spans are exported in batches off the hot path; none is made without an endpoint, a file, or a
 port for metrics (`metrics.py` measures their durations), but the context is carried on.
 """
 
+import hashlib
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +29,59 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Link, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pipeline import trace_ids
 from pipeline.settings import TelemetrySettings
+
+
+def rollout(request_id: str) -> str:
+    """The root span of a rollout's trace."""
+    return _made(_digest(f"rollout/{request_id}", 16), "rollout")
+
+
+def step(run_id: str, number: int) -> str:
+    """The root span of the trace of an optimizer step."""
+    return _made(_digest(f"step/{run_id}/{number}", 16), "step")
+
+
+def publication(run_id: str, version: int) -> str:
+    """The root span of the trace of a weight version."""
+    return _made(_digest(f"publication/{run_id}/{version}", 16), "publication")
+
+
+def named(trace: str, name: str) -> str:
+    """The span with this name in the trace of `trace`. The trace has only one span with the name."""
+    return _made(parts(trace)[0], name)
+
+
+def queue_wait(trace: str, kind: str) -> str:
+    """The wait for the attempt that ended a request of this kind of job; it contains the earlier attempts."""
+    return named(trace, f"{kind}/queue wait")
+
+
+def attempt(trace: str, kind: str, number: int) -> str:
+    """One claim of a request of this kind of job."""
+    return named(trace, f"{kind}/attempt {number}")
+
+
+def group_wait(request_id: str) -> str:
+    """The span of a rollout's wait for its group; the judging of the rollout is part of it."""
+    return named(rollout(request_id), "group wait")
+
+
+def parts(traceparent: str) -> tuple[str, str]:
+    """Trace id and span id, in hexadecimal. Raises ValueError."""
+    words = traceparent.split("-")
+    if len(words) < 4 or len(words[1]) != 32 or len(words[2]) != 16:
+        raise ValueError(f"{traceparent!r} is no traceparent")
+    return words[1], words[2]
+
+
+def _made(trace_id: str, name: str) -> str:
+    return f"00-{trace_id}-{_digest(f'{trace_id}/{name}', 8)}-01"
+
+
+def _digest(name: str, num_bytes: int) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=num_bytes).hexdigest()
+
 
 Attribute = str | int | float | bool | tuple[str, ...]
 NONE: Mapping[str, Attribute] = {}
@@ -34,7 +89,7 @@ NONE: Mapping[str, Attribute] = {}
 _PROPAGATOR = TraceContextTextMapPropagator()
 _QUEUE_SPANS = 65_536  # a burst of episodes must not drop spans
 _MAX_LINKS = 65_536  # a step links every rollout that it trained
-_TRACER = trace.get_tracer("swerve")  # of whatever provider the process has
+_TRACER = trace.get_tracer("swerve")  # belongs to whatever provider the process has
 
 _own_ids: ContextVar[tuple[int, int] | None] = ContextVar("own_ids", default=None)
 
@@ -108,7 +163,7 @@ def record(
 ) -> None:
     """Write a span from `started_at` to `ended_at` (Unix s): under the current one, or under `parent`; "" makes it a root.
 
-    `own` is the traceparent by which other spans know it already. `links` are those of spans in other traces.
+    `own` is the traceparent by which other spans refer to it. `links` are those of spans in other traces.
     """
     if ended_at < started_at:
         attributes |= {"clock_skew_s": started_at - ended_at}
@@ -132,7 +187,7 @@ def record(
 
 @contextmanager
 def inside(traceparent: str) -> Generator[None]:
-    """Puts the spans of the block under the span with this context, which `record` writes at its end."""
+    """Makes the spans of the block children of the span with this context, which `record` writes at the end."""
     token = otel_context.attach(_context_of(traceparent))
     try:
         yield
@@ -148,7 +203,7 @@ def current_traceparent() -> str:
 
 
 class _NamedIds(RandomIdGenerator):
-    """Random ids, but for spans whose ids are known before."""
+    """Random ids, except for spans whose ids are given."""
 
     def generate_span_id(self) -> int:
         own = _own_ids.get()
@@ -165,7 +220,7 @@ def _named(attributes: Mapping[str, Attribute], named: Mapping[str, Attribute]) 
 
 @lru_cache(maxsize=256)  # the children of a span come one after another
 def _context_of(traceparent: str) -> Context:
-    """Empty for what is no traceparent: the span then begins a trace of its own."""
+    """The context of the traceparent; empty for an invalid one: the span then begins a trace of its own."""
     try:
         return trace.set_span_in_context(trace.NonRecordingSpan(_span_context(traceparent)), Context())
     except ValueError:
@@ -173,14 +228,14 @@ def _context_of(traceparent: str) -> Context:
 
 
 def _span_context(traceparent: str) -> trace.SpanContext:
-    """Raises ValueError."""
+    """The parsed traceparent. Raises ValueError."""
     is_sampled = int(traceparent[-2:], 16) & trace.TraceFlags.SAMPLED
     return trace.SpanContext(*_ids(traceparent), is_remote=True, trace_flags=trace.TraceFlags(is_sampled))
 
 
 def _ids(traceparent: str) -> tuple[int, int]:
-    """Raises ValueError."""
-    trace_id, span_id = trace_ids.parts(traceparent)
+    """The ids as numbers. Raises ValueError."""
+    trace_id, span_id = parts(traceparent)
     return int(trace_id, 16), int(span_id, 16)
 
 

@@ -1,7 +1,9 @@
-"""`python -m pipeline.templates FILE|DIRECTORY…`: what becomes of chat templates here, as a table.
+"""`python -m pipeline.templates FILE|DIRECTORY…`: the fate of chat templates, as a table.
 
-For agents whose commands are text, and for those who call tools: whether a template is accepted, and whether a context that only grows
-is equal to the template's rendering of the whole conversation. A difference is announced in the plan of a run that uses the template.
+The table covers agents whose commands are text, and agents that call tools: whether a template is accepted, and whether a context that only
+grows equals the template's rendering of the whole conversation. The replies are what a model would write: the template's own text of its
+newest reply. If the two texts differ, `ChatTemplate.announcements` has to name the difference, and so does the plan of a run that uses the
+template; an unannounced difference is a defect of ours.
 """
 
 import argparse
@@ -9,16 +11,120 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import uuid4
 
+from msgspec.structs import replace
+
+from pipeline.agent.upstream import BASH_TOOL
+from pipeline.chat import ChatMessage
+from pipeline.chat_template import ChatTemplate, Difference, call_and_results
+from pipeline.commandline import program
+from pipeline.errors import RequestError
+from pipeline.message import Message
 from pipeline.reply_format import recognised
-from pipeline.template_table import Verdict, judge
 from pipeline.tokenizer import TokenizerBundle, read_bundle
+
+Replies = Literal["words", "thoughts", "spaced", "calls", "calls with thoughts"]
+TEXT_REPLIES: tuple[Replies, ...] = ("words", "thoughts", "spaced")
+CALL_REPLIES: tuple[Replies, ...] = ("words", "calls", "calls with thoughts")
+
+# The announcements that can explain a difference, by the replies that show it.
+# Some templates write an empty thought into a newest reply without one, so that dropping thoughts explains a difference of any replies.
+_ANYWHERE: tuple[Difference, ...] = ("system", "opening", "end", "thoughts")
+_EXPLAINED: dict[Replies, frozenset[Difference]] = {
+    "words": frozenset({*_ANYWHERE, "tools"}),
+    "thoughts": frozenset(_ANYWHERE),
+    "spaced": frozenset({*_ANYWHERE, "whitespace"}),
+    "calls": frozenset({*_ANYWHERE, "tools"}),
+    "calls with thoughts": frozenset({*_ANYWHERE, "tools"}),
+}
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """The result for one template, for agents whose commands are text or tool calls."""
+
+    refused: str = ""  # the reason; "" if it is accepted
+    announced: tuple[str, ...] = ()
+    differs: tuple[Replies, ...] = ()  # replies with which the two texts differ
+    unannounced: tuple[Replies, ...] = ()  # those of them that nothing announces
+
+    @property
+    def words(self) -> str:
+        if self.refused:
+            return f"refused: {self.refused}"
+        if self.unannounced:
+            return f"differs, unannounced: {', '.join(self.unannounced)}"
+        if self.differs:
+            return f"differs, announced: {', '.join(self.differs)}"
+        return "equal to a full re-render"
+
+
+def judge(bundle: TokenizerBundle, *, with_tools: bool) -> Verdict:
+    """Compare the two texts for each kind of reply."""
+    try:
+        template = ChatTemplate(bundle, (BASH_TOOL,) if with_tools else ())
+        kinds: tuple[Replies, ...] = CALL_REPLIES if with_tools else TEXT_REPLIES
+        differs: list[Replies] = [kind for kind in kinds if not _is_equal(template, kind)]
+    except RequestError as error:
+        return Verdict(refused=str(error).removeprefix("chat_template: "))
+    about = {one.about for one in template.announcements}
+    return Verdict(
+        announced=tuple(one.text for one in template.announcements),
+        differs=tuple(differs),
+        unannounced=tuple(kind for kind in differs if not about & _EXPLAINED[kind]),
+    )
+
+
+def _is_equal(template: ChatTemplate, kind: Replies) -> bool:
+    """Whether three turns in a row have the same text in both renderings."""
+    told = [ChatMessage("system", uuid4().hex), ChatMessage("user", uuid4().hex)]
+    grown = template.render(told)
+    for reply, *others in _turns(template, kind):
+        grown += _written(template, told, reply) + template.after_reply(others)
+        told += [reply, *others]
+    return grown == template.rerender(told)
+
+
+def _turns(template: ChatTemplate, kind: Replies) -> Iterator[list[ChatMessage]]:
+    """Lists of messages, each a reply and the messages after it."""
+    for _ in range(3):
+        words = uuid4().hex
+        reasoning = uuid4().hex if "thoughts" in kind else ""
+        if kind.startswith("calls"):
+            results = [ChatMessage("tool", uuid4().hex), ChatMessage("tool", uuid4().hex)]
+            yield call_and_results(words, results, one_call=template.has_one_call, reasoning=reasoning)
+        else:
+            content = f"\n {words}\n" if kind == "spaced" else words
+            yield [ChatMessage("assistant", content, reasoning=reasoning), ChatMessage("user", uuid4().hex)]
+
+
+def _written(template: ChatTemplate, told: Sequence[ChatMessage], reply: ChatMessage) -> str:
+    """The text that a model would write for `reply`, up to where `after_reply` begins.
+
+    A rendering may trim the content, a model does not.
+    """
+    words = reply.content.strip()
+    prompt = template.rerender(told)
+    newest = template.rerender([*told, replace(reply, content=words)], opening=False)
+    shared = _num_shared(prompt, newest)
+    if reply.tool_calls:
+        command = reply.tool_calls[-1].arguments.split('"')[-2]
+        return newest[shared : newest.rfind(command) + len(command)]
+    if shared < len(prompt):  # the prompt has begun the reply otherwise than the template renders it later
+        return f"{reply.reasoning}\n</think>\n\n{reply.content}" if reply.reasoning else reply.content
+    return newest[shared:].removesuffix(template.final_end).replace(words, reply.content)
+
+
+def _num_shared(one: str, other: str) -> int:
+    """The number of leading characters that both have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a difference is not announced, 2 for a mistake in the command."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.templates", description=__doc__)
+    """Returns exit status 1 if a difference is not announced, 2 for a mistake in the command."""
+    parser = argparse.ArgumentParser(prog=program("pipeline.templates"), description=__doc__)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -40,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variables = dict(map(_variable, chosen.variables))
         bundles = [bundle for path in chosen.paths for bundle in _bundles(path, variables)]
     except ValueError as error:
-        print(f"python -m pipeline.templates: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return _print_table(bundles, with_announcements=chosen.announcements)
 
@@ -77,7 +183,7 @@ def _variable(text: str) -> tuple[str, Any]:
 
 
 def _bundles(path: Path, variables: dict[str, Any]) -> Iterator[tuple[str, TokenizerBundle]]:
-    """Each template at `path` with its name. Raises ValueError if there is none."""
+    """Each template at `path` with its name. Raises ValueError if it has none."""
     if (path / "tokenizer_config.json").exists():
         yield path.resolve().name, read_bundle(path, template_kwargs=variables)
         return

@@ -1,6 +1,6 @@
 """The policy's tokenizer as a message, so that workers need no model directory and never use an old vocabulary.
 
-It lies in Redis under the hash of its content, and every request names the hash. A few megabytes, once per run.
+It is stored in Redis under the hash of its content, and every request names the hash. It takes a few megabytes, once per run.
 """
 
 import hashlib
@@ -13,13 +13,14 @@ from redis.asyncio import Redis
 
 from pipeline import keys
 from pipeline.message import Message, decode_body, encode_body
+from pipeline.model_config import language_keys
 from pipeline.reply_format import ReplyFormat, recognised
 
 T = TypeVar("T")
 
 
 class TokenizerBundle(Message, frozen=True, kw_only=True):
-    tokenizer_json: bytes  # of the `tokenizers` package
+    tokenizer_json: bytes  # the format of the `tokenizers` package
     chat_template: str  # Jinja
     eos_token: str
     bos_token: str
@@ -82,12 +83,12 @@ def read_bundle(
     template_file: Path | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> TokenizerBundle:
-    """The bundle of a Hugging Face model directory. `template_file` stands in for the directory's own chat template.
+    """The bundle of a Hugging Face model directory. `template_file` replaces the directory's own chat template.
 
     Raises ValueError naming the file and field that is missing.
     """
     config = _read(model_directory / "tokenizer_config.json", _TokenizerConfig)
-    model = _read(model_directory / "config.json", _ModelConfig)
+    model = _read_model(model_directory / "config.json")
     tokenizer = _read(model_directory / "tokenizer.json", _TokenizerFile)
     template = _chat_template(model_directory, config) if template_file is None else _text_of(template_file)
     eos_token = _text(config.eos_token)
@@ -163,6 +164,13 @@ def _read(path: Path, kind: type[T]) -> T:
         raise ValueError(f"{path} is missing; a model directory needs it") from error
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _read_model(path: Path) -> _ModelConfig:
+    try:
+        return msgspec.convert(language_keys(_read(path, dict[str, Any])), _ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}; take the file that came with the weights") from error
 
 
 def _text(token: str | _Wrapped | None) -> str:

@@ -2,10 +2,15 @@
 
 The invariant: for each turn, `kept + fed + sampled` is exactly the token sequence that the engine held, with ids and
 log-probs as the engine reported them. Nothing is ever tokenised again. `JobResult` and `JobHead` are what the stream reads
-of a result of any kind; `Trajectory` and `TrajectoryHead` are the kind there is (`kinds.py`).
+of a result of any kind; `Trajectory` and `TrajectoryHead` are those of a rollout (`kinds.py`).
+
+The digest of a reply is evidence that what is trained is what the engine sampled, after the prompt that the engine was sent. The worker
+computes it from what goes to the engine and what comes back, before anything of ours touches either. It travels with the turn, and the
+trainer computes it again from the arrays that the learner is given. It guards against mistakes, not against a worker that forges.
 """
 
 import hashlib
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Generic, Literal
@@ -14,10 +19,49 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.chat import ChatMessage
+from pipeline.errors import Boundary
 from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
 from pipeline.request import Claim, Purpose, R, RolloutRequest
 
-SCHEMA = 1  # of Trajectory; raised when a field changes its meaning
+DIGEST_BYTES = 16
+
+_LENGTHS = struct.Struct("<QQ")
+
+
+class ReplyDigester:
+    """Digests of the replies in one unbroken run of tokens, each after all the tokens before it.
+
+    A digest is the BLAKE2b of the prompt's ids, the reply's ids, its log-probs as float32, and the bytes of the first two.
+    Several replies after one growing prompt cost one pass over it.
+    """
+
+    def __init__(self) -> None:
+        self._prompt = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._prompt_bytes = 0
+
+    def extend(self, tokens: Int32s) -> None:
+        """Add tokens to the end of the prompt."""
+        self._prompt.update(tokens)
+        self._prompt_bytes += len(tokens)
+
+    def digest(self, sampled: Int32s, logprobs: Float32s) -> bytes:
+        """The digest of the reply `sampled` to the prompt so far."""
+        whole = self._prompt.copy()
+        whole.update(sampled)
+        whole.update(logprobs)
+        whole.update(_LENGTHS.pack(self._prompt_bytes, len(sampled)))
+        return whole.digest()
+
+
+def reply_digest(prompt: Int32s, sampled: Int32s, logprobs: Float32s) -> bytes:
+    """The digest of one reply."""
+    digester = ReplyDigester()
+    digester.extend(prompt)
+    return digester.digest(sampled, logprobs)
+
+
+SCHEMA = 2  # the version of Trajectory; raised when a field changes its meaning
+FIRST_IN_CONTEXT = -1  # `Turn.after` of a turn that follows no other
 
 Stop = Literal["stop", "length", "context"]
 
@@ -40,20 +84,20 @@ class Observation(Message, frozen=True, kw_only=True):
 
 
 class Action(Message, frozen=True, kw_only=True):
-    """A command that a reply asked for, and what came of it."""
+    """A command that a reply contained, and its result."""
 
     command: str
     observation: Observation | None = None  # None: it submitted, was not run, or the episode broke
-    tool_call_id: str = ""  # of the tool call that asked for it; "" where commands are text
+    tool_call_id: str = ""  # the id of the tool call that asked for it; "" where commands are text
 
 
 class Cut(Message, frozen=True, kw_only=True):
-    """What was taken out of the context before a turn. Everything else stands in it with the ids that it had."""
+    """The parts that were removed from the context before a turn. Everything else stays in it with the ids that it had."""
 
     num_omitted: Count = 0  # turns that the policy no longer sees, all cuts of the episode together
-    marker: str = ""  # the text that stands in their place; "" if none is omitted
+    marker: str = ""  # the text that replaces them; "" if none is omitted
     num_thoughts: Count = 0  # earlier replies that lost their thoughts with this cut
-    dropped_chars: Count = 0  # of the newest messages, which did not fit either; `told` is without them
+    dropped_chars: Count = 0  # what did not fit of the newest messages either; `told` is without it
     forgot_reply: bool = False  # the reply before this turn was taken out as well
 
 
@@ -67,37 +111,41 @@ class Usage(Message, frozen=True, kw_only=True):
 class Turn(Message, frozen=True, kw_only=True):
     """One reply of the policy, and the commands that it led to.
 
-    In Turn(kept_tokens=5, fed=<observation>, sampled=<reply>, ...) the prompt was the first 5 tokens of the previous
-    sequence followed by `fed`, and the policy drew `sampled`. A foreign endpoint tells no token ids: `fed`, `sampled`,
+    In Turn(kept_tokens=5, fed=<observation>, sampled=<reply>, ...) the prompt was the first 5 tokens of the sequence of the
+    turn that it follows, then `fed`, and the policy drew `sampled`. A foreign endpoint returns no token ids: `fed`, `sampled`,
     `logprobs` and `versions` of its turns are empty.
     """
 
-    kept_tokens: int  # leading tokens of the previous sequence seen again unchanged; fewer than all: a cut
+    kept_tokens: int  # leading tokens of the sequence of `after` seen again unchanged; fewer than all: a cut
     fed: Int32s  # tokens put after them; never trained
     sampled: Int32s  # tokens the policy drew; trained
     logprobs: Float32s  # one per sampled token (nats), under the distribution it was drawn from
     versions: tuple[VersionSpan, ...]  # cover 0..len(sampled) without a gap
     stop: Stop
-    text: str  # sampled, decoded, thoughts and all; for people
+    text: str  # the sampled text, decoded, thoughts included; for display
     reply: ChatMessage | None = None  # `text` taken apart; None: all of it is content
     # Messages since the last reply, as the policy was shown them; before the first reply the opening.
     told: tuple[ChatMessage, ...] = ()
     cut: Cut | None = None  # None: everything before it was still in the context
-    actions: tuple[Action, ...] = ()  # in order; none: a format error
+    actions: tuple[Action, ...] = ()  # the commands in order; none: a format error
     usage: Usage | None = None
     engine: str = ""
     generate_s: float = 0.0
-    # Of `fed`: tokens that had been in the context before. A cut has put them after other tokens, so they are computed again.
+    # Tokens of `fed` that had been in the context before. A cut has put them after other tokens, so they are computed again.
     repeated_tokens: Count = 0
-    finish_reason: str = ""  # why the reply ended, in the words of a foreign endpoint
-    # Of prompt, ids and log-probs as the engine was sent and reported them: reply_digest.py. b"" of a foreign endpoint.
+    finish_reason: str = ""  # the reason why the reply ended, as a foreign endpoint reports it
+    # The digest of prompt, ids and log-probs as the engine was sent and reported them (`ReplyDigester`); b"" for a foreign endpoint.
     digest: bytes = b""
     # One byte per expert that the engine routed an input token to, layer by layer: of the last kept token, then of all after it but
     # the last, which was not an input yet. b"" where the request did not ask for it.
     routing: bytes = b""
-    # Of `generate_s`: until an engine worked on the reply, i.e. in the router, for a slot, for new weights, for another try.
+    # The part of `generate_s` until an engine worked on the reply: in the router, for a slot, for new weights, for another try.
     engine_wait_s: float = 0.0
     asked_at: UnixSeconds = 0.0  # when the policy was asked for it
+    # The number of the turn that it follows; None: the turn before it. An agent program may hold several conversations at once.
+    after: Annotated[int, msgspec.Meta(ge=FIRST_IN_CONTEXT)] | None = None
+    thread: str = ""  # the agent program's name for the conversation, for display
+    aside: bool = False  # recorded and never trained: nothing that followed depends on it
 
     @property
     def said(self) -> ChatMessage:
@@ -114,7 +162,7 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):
     """A limit of the episode was reached; the patch is the repository's diff at that moment.
 
-    "sandbox": the policy's commands used up the memory or disk space of its sandbox, so that nothing is left to submit.
+    "sandbox": the policy's commands used up the memory or disk space of its sandbox, so that there is no patch to submit.
     """
 
     limit: Literal["turns", "context", "wall_s", "format_errors", "sandbox"]
@@ -122,9 +170,9 @@ class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """Something of ours broke. Never has a reward."""
+    """An infrastructure failure ended the episode. It never has a reward."""
 
-    boundary: Literal["sandbox", "engine", "grader", "request", "worker"]
+    boundary: Boundary
     message: str
     transient: bool
 
@@ -137,14 +185,15 @@ class Tally(Message, frozen=True, kw_only=True):
     total: int
 
 
-# What the control said of a pass: every controlled test failed, as it must (confirmed); one passed all the same, so the value
-# is 0 (refuted); each control ran into its time limit (undecided); no test has a control (none); the recipe wanted none (off).
-# "": the patch did not pass, so no control was run.
-Control = Literal["", "confirmed", "refuted", "undecided", "none", "off"]
+# The result of the control runs of a pass. confirmed: in each the contradicted test failed, as it must, and every test that needs the fix
+# can be contradicted. partial: the same, but some of these tests cannot. refuted: a contradicted test passed, or another that needs
+# the fix failed, or the run came to no end; the value is 0. undecided: the machine was too busy for one. none: no test has a
+# contradiction. off: none was wanted. "": the patch did not pass.
+Control = Literal["", "confirmed", "partial", "refuted", "undecided", "none", "off"]
 
 
 class Reward(Message, frozen=True, kw_only=True):
-    """A grader's finished verdict. Exists only if a grader finished."""
+    """A grader's finished verdict. It exists only if a grader finished."""
 
     value: Annotated[float, msgspec.Meta(ge=0, le=1)]
     resolved: bool
@@ -154,40 +203,60 @@ class Reward(Message, frozen=True, kw_only=True):
     # Outcome of each test that decides the verdict, by name; "" if the log does not mention it.
     tests: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     applied_by: str = ""  # rung of the patch ladder: "git apply", "git apply --3way", "patch --fuzz"
-    # The end of the grader's log, 4,000 characters at most. It may quote hidden tests: for people, never for a prompt.
-    log_tail: str = ""  # the end of the log of grading
+    # The end of the grader's log, 4,000 characters at most. It may quote hidden tests: it is for display and must never be part of a
+    # prompt.
+    log_tail: str = ""
     grade_s: float = 0.0
     grade_cpu_s: float = 0.0
     control: Control = ""
-    num_controlled: Count = 0  # tests that had to fail in the control run
+    num_controlled: Count = 0  # tests that had to fail in the control runs
+
+
+class ProgramEnd(Message, frozen=True, kw_only=True):
+    """The end of an agent program, and events of its episode besides its turns. None of these decides a reward."""
+
+    name: str
+    version: str
+    exit_code: int | None  # None: it was killed
+    output_tail: str = ""  # the end of what it printed, 4,000 characters at most
+    requests: Count = 0  # requests of all kinds
+    refused: dict[str, int] = msgspec.field(default_factory=dict[str, int])  # refused requests by reason
+    given_again: Count = 0  # replies given to it again, because it had not taken them
+    not_taken: Count = 0  # replies that it never took, which are no turns
+    roots: Count = 0  # conversations
+    branches: Count = 0  # turns that follow a turn which another one follows too
+    asides: Count = 0
+    # Number of replies by the fate of their copies.
+    copies: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    quoted_calls: Count = 0  # calls of the policy that it sent in other conversations
 
 
 class EpisodeSeconds(Message, frozen=True, kw_only=True):
-    """Where the time of a rollout went on its worker. The fields sum up to the time that the stage took."""
+    """The time of a rollout on its worker, by use. The fields sum up to the time that the stage took."""
 
-    open_s: float = 0.0  # until the agent's container was ready
+    open_s: float = 0.0  # time until the agent's container was ready
     # That the policy was asked without an engine working on the reply, as in `Turn`.
     engine_wait_s: float = 0.0
-    generate_s: float = 0.0  # that engines worked on the replies
+    generate_s: float = 0.0  # time for which engines worked on the replies
     command_s: float = 0.0
-    close_s: float = 0.0  # until the agent's container was removed
-    grade_s: float = 0.0  # with the grader's containers
+    close_s: float = 0.0  # time until the agent's container was removed
+    grade_s: float = 0.0  # time with the grader's containers
     other_s: float = 0.0
 
 
 class JobResult(Message, Generic[R], frozen=True, kw_only=True):
-    """What a worker publishes for a claim, whatever its kind: at most one for each request."""
+    """The result that a worker publishes for a claim of any kind: at most one for each request."""
 
     claim: Claim[R]
-    traceparent: str = ""  # of the span of its stage
+    traceparent: str = ""  # the id of the span of its stage
 
 
 class JobHead(Message, frozen=True, kw_only=True):
-    """What the stream holds of a result, whatever its kind; the whole result, its body, lies under its own key."""
+    """The stream's entry for a result of any kind; the whole result, its body, has its own key."""
 
     request_id: str
     run_id: str
-    outcome: str  # for people, in a word or two
+    outcome: str  # a word or two for display
 
 
 class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
@@ -200,10 +269,11 @@ class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
     finished_at: UnixSeconds
     schema: int = SCHEMA
     seconds: EpisodeSeconds | None = None  # None: no agent ran, or its worker was older than the field
+    program: ProgramEnd | None = None  # None: the built-in loop played
 
 
 class TrajectoryHead(JobHead, frozen=True, kw_only=True):
-    """All that listing and admission need, without the body. About 600 bytes.
+    """The fields that listing and admission need, without the body: about 600 bytes.
 
     `outcome` is as `outcome_tag` gives it: "submitted", "exhausted:turns", "failed:sandbox".
     """
@@ -225,13 +295,15 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     enqueued_at: UnixSeconds
     claimed_at: UnixSeconds
     finished_at: UnixSeconds
-    traceparent: str = ""  # of the rollout span, parent of the learner's step span
+    traceparent: str = ""  # the id of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
-    control: Control = ""  # of its reward
+    control: Control = ""  # its reward's
     num_cuts: Count = 0  # turns before which something was taken out of the context
-    repeated_tokens: Count = 0  # of all turns
-    num_tokens: Count = 0  # told and sampled, each counted once
-    seconds: EpisodeSeconds | None = None  # of its trajectory
+    repeated_tokens: Count = 0  # all turns together
+    num_tokens: Count = 0  # fed and sampled, each counted once
+    aside_tokens: Count = 0  # number of `sampled_tokens` that belong to asides, which are never trained
+    num_not_taken: Count = 0  # replies that an agent program never took
+    seconds: EpisodeSeconds | None = None  # its trajectory's
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -268,6 +340,8 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         num_cuts=sum(turn.cut is not None for turn in turns),
         repeated_tokens=repeated_tokens,
         num_tokens=sum(len(turn.fed) // 4 for turn in turns) + sampled_tokens - repeated_tokens,
+        aside_tokens=sum(len(turn.sampled) // 4 for turn in turns if turn.aside),
+        num_not_taken=trajectory.program.not_taken if trajectory.program else 0,
         seconds=trajectory.seconds,
     )
 
@@ -284,8 +358,33 @@ def failed_trajectory(claim: Claim, failed: Failed, started_at: float) -> Trajec
     )
 
 
+def parents_of(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """The number of the turn that each turn follows, FIRST_IN_CONTEXT where it follows none.
+
+    Raises ValueError for a turn that follows itself or a later one.
+    """
+    parents = tuple(number - 1 if turn.after is None else turn.after for number, turn in enumerate(turns))
+    for number, parent in enumerate(parents):
+        if not FIRST_IN_CONTEXT <= parent < number:
+            raise ValueError(f"turn {number} follows turn {parent}, which is not before it")
+    return parents
+
+
+def conversations_of(turns: Sequence[Turn]) -> tuple[tuple[int, ...], ...]:
+    """The numbers of the turns of each conversation from its first turn on, one for each turn that no other follows."""
+    parents = parents_of(turns)
+    found = list[tuple[int, ...]]()
+    for last in sorted(set(range(len(turns))) - set(parents)):
+        path = list[int]()
+        while last != FIRST_IN_CONTEXT:
+            path.append(last)
+            last = parents[last]
+        found.append(tuple(reversed(path)))
+    return tuple(found)
+
+
 def failure_of(trajectory: Trajectory) -> Failed | None:
-    """What broke, if something of ours did."""
+    """The failure, if the trajectory has one."""
     return trajectory.outcome if isinstance(trajectory.outcome, Failed) else None
 
 

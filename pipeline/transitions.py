@@ -1,6 +1,6 @@
 """Every change of a request's state, each one Lua script: it happens as a whole or not at all.
 
-The README draws the states; each script is an arrow of that drawing. Redis runs one script at a time, so a request is
+The README has a diagram of the states; each script is one of its arrows. Redis runs one script at a time, so a request is
 in exactly one state wherever a process dies, and the script itself records the event that `explain` shows. All times
 are those of Redis's clock, which is the same for all hosts.
 
@@ -8,9 +8,9 @@ A script that frees something (a renewal, a return to the queue, an acknowledgem
 that is full. A script that adds something (an enqueue, a claim, a publication) is refused there as a whole, and may be
 repeated.
 
-The queue is arq's zset. Its scores have two bands. A request that was never claimed lies ROTATED_MS in the past (an
-evaluation twice that), in the order of enqueueing. A request that was claimed before lies at the time when it is due
-again: the end of its back-off or of its lease. A claim therefore reads only what can be claimed, however many
+The queue is arq's zset. Its scores have two bands. The score of a request that was never claimed is ROTATED_MS in the past (an
+evaluation twice that), in the order of enqueueing. The score of a request that was claimed before is the time when it is
+due again: the end of its back-off or of its lease. A claim therefore reads only what can be claimed, however many
 requests are running, and a request that has waited before comes first.
 
 A Transition is such a script for any kind of job; `of(kind)` is its text with the key names of that kind.
@@ -24,7 +24,7 @@ from pipeline import keys
 from pipeline.kinds import AnyKind
 
 ROTATED_MS = 10 * 365 * 24 * 3600 * 1000
-KEEP_EVENTS = 64  # of one request, the newest
+KEEP_EVENTS = 64  # the newest of one request
 KEEP_WAKES = 1000
 # Longer than any key of a request that is not outstanding lives (stream.FENCE_S).
 KEEP_IDS_MS = 60 * 24 * 3600 * 1000
@@ -32,7 +32,7 @@ KEEP_IDS_MS = 60 * 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transition:
-    """A script without its key names. It may assign to no global, and takes all its arguments in ARGV."""
+    """A script without its key names. It must not assign globals, and takes all its arguments in ARGV."""
 
     body: str
     also_when_full: bool = False
@@ -43,7 +43,7 @@ class Transition:
 
 
 def due_at(score: float) -> float:
-    """When a request with this score in the queue is due again (Unix s); 0 if it was never claimed."""
+    """The time when a request with this score in the queue is due again (Unix seconds); 0 if it was never claimed."""
     return score / 1000 if score > time.time() * 1000 - ROTATED_MS // 2 else 0.0
 
 
@@ -54,7 +54,7 @@ def _source(transition: Transition, kind: AnyKind) -> str:
 
 
 def _names(kind: AnyKind) -> str:
-    """The prefixes of all keys that scripts touch, as Lua locals."""
+    """The prefixes of all keys that scripts use, as Lua locals."""
     return f"""
 local QUEUE, WAKE = '{keys.queue(kind)}', '{keys.wake(kind)}'
 local REQUEST, IMAGE = '{keys.request("", kind)}', '{keys.image("", kind)}'

@@ -1,12 +1,12 @@
 """A weight patch: the bytes that make a weight version's directory from an older one, or from nothing.
 
-The trainer writes patches (`trainer/weights/patches.py`); the receiver on an engine's host applies them
-(`infra/serving/receiver`). A directory is described by a manifest, which has the SHA-256 of each block of each file, so what a
-receiver rebuilds is byte for byte what the trainer exported, or it is refused.
+The trainer writes patches (`trainer/weights/delta.py`); the receiver on an engine's host applies them (`infra/serving/receiver`). A
+directory is described by a manifest, which has the SHA-256 of each block of each file, so a receiver's result is byte for byte what the
+trainer exported, or it is refused.
 
     patch     MAGIC, the header's length (4 bytes, little-endian), PatchHeader (msgpack), then blocks in ascending order
     block     BlockHeader, then its content; a block that is the same in the base is left out
-    content   RAW: the block's bytes as they are. SPARSE: zstd over the number of gap bytes (4 bytes, little-endian), the gap bytes,
+    content   RAW: the block's bytes unchanged. SPARSE: zstd over the number of gap bytes (4 bytes, little-endian), the gap bytes,
               and the low bytes and then the high bytes of the differences
 
 SPARSE takes a block of even length for 16-bit words, which bfloat16 values are. Each gap byte below 255 leads to the next changed
@@ -17,11 +17,16 @@ are 1 or 2.
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from enum import IntEnum
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.message import MalformedMessage, Message, decode, encode
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAGIC = b"SWP1"
 BLOCK_BYTES = 4 << 20
@@ -51,11 +56,11 @@ class FileContent(Message, frozen=True, kw_only=True):
 
 
 class DirectoryManifest(Message, frozen=True, kw_only=True):
-    """What a version's directory holds."""
+    """The files of a version's directory."""
 
     run_id: str
     version: int
-    files: tuple[FileContent, ...]  # by name
+    files: tuple[FileContent, ...]  # sorted by name
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +81,7 @@ class VersionReference(Message, frozen=True, kw_only=True):
 
 
 class HeldVersions(Message, frozen=True, kw_only=True):
-    """What a receiver has in whole."""
+    """The versions that a receiver has completely."""
 
     versions: tuple[VersionReference, ...]
 
@@ -95,7 +100,7 @@ class BlockHeader(NamedTuple):
     file: int  # its place in the manifest
     block: int
     encoding: int
-    num_bytes: int  # of the content that follows
+    num_bytes: int  # the length of the content that follows
 
     def pack(self) -> bytes:
         return _BLOCK.pack(*self)
@@ -118,7 +123,7 @@ def pack_header(header: PatchHeader) -> bytes:
 
 
 def read_header(stream: Readable) -> PatchHeader:
-    """Raises MalformedMessage for anything that is no patch, and for a manifest that names a path outside of its directory."""
+    """The header. Raises MalformedMessage for anything that is no patch, and for a manifest with a path outside of its directory."""
     opening = _read_exactly(stream, len(MAGIC) + _LENGTH.size)
     if not opening.startswith(MAGIC):
         raise MalformedMessage("this is no weight patch")
@@ -131,7 +136,7 @@ def read_header(stream: Readable) -> PatchHeader:
 
 
 def read_blocks(stream: Readable, target: DirectoryManifest) -> Iterator[tuple[BlockHeader, bytes]]:
-    """The blocks after the header, to the end of the stream. Raises MalformedMessage for one that breaks off or is out of place."""
+    """The blocks after the header, to the end of the stream. Raises MalformedMessage for a truncated block, or one in the wrong order."""
     last = (-1, -1)
     while opening := stream.read(BLOCK_HEADER_BYTES):
         header = BlockHeader.unpack(opening + _read_exactly(stream, BLOCK_HEADER_BYTES - len(opening)))
@@ -161,3 +166,24 @@ def _read_exactly(stream: Readable, num_bytes: int) -> bytes:
     if len(content) < num_bytes:
         raise MalformedMessage(f"the patch breaks off {num_bytes - len(content)} bytes early")
     return content
+
+
+def bounded_map(pool: Executor, function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Iterator[R]:
+    """Calls `function` in the pool, and yields the results in the order of the items, with at most `ahead` calls outstanding.
+
+    Raises what the function or the iterable raises, after all running calls have ended.
+    """
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for call in waiting:
+            call.cancel()
+        for call in waiting:
+            if not call.cancelled():
+                call.exception()

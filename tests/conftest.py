@@ -27,6 +27,7 @@ from redis.asyncio import Redis
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
 from infra.redis_server import own_redis
+from tests.scheduling import Scheduling, rank
 from tests.suite import QUICK_TESTS, package_of
 from tests.tiny_llama import write_checkpoint
 
@@ -37,21 +38,9 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
-FIRST = (
-    "tests/infra/test_chaos.py",
-    "tests/trainer/learner/test_layouts.py",
-    "tests/trainer/test_resume.py",
-    "tests/workers/attacks/",
-    "tests/workers/verify/",
-    "tests/workers/grade/",
-    "tests/workers/grading/",
-    "tests/workers/agent/",
-    "tests/journeys/",
-    "tests/infra/serving/",
-    "tests/trainer/",
-    "tests/workers/",
-)
-"""Files that take long come first, so that none keeps one worker of xdist busy at the end; the others follow as they were collected."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their markers
@@ -63,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
     quick = (item.nodeid for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")))
     config.stash[QUICK_TESTS] = Counter(map(package_of, quick))
-    items.sort(key=lambda item: next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
+    items.sort(key=lambda item: rank(item.nodeid))
 
 
 def is_named(case: str, *, by: str) -> bool:
@@ -81,14 +70,23 @@ class Serving:
     model_dir: Path
     router_metrics_url: str
 
+    async def load(self, model: Path, name: str) -> None:
+        """Have the engine load this model and report its weights as `name`, as after a publication.
+
+        The engine is paused meanwhile: one that has not quite finished an earlier request would end because its cache is in use.
+        """
+        update = {"model_path": str(model), "weight_version": name, "flush_cache": True}
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            for path, body in (
+                ("pause_generation", {"mode": "retract"}),
+                ("update_weights_from_disk", update),
+                ("continue_generation", {}),
+            ):
+                async with session.post(f"{self.engine_url}/{path}", json=body) as response:
+                    await response.read()
+
     async def name_weights(self, name: str) -> None:
-        """Have the engine report its weights as `name`, as after a publication."""
-        update = {"model_path": str(self.model_dir), "weight_version": name, "flush_cache": True}
-        async with (
-            aiohttp.ClientSession(raise_for_status=True) as session,
-            session.post(f"{self.engine_url}/update_weights_from_disk", json=update) as response,
-        ):
-            await response.read()
+        await self.load(self.model_dir, name)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """Runs the tests in phases, says where it is, and explains failures by a second run: `python -m tests.suite quick|all [PATH ...]`.
 `python -m tests.suite count` prints how many tests of each package are quick.
 
-1. Tests run two files at a time; much of a test is waiting for containers and processes.
+1. Tests run two at a time, scheduled by tests/scheduling.py; much of a test is waiting for containers and processes.
 2. Tests marked `alone` follow one at a time: they use up what the machine has, or time it.
 3. What failed runs once more by itself. The second run explains a failure; it excuses at most NUM_EXCUSED, and none in NEVER_EXCUSED.
 
@@ -224,9 +224,9 @@ def run(suite: str, paths: Sequence[str]) -> bool:
     marked = EVERYTHING if suite == "all" else QUICK
     records = ROOT / ".run" / "suite"  # what each test took, for whoever wants to know
     phases = {
-        "tests two files at a time": (
+        "tests two at a time": (
             f"{marked} and not alone",
-            [f"--numprocesses={NUM_WORKERS}", "--dist=loadfile", "--no-loadscope-reorder"],  # as they were collected
+            [f"--numprocesses={NUM_WORKERS}", "--dist=loadscope"],  # tests/scheduling.py
         ),
         "tests that run alone": (f"{marked} and alone", []),
     }

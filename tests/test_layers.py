@@ -71,7 +71,7 @@ def test_only_the_learner_and_the_engines_import_torch() -> None:
         ("workers.run, workers.rollout, workers.policy.sglang, workers.grading.grade", {"torch", "megatron"}),
         ("workers.judge.__main__", {"docker", "torch", "megatron", "transformers"}),
         (
-            "trainer.report, trainer.curve, trainer.records.tensorboard, trainer.recipe, trainer.weights.publish, "
+            "trainer.report.__main__, trainer.curve, trainer.records.points, trainer.recipe, trainer.weights.publish, "
             "trainer.learner.architecture",
             {"torch", "megatron"},
         ),
@@ -172,3 +172,45 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         for name in leaves:
             del imports[name]
     assert not imports, f"these modules lie on an import circle, or import one that does: {sorted(imports)}"
+
+
+TRAINER_LAYERS = (
+    ("recipe", "learner.config", "batching", "learner.devices"),
+    ("learner",),
+    ("feed",),
+    ("records",),
+    ("verifications", "agent_file"),
+    ("inputs",),
+    ("rollouts", "weights"),
+    ("process",),
+    ("loop",),
+    ("plan", "where", "judge"),
+    ("run", "replay", "evaluate", "compare", "report", "curve", "convert", "warmstart", "demo"),
+)
+"""The order inside `trainer/`, from below: a layer imports its own parts and those before it."""
+
+
+def layer_of(module: str) -> tuple[int, str] | None:
+    """The number of a module's layer, and its part there; None for what is in no layer."""
+    name = module.removeprefix("trainer.")
+    parts = {part: number for number, layer in enumerate(TRAINER_LAYERS) for part in layer}
+    found = [part for part in parts if name == part or name.startswith(f"{part}.")]
+    return None if not found else (parts[max(found, key=len)], max(found, key=len))
+
+
+def test_every_module_of_the_trainer_is_in_a_layer() -> None:
+    assert [name for name in MODULES if name.startswith("trainer.") and layer_of(name) is None] == []
+
+
+def test_imports_inside_the_trainer_point_down() -> None:
+    upward: dict[tuple[str, str], str] = {}
+    for name, path in MODULES.items():
+        importing = layer_of(name)
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if importing is None or not isinstance(node, ast.ImportFrom):
+                continue
+            for one in {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}:
+                imported_layer = layer_of(one) if one in MODULES and one.startswith("trainer.") else None
+                if imported_layer is not None and imported_layer[0] > importing[0]:
+                    upward[importing[1], imported_layer[1]] = f"{name} imports {one}"
+    assert upward == {}

@@ -12,10 +12,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("pipeline", "workers", "trainer", "infra")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "tests")
 MAX_FUNCTION_LINES = 55
-MAX_FILE_LINES = 400
 MAX_TOP_MODULES = 12
 BANNED = {"common", "core", "helpers", "misc", "shared", "util", "utils"}
-GENERATED = {"docs/recipe.md"}
 TEXT = (".py", ".sh", ".c", ".lua", ".md", ".toml", ".yaml", ".sbatch")
 FILES = [
     *(Path(path.name) for pattern in ("*.py", "*.md") for path in sorted(ROOT.glob(pattern))),
@@ -37,11 +35,6 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (
         node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-
-
-def test_no_file_is_longer_than_a_reader_likes() -> None:
-    lengths = {str(path): (ROOT / path).read_text().count("\n") for path in FILES}
-    assert {name: n for name, n in lengths.items() if n > MAX_FILE_LINES and name not in GENERATED} == {}
 
 
 @pytest.mark.slow
@@ -82,3 +75,17 @@ def test_a_comment_is_no_reason_to_break_a_statement_at_its_brackets() -> None:
     )
     found = {str(path): scar.findall((ROOT / path).read_text()) for path in PYTHON}
     assert {name: scars for name, scars in found.items() if scars} == {}
+
+
+def test_every_task_has_a_name_by_which_a_dump_of_tasks_shows_it() -> None:
+    unnamed = [
+        f"{path}:{call.lineno}"
+        for path in PYTHON
+        if path.parts[0] in ("infra", "pipeline", "workers")
+        for call in ast.walk(parsed(path))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "create_task"
+        and not any(keyword.arg == "name" for keyword in call.keywords)
+    ]
+    assert unnamed == []

@@ -1,7 +1,8 @@
-"""One run: decides what is asked, learns from what came back. Imports `pipeline` only; torch lives in
-`learner/` and `feed.py`.
+"""One run: decides which rollouts are requested, and learns from the results.
+
+Imports `pipeline` only; only `learner/`, `feed.py` and `warmstart/` use torch.
 """
 
-from pipeline.dependencies import name_missing_packages
+from pipeline.commandline import name_missing_packages
 
 name_missing_packages()

@@ -1,6 +1,6 @@
 """Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), or a checkpoint of a run back into Hugging Face weights.
 
-What SOURCE is decides which. A model that one process cannot hold is divided among several with `torchrun` and the layout's
+The kind of SOURCE decides the direction. A model that one process cannot hold is divided among several with `torchrun` and the layout's
 options; the layout need not be the one that the checkpoint was written in, or will be read in.
 """
 
@@ -9,9 +9,10 @@ import sys
 import warnings
 from pathlib import Path
 
+from pipeline.commandline import directory, program
 from trainer import process
 from trainer.learner.config import LearnerConfig
-from trainer.settings import TrainerSettings
+from trainer.process import TrainerSettings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
-    """On every rank. Raises ValueError for a source that is neither, or a target that is there already."""
+    """Converts on every rank. Raises ValueError for a source of neither kind, or for a target that already exists."""
     source, target, model = options.source, options.target, options.model
     is_checkpoint = (source / "metadata.json").exists()
     if not is_checkpoint and not (source / "config.json").exists():
@@ -34,7 +35,7 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
     if target.exists():
         raise ValueError(f"{target} exists: remove it, or give another name")
     config = LearnerConfig(
-        lr=1.0,  # required, and not used: nothing is trained
+        lr=1.0,  # required and unused, because nothing is trained
         dtype=options.dtype,
         tensor_parallel=options.tensor_parallel,
         pipeline_parallel=options.pipeline_parallel,
@@ -42,14 +43,14 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
     )
     # At every start it lists the optional packages that it was built without.
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    from trainer.learner import backend, conversion
+    from trainer.learner import backend, export
 
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
     try:
         if is_checkpoint:
-            conversion.to_hugging_face(source, target, config, model_directory=model)
+            export.to_hugging_face(source, target, config, model_directory=model)
         else:
-            conversion.to_checkpoint(source, target, config)
+            export.to_checkpoint(source, target, config)
     finally:
         backend.leave()
     if settings.rank == 0:
@@ -58,9 +59,9 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.convert", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("trainer.convert"), description=__doc__)
     parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="a Hugging Face directory or a checkpoint"
+        "source", type=directory, metavar="SOURCE", help="a Hugging Face directory or a checkpoint"
     )
     parser.add_argument("target", type=Path, metavar="TARGET", help="the directory to write")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What a recipe names, read and checked before anything is started: tasks, agent, model, tokenizer.
+"""The inputs that a recipe names, read and checked before anything is started: tasks, agent, model, tokenizer, judge.
 
 Tasks without a passed verification are refused unless the recipe allows them: see `python -m workers.verify`.
 """
@@ -7,52 +7,74 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from arq.connections import ArqRedis
+from msgspec.structs import asdict, replace
 
 from pipeline.agent.config import AgentConfig, load_agent
-from pipeline.chat_template import ChatTemplate
+from pipeline.agent.upstream import BASH_TOOL
+from pipeline.chat_template import ChatTemplate, Tools
 from pipeline.errors import RequestError
+from pipeline.harness import Harness
+from pipeline.judge import Judge
+from pipeline.judge_templates import parse_templates, read_templates
+from pipeline.model_config import language_keys
 from pipeline.reply_format import ReplyFormat
+from pipeline.request import Endpoint
 from pipeline.task import Task
-from pipeline.task_facts import TaskFacts
-from pipeline.taskfile import read_tasks
-from pipeline.template_text import Tools
-from pipeline.tokenizer import TokenizerBundle, read_bundle
-from trainer.agent_file import agent_words, check_opening, recipe_agent
+from pipeline.taskfile import TaskFacts, read_tasks
+from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
+from trainer.agent_file import agent_words, check_opening, read_program, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.learner.config import LossConfig
 from trainer.learner.objectives.own import check_own
-from trainer.recipe import AdmissionRecipe, Recipe, Unverified
-from trainer.recipe.loading import toml_value
+from trainer.recipe import AdmissionRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
 from trainer.recipe.schema import ChatRecipe, TaskFiles
-from trainer.rollouts.judge_form import JudgeForm, judge_words, read_judge
+from trainer.recipe.wording import toml_value
 from trainer.verifications import Verifications, has_controls
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeForm:
+    """A judge whose tokenizer may not be in Redis yet."""
+
+    judge: Judge  # names no tokenizer
+    tokenizer: TokenizerBundle | None
+
+    async def announced(self, redis: ArqRedis) -> Judge:
+        """The judge in the form that requests carry, after its tokenizer is stored in Redis."""
+        if self.tokenizer is None:
+            return self.judge
+        return replace(self.judge, tokenizer=await put_tokenizer(redis, self.tokenizer))
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a run reads besides its recipe. Every task carries the calibration that its verification holds."""
+    """A run's inputs besides its recipe. Every task carries the calibration from its verification."""
 
     train: list[Task]
     heldout: list[Task]
-    heldout_sets: dict[str, list[Task]]  # further ones, by name
+    heldout_sets: dict[str, list[Task]]  # further held-out tasks by name of their set
     agent_config: str
     tokenizer: TokenizerBundle
-    num_unverified: int  # of all tasks; above 0 only where the recipe allows it
-    num_too_weak: int  # training tasks left out because of tasks.max_weakness
+    num_unverified: int  # among all tasks; above 0 only where the recipe allows it
+    num_uncontrolled: int  # training tasks left out because of tasks.min_control
+    num_too_weak: int  # further training tasks left out because of tasks.max_weakness
     judge: JudgeForm | None = None  # None: nothing is judged
+    harness: Harness | None = None  # None: the built-in loop plays
     task_facts: tuple[TaskFacts, ...] = ()  # what verification says of the tasks that may be played
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
-    """Raises ValueError naming the recipe's field whose file is missing, empty, unusable, or at odds with another."""
+    """The inputs. Raises ValueError naming the recipe's field whose file is missing, empty, unusable, or contradicts another."""
     files = recipe.tasks
     train = _tasks("tasks.train", files.train)
     of_train = Verifications.beside("tasks.train", files.train)
     num_unverified = _num_unverified(of_train, train, files.unverified, allowed=("allow",))
-    strong = train if files.max_weakness is None else of_train.strong(train, max_weakness=files.max_weakness)
+    controlled = of_train.controlled(train, min_control=files.min_control)
+    strong = of_train.strong(controlled, max_weakness=files.max_weakness)
     heldout = _heldout("tasks.heldout", files.heldout, train, files) if files.heldout else _HeldOut()
     sets = {
         name: _heldout(f"tasks.heldout_sets.{name}", path, train, files)
@@ -68,28 +90,53 @@ def read_inputs(recipe: Recipe) -> Inputs:
         )
     _check_model(recipe)
     agent_config = recipe_agent(recipe.rollout)
+    harness = read_program(recipe.rollout)
     agent = load_agent(agent_config)
-    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, agent.tools)
-    _check_users_in_a_row(recipe, agent, tokenizer)
-    check_opening(agent_config, [*strong, *heldout.tasks], tokenizer, recipe)
+    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, _tools(agent, harness))
+    if harness is None:
+        _check_users_in_a_row(recipe, agent, tokenizer)
+        check_opening(agent_config, [*strong, *heldout.tasks], tokenizer, recipe)
     return Inputs(
-        train=of_train.calibrated(strong),
+        train=of_train.as_verified(strong),
         heldout=heldout.tasks,
         heldout_sets={name: one.tasks for name, one in sets.items()},
         agent_config=agent_config,
         tokenizer=tokenizer,
         num_unverified=num_unverified + sum(one.num_unverified for one in every),
-        num_too_weak=len(train) - len(strong),
+        num_uncontrolled=len(train) - len(controlled),
+        num_too_weak=len(controlled) - len(strong),
         judge=read_judge(recipe),
+        harness=harness,
         task_facts=(*of_train.facts(strong), *(fact for one in every for fact in one.facts)),
     )
 
 
+def _tools(agent: AgentConfig, harness: Harness | None) -> Tools:
+    """The tools as the player shows them to the policy.
+
+    A program declares its tools only in an episode, so one example tool represents them.
+    """
+    if harness is None:
+        return agent.tools
+    return (BASH_TOOL,) if harness.uses_tools else ()
+
+
+def _player_words(recipe: Recipe, inputs: Inputs) -> str:
+    """The lines about the player: the agent program, or the agent."""
+    if (harness := inputs.harness) is None:
+        return agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout])
+    footprint = harness.footprint
+    return (
+        f"program: {harness.name} {harness.version} plays, and rollout.agent has no effect; {footprint.opening_tokens:,} tokens before the"
+        f" task, {footprint.memory_bytes / 1e6:,.0f} MB and {footprint.cpu_s:.1f} s of CPU an episode"
+    )
+
+
 def check_learner(recipe: Recipe) -> None:
-    """Raises ValueError for a model that the learner cannot train or divide as the recipe says, or an objective that is not there."""
+    """Raises ValueError for a model that the learner cannot train or divide as the recipe asks, or an objective that does not exist."""
     if recipe.learner.loss.objective:
         check_own(recipe.learner.loss.objective)
-    directory = Path(recipe.model)
+    directory = _model_directory(recipe)
     faults = layout_faults(read_architecture(directory), recipe.learner)
     if faults:
         raise ValueError("; ".join(faults))
@@ -110,10 +157,10 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
             f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
-            f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_weakness_words(recipe, inputs)}",
+            f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_left_out_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
-            f"judge: {judge_words(recipe.judge)}",
-            agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]),
+            f"judge: {judge_words(recipe.judge, recipe.credit)}",
+            _player_words(recipe, inputs),
             _chat_words(inputs),
             f"context: {_context_words(recipe)}",
             f"learner: {_processes_words(recipe)}",
@@ -135,7 +182,7 @@ def _tasks(field: str, path: str) -> list[Task]:
         tasks = read_tasks(Path(path))
     except OSError as error:
         raise ValueError(
-            f"{field}: {path}: {error.strerror}; make it with `python -m trainer.tasksets`"
+            f"{field}: {path}: {error.strerror}; make it with `python -m workers.tasksets`"
         ) from error
     if not tasks:
         raise ValueError(f"{field}: {path} holds no task; a run needs one at least")
@@ -144,7 +191,7 @@ def _tasks(field: str, path: str) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class _HeldOut:
-    """The held-out tasks in a file, how many of them are not verified, and what verification says of them."""
+    """The held-out tasks in a file, the number that is not verified, and the facts from verification."""
 
     tasks: list[Task] = field(default_factory=list[Task])
     num_unverified: int = 0
@@ -152,7 +199,7 @@ class _HeldOut:
 
 
 def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> _HeldOut:
-    """Raises ValueError if some are trained on."""
+    """The held-out tasks. Raises ValueError if some of them are training tasks, too."""
     tasks = _tasks(field, path)
     shared = {task.id for task in train} & {task.id for task in tasks}
     if shared:
@@ -162,13 +209,13 @@ def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> _Hel
         )
     verifications = Verifications.beside(field, path)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("heldout", "allow"))
-    return _HeldOut(verifications.calibrated(tasks), num_unverified, verifications.facts(tasks))
+    return _HeldOut(verifications.as_verified(tasks), num_unverified, verifications.facts(tasks))
 
 
 def _num_unverified(
     verifications: Verifications, tasks: list[Task], unverified: Unverified, *, allowed: Sequence[Unverified]
 ) -> int:
-    """How many tasks are not verified as they are. Raises ValueError unless `unverified` is one of those `allowed`."""
+    """The number of tasks that are not verified in their present form. Raises ValueError unless `unverified` is one of `allowed`."""
     doubts, path = verifications.doubts(tasks), verifications.path
     if doubts and unverified not in allowed:
         first, doubt = next(iter(doubts.items()))
@@ -180,20 +227,25 @@ def _num_unverified(
     return len(doubts)
 
 
-def _check_model(recipe: Recipe) -> None:
-    """Raises ValueError unless the model's directory is there and its context is as long as the recipe needs."""
-
-    class _Context(msgspec.Struct):
-        max_position_embeddings: int
-
+def _model_directory(recipe: Recipe) -> Path:
     directory = Path(recipe.model)
     if not directory.is_dir():
         raise ValueError(
             f"model: {directory} is not a directory; give the Hugging Face directory of the starting policy"
         )
-    path = directory / "config.json"
+    return directory
+
+
+def _check_model(recipe: Recipe) -> None:
+    """Raises ValueError unless the model's directory exists and its context is as long as the recipe needs."""
+
+    class _Context(msgspec.Struct):
+        max_position_embeddings: int
+
+    path = _model_directory(recipe) / "config.json"
     try:
-        max_positions = msgspec.json.decode(path.read_bytes(), type=_Context).max_position_embeddings
+        keys = language_keys(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        max_positions = msgspec.convert(keys, _Context).max_position_embeddings
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"model: {path}: {error}; take the file that came with the weights") from error
     context_tokens = recipe.rollout.limits.context_tokens
@@ -225,8 +277,54 @@ def read_tokenizer(model: Path, chat: ChatRecipe, tools: Tools) -> TokenizerBund
     return bundle
 
 
+def read_judge(recipe: Recipe) -> JudgeForm | None:
+    """The judge of a recipe; None if it has none. Raises ValueError naming the field whose file is missing or unusable."""
+    given = recipe.judge
+    if given.method == "none":
+        return None
+    endpoint = Endpoint(**asdict(given.endpoint)) if given.endpoint.api_base else None
+    templates = _judge_templates(given.templates)
+    if endpoint is not None and parse_templates(templates).opening.source:
+        raise ValueError(
+            f"judge.templates: {given.templates}: opening: an endpoint cannot take the beginning of its reply; remove `opening`, "
+            "or judge with engines behind SWERVE_JUDGE_ROUTER_URL"
+        )
+    judge = Judge(
+        method=given.method,
+        name=given.name,
+        templates=templates,
+        num_votes=given.num_votes,
+        temperature=given.temperature,
+        max_new_tokens=given.max_new_tokens,
+        prompt_tokens=given.prompt_tokens,
+        history_steps=given.history_steps,
+        seed=recipe.seed,
+        vote_s=given.vote_s,
+        score_format_errors=given.score_format_errors,
+        score_submission=given.score_submission,
+        endpoint=endpoint,
+    )
+    return JudgeForm(judge, _judge_tokenizer(given.tokenizer))
+
+
+def _judge_templates(path: str) -> str:
+    try:
+        return read_templates(Path(path)) if path else ""
+    except ValueError as error:
+        raise ValueError(f"judge.templates: {error}") from error
+
+
+def _judge_tokenizer(directory: str) -> TokenizerBundle | None:
+    if not directory:
+        return None
+    try:
+        return read_bundle(Path(directory))
+    except ValueError as error:
+        raise ValueError(f"judge.tokenizer: {error}") from error
+
+
 def _check_users_in_a_row(recipe: Recipe, agent: AgentConfig, bundle: TokenizerBundle) -> None:
-    """Raises ValueError where user messages would follow each other and the chat template rejects that."""
+    """Raises ValueError if user messages would follow each other and the chat template rejects that."""
     if ChatTemplate(bundle, agent.tools).takes_users_in_a_row:
         return
     if recipe.rollout.context.marker == "message":
@@ -241,8 +339,8 @@ def _check_users_in_a_row(recipe: Recipe, agent: AgentConfig, bundle: TokenizerB
 
 
 def _chat_words(inputs: Inputs) -> str:
-    """How replies are read, and what the chat template would render otherwise than the context has it."""
-    bundle, tools = inputs.tokenizer, load_agent(inputs.agent_config).tools
+    """The lines about how replies are read, and about differences between the context and the chat template's rendering."""
+    bundle, tools = inputs.tokenizer, _tools(load_agent(inputs.agent_config), inputs.harness)
     differences = [announcement.text for announcement in ChatTemplate(bundle, tools).announcements]
     variables = "".join(f", {name} = {value!r}" for name, value in bundle.template_kwargs.items())
     form = bundle.reply_format
@@ -255,7 +353,7 @@ def _chat_words(inputs: Inputs) -> str:
 
 
 def _context_words(recipe: Recipe) -> str:
-    """What becomes of a full context and of thoughts, and what that costs."""
+    """The lines about what happens to a full context and to thoughts, and about the cost."""
     rollout, context = recipe.rollout, recipe.rollout.context
     context_tokens = rollout.limits.context_tokens
     prompt_tokens = context_tokens - rollout.sampling.max_new_tokens
@@ -287,6 +385,23 @@ def _staleness_words(admission: AdmissionRecipe) -> str:
     return f"; how far it runs ahead is controlled, from {control.least_versions} to {most} versions"
 
 
+def judge_words(judge: JudgeRecipe, credit: CreditRecipe) -> str:
+    """The judge's part of the plan of a run."""
+    if judge.method == "none":
+        return "none"
+    name = f" {judge.name}" if judge.name else ""
+    votes = f", {judge.num_votes} votes on each step" if judge.method == "votes" else ""
+    where = f", by {judge.endpoint.model} at {judge.endpoint.api_base}" if judge.endpoint.api_base else ""
+    waits = (
+        "a group waits for its judgements whatever happens, and none is enqueued while no judge works"
+        if judge.required
+        else f"a group that is ready waits up to {judge.wait_s:.0f} s for its judgements"
+    )
+    if not credit.reads_scores:
+        waits = "no group waits for its judgements, because [credit] reads no scores"
+    return f"{judge.method}{name}{votes}{where}; {waits}"
+
+
 def _sets_words(inputs: Inputs) -> str:
     return "".join(f", {len(tasks)} in {name}" for name, tasks in inputs.heldout_sets.items())
 
@@ -297,10 +412,19 @@ def _verified_words(recipe: Recipe, inputs: Inputs) -> str:
     return f'{inputs.num_unverified} not verified, as tasks.unverified = "{recipe.tasks.unverified}" allows'
 
 
-def _weakness_words(recipe: Recipe, inputs: Inputs) -> str:
-    if recipe.tasks.max_weakness is None:
-        return ""
-    return f"; {inputs.num_too_weak} left out, whose weakness is above tasks.max_weakness = {recipe.tasks.max_weakness:g}"
+def _left_out_words(recipe: Recipe, inputs: Inputs) -> str:
+    words: list[str] = []
+    if inputs.num_uncontrolled:
+        words.append(
+            f'; {inputs.num_uncontrolled} left out by tasks.min_control = "{recipe.tasks.min_control}"'
+        )
+    if recipe.tasks.max_weakness is not None:
+        train = {task.id for task in inputs.train}
+        num_unknown = sum(one.task_id in train and one.weakness is None for one in inputs.task_facts)
+        unknown = f"; {num_unknown} of unknown weakness, without any partial fix" if num_unknown else ""
+        bound = f"tasks.max_weakness = {recipe.tasks.max_weakness:g}"
+        words.append(f"; {inputs.num_too_weak} left out, which are weaker than {bound} at 95 %{unknown}")
+    return "".join(words)
 
 
 def _controls_words(recipe: Recipe, inputs: Inputs) -> str:
@@ -308,15 +432,17 @@ def _controls_words(recipe: Recipe, inputs: Inputs) -> str:
     if share == 0:
         return 'none is run, as grading.controls = "never" says'
     tasks = [*inputs.train, *inputs.heldout, *chain.from_iterable(inputs.heldout_sets.values())]
-    passes = "each pass" if share == 1 else f"{share:.0%} of the passes"
+    gradings = "each of their gradings has" if share == 1 else f"{share:.0%} of their gradings have"
+    num_controls = recipe.grading.num_controls
+    runs = "a control run" if num_controls == 1 else f"{num_controls} control runs"
     return (
-        f"{sum(map(has_controls, tasks))} of {len(tasks)} tasks have controls; {passes} of theirs is followed by a "
-        "control run, in which the same tests must fail"
+        f"{sum(map(has_controls, tasks))} of {len(tasks)} tasks have controls; {gradings} {runs}, in which a contradicted test "
+        "must fail"
     )
 
 
 def _objective_words(loss: LossConfig) -> str:
-    """The objective, and what the recipe changes of it or adds to it."""
+    """The lines about the objective, and about the recipe's changes and additions to it."""
     fields = (field.name for field in msgspec.structs.fields(LossConfig))
     names = [name for name in fields if name not in ("kind", "objective")]
     given = {

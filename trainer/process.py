@@ -6,26 +6,57 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from pipeline.commandline import FAILED, program, status_of
+from pipeline.screen import outlive_readers
+from pipeline.settings import check_variables
+from trainer.learner import directories
 from trainer.recipe import Recipe
-from trainer.settings import TrainerSettings, trainer_settings
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
     from trainer.records.console import Console
 
-MISUSE = 2
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """The router of the engines, and the rank of this process among the learner's, as torchrun sets it."""
+
+    router_url: str
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def trainer_settings() -> TrainerSettings:
+    """The settings. Raises ValueError naming the variable that cannot be used."""
+    check_variables()
+    return TrainerSettings(
+        router_url=os.environ.get("SWERVE_ROUTER_URL", "http://127.0.0.1:30000"),
+        rank=_whole("RANK", 0),
+        world_size=_whole("WORLD_SIZE", 1),
+        local_rank=_whole("LOCAL_RANK", 0),
+    )
+
+
+def _whole(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdigit():
+        raise ValueError(f"{variable}={text!r}: give a whole number; torchrun sets it")
+    return int(text)
 
 
 def recipe_parser(module: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
     """A parser that takes a recipe and overrides of its keys; `example` is such an override."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser = argparse.ArgumentParser(prog=program(module), description=description)
     parser.add_argument("recipe", type=Path, help="the recipe, a TOML file as in trainer/recipes")
     parser.add_argument(
         "--set",
@@ -38,12 +69,21 @@ def recipe_parser(module: str, description: str | None, *, example: str) -> argp
 
 
 def exit_status(command: Callable[[TrainerSettings], int]) -> int:
-    """What `command` returns. If it raises ValueError: MISUSE, with the error as one line on stderr."""
+    """The exit status of `command`.
+
+    ValueError gives MISUSE; a full disk, and a service that does not answer, give FAILED. Each prints one line on stderr.
+    """
     try:
         return command(trainer_settings())
     except ValueError as error:
         print("error:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
-        return MISUSE
+        return status_of(error)
+    except BaseException as error:
+        full = directories.disk_full_in(error)
+        if full is None:
+            raise
+        print("error:", "; ".join([str(full), *getattr(full, "__notes__", ())]), file=sys.stderr)
+        return FAILED
 
 
 def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
@@ -57,14 +97,18 @@ def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
         )
 
 
-def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
-    """The learner of this rank, connected with those of the other ranks."""
+def make_feed(recipe: Recipe, settings: TrainerSettings, *, num_threads: int = 0) -> "Feed":
+    """The learner of this rank, connected with those of the other ranks, on `num_threads` CPU threads. 0: torch's default number."""
+    # Each step packs samples of other lengths, which fragments a GPU's memory. The allocator reads this once, when torch first uses it.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # At every start it lists the optional packages that it was built without.
     warnings.filterwarnings("ignore", module=r"megatron\.")
     from trainer.feed import Feed
     from trainer.learner import backend
     from trainer.learner.megatron import Learner
 
+    if num_threads:
+        backend.use_threads(num_threads)
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
     learner = Learner(
         recipe.learner, model_directory=Path(recipe.model), keep_tokens=recipe.rollouts.keeps_tokens
@@ -72,18 +116,20 @@ def make_feed(recipe: Recipe, settings: TrainerSettings) -> "Feed":
     return Feed(learner)
 
 
-def follow(recipe: Recipe, settings: TrainerSettings) -> int:
-    """Ranks above 0: repeat what rank 0 does with its learner, until rank 0 stops. Only rank 0 handles signals."""
+def follow(recipe: Recipe, settings: TrainerSettings, *, num_threads: int = 0) -> int:
+    """Used on ranks above 0: repeats rank 0's calls of its learner, until rank 0 stops. Only rank 0 handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    make_feed(recipe, settings).follow()
+    make_feed(recipe, settings, num_threads=num_threads).follow()
     return 0
 
 
 @contextlib.contextmanager
 def console_on(screen: TextIO) -> "Iterator[Console]":
-    """A console on `screen`; log records appear among its lines."""
+    """A console on `screen`, with log records among its lines. A run continues when nobody reads its output any more."""
     from trainer.records.console import open_console
+
+    outlive_readers()
 
     with open_console(screen) as console:
         logging.basicConfig(level=logging.WARNING, handlers=[console.log_handler()], force=True)

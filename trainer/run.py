@@ -1,6 +1,6 @@
 """`python -m trainer.run RECIPE.toml`: one training run, on every rank of the learner.
 
-Rank 0 enqueues requests, takes in trajectories, decides and publishes; the other ranks (torchrun starts them) follow its
+Rank 0 enqueues requests, receives trajectories, decides and publishes; the other ranks (torchrun starts them) follow its
 learner. Exit status: 0 the run is finished, or was stopped in good order; 1 it ended without its steps; 2 misuse, with what
 to change.
 """
@@ -15,19 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.task_facts import write_facts
+from pipeline.journal.reading import RECIPE, RUN_FILE, journal_of
+from pipeline.running_tasks import print_tasks_on_sigquit
+from pipeline.taskfile import write_facts
 from trainer import process
-from trainer.agent_file import agent_warnings, example_words
+from trainer.agent_file import agent_warnings, check_deadline, example_words
 from trainer.inputs import Inputs, check_learner, describe, read_inputs
-from trainer.plan import command
+from trainer.learner import directories
+from trainer.plan.__main__ import add_arguments, print_plan
+from trainer.process import TrainerSettings
 from trainer.recipe import Recipe, differences, load_recipe, to_toml
 from trainer.records import run_directory
-from trainer.records.run_directory import RECIPE, RUN_FILE, RunDirectory
-from trainer.settings import TrainerSettings
+from trainer.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from pipeline.journal.rows import EndReason
     from trainer.records.console import Console
-    from trainer.records.journal import EndReason
 
 FIXED = (
     "model",
@@ -36,13 +39,15 @@ FIXED = (
     "tasks.heldout",
     "tasks.heldout_sets",
     "tasks.max_weakness",
+    "tasks.min_control",
     "rollout.group_size",
 )
-"""What a resumed run may not change: its data order, or the policy it began with."""
+"""Keys that a resumed run may not change: its data order, and the policy that it began with."""
 
 
 def main() -> int:
     arguments = _parse()
+    print_tasks_on_sigquit()
     return process.exit_status(lambda settings: _run(arguments, settings))
 
 
@@ -64,7 +69,7 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="check the recipe and all that it names, print it with every default, and the plan; write nothing",
     )
-    command.add_arguments(parser)
+    add_arguments(parser)
     arguments = parser.parse_args()
     if not arguments.dry_run and (arguments.gpus or arguments.hosts or arguments.measured):
         parser.error("--gpus, --hosts and --measured are of the plan: add --dry-run, or use swerve plan")
@@ -77,12 +82,18 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
         process.check_processes(recipe, settings)
     if settings.rank != 0:
         return 0 if arguments.dry_run else process.follow(recipe, settings)
-    inputs = read_inputs(recipe)
+    # This check comes first, because the tokenizer and template do not matter if the model cannot be trained.
     check_learner(recipe)
+    inputs = read_inputs(recipe)
+    check_deadline(recipe, inputs.agent_config)
     if arguments.dry_run:
         return _dry_run(recipe, inputs, arguments)
     _check_sinks(recipe)
-    with _open_directory(recipe, arguments) as directory, run_directory.sole_trainer(directory.root):
+    with (
+        _open_directory(recipe, arguments) as directory,
+        run_directory.sole_trainer(directory.root),
+        run_directory.space_set_aside(directory.root),
+    ):
         for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
             print(f"warning: {warning}", file=sys.stderr)
         with run_directory.writable(directory.root):
@@ -94,27 +105,27 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
 
 
 def _dry_run(recipe: Recipe, inputs: Inputs, arguments: argparse.Namespace) -> int:
-    """Print what the run would be. Raises ValueError if machines are named and something does not fit them."""
+    """Prints the plan of the run. Raises ValueError if machines are named and something does not fit them."""
     print(to_toml(recipe))
     print(describe(recipe, inputs))
     print(example_words(inputs.agent_config, inputs.train[0], recipe))
     if arguments.gpus or recipe.plan.gpus:
-        command.print_plan(recipe, arguments)
+        print_plan(recipe, arguments)
     return 0
 
 
 def _check_sinks(recipe: Recipe) -> None:
-    """Before the learner is built, which takes minutes with a large model."""
-    from trainer.records.sinks import check_sinks  # imports TensorBoard
+    """Checks the sinks before the learner is built, which takes minutes with a large model."""
+    from trainer.records.sinks import check_sinks  # this imports TensorBoard
 
     check_sinks(recipe)
 
 
 @contextlib.contextmanager
 def _open_directory(recipe: Recipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
-    """The run's directory, created or found; a run that is refused leaves none.
+    """The run's directory, created or found; a run that is refused leaves no directory behind.
 
-    Raises ValueError where the command mixes up resuming and starting.
+    Raises ValueError if the command confuses resuming and starting.
     """
     if arguments.resume:
         if arguments.run_dir is None:
@@ -133,7 +144,7 @@ def _open_directory(recipe: Recipe, arguments: argparse.Namespace) -> Iterator[R
 
 
 def _resumed(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
-    """The directory of the run to resume. Says what changed since, and raises ValueError for what must not change."""
+    """The directory of the run to resume. Reports what has changed since, and raises ValueError for changes that are not allowed."""
     found = run_directory.find(root)
     if run_id not in (None, found.run_id):
         raise ValueError(f"{root} holds the run {found.run_id}, not {run_id}; leave --run-id out")
@@ -150,9 +161,11 @@ def _resumed(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
 
 
 async def _refuse_known(run_id: str) -> None:
-    """A new run must not take up the requests of an older one. Raises ValueError, also where Redis cannot be reached."""
+    """Raises ValueError if the run is known already, because a new run must not use the requests of an older one, and if Redis cannot be
+    reached.
+    """
     from pipeline import keys
-    from trainer.loop.assembly import connect
+    from trainer.loop.run import connect
 
     redis = await connect()
     async with contextlib.aclosing(redis):
@@ -161,7 +174,7 @@ async def _refuse_known(run_id: str) -> None:
 
 
 def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "EndReason":
-    """The whole run, on rank 0."""
+    """Runs the whole run, on rank 0."""
     from pipeline.metrics import exported_metrics
     from pipeline.settings import metrics_settings, telemetry_settings
     from pipeline.telemetry import start_telemetry
@@ -171,15 +184,17 @@ def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: Tra
         console = stack.enter_context(process.console_on(sys.stdout))
         logging.getLogger("swerve").setLevel(logging.INFO)
         stack.enter_context(exported_metrics("trainer", metrics_settings(), run=directory.run_id))
-        return asyncio.run(_train(recipe, inputs, directory, settings, console))
+        with directories.writing(directory.root):
+            return asyncio.run(_train(recipe, inputs, directory, settings, console))
 
 
 async def _train(
     recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings, console: "Console"
 ) -> "EndReason":
-    from trainer.loop.assembly import assembled
+    from trainer.loop.loop import Loop
+    from trainer.loop.run import open_run
 
-    async with assembled(
+    async with open_run(
         recipe,
         inputs,
         root=directory.root,
@@ -187,22 +202,24 @@ async def _train(
         router_url=settings.router_url,
         console=console,
         make_feed=lambda: process.make_feed(recipe, settings),
-    ) as loop:
+    ) as run:
+        loop = Loop(run)
         process.stop_on_signal(loop.stop)
         return await loop.run()
 
 
 def _report(directory: RunDirectory) -> bool:
     """Print the report and draw the reward curve. Returns whether every request is accounted for."""
-    from trainer.records.reward_curve import draw
-    from trainer.records.summary import summarize
-    from trainer.records.summary_table import table
+    from trainer.curve import draw
+    from trainer.report.__main__ import table
+    from trainer.report.summary import summarize
 
-    journal, picture = directory.root / "journal", directory.root / "curve.png"
+    journal, picture = journal_of(directory.root), directory.root / "curve.png"
     summary = summarize(directory.root)
     print(table(summary, directory.root))
     if summary.episodes:
-        draw(journal, picture, title=directory.run_id)
+        with directories.writing(picture):
+            draw(journal, picture, title=directory.run_id)
         print(picture)
     return summary.is_accounted_for
 

@@ -1,24 +1,20 @@
-"""What `python -m workers.verify` found of a task file, as a run uses it: which tasks can be trusted, how strong their tests are, and
-the calibration that the grader needs.
+"""A run's use of the results of `python -m workers.verify` about a task file: which tasks can be trusted, how strong their tests are, and
+what is added to the tasks: the calibration that the grader needs, and the paths in the image that hold the answer.
 
-A verification counts only for the very task that it was made of: one that changed since is an unverified one.
+A verification counts only for the task in the form that was verified: a task that has changed since is unverified.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from pipeline.calibration import unpack
 from pipeline.message import MalformedMessage
-from pipeline.task import Task
-from pipeline.task_facts import TaskFacts
-from pipeline.taskfile import Verification, read_verified, standing, verified_path
+from pipeline.task import BEST_CONTROLS, BestControl, Task, unpack
+from pipeline.taskfile import TaskFacts, Verification, as_verified, read_verified, standing, verified_path
 
 
 @dataclass(frozen=True, slots=True)
 class Verifications:
-    """Of the tasks in the file `path`, which the key `field` of the recipe names."""
+    """The verifications of the tasks in the file `path`, which the recipe's key `field` names."""
 
     field: str
     path: str  # "": the recipe names no file
@@ -26,39 +22,60 @@ class Verifications:
 
     @classmethod
     def beside(cls, field: str, path: str) -> "Verifications":
-        """Those in the file beside `path`; none if there is no such file. Raises ValueError if it is damaged."""
+        """The verifications in the file beside `path`; none if there is no such file. Raises ValueError if it is damaged."""
         verified = verified_path(Path(path)) if path else None
         return cls(field, path, read_verified(verified) if verified and verified.exists() else {})
 
     def doubts(self, tasks: list[Task]) -> dict[str, str]:
-        """Ids of the tasks whose grader may judge wrongly, and why."""
+        """Ids of the tasks whose grader may judge wrongly, with the reason."""
         return {task.id: doubt for task in tasks if (doubt := self._doubt(task))}
 
-    def calibrated(self, tasks: list[Task]) -> list[Task]:
-        """The tasks, each with the calibration that its verification holds. Raises ValueError for one that cannot be read."""
-        return [replace(task, calibration=self._calibration(task)) for task in tasks]
+    def as_verified(self, tasks: list[Task]) -> list[Task]:
+        """The tasks, each with the results of its verification. Raises ValueError for a calibration that cannot be read."""
+        for task in tasks:
+            self._calibration(task)
+        return [as_verified(task, standing(self.by_task, task)) for task in tasks]
 
-    def strong(self, tasks: list[Task], *, max_weakness: float) -> list[Task]:
-        """The tasks whose weakness is `max_weakness` at most. Raises ValueError if it was not measured, or if none is left."""
-        weakness = {
-            task.id: one.weakness if (one := standing(self.by_task, task)) else None for task in tasks
-        }
-        unmeasured = [task_id for task_id, share in weakness.items() if share is None]
+    def strong(self, tasks: list[Task], *, max_weakness: float | None) -> list[Task]:
+        """The tasks that are not proved to be weaker than `max_weakness`, or all if that is None: the lower end of the weakness's interval
+        is not above it. A task without any partial fix is included. Raises ValueError if it was not measured, or if none is left.
+        """
+        if max_weakness is None:
+            return tasks
+        known = {task.id: standing(self.by_task, task) for task in tasks}
+        unmeasured = [task_id for task_id, one in known.items() if one is None or one.strength is None]
         if unmeasured:
             raise ValueError(
                 f"tasks.max_weakness: how strong the tests are was not measured for {len(unmeasured)} of the "
                 f"{len(tasks)} tasks in {self.path}; the first is {unmeasured[0]}. Run `python -m workers.verify "
                 f"{self.path} --strength`, or leave tasks.max_weakness out"
             )
-        strong = [task for task in tasks if (weakness[task.id] or 0.0) <= max_weakness]
+        strong = [
+            task
+            for task in tasks
+            if (one := known[task.id]) and one.strength and one.strength.interval[0] <= max_weakness
+        ]
         if not strong:
             raise ValueError(
                 f"tasks.max_weakness is {max_weakness:g}; every task in {self.path} is weaker: raise it, or leave it out"
             )
         return strong
 
+    def controlled(self, tasks: list[Task], *, min_control: BestControl) -> list[Task]:
+        """The tasks for whose passes a control can have the result `min_control` or a stronger one. Raises ValueError if none is left."""
+        known = {task.id: standing(self.by_task, task) for task in tasks}
+        says = {task_id: one.control if one else "none" for task_id, one in known.items()}
+        wanted = BEST_CONTROLS.index(min_control)
+        controlled = [task for task in tasks if BEST_CONTROLS.index(says[task.id]) >= wanted]
+        if not controlled:
+            raise ValueError(
+                f'tasks.min_control is "{min_control}"; the controls of every task in {self.path} say less: lower it, or run '
+                f"`python -m workers.verify {self.path}`"
+            )
+        return controlled
+
     def facts(self, tasks: list[Task]) -> list[TaskFacts]:
-        """How each task stands, for the directory of the run. Raises ValueError for a calibration that cannot be read."""
+        """The verification of each task, for the directory of the run. Raises ValueError for a calibration that cannot be read."""
         return [self._facts(task) for task in tasks]
 
     def _facts(self, task: Task) -> TaskFacts:
@@ -71,9 +88,11 @@ class Verifications:
             verified="ok" if known.ok else "wrong",
             num_tests=known.num_tests,
             num_controlled=known.num_controlled,
+            control=known.control,
             num_flaky=len(calibration.flaky) if calibration else 0,
             num_partial_fixes=known.strength.num_partial_fixes if known.strength else 0,
             weakness=known.weakness,
+            weakness_interval=known.weakness_interval,
         )
 
     def _doubt(self, task: Task) -> str:

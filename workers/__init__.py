@@ -1,5 +1,5 @@
-"""The CPU fleet: one request in, one trajectory out."""
+"""The CPU fleet: each request becomes one trajectory."""
 
-from pipeline.dependencies import name_missing_packages
+from pipeline.commandline import name_missing_packages
 
 name_missing_packages()

@@ -1,10 +1,10 @@
-"""Circuit breakers for what an episode needs: Docker, engines, Redis. A worker without one of them claims nothing, says why, and goes on by
-itself when it is back.
+"""Circuit breakers for the dependencies of an episode: Docker, engines, Redis. A worker without one of them claims nothing, reports why,
+and continues by itself when it is available again.
 
 A breaker opens when its probe fails (it runs from time to time, and after each failed claim), or when several different requests in a row
 fail at its boundary although the probe succeeds. While the breaker is open, only the probe runs. Once that succeeds, one episode is let
-through (half-open). When that episode ends well, or has lasted TRIAL_S, the breaker closes. A failure that is the boundary's fault costs
-the request no try.
+through (half-open). When that episode ends well, or has lasted TRIAL_S, the breaker closes. If nothing is queued, there is no episode to
+try, and probes that succeed for TRIAL_S close the breaker. A failure that is the boundary's fault costs the request no try.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from pipeline.errors import Boundary, RolloutError
 
 log = logging.getLogger("swerve.worker")
 
-WATCH_S = 5.0  # between two probes while closed
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # between two probes while open
-PROBE_TIMEOUT_S = 15.0  # a busy Docker host answers late without being out
+WATCH_S = 5.0  # pause between two probes while closed
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # pause between two probes while open
+PROBE_TIMEOUT_S = 15.0  # long enough for a busy Docker host that answers late
 TRIAL_S = 3.0
-HOLDERS_FIRST_S = 2.0  # after Redis is back, so that workers renew leases that expired meanwhile before others take the claims
+HOLDERS_FIRST_S = 2.0  # pause after Redis is back, so that workers renew leases that expired in the meantime before others take the claims
 SUSPECTS = 3  # different requests that fail in a row
 
 Probe = Callable[[], Awaitable[object]]
@@ -37,20 +37,20 @@ BREAKER_OF: Mapping[Boundary, str] = {"sandbox": "docker", "grader": "docker", "
 
 
 class Gate(Protocol):
-    """What may hold claims back. It is told of each claim: that it was made, how it went, that it is over."""
+    """An object that may prevent claims. A worker reports each claim to it: when it is made, how it went, and when it is over."""
 
     @property
     def paused(self) -> str:
-        """Why claims are held back, for people; empty if they are not."""
+        """The reason why claims are held back; empty if they are not."""
         ...
 
     @property
     def set_aside(self) -> str:
-        """What is not used although claims are made, and why; empty if nothing is, or if claims are held back."""
+        """The resource that is not used although claims are made, and the reason; empty if there is none, or if claims are held back."""
         ...
 
     def room(self, free: int) -> int:
-        """How many of `free` slots may be filled now."""
+        """The number of `free` slots that may be filled now."""
         ...
 
     def claimed(self, request_id: str) -> None: ...
@@ -58,23 +58,23 @@ class Gate(Protocol):
     def succeeded(self, request_id: str) -> None: ...
 
     async def blamed(self, request_id: str, message: str) -> bool:
-        """A claim failed here. True if any request would have failed, so that this one is not charged."""
+        """Records that a claim failed at this boundary. Returns True if any request would have failed, so that this one is not charged."""
         ...
 
     def ended(self, request_id: str) -> None: ...
 
     async def watch(self) -> None:
-        """Notice outages and recoveries, for ever."""
+        """Watches for outages and recoveries until cancelled."""
         ...
 
 
 class Breaker:
-    """The gate at one boundary."""
+    """The circuit breaker of one dependency of episodes, such as Docker or the engines."""
 
     set_aside = ""
 
     def __init__(self, name: str, probe: Probe, *, settle_s: float = 0.0) -> None:
-        """Wait `settle_s` between the first probe that succeeds again and the first claim."""
+        """`settle_s` is the wait between the first probe that succeeds again and the first claim."""
         self.name = name
         self._settle_s = settle_s
         self.state: State = "closed"
@@ -83,10 +83,11 @@ class Breaker:
         self._suspects: set[str] = set()
         self._wait_s = FIRST_WAIT_S
         self._trial_began_at: float | None = None
+        self._half_open_at = 0.0
 
     @property
     def paused(self) -> str:
-        """Why claims are held back, for people; empty if they are not."""
+        """The reason why claims are held back; empty if they are not."""
         match self.state:
             case "closed":
                 return ""
@@ -96,29 +97,29 @@ class Breaker:
                 return f"{self.name} is out: {self.reason}"
 
     def room(self, free: int) -> int:
-        """How many of `free` slots may be filled now."""
+        """The number of `free` slots that may be filled now."""
         if self.state == "half-open":
             return min(free, 1) if self._trial_began_at is None else 0
         return free if self.state == "closed" else 0
 
     @property
     def suspected(self) -> bool:
-        """Whether something failed here since the last success."""
+        """Whether a claim failed at this boundary since the last success."""
         return bool(self._suspects)
 
     def claimed(self, request_id: str) -> None:
-        """The claim is the trial, if one is needed."""
+        """Makes this claim the trial if the breaker is half-open."""
         if self.state == "half-open":
             self._trial_began_at = time.monotonic()
 
     def succeeded(self, request_id: str) -> None:
-        """An episode came through this boundary."""
+        """Record that an episode used this dependency with success."""
         self._suspects.clear()
         if self.state == "half-open":
             self._close()
 
     async def blamed(self, request_id: str, message: str) -> bool:
-        """A claim failed here. True if any request would have failed, so that this one is not charged."""
+        """Records that a claim failed at this boundary. Returns True if any request would have failed, so that this one is not charged."""
         self._suspects.add(request_id)
         if not await self.check():
             return True
@@ -127,7 +128,7 @@ class Breaker:
         return self.state == "open" and len(self._suspects) > 1
 
     def ended(self, request_id: str) -> None:
-        """Does nothing, because a breaker keeps nothing of a claim."""
+        """Does nothing, because a breaker stores no state for single claims."""
 
     async def check(self) -> bool:
         """Run the probe, and open or half-open accordingly; returns whether it succeeded."""
@@ -139,7 +140,7 @@ class Breaker:
             return False
         if self.state == "open":
             await asyncio.sleep(self._settle_s)
-            self.state = "half-open"
+            self.state, self._half_open_at = "half-open", time.monotonic()
         return True
 
     def open(self, reason: str) -> None:
@@ -156,7 +157,7 @@ class Breaker:
         self._wait_s = FIRST_WAIT_S
 
     async def watch(self) -> None:
-        """Probe for ever."""
+        """Run the probe again and again, until cancelled."""
         while True:
             match self.state:
                 case "closed":
@@ -167,8 +168,10 @@ class Breaker:
                     await self.check()
                 case "half-open":
                     await asyncio.sleep(FIRST_WAIT_S)
-                    began_at = self._trial_began_at
-                    if self.state == "half-open" and began_at and time.monotonic() - began_at > TRIAL_S:
+                    if self._trial_began_at is None and not await self.check():
+                        continue
+                    since = self._trial_began_at or self._half_open_at
+                    if self.state == "half-open" and time.monotonic() - since > TRIAL_S:
                         self._close()
 
 
@@ -176,7 +179,7 @@ class Breakers:
     """All of a worker's gates, by name: "redis", "docker", "engine"."""
 
     def __init__(self, probes: Mapping[str, Probe], gates: Mapping[str, Gate] | None = None) -> None:
-        """A breaker for each of `probes`, and `gates` for boundaries that need more than one probe."""
+        """Makes a breaker for each of `probes`; `gates` are the gates of boundaries that need more than one probe."""
         self._breakers = {
             name: Breaker(name, probe, settle_s=HOLDERS_FIRST_S if name == "redis" else 0.0)
             for name, probe in probes.items()
@@ -193,11 +196,11 @@ class Breakers:
 
     @property
     def set_aside(self) -> str:
-        """What is not used although claims are made, and why."""
+        """The resources that are not used although claims are made, with the reasons."""
         return "; ".join(gate.set_aside for gate in self._gates.values() if gate.set_aside)
 
     def room(self, free: int) -> int:
-        """How many of `free` slots may be filled now."""
+        """The number of `free` slots that may be filled now."""
         return min((gate.room(free) for gate in self._gates.values()), default=free)
 
     def claimed(self, request_id: str) -> None:
@@ -205,12 +208,12 @@ class Breakers:
             gate.claimed(request_id)
 
     def succeeded(self, request_id: str) -> None:
-        """The request's episode came through every boundary."""
+        """Record that the request's episode used every boundary with success."""
         for gate in self._gates.values():
             gate.succeeded(request_id)
 
     def ended(self, request_id: str) -> None:
-        """Nothing of the claim goes on, however it went."""
+        """Record that the claim has ended, whether or not it succeeded."""
         for gate in self._gates.values():
             gate.ended(request_id)
 
@@ -220,7 +223,7 @@ class Breakers:
         return gate is not None and await gate.blamed(request_id, message)
 
     async def watch(self) -> None:
-        """Watch all of them for ever."""
+        """Watches all gates until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for gate in self._gates.values():
-                tasks.create_task(gate.watch())
+            for name, gate in self._gates.items():
+                tasks.create_task(gate.watch(), name=f"probe {name}")

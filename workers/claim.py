@@ -1,10 +1,14 @@
-"""Between queue and stage: holds a claim, renews its lease while the stage runs, and settles the result.
+"""Carries out claims: holds the claim, renews its lease while the stage runs, and settles the result.
 
-This module knows nothing of agents, and of a kind of job only what its `JobKind` says; the stage knows nothing of Redis. Every claim ends
+This module knows nothing about agents, and about a kind of job only its `JobKind`; the stage knows nothing about Redis. Every claim ends
 in exactly one way: its result is published, its request returns to the queue, or its request is dead-lettered (and a failed result is
 published, so that its group can close). A bug of ours ends a claim too, but not the worker: it is recorded with its traceback and tried
 again within the request's budget. Calls to a Redis that is slow, full or away are repeated until Redis says that the claim is another
 worker's.
+
+Each claim is traced: the attempt with everything in it, and the wait in the queue before it. The parent of the attempt's span is known only
+at its end. An attempt that is published is a sibling of the queue wait, under the request's own span; any other attempt is part of the
+queue wait, which lasts until the attempt that is published.
 """
 
 import asyncio
@@ -13,7 +17,7 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias
@@ -22,33 +26,69 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from pipeline import deadletters, queue, retry, stream
+from pipeline import deadletters, queue, retry, stream, telemetry
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
 from pipeline.kinds import H, JobKind, T
 from pipeline.queue import RENEW_S, Lease
-from pipeline.request import Budget, Claim, R
-from pipeline.telemetry import current_traceparent, span
+from pipeline.request import Budget, Claim, EpisodeStatus, R
+from pipeline.telemetry import current_traceparent, inside, record, span
 from pipeline.trajectory import Failed
-from workers.attempt_trace import attempt_trace
 from workers.breaker import Breakers
-from workers.status import EpisodeStatus
+
+
+@dataclass(slots=True)
+class AttemptTrace:
+    """The data about an attempt that is recorded at its end."""
+
+    outcome: str = "given up"  # the default means that its lease was lost, or that the worker ended
+    is_published: bool = False
+
+
+@contextlib.contextmanager
+def attempt_trace(kind: str, claim: Claim[Any]) -> Generator[AttemptTrace]:
+    """Makes spans of the block children of the attempt's span. The span `claim` lasts from the claim to this call."""
+    request = claim.request
+    above = request.traceparent or telemetry.rollout(request.id)
+    own, waiting = telemetry.attempt(above, kind, claim.attempt), telemetry.queue_wait(above, kind)
+    said = AttemptTrace()
+    try:
+        with inside(own):
+            record("claim", claim.claimed_at, time.time())
+            yield said
+    finally:
+        if said.is_published:
+            record("queue wait", request.enqueued_at, claim.claimed_at, parent=above, own=waiting)
+        record(
+            f"{kind} attempt",
+            claim.claimed_at,
+            time.time(),
+            parent=above if said.is_published else waiting,
+            own=own,
+            error=said.outcome if said.outcome.startswith("failed") else "",
+            request=request.id,
+            task=request.task_id,
+            attempt=claim.attempt,
+            worker=claim.worker,
+            outcome=said.outcome,
+        )
+
 
 log = logging.getLogger("swerve.worker")
 
-GIVE_UP_S = 600.0  # after an outage of Redis this long, the result of an episode is of no use to anybody
-PUT_OFF_WAIT_S = 30.0  # before a request that cannot be played at present is due again
-OUTAGE_WAIT_S = 1.0  # before a request that met an outage is due again, on this worker or another
+GIVE_UP_S = 600.0  # the longest outage of Redis after which the result of an episode is still useful
+PUT_OFF_WAIT_S = 30.0  # wait before a request that cannot be played at present is due again
+OUTAGE_WAIT_S = 1.0  # wait before a request that met an outage is due again, on this worker or another
 PUBLISHED = ("published", "duplicate")
-"""The endings of a claim whose result is on the stream."""
-TAIL_LINES = 200  # of a claim's log, kept as evidence of a failure
+"""The ends of a claim whose result is on the stream."""
+TAIL_LINES = 200  # number of lines at the end of a claim's log that are kept as evidence of a failure
 
 _tail: ContextVar[deque[str] | None] = ContextVar("tail", default=None)
 
 
 Stage: TypeAlias = Callable[[Claim[R], EpisodeStatus], Awaitable[T]]
 Obstacle: TypeAlias = Callable[[Claim[R]], Awaitable[str]]
-"""Why a claim cannot be run at present, though nothing is wrong with it; empty if it can."""
+"""Returns why a claim cannot be run at present although nothing is wrong with it; empty if it can."""
 
 
 async def no_obstacle(claim: Claim[R]) -> str:
@@ -56,7 +96,7 @@ async def no_obstacle(claim: Claim[R]) -> str:
 
 
 class TailHandler(logging.Handler):
-    """Keeps the last log lines of each claim with the claim."""
+    """Keeps the last log lines of each claim."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = _tail.get()
@@ -84,17 +124,17 @@ class Claimer(Generic[R, T, H]):
     failed: int = 0
 
     async def answer(self, ctx: dict[Any, Any], *_: object, **__: object) -> None:
-        """Run the claim whose request id is that of arq's job `ctx`. We use nothing else of the job."""
+        """Runs the claim whose request id is that of arq's job `ctx`. Nothing else of the job is used."""
         claim = self.taken.pop(ctx["job_id"], None)
         if claim is not None:
             await self._hold(claim)
 
     async def _hold(self, claim: Claim[R]) -> None:
-        """Run the claim under its lease. However this ends, nothing of the claim goes on afterwards."""
+        """Runs the claim under its lease. However this ends, no work for the claim continues afterwards."""
         status = self.running[claim.request.id] = EpisodeStatus()
         _tail.set(deque(maxlen=TAIL_LINES))
-        work = asyncio.create_task(self._work(claim, status))
-        renewal = asyncio.create_task(self._renew(claim, status))
+        work = asyncio.create_task(self._work(claim, status), name=f"work on {claim.request.id}")
+        renewal = asyncio.create_task(self._renew(claim, status), name=f"lease of {claim.request.id}")
         settled, wait_s = False, queue.LEASE_S
         try:
             await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +181,7 @@ class Claimer(Generic[R, T, H]):
         log.info("%s %s attempt %d: %s", claim.request.id, attempt.outcome, claim.attempt, ending)
 
     async def _run_and_settle(self, claim: Claim[R], status: EpisodeStatus) -> tuple[str, str]:
-        """How the stage and the request ended, in words. A bug of ours makes a failed result too."""
+        """The ends of the stage and of the request, as words. A bug of ours also makes a failed result."""
         started_at = time.time()
         try:
             if why := await self.obstacle(claim):
@@ -166,7 +206,7 @@ class Claimer(Generic[R, T, H]):
         return self.kind.tag_of(result), await self._fail(result, failed, detail)
 
     async def _put_off(self, claim: Claim[R], why: str) -> str:
-        """Return the request to the queue, and count nothing."""
+        """Returns the request to the queue without counting a failure."""
         wait_s = retry.jittered(PUT_OFF_WAIT_S)
         await retry.until_answered(
             lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, why=why, kind=self.kind)
@@ -182,14 +222,19 @@ class Claimer(Generic[R, T, H]):
         return self.kind.failed_result(claim, failed, time.time())
 
     async def _fail(self, result: T, failed: Failed, detail: str) -> str:
-        """Return the request to the queue if it has tries left, else dead-letter it; returns which, in words."""
+        """Returns the request to the queue if it has tries left, otherwise dead-letters it; returns which, as words."""
         claim: Claim[R] = result.claim
         failure_class = class_of(failed.boundary, transient=failed.transient)
         self.failed += 1
         log.warning(
             "%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message
         )
-        if failed.transient and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message):
+        is_shared = failed.boundary != "engine" or claim.request.blames_engine
+        if (
+            failed.transient
+            and is_shared
+            and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message)
+        ):
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
             await retry.until_answered(
                 lambda: queue.return_to_queue(
@@ -231,7 +276,7 @@ def _lease(claim: Claim[R], status: EpisodeStatus) -> Lease:
 
 
 def _num_of(mine: AttemptFailure, earlier: tuple[AttemptFailure, ...]) -> int:
-    """Earlier failures of the same class."""
+    """The number of earlier failures of the same class."""
     return sum(failure.kind == mine.kind for failure in earlier)
 
 

@@ -1,32 +1,34 @@
-"""Shows work on a list of items: a line for each item that is done and, on a terminal, a bar for each that is under way.
+"""Shows work on a list of items: a line for each finished item and, on a terminal, a bar for each current one.
 
-One display for every command of workers that works off a list: pulling and building images, verifying tasks. Items, notes and lines
+Every command of workers that processes a list uses this display: pulling and building images, verifying tasks. Items, notes and lines
 come from data sets and logs; the display makes their control characters visible.
 """
 
 import threading
+import time
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from pipeline.visible import visible_line
+from pipeline.rich_console import VisibleConsole
+from pipeline.screen import visible_line
 
 NAME_CHARS = 60
+QUIET_S = 10.0  # pause between lines about current work, where there are no bars
 
 
 class Display(Protocol):
-    """A context manager round the work. Its methods may be called from several threads."""
+    """A context manager for the work. Its methods may be called from several threads."""
 
     def begin(self, item: str, note: str = "") -> None:
-        """Work on `item` has begun, or goes on with another step, which `note` names."""
+        """Work on `item` has begun, or continues with another step, which `note` names."""
         ...
 
     def advance(self, item: str, note: str, *, done: float, total: float) -> None:
-        """`done` of `total` units of the work on `item` are done; `note` says so in words."""
+        """`done` of `total` units of the work on `item` are done; `note` describes that."""
         ...
 
     def remark(self, item: str, text: str) -> None:
@@ -46,22 +48,26 @@ class Display(Protocol):
 def open_display(
     stream: TextIO, *, items: str, num_items: int, heading: str = "", plain: bool = False
 ) -> Display:
-    """A display for `num_items` of `items` ("images"): with bars if `stream` is a terminal, unless it is to be `plain`."""
+    """A display for `num_items` of `items` ("images"), with bars if `stream` is a terminal, unless `plain`."""
     if plain or not stream.isatty():
         return PlainDisplay(stream, heading=heading)
     return TerminalDisplay(stream, items=items, num_items=num_items, heading=heading)
 
 
 class PlainDisplay:
-    """For files and pipes: lines only."""
+    """The display for files and pipes: lines only. Current items are listed once in QUIET_S at most."""
 
     def __init__(self, stream: TextIO, *, heading: str = "") -> None:
         self._stream = stream
         self._heading = heading
         self._one_at_a_time = threading.Lock()
+        self._said_at = time.monotonic()
 
     def begin(self, item: str, note: str = "") -> None: ...
-    def advance(self, item: str, note: str, *, done: float, total: float) -> None: ...
+
+    def advance(self, item: str, note: str, *, done: float, total: float) -> None:
+        if time.monotonic() - self._said_at >= QUIET_S:
+            self.remark(item, note)
 
     def remark(self, item: str, text: str) -> None:
         self._print(f"{'...':<8}  {item}  {text}")
@@ -72,6 +78,7 @@ class PlainDisplay:
     def _print(self, *lines: str) -> None:
         with self._one_at_a_time:
             print(*map(visible_line, lines), sep="\n", file=self._stream, flush=True)
+            self._said_at = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._heading:
@@ -84,7 +91,7 @@ class PlainDisplay:
 
 
 class TerminalDisplay:
-    """For a terminal: finished lines scroll above a bar for all items and one for each that is under way."""
+    """The display for a terminal: finished lines scroll above a bar for all items and a bar for each current item."""
 
     def __init__(self, stream: TextIO, *, items: str, num_items: int, heading: str = "") -> None:
         columns = (
@@ -93,7 +100,7 @@ class TerminalDisplay:
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
         )
-        self._bars = Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
+        self._bars = Progress(*columns, console=VisibleConsole(stream, highlight=False), transient=True)
         self._heading = heading
         self._num_items, self._num_done, self._num_not_ok = num_items, 0, 0
         self._all = self._bars.add_task(f"all {items}", total=num_items, note=f"0 of {num_items}")
@@ -142,6 +149,6 @@ def _note(text: str) -> str:
 
 
 def _visible(line: Text) -> Text:
-    """The line as it is, or without its colours if something in it has to be made visible."""
+    """The line as it is, or without its colours if it contains something that has to be made visible."""
     shown = visible_line(line.plain)
     return line if shown == line.plain else Text(shown)

@@ -1,11 +1,12 @@
-"""`python -m workers.reap [--all] [--json]`: removes at once what crashed workers left on the Docker hosts of this machine.
+"""`python -m workers.reap [--all] [--json]`: removes at once what crashed workers left behind on the Docker hosts of this machine.
 
-That is: containers of this fleet whose lease has expired or whose deadline is over, on the Docker hosts of SWERVE_DOCKER_HOSTS or
-DOCKER_HOST (every worker removes these too, at its start and every 15 s). Swerve creates no networks, no volumes and no temporary files,
-and a container's anonymous volumes are removed with it, so nothing else is left behind.
+It removes containers of this fleet whose lease has expired or whose deadline is over, on the Docker hosts of SWERVE_DOCKER_HOSTS or
+DOCKER_HOST, and volumes of agent programs that are a week old and that no container uses (every worker removes these too, at its start and
+every 15 s). Swerve creates no networks, no other volumes and no temporary files, and a container's anonymous volumes are removed with it,
+so nothing else can be left behind.
 
-With --all, every container of every fleet is removed, in use or not, without asking Redis. Use it on a machine where nothing of Swerve
-runs, when the Redis that held the leases is gone.
+With --all, every container of every fleet is removed, in use or not, and every such volume, without asking Redis. Use it on a machine on
+which Swerve does not run, when the Redis that held the leases is gone.
 
 Exit status: 0 nothing is left; 1 something is left, or a Docker host or Redis does not answer; 2 misuse.
 """
@@ -14,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from pipeline import census, connection, queue
+from pipeline.commandline import FAILED, program
 from pipeline.connection import RedisUnreachable
 from pipeline.errors import SandboxError
+from pipeline.message import json_line
 from pipeline.settings import redis_settings
 from workers.docker.host import DockerHost
 from workers.settings import docker_hosts
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReapedHost:
-    """What was removed from one Docker host. `left` are containers that should have been removed as well."""
+    """The removed containers and volumes of one Docker host. `left` are containers that should have been removed as well."""
 
     host: str
     removed: tuple[str, ...] = ()
@@ -53,7 +55,7 @@ class ReapReport:
 
 
 async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> ReapReport:
-    """Raises RedisUnavailable if Redis is needed and absent."""
+    """Reaps on all hosts. Raises RedisUnavailable if Redis is needed and absent."""
     if everything:
         found = [await _reaped(host, "", None) for host in hosts]
     else:
@@ -70,7 +72,8 @@ async def reap_hosts(hosts: Sequence[DockerHost], *, everything: bool) -> ReapRe
 
 
 async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") -> ReapedHost:
-    """Remove the orphans of `fleet`, or, without `has_lease`, every container of every fleet."""
+    """Remove the orphans of `fleet` and old volumes, or, without `has_lease`, every container of every fleet and every volume."""
+    from workers.harness.volumes import KEEP_S, remove_unused_volumes
     from workers.sandbox.docker import DockerSandboxes
     from workers.sandbox.orphans import orphans
 
@@ -86,6 +89,7 @@ async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") ->
         for name in await unwanted():
             await sandboxes.api.remove(name)
             removed.append(name)
+        removed += await remove_unused_volumes(sandboxes.api, keep_s=KEEP_S if has_lease else 0.0)
         return ReapedHost(host.url, tuple(removed), left=tuple(await unwanted()))
     except SandboxError as error:
         return ReapedHost(host.url, tuple(removed), failure=str(error))
@@ -95,7 +99,7 @@ async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.reap",
+        prog=program("workers.reap"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -106,12 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = asyncio.run(reap_hosts(docker_hosts(), everything=options.all))
     except RedisUnreachable as error:
         print(f"{error}; it holds the leases; without it, see --all", file=sys.stderr)
-        return 1
+        return FAILED
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"clean": report.clean, **asdict(report)}))
+        print(json_line({"clean": report.clean, **asdict(report)}))
     else:
         print("\n".join(_lines(report)))
     return 0 if report.clean else 1
@@ -124,7 +128,7 @@ def _lines(report: ReapReport) -> Iterator[str]:
         if host.failure:
             yield f"failed   {host.host}: {host.failure}"
     num_removed = sum(len(host.removed) for host in report.hosts)
-    yield f"{num_removed} containers removed: {'clean' if report.clean else 'not clean'}"
+    yield f"{num_removed} containers and volumes removed: {'clean' if report.clean else 'not clean'}"
 
 
 if __name__ == "__main__":

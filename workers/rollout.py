@@ -1,41 +1,55 @@
-"""The rollout stage: plays a claimed request, grades the result, and returns both as a trajectory. It knows nothing of Redis or queues.
+"""The rollout stage: plays a claimed request, grades the result, and returns both as a trajectory. It does not use Redis or queues.
 
-A rollout that fails is a trajectory too. Only bugs of ours and a lost lease raise.
+A failed rollout is a trajectory, too. Only bugs of ours and a lost lease raise errors.
 """
 
 import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage
 from pipeline.errors import LeaseLost, RolloutError, SandboxRuined
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.telemetry import span
-from pipeline.trajectory import Exhausted, Failed, Outcome, Reward, Trajectory, Turn
+from pipeline.trajectory import (
+    Exhausted,
+    Failed,
+    Outcome,
+    ProgramEnd,
+    Reward,
+    Submitted,
+    Trajectory,
+    Turn,
+)
 from workers.agent.loop import Policy, Watcher, play
 from workers.agent.times import EpisodeTimes, TimedPolicy, TimedSandbox
-from workers.sandbox.protocol import Sandboxes
-from workers.status import EpisodeStatus
+from workers.sandbox.protocol import Sandbox, Sandboxes
+
+if TYPE_CHECKING:
+    from workers.policy.speaker import AnyVoice
 
 log = logging.getLogger("swerve.worker")
 
 
 class Policies(Protocol):
-    """Opens the conversation of one claim."""
+    """The source of replies for one claim: a conversation for the built-in loop, a voice for an agent program."""
 
     async def open(self, claim: Claim) -> Policy: ...
 
+    async def voice(self, claim: Claim) -> "AnyVoice": ...
+
 
 class PatchGrader(Protocol):
-    """PatchGrader a patch in a sandbox that the agent never saw. Raises GraderError for an infrastructure failure, never returns a
-    reward.
+    """Grades a patch in a sandbox that the agent never had access to.
+
+    For an infrastructure failure it raises GraderError and never returns a reward.
     """
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward: ...
@@ -50,16 +64,15 @@ async def run_rollout(
     grader: PatchGrader,
     watcher: Watcher | None = None,
 ) -> Trajectory:
-    """Play the claim to its end and grade what it submitted. The agent's sandbox is removed before the grader's opens.
+    """Play the claim to its end and grade the submitted patch. The agent's sandbox is removed before the grader's opens.
 
-    `watcher` is told of the episode as it happens.
+    `watcher` watches the episode while it is played.
     """
-    turns: list[Turn] = []
     reward: Reward | None = None
-    started_at, times = time.time(), EpisodeTimes()
+    started_at, played = time.time(), _Played()
     try:
         outcome, reward = await _play_and_grade(
-            claim, status, turns, _Progress(status, watcher), policies, sandboxes, grader, times
+            claim, status, played, _Progress(status, watcher), policies, sandboxes, grader
         )
     except LeaseLost:
         raise
@@ -67,29 +80,39 @@ async def run_rollout(
         outcome = Failed(boundary=error.boundary, message=str(error), transient=error.transient)
     return Trajectory(
         claim=replace(claim, request=claim.request.without_calibration()),
-        turns=tuple(turns),
+        turns=tuple(played.turns),
         outcome=outcome,
         reward=reward,
         started_at=started_at,
         finished_at=time.time(),
-        seconds=times.seconds(turns),
+        seconds=played.times.seconds(played.turns),
+        program=played.program,
     )
+
+
+@dataclass(slots=True)
+class _Played:
+    """The results of an episode, even if it breaks off."""
+
+    turns: list[Turn] = field(default_factory=list[Turn])
+    program: ProgramEnd | None = None  # the end of the agent program, if one played
+    times: EpisodeTimes = field(default_factory=EpisodeTimes)
 
 
 async def _play_and_grade(
     claim: Claim,
     status: EpisodeStatus,
-    turns: list[Turn],
+    played: _Played,
     progress: Watcher,
     policies: Policies,
     sandboxes: Sandboxes,
     grader: PatchGrader,
-    times: EpisodeTimes,
 ) -> tuple[Outcome, Reward]:
+    times = played.times
     named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.conversation.id": claim.request.id}
     with span("agent", named=named):
         with span("open conversation"):
-            policy = await policies.open(claim)
+            plays = await _player(claim, policies, played, progress)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(times.turn_to, "other")
@@ -97,15 +120,9 @@ async def _play_and_grade(
                     opening = sandboxes.open(_agents_claim(claim), role="agent")
                     sandbox = await stack.enter_async_context(opening)
                 stack.callback(times.turn_to, "close")
-                outcome = await play(
-                    claim.request,
-                    policy=TimedPolicy(policy, times),
-                    sandbox=TimedSandbox(sandbox, times),
-                    turns=turns,
-                    watcher=progress,
-                )
+                outcome = await plays(sandbox)
         except SandboxRuined as ruin:
-            if not turns:  # the task's own setup did it
+            if not played.turns:  # the task's own setup ruined it
                 raise
             log.info("%s: %s", claim.request.id, ruin)
             outcome = Exhausted(limit="sandbox", patch=b"")
@@ -113,6 +130,35 @@ async def _play_and_grade(
     with span("grade"), times.spent("grade"):
         reward = await grader.grade(claim, outcome.patch)
     return outcome, reward
+
+
+async def _player(
+    claim: Claim, policies: Policies, played: _Played, progress: Watcher
+) -> Callable[[Sandbox], Awaitable[Submitted | Exhausted]]:
+    """The function that plays the episode in a sandbox: with the agent program that the request names, or with the built-in loop."""
+    request, times = claim.request, played.times
+    if request.harness is None:
+        policy = await policies.open(claim)
+        return lambda sandbox: play(
+            request,
+            policy=TimedPolicy(policy, times),
+            sandbox=TimedSandbox(sandbox, times),
+            turns=played.turns,
+            watcher=progress,
+        )
+    # The modules that render prompts are loaded only where an agent program plays.
+    from workers.foreign.program import Program
+
+    program = Program(request, request.harness, await policies.voice(claim), progress)
+
+    async def played_by_program(sandbox: Sandbox) -> Submitted | Exhausted:
+        try:
+            with times.spent("program"):
+                return await program.play(sandbox)
+        finally:
+            played.turns, played.program = program.turns, program.end
+
+    return played_by_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +184,11 @@ class _Progress:
 
 def _agents_claim(claim: Claim) -> Claim:
     """The claim without the task's calibration, and with the environment variables of the agent's YAML added to the task's, which
-    take precedence. Variables that the YAML forwards are those of this process.
+    take precedence. Variables that the YAML forwards are those of this process. An agent program has no YAML.
     """
     request = claim.request.without_calibration()
+    if request.harness is not None:
+        return replace(claim, request=request)
     config = load_agent(request.agent_config)
     forwarded = {name: os.environ[name] for name in config.forward_env if name in os.environ}
     env = forwarded | dict(config.env) | request.task.env

@@ -1,4 +1,4 @@
-"""Settings of the machine that a worker or a command runs on, read from the environment once per process.
+"""Settings of the machine of a worker or a command, read from the environment once per process.
 
 Every reader raises ValueError that names the variable and the fix.
 """
@@ -8,9 +8,9 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.settings import check_variables
 from workers.docker.host import AUTHORITY, CERTIFICATE, KEY, DockerHost
-from workers.images.names import Proxy, parse_proxy
-from workers.images.sizes import parse_bytes
+from workers.images.names import Proxy, parse_bytes, parse_proxy
 
 RUNTIME_VARIABLE = "SWERVE_CONTAINER_RUNTIME"
 
@@ -21,35 +21,36 @@ class WorkerSettings:
     slots: int  # episodes at once
     router_url: str
     max_starting: int  # containers that start at once; beyond about 4 a Docker host only queues them
-    reap_every_s: float  # between searches for orphan containers
-    drain_s: float  # after SIGTERM, before unfinished episodes return to the queue
+    reap_every_s: float  # pause between searches for orphan containers
+    drain_s: float  # grace after SIGTERM, before unfinished episodes return to the queue
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     state_dir: Path  # holds the record of images of each Docker host, shared by the workers of this machine
     proxies: tuple[Proxy, ...]  # tried in turn before the registry itself
-    budget_bytes: int | None  # for all images that Swerve manages on a Docker host
+    budget_bytes: int | None  # bytes for all images that Swerve manages on a Docker host
     prefetch: bool  # whether this worker may pull
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
     min_free_bytes: int  # a Docker host with less free gets no claims; 0: no limit
-    max_written_bytes: int  # by one container, and to one file; 0: no limit
+    max_written_bytes: int  # limit for one container, and to one file; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """What a worker's sandboxes run on, and within which limits."""
+    """The machines of a worker's sandboxes, and the limits of these."""
 
-    hosts: tuple[DockerHost, ...]  # at least one
+    hosts: tuple[DockerHost, ...]  # one or more
     runtime: str  # container runtime by its name on the Docker hosts; "": each host's default
     disk: DiskSettings
     images: ImageSettings
 
 
 def worker_settings() -> WorkerSettings:
+    check_variables()
     return WorkerSettings(
         name=os.environ.get("SWERVE_WORKER_NAME", f"{socket.gethostname()}/{os.getpid()}"),
         slots=positive("SWERVE_SLOTS", 4),
@@ -87,6 +88,7 @@ def disk_settings() -> DiskSettings:
 
 
 def sandbox_settings() -> SandboxSettings:
+    check_variables()
     return SandboxSettings(
         hosts=docker_hosts(), runtime=container_runtime(), disk=disk_settings(), images=image_settings()
     )
@@ -95,7 +97,7 @@ def sandbox_settings() -> SandboxSettings:
 def container_runtime() -> str:
     """Name of the container runtime (runc, crun, runsc, kata, ...), "" for the Docker host's default.
 
-    Only the Docker host knows which names are registered there: `Sandboxes.check` compares.
+    Only the Docker host knows its registered names: `Sandboxes.check` compares.
     """
     return os.environ.get(RUNTIME_VARIABLE, "").strip()
 
@@ -115,7 +117,7 @@ def docker_hosts() -> tuple[DockerHost, ...]:
 
 
 def docker_host() -> DockerHost:
-    """The Docker host of commands that use only one."""
+    """The Docker host for commands that use only one."""
     url = os.environ.get("DOCKER_HOST")
     host = _host("DOCKER_HOST", url) if url else DockerHost()
     if host.slots is not None:
@@ -131,7 +133,7 @@ def _host(variable: str, entry: str) -> DockerHost:
 
 
 def _secured(host: DockerHost) -> DockerHost:
-    """`host` with its certificates: from its folder in SWERVE_DOCKER_CERTS, else those that Docker's own clients would use."""
+    """`host` with its certificates: those in its folder in SWERVE_DOCKER_CERTS, otherwise those that Docker's own clients would use."""
     if host.socket_path:
         return host
     name, _ = host.name_and_port

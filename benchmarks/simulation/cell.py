@@ -9,7 +9,7 @@ import random
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,15 +22,16 @@ from benchmarks.simulation.failures import Failures, failed
 from benchmarks.simulation.groups import group
 from benchmarks.simulation.interpreter import interpreter
 from benchmarks.simulation.llama import Llama, Weights, read_weights
-from trainer.batching.advantages import has_signal
 from trainer.batching.batch import Batch
 from trainer.batching.collate import make_batch
+from trainer.batching.credit import has_signal
 from trainer.demo.family import DemoTask, make_tasks
 from trainer.learner import backend
 from trainer.learner.config import LearnerConfig, LossConfig, LossKind, StepMetrics
 from trainer.learner.megatron import Learner
 from trainer.learner.objectives.registry import OBJECTIVES
-from trainer.recipe import CreditMethod, CreditRecipe
+from trainer.recipe import AdmissionRecipe, CreditMethod, CreditRecipe
+from trainer.rollouts.admission import StalenessController, bounds_of
 from trainer.rollouts.groups import Group
 
 POLICY = Path(__file__).parents[2] / "trainer" / "demo" / "policy"
@@ -47,6 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credit: CreditMethod = "outcome"
     coefficient: float = 0.1  # of the judge's scores, where the method uses them
     accuracy: float = 1.0  # of the judge: how many of its scores are right
+    is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     final_episodes: int = 2  # of each held-out task, after the last step
 
     def learner(self, objective: LossKind) -> LearnerConfig:
-        """As the demo's recipe, with one update a step and a constant learning rate, the same for every objective."""
+        """The learner of the demo's recipe, with one update a step and a constant learning rate, the same for every objective."""
         loss = LossConfig(kind=objective)
         if OBJECTIVES[objective].aggregation == "constant":
             loss = msgspec.structs.replace(loss, constant_tokens=self.constant_tokens)
@@ -92,13 +94,23 @@ class Steps(msgspec.Struct, kw_only=True):
     masked_share: list[float] = []
     behaviour_kl: list[float] = []
     grad_norm: list[float] = []
+    # The lag of each step's samples, and the shares by signal; empty in rows older than these fields.
+    lag: list[int] = []
+    signal_ess_share: list[float] = []
+    signal_masked_share: list[float] = []
+    signal_vetoed_share: list[float] = []
+    signal_behaviour_kl: list[float] = []
 
-    def add(self, reward: float, num_groups: int, metrics: StepMetrics | None) -> None:
+    def add(self, reward: float, num_groups: int, lag: int, metrics: StepMetrics | None) -> None:
         """Put a step behind the others."""
         self.reward.append(round(reward, 4))
+        self.lag.append(lag)
         self.num_groups.append(num_groups)
         for name in ("entropy", "ess_share", "masked_share", "behaviour_kl", "grad_norm"):
             getattr(self, name).append(float(f"{getattr(metrics, name, 0.0):.3g}"))
+        signal = metrics.signal if metrics else None
+        for name in ("ess_share", "masked_share", "vetoed_share", "behaviour_kl"):
+            getattr(self, f"signal_{name}").append(float(f"{getattr(signal, name, 0.0):.3g}"))
 
 
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,13 +148,19 @@ class Workbench:
         self._played: dict[tuple[object, ...], list[Episode]] = {}
 
     def play(
-        self, tasks: list[DemoTask], weights: Weights, *, version: int, draw: tuple[object, ...]
+        self,
+        tasks: list[DemoTask],
+        weights: Weights,
+        *,
+        version: int,
+        draw: tuple[object, ...],
+        forced: Callable[[Episode], str] = lambda _: "",
     ) -> list[Episode]:
-        """Play the tasks; `draw` seeds the sampling."""
+        """Play the tasks; `draw` seeds the sampling, `forced` is as in `Player.play`."""
         if version == 0 and draw in self._played:
             return self._played[draw]
         generator = torch.Generator().manual_seed(random.Random(repr(draw)).getrandbits(48))
-        episodes = self.player.play(tasks, weights, version=version, generator=generator)
+        episodes = self.player.play(tasks, weights, version=version, generator=generator, forced=forced)
         if version == 0:
             self._played[draw] = episodes
         return episodes
@@ -168,7 +186,11 @@ class CellRun:
         num_tasks = settings.num_steps * settings.groups_per_step
         self._tasks = make_tasks(cell.seed, "train", num_tasks)
         self._heldout = make_tasks(cell.seed, "heldout", settings.num_heldout)
-        # The newest version last; the first is the one that samples.
+        rule = "controlled" if cell.is_controlled else "fixed"
+        self._staleness = StalenessController(
+            bounds_of(AdmissionRecipe(max_lag_versions=cell.lag, staleness=rule))
+        )
+        # The newest version last; at a fixed lag the first is the one that samples.
         self._versions: deque[tuple[int, Weights]] = deque([(0, bench.start)], maxlen=cell.lag + 1)
         self._failing = random.Random(f"failures/{cell.seed}")
         self._num_commands = self._num_unknown = self._num_turns = self._num_format_errors = 0
@@ -198,7 +220,8 @@ class CellRun:
     def _step(self, step: int) -> None:
         """Play, train what can be trained, and make a version."""
         settings = self._settings
-        version, weights = self._versions[0]
+        versions_back = min(self._staleness.ahead_versions, len(self._versions) - 1)
+        version, weights = self._versions[-1 - versions_back]
         first = (step - 1) * settings.groups_per_step
         tasks = self._tasks[first : first + settings.groups_per_step]
         asked = [task for task in tasks for _ in range(settings.group_size)]
@@ -208,8 +231,10 @@ class CellRun:
         metrics = self._learner.step(self._batch(step, usable)) if usable else None
         trained = metrics if isinstance(metrics, StepMetrics) else None
         self._versions.append((step, self._export() if trained else self._versions[-1][1]))
+        if trained:
+            self._staleness.observe(step, trained.by_lag)
         reward = sum(episode.reward for episode in episodes) / len(episodes)
-        self._steps.add(reward, len(usable) if trained else 0, trained)
+        self._steps.add(reward, len(usable) if trained else 0, step - 1 - version, trained)
 
     def _groups(self, first: int, episodes: list[Episode], version: int) -> list[Group]:
         """Decide which episodes fail, and group all of them."""

@@ -1,7 +1,7 @@
 """Plays many episodes of the demo at once, turn by turn: the agent's protocol as `workers/agent/loop.py` has it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +12,8 @@ from benchmarks.simulation.llama import Llama, Sequences, Weights, draw
 from benchmarks.simulation.sandbox import Repository, solves
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.trajectory import Turn, VersionSpan
-from trainer.demo.conversation import END, EpisodeMessage, Templates
 from trainer.demo.family import DemoTask
-from trainer.demo.rehearsal import SENTINEL
+from trainer.demo.lessons import END, SENTINEL, EpisodeMessage, Templates
 from trainer.demo.tokenizer import build_tokenizer
 
 MAX_TURNS = 8
@@ -68,14 +67,24 @@ class Player:
         self._end: int = self._tokenizer.token_to_id(END)
 
     def play(
-        self, tasks: Sequence[DemoTask], weights: Weights, *, version: int, generator: torch.Generator
+        self,
+        tasks: Sequence[DemoTask],
+        weights: Weights,
+        *,
+        version: int,
+        generator: torch.Generator,
+        forced: Callable[[Episode], str] = lambda _: "",
     ) -> list[Episode]:
-        """One episode of each task, all under the same weights, at temperature 1."""
+        """One episode of each task, all under the same weights, at temperature 1.
+
+        `forced` returns the text with which the next reply must begin. Forced tokens have a log-prob of 0.
+        """
         episodes = [self._begin(task) for task in tasks]
         sequences = Sequences(self._llama, weights, len(episodes))
         running = dict(enumerate(episodes))
         while running:
-            for number, reply in self._replies(running, sequences, generator).items():
+            begun = {number: self._encoded(forced(episode)) for number, episode in running.items()}
+            for number, reply in self._replies(running, begun, sequences, generator).items():
                 self._take(running[number], reply, version)
             running = {number: one for number, one in running.items() if not one.ending}
         for episode in episodes:
@@ -89,10 +98,14 @@ class Player:
         return episode
 
     def _replies(
-        self, episodes: Mapping[int, Episode], sequences: Sequences, generator: torch.Generator
+        self,
+        episodes: Mapping[int, Episode],
+        begun: Mapping[int, list[int]],
+        sequences: Sequences,
+        generator: torch.Generator,
     ) -> dict[int, _Reply]:
-        replies = {number: _Reply() for number in episodes}
-        new = {number: episode.pending for number, episode in episodes.items()}
+        replies = {number: _Reply(list(ids), [0.0] * len(ids)) for number, ids in begun.items()}
+        new = {number: [*episode.pending, *begun[number]] for number, episode in episodes.items()}
         while new:
             order, logits = sequences.extend(new)
             new = {}

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.scripted_fleet import task
 from benchmarks.simulation.episodes import Episode
+from pipeline.journal.rows import JudgedTurn
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.trajectory import Failed, Reward, Submitted, Trajectory, head_of
 from trainer.batching.samples import samples_of
-from trainer.records.judgement_row import JudgedTurn
-from trainer.rollouts.groups import Group, group_id_of
-from trainer.rollouts.members import Member, MemberJudgement
+from trainer.rollouts.groups import Group, Member, MemberJudgement, group_id_of
 
 MAX_TOKENS = 2048
 

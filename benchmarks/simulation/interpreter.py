@@ -61,7 +61,7 @@ def interpreter() -> Iterator[Interpreter]:
 
 
 def serve() -> None:
-    """In the child: evaluate what arrives until the pipe is closed."""
+    """Evaluates, in the child, what arrives until the pipe is closed."""
     for line in sys.stdin:
         reading, writing = os.pipe()
         pid = os.fork()
@@ -77,7 +77,7 @@ def serve() -> None:
 
 
 def _evaluate_alone(writing: int, source: str, expressions: list[str]) -> None:
-    """In the fork, which does not return: one line for each expression."""
+    """Evaluates in a fork, which does not return, and prints one line for each expression."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

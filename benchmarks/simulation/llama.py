@@ -41,7 +41,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(directory: Path) -> Weights:
-    """Of a Hugging Face directory with tied embeddings."""
+    """The weights of a Hugging Face directory with tied embeddings."""
     tensors = load_file(directory / "model.safetensors")
     layers: list[LayerWeights] = []
     while (prefix := f"model.layers.{len(layers)}.") + "input_layernorm.weight" in tensors:

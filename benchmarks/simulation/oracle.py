@@ -8,12 +8,12 @@ import random
 from collections.abc import Sequence
 
 from benchmarks.simulation.episodes import Episode
-from trainer.demo import rehearsal
+from trainer.demo import lessons
 from trainer.demo.family import DemoTask
 
 
 def scores(episode: Episode, *, accuracy: float, rng: random.Random) -> dict[int, float]:
-    """By turn, 1 or -1; each is turned round with probability 1 - `accuracy`, whatever the others are."""
+    """The score of each turn, 1 or -1; each is turned round with probability 1 - `accuracy`, whatever the others are."""
     right = true_scores(episode.task, episode.commands, episode.solved_after)
     return {turn: score if rng.random() < accuracy else -score for turn, score in right.items()}
 
@@ -34,17 +34,17 @@ def _is_good(
     task: DemoTask, before: Sequence[str | None], command: str | None, is_solved: bool
 ) -> bool | None:
     """None: not scored."""
-    if command is None or rehearsal.SENTINEL in command:
+    if command is None or lessons.SENTINEL in command:
         return None
-    if command == rehearsal.find(task.function):
+    if command == lessons.find(task.function):
         return command not in before
-    if command == rehearsal.read(task.path):
+    if command == lessons.read(task.path):
         return command not in before
-    if command == rehearsal.read(task.path, reset=True):
+    if command == lessons.read(task.path, reset=True):
         return any(_is_edit(one) for one in before)
     if _is_edit(command):
         return is_solved
-    if command == rehearsal.check(task.module, task.function, task.example):
+    if command == lessons.check(task.module, task.function, task.example):
         return bool(before) and _is_edit(before[-1])
     return False
 

@@ -30,7 +30,7 @@ class Estimate:
 
 
 def estimate(successes: Sequence[float], num_episodes: int) -> Estimate:
-    """Of seeds' success in `num_episodes` each. The error is the spread of the seeds, or that of as many coin tosses if that is
+    """The mean of seeds' success in `num_episodes` each. The error is the spread of the seeds, or that of as many coin tosses if that is
     larger: few seeds may agree by chance.
     """
     mean, count = statistics.fmean(successes), len(successes)

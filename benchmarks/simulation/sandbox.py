@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.simulation.interpreter import Interpreter
 from trainer.demo.family import DemoTask, replace_line
-from trainer.demo.rehearsal import SENTINEL, SUBMIT
+from trainer.demo.lessons import SENTINEL, SUBMIT
 
 TIMED_OUT = None
 

@@ -1,6 +1,6 @@
 """Kill processes of a running system at random instants, and check that nothing was lost.
 
-    python -m infra.chaos [--kills 200] [--short] [--only worker,trainer,...] [--seed N] [--json]
+    python -m infra.chaos [--kills 200] [--short] [--only worker,trainer,...] [--harness mini] [--seed N] [--json]
 
 Starts a separate system under `runs/chaos` (Redis, dockerd, SGLang, router, two workers, a judge, trainer), kills its processes one
 after another with SIGKILL, sometimes two at a time, waits each time until the system has recovered, lets the run end,
@@ -18,18 +18,20 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from infra.chaos.faults import KINDS, LONG, SHORT, Kind
+from infra.chaos.faults import KINDS, LONG, OF_DOCKERD, SHORT, Kind
+from pipeline.commandline import program
+from pipeline.message import json_line
 
 if TYPE_CHECKING:
     from infra.chaos.campaign import Campaign
-    from infra.chaos.signals import SignalListener
+    from infra.chaos.injection import SignalListener
 
 LONG_KILLS, SHORT_KILLS = 200, 7
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.chaos",
+        prog=program("infra.chaos"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -37,8 +39,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="few kills in quick succession")
     kinds = ", ".join(KINDS)
     parser.add_argument(
-        "--only", type=_kinds, metavar="KIND,...", help=f"of {kinds}; default: all but containerd"
+        "--only",
+        type=_kinds,
+        metavar="KIND,...",
+        help=f"of {kinds}; default: all but {', '.join(OF_DOCKERD)}",
     )
+    parser.add_argument("--harness", choices=("mini",), help="the agent program that plays the episodes")
     parser.add_argument("--seed", type=int, default=0, help="decides which processes are killed and when")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument(
@@ -49,9 +55,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.kills is None:
         arguments.kills = SHORT_KILLS if arguments.short else LONG_KILLS
     if arguments.only is None:
-        arguments.only = [kind for kind in KINDS if kind != "containerd"]
+        arguments.only = [kind for kind in KINDS if kind not in OF_DOCKERD]
     if arguments.kills < 1:
         parser.error(f"--kills {arguments.kills}: give 1 or more")
+    if "program" in arguments.only and not arguments.harness:
+        parser.error("--only program: no program plays; give --harness mini")
     return arguments
 
 
@@ -71,11 +79,9 @@ def run_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> in
     """Start the system, inject faults, report progress, tear down. Returns the exit status. What still runs at the end
     ends with this process.
     """
-    import msgspec
 
-    from infra.chaos.injection import NotRecovered
-    from infra.chaos.signals import EndRequested
-    from infra.chaos.slo import table
+    from infra.chaos.accounts import table
+    from infra.chaos.injection import EndRequested, NotRecovered
 
     try:
         with redirect_stdout(sys.stderr):  # standard output is for the result only
@@ -84,7 +90,7 @@ def run_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> in
             if request is not None:
                 say(f"{request}: ending in order; once more to end at once, see {campaign.file}")
             slo = campaign.conclude()
-        print(msgspec.json.encode(slo).decode() if arguments.json else table(slo), flush=True)
+        print(json_line(slo) if arguments.json else table(slo), flush=True)
         if request is not None:
             return 128 + request.number
         return 0 if slo.is_kept else 1
@@ -104,7 +110,7 @@ def start_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> 
     from infra.chaos.system import new_system
 
     root = arguments.dir.resolve()
-    system = new_system(root, seed=arguments.seed, say=say)
+    system = new_system(root, seed=arguments.seed, with_program=arguments.harness is not None, say=say)
     logs = system.arguments.run_dir / "logs"
     injector = FaultInjector(system, SystemMonitor(system), say, signals, logs)
     starts_s = injector.start_all(arguments.only)
@@ -114,7 +120,7 @@ def start_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     from infra.chaos.confinement import run_confined
-    from infra.chaos.signals import SIGNALS, SignalListener
+    from infra.chaos.injection import SIGNALS, SignalListener
     from infra.chaos.system import exclusive_directory, remove_data
 
     signals = SignalListener()

@@ -1,75 +1,59 @@
-"""What became of every request, from three independent sources: its events in Redis, the run's journal, and the stream."""
+"""The result of a campaign: the outcome of every request, and the numbers that are published, as JSON and as a table.
 
+The accounts are made of three independent sources: a request's events in Redis, the run's journal, and the stream.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 import redis
 
+from infra.chaos.faults import KINDS, Kind
+from infra.chaos.injection import MeasuredRecovery
 from infra.chaos.system import RUN_ID
 from pipeline import keys
 from pipeline.deadletters import DeadLetter
-from pipeline.events import Event
+from pipeline.journal.reading import journal_of, read
+from pipeline.journal.rows import EpisodeRow, JudgementRow, StepRow
 from pipeline.judge import judge_request_id
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import decode
+from pipeline.request_store import Event
 from pipeline.stream import GROUP
 
-T = TypeVar("T")
 WITHDRAWN = "withdrawn"
 
 
-class JournaledEpisode(msgspec.Struct, frozen=True):
-    """A row of the journal: what became of a request."""
-
-    request_id: str
-    cursor: int
-    member: int
-    fate: str
-
-
-class JournaledStep(msgspec.Struct, frozen=True):
-    """A row of the journal: what a step trained, and when."""
-
-    step: int
-    request_ids: tuple[str, ...]
-    at: float
-
-
-class JournaledJudgement(msgspec.Struct, frozen=True):
-    """A row of the journal: what became of a request to judge a rollout."""
-
-    rollout_id: str
-    fate: str
-
-
 class Accounts(msgspec.Struct, frozen=True):
-    """`lost`, `trained_twice` and `judged_twice` have a line for each request, with the reason."""
+    """`lost`, `trained_twice` and `judged_twice` contain one line for each such request, with the reason."""
 
     fates: dict[str, int] = {}
     lost: list[str] = []
     trained_twice: list[str] = []
-    judge_fates: dict[str, int] = {}  # of judge requests
+    judge_fates: dict[str, int] = {}  # number of judge requests by fate
     judged_twice: list[str] = []
 
 
 def audit(client: redis.Redis, run_dir: Path, seen: Iterable[str], *, ended: bool) -> Accounts:
     """The accounts of a run; `seen` are ids of requests that were observed while it ran.
 
-    While the run goes on, outstanding requests are not lost. The journal is read last, because a request is journalled
+    While the run continues, outstanding requests are not lost. The journal is read last, because a request is journalled
     before it stops being outstanding.
     """
     judged = _audit_judgements(client, run_dir, ended=ended)
     lives = _events_by_request(client, ROLLOUT)
     outstanding = _outstanding(client, ROLLOUT)
     dead = _dead_letters(client, ROLLOUT)
-    episodes = list(_rows(run_dir / "journal/episodes.jsonl", JournaledEpisode))
-    steps = list(_rows(run_dir / "journal/steps.jsonl", JournaledStep))
+    episodes = list(read(journal_of(run_dir), EpisodeRow))
+    steps = list(read(journal_of(run_dir), StepRow))
     trained = Counter(request_id for step in steps for request_id in step.request_ids)
-    fates = {row.request_id: row.fate for row in episodes} | dict.fromkeys(trained, "trained")
+    fates: dict[str, str] = {row.request_id: row.fate for row in episodes}
+    fates |= dict.fromkeys(trained, "trained")
     known = sorted({*lives, *seen, *fates}.difference(() if ended else outstanding))
     lost = [*_unaccounted(known, fates, lives, dead), *judged.lost]
     if ended:
@@ -85,7 +69,7 @@ def audit(client: redis.Redis, run_dir: Path, seen: Iterable[str], *, ended: boo
 
 @dataclass(frozen=True, slots=True)
 class _JudgeAccounts:
-    """What became of the judge requests, by id."""
+    """The outcome of each judge request, by its id."""
 
     fates: dict[str, str]
     lost: list[str]
@@ -103,8 +87,8 @@ def _audit_judgements(client: redis.Redis, run_dir: Path, *, ended: bool) -> _Ju
     lives = _events_by_request(client, JUDGE)
     outstanding = _outstanding(client, JUDGE)
     dead = _dead_letters(client, JUDGE)
-    rows = list(_rows(run_dir / "journal/judgements.jsonl", JournaledJudgement))
-    fates = {judge_request_id(row.rollout_id): row.fate for row in rows}
+    rows = list(read(journal_of(run_dir), JudgementRow))
+    fates: dict[str, str] = {judge_request_id(row.rollout_id): row.fate for row in rows}
     known = sorted({*lives, *fates}.difference(() if ended else outstanding))
     lost = list(_unaccounted(known, fates, lives, dead))
     if ended:
@@ -123,7 +107,7 @@ def _unaccounted(
     lives: dict[str, list[Event]],
     dead: dict[str, DeadLetter],
 ) -> Iterator[str]:
-    """Requests of which no source says what became of them. Completes `fates` by what Redis says."""
+    """Yields requests whose fate no source tells. Adds to `fates` what Redis knows."""
     for request_id in known:
         letter = dead.get(request_id)
         if letter is not None and letter.failures:
@@ -136,7 +120,7 @@ def _unaccounted(
 
 
 def _left_by_ended_run(client: redis.Redis, outstanding: list[str], kind: AnyKind) -> Iterator[str]:
-    """What an ended run must not leave: outstanding requests, and results that were not acknowledged."""
+    """Yields what an ended run must not leave behind: outstanding requests, and results that were not acknowledged."""
     for request_id in outstanding:
         yield f"{request_id}: still outstanding"
     stream = keys.stream(RUN_ID, kind)
@@ -155,9 +139,9 @@ def _published_again(lives: dict[str, list[Event]]) -> Iterator[str]:
 
 
 def _trained_again(
-    trained: Counter[str], steps: list[JournaledStep], lives: dict[str, list[Event]]
+    trained: Counter[str], steps: list[StepRow], lives: dict[str, list[Event]]
 ) -> Iterator[str]:
-    """Trained in two steps, in a step number that was made twice, or after a checkpoint had settled it."""
+    """Yields requests that were trained in two steps, in a step number that was made twice, or after a checkpoint had settled them."""
     for request_id, times in trained.items():
         if times > 1:
             yield f"{request_id}: in {times} steps"
@@ -173,8 +157,8 @@ def _trained_again(
     yield from _published_again({name: lives.get(name, []) for name in trained})
 
 
-def _members_trained_twice(episodes: list[JournaledEpisode], trained: Counter[str]) -> Iterator[str]:
-    """One member of one group, enqueued again under another id although the first was trained."""
+def _members_trained_twice(episodes: list[EpisodeRow], trained: Counter[str]) -> Iterator[str]:
+    """Yields members of groups that were enqueued again under another id although the first request was trained."""
     rows = {row.request_id: row for row in episodes if row.request_id in trained}
     places = Counter((row.cursor, row.member) for row in rows.values())
     for (cursor, member), times in places.items():
@@ -193,7 +177,7 @@ def _dead_letters(client: redis.Redis, kind: AnyKind) -> dict[str, DeadLetter]:
 
 
 def _events_by_request(client: redis.Redis, kind: AnyKind) -> dict[str, list[Event]]:
-    """Of every request that Redis knows of, oldest event first."""
+    """The events of every request that Redis knows of, oldest first."""
     found = list(client.scan_iter(match=keys.events("*", kind), count=1000))
     with client.pipeline(transaction=False) as pipe:
         for key in found:
@@ -203,8 +187,170 @@ def _events_by_request(client: redis.Redis, kind: AnyKind) -> dict[str, list[Eve
     return {name: [decode(row, Event) for row in life] for name, life in zip(names, rows, strict=True)}
 
 
-def _rows(file: Path, kind: type[T]) -> Iterator[T]:
-    """Complete rows only: the last one may still be written."""
-    decoder = msgspec.json.Decoder(kind)
-    with file.open("rb") as lines:
-        yield from (decoder.decode(line) for line in lines if line.endswith(b"\n"))
+PAIR = "two at once"
+
+
+class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The recoveries of one kind of process, or of all pairs. They are counted from faults that killed that kind alone, in seconds beyond
+    its start.
+    """
+
+    kills: int  # number of kills of this kind, including kills in pairs
+    faults: int  # number of faults from which the recoveries were measured
+    start_s: float | None  # time of an undisturbed start; None for pairs, whose starts differ
+    recovery_s_p50: float | None
+    recovery_s_max: float | None
+    hangs: int
+
+
+class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of containers, networks and other things that still exist a minute after the end."""
+
+    containers: list[str] = []
+    networks: list[str] = []
+    volumes: list[str] = []
+    processes: list[str] = []
+    temporary: list[str] = []
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything but kills, requests, steps and times must be zero."""
+
+    kills: int
+    wanted: int  # number of kills that the campaign was to make
+    lost: int
+    trained_twice: int
+    judged_twice: int
+    containers_left: int
+    networks_left: int
+    volumes_left: int
+    processes_left: int
+    temporary_left: int
+    hangs: int
+    recovery_s_p50: float | None
+    recovery_s_max: float | None
+    by_process: dict[str, RecoveryTimes]
+    requests: dict[str, int]  # number of requests by fate
+    judge_requests: dict[str, int]  # number of judge requests by fate
+    steps: int
+    minutes: float
+    problems: list[str]  # one line each
+
+    @property
+    def is_kept(self) -> bool:
+        counted = (self.lost, self.trained_twice, self.judged_twice, self.hangs)
+        left = (self.containers_left, self.networks_left, self.volumes_left, self.processes_left)
+        return not any((*counted, *left, self.temporary_left, self.problems))
+
+
+class PartialSlo(Slo, frozen=True, kw_only=True):
+    """The result while the campaign continues, when its leftovers are not known yet."""
+
+    audited_kills: int  # number of kills made by the time of the last audit
+
+
+def summarize(
+    recoveries: Sequence[MeasuredRecovery],
+    starts_s: Mapping[Kind, float],
+    accounts: Accounts,
+    left: Leftovers,
+    *,
+    num_wanted: int,
+    problems: Sequence[str],
+    steps: int,
+    minutes: float,
+) -> Slo:
+    every = [one.beyond_s for one in recoveries]
+    return Slo(
+        kills=sum(len(one.victims) for one in recoveries),
+        wanted=num_wanted,
+        lost=len(accounts.lost),
+        trained_twice=len(accounts.trained_twice),
+        judged_twice=len(accounts.judged_twice),
+        containers_left=len(left.containers),
+        networks_left=len(left.networks),
+        volumes_left=len(left.volumes),
+        processes_left=len(left.processes),
+        temporary_left=len(left.temporary),
+        hangs=sum(one.hung for one in recoveries),
+        recovery_s_p50=_percentile(every, 50),
+        recovery_s_max=_percentile(every, 100),
+        by_process=dict(_by_process(recoveries, starts_s)),
+        requests=accounts.fates,
+        judge_requests=accounts.judge_fates,
+        steps=steps,
+        minutes=round(minutes, 1),
+        problems=[*problems, *accounts.lost, *accounts.trained_twice, *accounts.judged_twice, *_named(left)],
+    )
+
+
+def table(slo: Slo) -> str:
+    """The result as Markdown, for people and for the README."""
+    lines = [
+        "| killed | kills | alone | starts in | recovery, median | worst | hangs |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [_row(name, times) for name, times in slo.by_process.items()]
+    requests, judge_requests = _counted(slo.requests), _counted(slo.judge_requests)
+    lines += [
+        "",
+        f"{slo.kills} of {slo.wanted} kills in {slo.minutes:.0f} minutes, {slo.steps} steps; requests: {requests}",
+        *([f"judge requests: {judge_requests}"] if judge_requests else []),
+        f"{slo.lost} lost, {slo.trained_twice} trained twice, {slo.judged_twice} judged twice, {slo.hangs} hangs; "
+        f"left: {slo.containers_left} containers, "
+        f"{slo.networks_left} networks, {slo.volumes_left} volumes, {slo.processes_left} processes, "
+        f"{slo.temporary_left} temporary files",
+        f"recovery: {_seconds(slo.recovery_s_p50)} (median), {_seconds(slo.recovery_s_max)} (worst), "
+        "beyond a process's own start",
+        *slo.problems,
+    ]
+    return "\n".join(lines)
+
+
+def _counted(fates: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in fates.items())
+
+
+def _row(name: str, times: RecoveryTimes) -> str:
+    alone = "-" if name == PAIR else str(times.faults)
+    recovery = f"{_seconds(times.recovery_s_p50)} | {_seconds(times.recovery_s_max)}"
+    return f"| {name} | {times.kills} | {alone} | {_seconds(times.start_s)} | {recovery} | {times.hangs} |"
+
+
+def _by_process(
+    recoveries: Sequence[MeasuredRecovery], starts_s: Mapping[Kind, float]
+) -> Iterable[tuple[str, RecoveryTimes]]:
+    for kind in KINDS:
+        num_kills = sum(one.victims.count(kind) for one in recoveries)
+        if num_kills:
+            alone = [one for one in recoveries if one.victims == (kind,)]
+            yield kind, _times(alone, num_kills, round(starts_s[kind], 1))
+    pairs = [one for one in recoveries if len(one.victims) > 1]
+    if pairs:
+        yield PAIR, _times(pairs, sum(len(one.victims) for one in pairs), None)
+
+
+def _times(recoveries: Sequence[MeasuredRecovery], num_kills: int, start_s: float | None) -> RecoveryTimes:
+    beyond = [one.beyond_s for one in recoveries]
+    return RecoveryTimes(
+        kills=num_kills,
+        faults=len(recoveries),
+        start_s=start_s,
+        recovery_s_p50=_percentile(beyond, 50),
+        recovery_s_max=_percentile(beyond, 100),
+        hangs=sum(one.hung for one in recoveries),
+    )
+
+
+def _percentile(values: Sequence[float], percent: int) -> float | None:
+    """The smallest value that is not exceeded by `percent` percent of all values."""
+    ordered = sorted(values)
+    return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 1) if ordered else None
+
+
+def _named(left: Leftovers) -> list[str]:
+    return [f"left: {kind}: {name}" for kind, names in msgspec.structs.asdict(left).items() for name in names]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

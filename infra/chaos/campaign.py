@@ -2,9 +2,13 @@
 
 `progress.json` is written after every recovery, with the last accounts, so that a long campaign that is cut off keeps its
 measurements.
+
+At the end the trainer makes its last steps, and what is left is counted.
 """
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +17,26 @@ from pathlib import Path
 import msgspec
 import redis
 
-from infra.chaos.accounts import Accounts, audit
+from infra.chaos.accounts import Accounts, Leftovers, PartialSlo, Slo, audit, summarize
 from infra.chaos.faults import Kind, Pace, draw_faults
-from infra.chaos.injection import FaultInjector, MeasuredRecovery, NotRecovered
-from infra.chaos.signals import EndRequested
-from infra.chaos.slo import Leftovers, PartialSlo, Slo, summarize
-from infra.chaos.teardown import client, finish_run, leftovers, problems_in_report
+from infra.chaos.injection import EndRequested, FaultInjector, MeasuredRecovery, NotRecovered
+from infra.chaos.system import RUN_ID, System
 
 AUDIT_EVERY_KILLS = 20
 SECOND_LOOK_S = 5.0
-"""A request that is neither outstanding nor settled may be between the two; it is looked at again after this time."""
+"""A request that is neither outstanding nor settled may be in transition; it is looked at again after this time."""
 
 
 @dataclass(slots=True)
 class Campaign:
-    """Faults against a running system. `starts_s` says how long each kind of process takes to start undisturbed."""
+    """A series of faults that are injected into a running system.
+
+    `starts_s` is the time that each kind of process takes to start undisturbed.
+    """
 
     injector: FaultInjector
     starts_s: Mapping[Kind, float]
-    num_wanted: int  # kills
+    num_wanted: int  # number of kills to make
     file: Path  # progress.json
     began_at: float = field(default_factory=time.monotonic)
     recoveries: list[MeasuredRecovery] = field(default_factory=list[MeasuredRecovery])
@@ -101,7 +106,7 @@ class Campaign:
         self._write()
 
     def _audit(self) -> None:
-        """Account for the run while it goes on. If Redis is away again, wait for the next recovery."""
+        """Account for the run while it continues. If Redis is away again, wait for the next recovery."""
         system, seen = self.injector.system, frozenset(self.injector.monitor.seen_requests)
         try:
             with client(system) as redis_client:
@@ -118,3 +123,66 @@ class Campaign:
         aside = self.file.with_suffix(".aside")
         aside.write_bytes(msgspec.json.encode(PartialSlo(**fields, audited_kills=self.audited_kills)))
         aside.replace(self.file)
+
+
+STOP_S = 90.0
+LAST_STEPS = 1
+LAST_STEPS_S = 300.0
+CLEAN_WITHIN_S = 60.0
+
+
+def finish_run(injector: FaultInjector) -> None:
+    """Let the run end in order, even if its trainer has just been killed. Raises NotRecovered or EndRequested."""
+    system, trainers = injector.system, injector.system.trainers
+    system.limit_steps(injector.monitor.step + LAST_STEPS)
+    trainer = system.child("trainer")
+    if trainer.alive:
+        trainer.process.terminate()
+        if not injector.wait(lambda: not trainer.alive, STOP_S):
+            raise NotRecovered(f"the trainer does not stop within {STOP_S:.0f} s")
+    if trainers.exit_status("trainer") is not None:
+        trainers.start(trainers.running["trainer"][0])
+    if not injector.wait(lambda: trainers.exit_status("trainer") is not None, LAST_STEPS_S):
+        raise NotRecovered(f"the run does not end within {LAST_STEPS_S:.0f} s")
+    if status := trainers.exit_status("trainer"):
+        raise NotRecovered(f"the trainer ended with status {status}; see {injector.evidence / 'trainer.log'}")
+
+
+def leftovers(injector: FaultInjector) -> Leftovers:
+    """The names of things that are left after everything has had a minute to clean up, and the workers have stopped."""
+    docker = injector.system.docker
+    injector.wait(lambda: not (docker.containers() or docker.shims()), CLEAN_WITHIN_S)
+    injector.system.workers.stop()
+    return Leftovers(
+        containers=docker.containers(),
+        networks=docker.networks(),
+        volumes=docker.volumes(),
+        processes=[f"{pid}, which holds a container" for pid in docker.shims()],
+        temporary=_temporary_files(injector.system),
+    )
+
+
+def _temporary_files(system: System) -> list[str]:
+    """Files and directories that no process will remove, because the processes that made them have ended.
+
+    Redis and Docker still run; of their files, those in their temporary directories count.
+    """
+    system.trainers.stop()
+    system.serving.stop()
+    running = system.services.pids()
+    found = [path for path in system.temporary.iterdir() if path.name not in running]
+    found += [path for name in running for path in (system.temporary / name).iterdir()]
+    return sorted(str(path.relative_to(system.temporary)) for path in found)
+
+
+def client(system: System) -> redis.Redis:
+    return redis.Redis(port=system.arguments.redis_port)
+
+
+def problems_in_report(system: System) -> list[str]:
+    """The problems that the trainer's own report names."""
+    words = [sys.executable, "-m", "trainer.report", str(system.arguments.run_dir)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return []
+    return [f"the report on {RUN_ID} ends with status {done.returncode}: {done.stderr}"]

@@ -1,20 +1,24 @@
-"""Which processes are killed and when, drawn from a seed."""
+"""Draws from a seed which processes are killed, and when."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Kind = Literal["worker", "judge", "trainer", "engine", "router", "redis", "dockerd", "containerd"]
+Kind = Literal[
+    "worker", "judge", "trainer", "engine", "router", "redis", "dockerd", "containerd", "container", "program"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+# Processes that dockerd starts and no supervisor restarts: its containerd, the first process of a container, an agent program in one.
+OF_DOCKERD: tuple[Kind, ...] = ("containerd", "container", "program")
 
-MAX_APART_S = 1.5  # of the two kills of a pair
+MAX_APART_S = 1.5  # longest time between the two kills of a pair
 MAX_PAUSE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """After `pause_s` the first victim is killed; the second, if there is one, `apart_s` later."""
+    """The first victim is killed after `pause_s`; the second, if there is one, `apart_s` later."""
 
     victims: tuple[Kind, ...]
     pause_s: float
@@ -51,6 +55,6 @@ def draw_faults(kinds: Sequence[Kind], num_kills: int, *, seed: int, pace: Pace)
 
 
 def _partner(first: Kind, waiting: Sequence[Kind]) -> Kind | None:
-    """Which process to kill with `first`. Never both of Docker's: they die together in any case."""
+    """The kind of process to kill with `first`. The two kinds of Docker are never paired: they die together in any case."""
     possible: list[Kind] = [kind for kind in waiting if {first, kind} != {"dockerd", "containerd"}]
     return possible[-1] if possible else None

@@ -3,26 +3,59 @@
 The system has recovered when every killed process does its work again, and afterwards an episode has advanced by a turn, a
 trajectory that did not fail has arrived, or a step was made. For a killed trainer only the first counts, and for a killed judge a
 new judgement: episodes advance without them.
+
+Signals that ask for an early end are recorded, and acted on only where it is safe.
 """
 
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
-from infra.chaos.faults import Fault, Kind
+from infra.chaos.faults import OF_DOCKERD, Fault, Kind
 from infra.chaos.monitor import SystemMonitor
-from infra.chaos.signals import SignalListener
 from infra.chaos.system import System, write_tasks
 from infra.processes import Child
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EndRequested(Exception):
+    """A signal asked for the end of the campaign."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+class SignalListener:
+    """Records the signals in SIGNALS from its creation on."""
+
+    def __init__(self) -> None:
+        self._pending: deque[signal.Signals] = deque()
+        for number in SIGNALS:
+            signal.signal(number, self._record)
+
+    def check(self) -> None:
+        """Raises EndRequested, once for each signal received."""
+        if self._pending:
+            raise EndRequested(self._pending.popleft())
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append(signal.Signals(number))
+
+
 TICK_S = 0.1
 START_S = 300.0
-HANG_S = 90.0  # without progress, beyond the start of what was killed
-GIVE_UP_S = 120.0  # after a hang
+# Time without progress, in addition to the start time of what was killed, that counts as a hang
+HANG_S = 90.0
+GIVE_UP_S = 120.0  # wait after a hang
 FIRST_PROGRESS_S = 120.0
 
 
@@ -36,7 +69,7 @@ class MeasuredRecovery:
 
     victims: tuple[Kind, ...]
     total_s: float
-    start_s: float  # of the slowest victim, undisturbed
+    start_s: float  # start time of the slowest victim without a fault
     hung: bool
 
     @property
@@ -67,14 +100,15 @@ class FaultInjector:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Keep the system running for so long. Raises EndRequested."""
+        """Keeps the system running for this many seconds. Raises EndRequested."""
         self.wait(lambda: False, seconds)
 
     def start_all(self, kinds: Sequence[Kind]) -> dict[Kind, float]:
         """Start one process after another. Returns how long each kind took until it did its work; containerd only if
-        it is among `kinds`, because measuring that takes time. Raises NotRecovered or EndRequested.
+        it is among `kinds`, because measuring that takes time. Processes in a container are not restarted, so they are left out. Raises
+        NotRecovered or EndRequested.
         """
-        took_s: dict[Kind, float] = {}
+        took_s = dict.fromkeys(OF_DOCKERD, 0.0)
         for name, (kind, supervisor, process) in self.system.supervised().items():
             began_at = time.monotonic()
             supervisor.start(process)
@@ -121,7 +155,7 @@ class FaultInjector:
             child = self.system.kill(kind, rng)
             if child is not None:
                 victims.append(kind)
-                killed += [child] if kind != "containerd" else []
+                killed += [child] if kind not in OF_DOCKERD else []
         return victims, killed
 
     def _await_start(self, kind: Kind) -> None:
@@ -154,7 +188,10 @@ class FaultInjector:
         return done
 
     def _progress(self, victims: list[Kind]) -> int:
-        """Episodes go on without a judge, so that a judge alone has recovered when a judgement arrives."""
+        """The measured progress of episodes.
+
+        They continue without a judge, so a killed judge alone has recovered when a judgement arrives.
+        """
         return self.monitor.num_judgements if victims == ["judge"] else self.monitor.progress
 
     def _keep_evidence(self, victims: list[Kind]) -> None:

@@ -25,14 +25,14 @@ from pipeline.weights import WeightVersion
 
 CALL_S = 2.0
 NOT_YET_TRAINING = ("starting", "recovering", "publishing weights", "waiting for an engine")
-"""How the phases begin in which a trainer does not train yet."""
+"""The beginnings of the names of phases in which a trainer does not train yet."""
 
 NO_ANSWER = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)
 
 
 @dataclass(slots=True)
 class SystemMonitor:
-    """What has been observed so far.
+    """The observations of the system so far.
 
     `progress` counts steps, trajectories that did not fail, and turns of episodes from the second on: by then an engine has
     sampled and a container has run a command.
@@ -42,7 +42,7 @@ class SystemMonitor:
     progress: int = 0
     num_judgements: int = 0
     step: int = 0
-    seen_requests: set[str] = field(default_factory=set[str])  # ids
+    seen_requests: set[str] = field(default_factory=set[str])  # request ids
     status: RunStatus | None = None
     _turns: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """(attempt, turn) last seen, by request."""
@@ -56,7 +56,7 @@ class SystemMonitor:
         self._client = redis.Redis(port=arguments.redis_port, socket_timeout=CALL_S)
 
     def poll(self) -> None:
-        """Read what is new. While Redis is away, nothing is."""
+        """Reads the new events. While Redis is away, there are none."""
         try:
             self._poll()
         except redis.RedisError:
@@ -105,7 +105,7 @@ class SystemMonitor:
         return self.system.docker.works()
 
     def engine_works(self) -> bool:
-        """It serves the newest weights, behind the router."""
+        """Whether the engine serves the newest weights and the router reaches it."""
         newest = self._client.get(keys.weights(RUN_ID))
         served: str = _get(f"{self.system.engine_url}/model_info")["weight_version"]
         if newest is None:
@@ -142,6 +142,8 @@ CHECKS: Mapping[Kind, Callable[[SystemMonitor], bool]] = {
     "redis": SystemMonitor.redis_works,
     "dockerd": SystemMonitor.docker_works,
     "containerd": SystemMonitor.docker_works,
+    "container": SystemMonitor.docker_works,
+    "program": SystemMonitor.docker_works,
     "engine": SystemMonitor.engine_works,
     "router": SystemMonitor.router_works,
     "worker": SystemMonitor.workers_work,
@@ -157,7 +159,7 @@ def _get(url: str) -> dict[str, Any]:
 
 
 def _born_at(pid: int) -> float:
-    """When a running process began, in Unix seconds."""
+    """The time at which a running process began, in Unix seconds."""
     with open(f"/proc/{pid}/stat") as stat:
         ticks = int(stat.read().rpartition(")")[2].split()[19])
     hertz = 100

@@ -18,22 +18,29 @@ from functools import partial
 from pathlib import Path
 
 from infra import services
-from infra.chaos.faults import Kind
-from infra.chaos.private_docker import GRACE_S, PrivateDocker
+from infra.chaos.confinement import GRACE_S, PrivateDocker
+from infra.chaos.faults import OF_DOCKERD, Kind
 from infra.images.build import IMAGES
 from infra.local import commands
-from infra.local.arguments import METRICS_PORT_OFFSET, parse_arguments, starting_model
-from infra.processes import Child, reap_orphans
-from infra.supervisor import SupervisedProcess, Supervisor
+from infra.local.commands import METRICS_PORT_OFFSET, parse_arguments, starting_model
+from infra.processes import Child, SupervisedProcess, Supervisor, reap_orphans
+from pipeline.harness import read_harness
 
 RECIPE = services.ROOT / "trainer/recipes/demo.toml"
 RUN_ID = "chaos"
 NUM_TASKS = 6
 NUM_WORKERS, NUM_SLOTS = 2, 4
 JUDGE_NAME = "judge-1"
-NEVER = 1_000_000  # more than there will be: the campaign ends the run
+MARK = b"minisweagent.run.mini"  # occurs in the command line of the agent program's process and of no other
+NEVER = 1_000_000  # more steps than a campaign reaches: the campaign ends the run
 SETTINGS = (
-    *("evaluation.episodes=0", "evaluation.greedy_episodes=0", "tasks.heldout=", "tasks.unverified=allow"),
+    *(
+        "evaluation.episodes=0",
+        "evaluation.greedy_episodes=0",
+        "tasks.heldout=",
+        "tasks.heldout_sets={}",
+        "tasks.unverified=allow",
+    ),
     *("rollout.group_size=4", "batch.groups_per_step=2", "batch.train_without_signal=true"),
     *("checkpoint.every_steps=2", "learner.lr=1e-6", "learner.lr_min=0.0", "learner.num_epochs=1"),
     *("weights.keep=2", f"num_steps={NEVER}", f"batch.max_failed_groups={NEVER}"),
@@ -45,14 +52,13 @@ JUDGE_FUNCTION = """import time
 
 from workers.judge.rules import judge_by_commands
 
-
 def slowly(issue, turns, index):
     time.sleep(0.2)
     return judge_by_commands(issue, turns, index)
 """
 ALLOWED_DEATHS = NEVER  # we cause them
 NICE = ("nice", "-n", "5")
-FIRST_PORT, LAST_PORT = 32_000, 32_750  # below those that the kernel hands out, above those of our tests
+FIRST_PORT, LAST_PORT = 32_000, 32_750  # below the kernel's ephemeral ports, above the ports of our tests
 REDIS, ENGINE, ROUTER = 0, 1, 2  # offsets from the first port of a system
 
 
@@ -63,6 +69,7 @@ class System:
     root: Path
     arguments: argparse.Namespace
     docker: PrivateDocker
+    program_image: str  # image of the agent program that plays; empty: the built-in loop plays
     services: Supervisor
     serving: Supervisor
     workers: Supervisor
@@ -96,21 +103,24 @@ class System:
         return next(one.running[name][1] for one in self.supervisors if name in one.running)
 
     def kill(self, kind: Kind, rng: random.Random) -> Child | None:
-        """Send SIGKILL to one process of this kind. Returns it, or None if none runs. For containerd, which dockerd started,
-        returns dockerd.
-        """
-        if kind == "containerd":
+        """Send SIGKILL to one process of this kind. Returns it, or None if none runs. For what dockerd started, returns dockerd."""
+        if kind in OF_DOCKERD:
             dockerd = self.child("dockerd")
-            pid = self.docker.containerd(dockerd) if dockerd.alive else None
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-            return dockerd if pid is not None else None
+            return dockerd if dockerd.alive and self._kill_of_dockerd(kind, dockerd, rng) else None
         names = {"worker": f"worker-{rng.randint(1, NUM_WORKERS)}", "judge": JUDGE_NAME}
         child = self.child(names.get(kind, kind))
         if not child.alive:
             return None
         child.process.kill()
         return child
+
+    def _kill_of_dockerd(self, kind: Kind, dockerd: Child, rng: random.Random) -> bool:
+        if kind != "containerd":
+            return self.docker.kill_in_container(mark=MARK if kind == "program" else None, rng=rng)
+        pid = self.docker.containerd(dockerd)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid is not None
 
     def supervised(self) -> dict[str, tuple[Kind, Supervisor, SupervisedProcess]]:
         """Every process by its name, in the order of starting, with its kind and its supervisor."""
@@ -144,7 +154,7 @@ class System:
         return commands.supervised(self.arguments, name, partial(list, command), GRACE_S, signal.SIGTERM)
 
     def _in_our_place(self, process: SupervisedProcess) -> SupervisedProcess:
-        """With our dockerd, our directories, and a low priority."""
+        """The process configured for our dockerd and directories, with a low priority."""
         places = {"DOCKER_HOST": self.docker.url, "SWERVE_STATE_DIR": str(self.root / "state")}
         return replace(
             process,
@@ -155,13 +165,13 @@ class System:
         )
 
     def limit_steps(self, num_steps: int) -> None:
-        """From its next start the trainer ends after this number of steps in all."""
+        """Makes the trainer end after this number of steps in total, from its next start on."""
         self.arguments.passed_on += ["--set", f"num_steps={num_steps}"]
 
 
 @contextmanager
 def exclusive_directory(root: Path) -> Iterator[Path]:
-    """`root`, emptied and locked. Raises RuntimeError if another campaign runs there."""
+    """Yields `root`, emptied and locked. Raises RuntimeError if another campaign runs there."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / f".{root.name}.lock").open("w") as lock:
         try:
@@ -183,29 +193,43 @@ def remove_data(root: Path) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
-def new_system(root: Path, *, seed: int, say: Callable[[str], None]) -> System:
+def new_system(root: Path, *, seed: int, with_program: bool, say: Callable[[str], None]) -> System:
     """Directories and ports for a system that does not run yet."""
     for name in ("redis", "state", "tmp", "docker"):
         (root / name).mkdir()
     (root / "judge.py").write_text(JUDGE_FUNCTION)
     supervisors = (Supervisor(say, max_deaths=ALLOWED_DEATHS) for _ in range(4))
-    return System(root, _arguments(root, seed), PrivateDocker(root / "docker"), *supervisors, say=say)
+    image, settings = "", list[str]()
+    if with_program:
+        file = root / "program.toml"
+        write = [sys.executable, "-m", "trainer.demo", "program", "--out", str(file)]
+        subprocess.run(write, cwd=services.ROOT, check=True, stdout=subprocess.DEVNULL)
+        image, settings = (
+            read_harness(file).harness.image,
+            [f"rollout.harness={file}", "rollout.context.policy=stop"],
+        )
+    arguments = _arguments(root, seed, settings)
+    return System(root, arguments, PrivateDocker(root / "docker"), image, *supervisors, say=say)
 
 
 def write_tasks(system: System) -> None:
-    """Make a few tasks, and their images in our dockerd. Raises RuntimeError."""
+    """Makes a few tasks, and their images in our dockerd. Raises RuntimeError."""
     family, tasks = system.root / "family", system.root / "train.jsonl"
     counts = ["--train", str(NUM_TASKS), "--heldout", "0"]
     _run(system, "trainer.demo", "tasks", "--out", str(family), *counts)
-    _run(system, "trainer.tasksets", "import", "fleet", str(family / "train"), "--out", str(tasks))
+    _run(system, "workers.tasksets", "import", "fleet", str(family / "train"), "--out", str(tasks))
     if not system.docker.copy_image(IMAGES["task-base"].tag):
         _run(system, "infra.images.build", "task-base")
     _run(system, "trainer.demo", "images", str(family))
+    if system.program_image and not system.docker.copy_image(system.program_image):
+        raise RuntimeError(
+            f"{system.program_image} is not on this machine: run python -m workers.harness build mini"
+        )
 
 
-def _arguments(root: Path, seed: int) -> argparse.Namespace:
+def _arguments(root: Path, seed: int, more: Sequence[str]) -> argparse.Namespace:
     first = _free_ports(random.Random(os.getpid()))
-    settings = [f"seed={seed}", f"tasks.train={root / 'train.jsonl'}", *SETTINGS]
+    settings = [f"seed={seed}", f"tasks.train={root / 'train.jsonl'}", *SETTINGS, *more]
     arguments = parse_arguments(
         None,
         [
@@ -224,7 +248,7 @@ def _arguments(root: Path, seed: int) -> argparse.Namespace:
 
 
 def _free_ports(rng: random.Random) -> int:
-    """The first of consecutive ports, of which those that a system uses are free."""
+    """The first of consecutive ports of which those that a system uses are free."""
     while True:
         first = rng.randrange(FIRST_PORT, LAST_PORT)
         with ExitStack() as held:

@@ -4,10 +4,10 @@
 #   make_certificates.sh --out DIR [--days N] [--server NAME[,NAME...]]... [--client NAME]...
 #
 # Each --server is a machine: its first NAME names the folder, and clients may use all of its NAMEs (host names or addresses).
-# Each --client uses servers: a worker host, or the trainer. Every folder holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH
-# needs them; for Redis see docs/deploy.md. The authority's own key is DIR/ca-key.pem: keep it off the cluster.
+# Each --client uses servers: a worker host, or the trainer. Every folder contains ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH
+# requires; for Redis see docs/deploy.md. The authority's own key is DIR/ca-key.pem: keep it off the cluster.
 #
-# Run again, it keeps certificates that have the same names and another 30 days, and makes the others anew with the same authority.
+# A second run keeps certificates that have the same names and are valid for another 30 days, and replaces the others. The authority stays.
 set -euo pipefail
 
 readonly keep_s=$((30 * 24 * 3600))

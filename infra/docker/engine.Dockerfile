@@ -11,7 +11,7 @@ FROM ${BASE_IMAGE}
 COPY --from=packages /opt/swerve /opt/swerve
 ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /app
-COPY infra/__init__.py infra/commandline.py infra/ports.py infra/
+COPY infra/__init__.py infra/ports.py infra/
 COPY infra/serving infra/serving
 COPY pipeline pipeline
 ENTRYPOINT ["python", "-m", "infra.serving.engine", "--host", "0.0.0.0"]

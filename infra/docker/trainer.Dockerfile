@@ -9,7 +9,7 @@ RUN sh /build/infra/docker/install.sh base,trainer
 
 FROM ${BASE_IMAGE}
 COPY --from=packages /opt/swerve /opt/swerve
-ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/swerve/bin:$PATH PYTHONUNBUFFERED=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 WORKDIR /app
 COPY pipeline pipeline
 COPY trainer trainer

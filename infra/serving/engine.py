@@ -4,15 +4,12 @@
 
 The process becomes SGLang's own server: its pid, its signals, its exit status. On both devices:
 
-- tokens in, tokens out: no tokenizer is loaded, so requests carry `input_ids` and end at a token id. With `--chat` one is
-  loaded, and the engine also speaks OpenAI's chat completions, for agents of others;
-- `/health` answers at once, also while generation is paused for new weights (SGLang's own check generates a token, so
-  it would hang, and the router would take the engine for dead);
-- the weights it starts from have a version (`--weight-version`, default 0), as later ones do;
-- an idle engine sleeps;
-- `/metrics` serves SGLang's metrics to Prometheus;
-- what would make the start fail is checked first: the port, the GPUs, the architecture (`architectures.py`) and the
-  weight files (`checkpoint.py`). Each mistake is one line, with exit status 2.
+- tokens in, tokens out: no tokenizer is loaded, so requests carry `input_ids` and end at a token id. With `--chat` one is loaded, and the
+  engine also speaks OpenAI's chat completions, for other agents; - `/health` answers at once, also while generation is paused for new
+  weights (SGLang's own check generates a token, so it would hang, and the router would consider the engine dead); - the weights it starts
+  from have a version (`--weight-version`, default 0), as later ones do; - an idle engine sleeps; - `/metrics` serves SGLang's metrics to
+  Prometheus; - everything that would make the start fail is checked first: the port, the GPUs, the architecture and the weight files
+  (`served_models.py`). Each mistake is one line, with exit status 2.
 
 On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that refuse to be
 called (`cpu_shim/sitecustomize.py`), its processes are forked, not spawned (`cpu_shim/forked_server.py`), and its attention
@@ -26,8 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from infra import ports
-from infra.commandline import parse_own_part, refuse
-from infra.serving import architectures, checkpoint
+from infra.serving import served_models
+from pipeline.commandline import parse_own_part, program, refuse
 
 EPILOG = "Flags after -- go to SGLang unchanged."
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
@@ -49,7 +46,7 @@ CPU_FLAGS = (
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.serving.engine", description="Start one SGLang engine.", epilog=EPILOG
+        prog=program("infra.serving.engine"), description="Start one SGLang engine.", epilog=EPILOG
     )
     parser.add_argument("--model", required=True, help="directory of a Hugging Face checkpoint")
     parser.add_argument("--host", default="127.0.0.1")
@@ -96,7 +93,7 @@ def engine_command(arguments: argparse.Namespace) -> list[str]:
 
 
 def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str]) -> dict[str, str]:
-    """``inherited`` with what SGLang reads from the environment."""
+    """``inherited`` with the variables that SGLang reads."""
     environment = inherited | {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "HF_HUB_OFFLINE": "1",
@@ -115,11 +112,11 @@ def engine_environment(arguments: argparse.Namespace, inherited: dict[str, str])
 
 
 def check_start(arguments: argparse.Namespace) -> None:
-    """Raises ValueError for what SGLang would find out late, or end with a traceback for."""
+    """Raises ValueError for mistakes that SGLang would notice late, or report with a traceback."""
     try:
-        checkpoint.check(Path(arguments.model))
+        served_models.check_weights(Path(arguments.model))
         if "--model-impl" not in arguments.passed_on and "SGLANG_EXTERNAL_MODEL_PACKAGE" not in os.environ:
-            architectures.check(Path(arguments.model), device=arguments.device)
+            served_models.check_architecture(Path(arguments.model), device=arguments.device)
     except ValueError as error:
         raise ValueError(f"--model: {error}") from error
     fix = "stop it or give another --port"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks what can be checked on one CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
+# Runs the checks that need one CUDA device: PYTHON=python3 infra/setup/gpu_check.sh
 # It uses the machine's own torch, because set-up would install another one. It needs megatron-core, msgspec, safetensors, transformers
 # and pytest too. The short run also needs sglang, smg, Redis and Docker; where they are missing it is left out, and a line says so.
 set -euo pipefail
@@ -28,8 +28,8 @@ if "$python" -c "import sglang, smg, docker, arq" 2>/dev/null && command -v dock
     tasks=runs/tasks/gpu-check
     [ -f "$tasks/train.jsonl" ] || {
         "$python" -m trainer.demo tasks --out "$tasks/family" --seed 0 --train 8 --heldout 8
-        "$python" -m trainer.tasksets import fleet "$tasks/family/train" --out "$tasks/train.jsonl"
-        "$python" -m trainer.tasksets import fleet "$tasks/family/heldout" --out "$tasks/heldout.jsonl"
+        "$python" -m workers.tasksets import fleet "$tasks/family/train" --out "$tasks/train.jsonl"
+        "$python" -m workers.tasksets import fleet "$tasks/family/heldout" --out "$tasks/heldout.jsonl"
     }
     # short_run RECIPE RUN_DIR DTYPE OPTION...
     short_run() {
@@ -37,7 +37,8 @@ if "$python" -c "import sglang, smg, docker, arq" 2>/dev/null && command -v dock
         shift 3
         "$python" -m infra.local "$recipe" --run-dir "$run" --fresh --device cuda --dtype "$dtype" \
             --prepare "-m trainer.demo images $tasks/family" --prepare "-m workers.verify $tasks/train.jsonl --new" -- \
-            --set num_steps=2 --set tasks.train="$PWD/$tasks/train.jsonl" --set tasks.heldout="$PWD/$tasks/heldout.jsonl" "$@"
+            --set num_steps=2 --set tasks.train="$PWD/$tasks/train.jsonl" --set tasks.heldout="$PWD/$tasks/heldout.jsonl" \
+            --set "tasks.heldout_sets={}" "$@"
     }
     short_run trainer/recipes/demo.toml runs/gpu-check float32 --set evaluation.episodes=8 --set evaluation.greedy_episodes=0
     "$python" -m infra.models.smollm2 --out models/SmolLM2-135M-Instruct

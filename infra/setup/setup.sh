@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv at the repository's root from constraints.txt, and installs the Debian packages that are missing.
-# The second time it only compares stamps, unless one of its input files has changed.
+# A second run only compares stamps, unless one of its input files has changed.
 #   setup.sh [run|tests]    run: also what a run starts from, the file system of the base image
 #                           tests: that too, and the programs and releases that only tests need
 # Debian's packages and the base image need nothing from .venv and are made while that is filled.
@@ -12,8 +12,9 @@ readonly venv=.venv
 readonly stamp="$venv/.setup-stamp"
 readonly oracles_stamp="$venv/.oracles-stamp"
 readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt
-    benchmarks/no-deps.txt trainer/tasksets/rendering.py
-    infra/setup/init.sh workers/sandbox/init.c workers/sandbox/starvation.c workers/sandbox/starvation.h)
+    benchmarks/no-deps.txt workers/tasksets/rendering.py
+    infra/setup/init.sh workers/sandbox/init.c workers/sandbox/connections.c workers/sandbox/connections.h workers/sandbox/frames.h
+    workers/sandbox/starvation.c workers/sandbox/starvation.h)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -68,15 +69,15 @@ install_packages() {
     local wanted="$venv/requirements.txt"
     say "installing Python packages into $venv (a minute the first time)"
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-    # First and by itself: requested like this, pip prefers a local CPU build to the CUDA one, and uv then leaves it as it is.
+    # It is installed first and by itself, because pip then prefers a local CPU build to the CUDA one; uv leaves it as it is.
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch==2.13.0 uv
     "$venv/bin/python" infra/setup/extras.py base workers trainer sinks tasksets serving bench dev >"$wanted"
     install --requirement "$wanted" --requirement infra/setup/engine.txt
     install --no-deps --requirement infra/setup/no-deps.txt --requirement benchmarks/no-deps.txt
-    # The checkout itself: the command `swerve`, and our packages for whoever stands in another directory.
+    # The checkout itself: the command `swerve`, and our packages for users who work in another directory.
     install --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.
-    "$venv/bin/python" -m trainer.tasksets.rendering
+    "$venv/bin/python" -m workers.tasksets.rendering
 }
 
 # Older releases that tests compare us with, each in a folder of its own: only one release can be in the environment.
@@ -96,14 +97,14 @@ fingerprint() { sha256sum "$@" | sha256sum | cut -c1-64; }
 
 began=$SECONDS
 # Without it there is no environment to fill; all else that is missing can wait for the end of that.
-python3 -c 'import ensurepip, venv' 2>/dev/null || install_missing_programs
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then install_missing_programs; fi
 {
     install_missing_programs
     [ -z "$purpose" ] || python3 -m infra.images.build --prepare task-base
 } &
 beside=$!
 trap 'kill "$beside" 2>/dev/null || true' EXIT
-is_done "$stamp" "${inputs[@]}" || install_packages
+if ! is_done "$stamp" "${inputs[@]}"; then install_packages; fi
 wait "$beside"
 trap - EXIT
 if ! is_done "$stamp" "${inputs[@]}"; then

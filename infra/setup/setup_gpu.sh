@@ -3,7 +3,6 @@
 # for another torch. Needs NVIDIA's driver, and an index of packages.
 #   PYTHON               Python 3.11 or newer (python3)
 #   SWERVE_TORCH_INDEX   where torch comes from; by default PyTorch's index for the newest CUDA that the driver can run
-#   SWERVE_TE=1          TransformerEngine too, which is compiled here and needs CUDA's compiler; without it our own norm is used
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -47,10 +46,6 @@ if .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is not No
 "$python" infra/setup/extras.py base workers trainer tasksets serving | "${pip[@]}" --requirement /dev/stdin
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
 "${pip[@]}" --no-deps --no-build-isolation --editable .
-if [ "${SWERVE_TE:-}" = 1 ]; then
-    say 'TransformerEngine (some ten minutes)'
-    .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation 'transformer-engine[pytorch]>=2.9,<2.12'
-fi
 
 say 'SGLang into .venv-engine'
 environment .venv-engine
@@ -62,13 +57,13 @@ import sys
 
 import torch
 
-from trainer.plan.devices import recognise
+from trainer.learner.devices import recognise
 
 if not torch.cuda.is_available():
     sys.exit(f"setup-gpu: torch {torch.__version__} sees no CUDA device; compare its CUDA with the driver's in nvidia-smi")
 name, memory_bytes = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
 known = recognise(name, memory_bytes)
 print(f"setup-gpu: torch {torch.__version__} sees {torch.cuda.device_count()} x {name}")
-print(f"setup-gpu: {known.name} in a plan" if known else "setup-gpu: no plan knows this GPU; trainer/plan/devices.py has those")
+print(f"setup-gpu: {known.name} in a plan" if known else "setup-gpu: no plan knows this GPU; trainer/learner/devices.py has those")
 CHECK
 say 'next: PYTHON=.venv/bin/python make gpu-check, and engines with .venv-engine/bin/python -m infra.serving.engine --device cuda'

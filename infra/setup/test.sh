@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, type check and tests, with Redis and Docker up. At the end it stops the services that it started, and no others.
+# Runs lint, type check and tests, with Redis and Docker running. At the end it stops the services that it started, and no others.
 #   test.sh quick|all
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,1 +1,1 @@
-"""Runs in a browser: pages, the JSON that they are drawn from, and nothing that changes anything."""
+"""The web pages that show runs, and the JSON that they are drawn from. The pages are read-only unless actions are allowed."""

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipeline.commandline import directory, program
+
 ACTION_LOG = Path("runs/web_actions.jsonl")
 
 
@@ -17,13 +19,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.web",
+        prog=program("infra.web"),
         description="Serves pages that show runs live, from Redis and the directories of runs. Without --allow-actions it changes nothing.",
         epilog="Exit status: 0 after a signal or an export; 2 for misuse.",
     )
     parser.add_argument(
         "--run-dir",
-        type=Path,
+        type=directory,
         action="append",
         default=[],
         metavar="DIR",
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=100,
         metavar="N",
-        help="at most so many of them, the newest; default 100",
+        help="the newest N of them at most; default 100",
     )
     return parser
 

@@ -1,6 +1,6 @@
-"""Dead letters of a run: the list that everybody sees, and requeue and drop for those whom `--allow-actions` lets.
+"""Dead letters of a run: the list that everybody sees, and requeue and drop if `--allow-actions` permits them.
 
-Each action is written to a log before it is carried out, and its outcome afterwards: what is not logged is not done.
+Each action is written to a log before it is carried out, and its outcome afterwards: an action that cannot be logged is not carried out.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from aiohttp import web
 from arq.connections import ArqRedis
 
 from infra.web.fleet import RedisReader
-from infra.web.journal_files import JsonRow
-from infra.web.replies import json_reply
+from infra.web.run_journal import JsonRow
+from infra.web.security import json_reply
 from pipeline import deadletters
 from pipeline.cli import dead
 from pipeline.cli.dead import DeadRequest
@@ -24,7 +24,7 @@ from pipeline.connection import RedisUnavailable
 from pipeline.kinds import KINDS
 from pipeline.message import MalformedMessage
 
-MAX_AT_ONCE = 500  # which Redis carries out well within the time that it has for a reply
+MAX_AT_ONCE = 500  # Redis carries out this many well within its reply deadline
 log = logging.getLogger("swerve.web")
 
 
@@ -35,7 +35,7 @@ class ChosenRequests(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ActionLog:
-    """A file with a JSON line for each action that was asked for, and one for what became of it."""
+    """A file with a JSON line for each requested action, and one for its outcome."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be written."""
@@ -51,7 +51,7 @@ class ActionLog:
 
 
 class DeadLetters:
-    """The routes about dead letters. Without a log nothing can be changed."""
+    """The routes for dead letters. Without a log nothing can be changed."""
 
     def __init__(self, redis: RedisReader, action_log: ActionLog | None) -> None:
         self._redis = redis

@@ -1,4 +1,4 @@
-"""The server: its routes, the files of the pages, and its life from the first line to a signal."""
+"""The web server: its routes, the files of the pages, and its lifetime until a signal."""
 
 import argparse
 import asyncio
@@ -14,23 +14,22 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from infra.web import events, fleet, represented, runs, security, series, tasks
+from infra import ports
+from infra.web import events, fleet, runs, security, series, tasks
 from infra.web.actions import ActionLog, DeadLetters
-from infra.web.events import ChangeFeed, RunChange
-from infra.web.exported.export import ExportChoice, export
+from infra.web.events import ChangeFeed, RunChange, marks_of
+from infra.web.export import ExportChoice, export
 from infra.web.fleet import RedisReader
-from infra.web.journal_files import JsonRow
-from infra.web.reading import RunReader
-from infra.web.replies import json_reply
 from infra.web.rollout_page import RolloutPages
-from infra.web.rollout_query import RolloutQuery
-from infra.web.runs import OpenRun, RunCatalogue
-from infra.web.watching import marks_of
+from infra.web.rollout_table import RolloutQuery
+from infra.web.run_journal import JsonRow
+from infra.web.runs import OpenRun, RunCatalogue, RunReader
+from infra.web.security import json_reply
 from pipeline import census
 from pipeline.connection import RedisUnavailable
 from pipeline.message import MalformedMessage
 from pipeline.settings import redis_settings
-from pipeline.task_facts import read_facts
+from pipeline.taskfile import read_facts
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
@@ -39,7 +38,7 @@ log = logging.getLogger("swerve.web")
 
 
 class RunServer:
-    """The replies about runs. Files are read in threads, a run by one at a time."""
+    """The replies about runs. Threads read the files, only one at a time for each run."""
 
     def __init__(self, catalogue: RunCatalogue, redis: RedisReader) -> None:
         self._catalogue = catalogue
@@ -62,21 +61,27 @@ class RunServer:
         ]
 
     async def close(self, _: web.Application) -> None:
-        """A signal handler: at the end of the application."""
+        """Runs at the end of the application, as a signal handler of aiohttp."""
         await self._reader.close()
 
     async def _list(self, _: web.Request) -> web.Response:
-        statuses = await self._statuses()
+        """Lists the runs. Without Redis it is unknown whether a run is active, and the reply says so."""
+        gone, found = "", JsonRow(by_run={}, complaints=[], pauses=[])
+        try:
+            statuses = await self._redis.read(fleet.last_statuses)
+            found = await self._redis.read(lambda redis: fleet.unwell(redis, statuses))
+        except (RedisUnavailable, MalformedMessage) as error:
+            gone, statuses = str(error), {}
         known = await self._runs(statuses)
         only_in_redis = statuses.keys() - {run.id.partition("~")[0] for run in known.values()}
         rows: list[JsonRow] = []
         for run_id in (*known, *only_in_redis):
-            status, is_live = statuses.get(run_id, (None, False))
-            rows.append(
-                await asyncio.to_thread(runs.summary, run_id, known.get(run_id), status, is_live=is_live)
-            )
+            status, is_live = statuses.get(run_id, (None, None if gone else False))
+            row = await asyncio.to_thread(runs.summary, run_id, known.get(run_id), status, is_live=is_live)
+            rows.append(row | {"complaints": found["by_run"].get(run_id, [])})
         rows.sort(key=lambda row: (row["started_at"], row["updated_at"], row["id"]), reverse=True)
-        return json_reply(rows)
+        shown = {name: found[name] for name in ("complaints", "pauses")}
+        return json_reply({"runs": rows, "gone": gone, **shown})
 
     async def _series(self, request: web.Request) -> web.Response:
         run = await self._run(request)
@@ -91,8 +96,8 @@ class RunServer:
         try:
             known = await self._redis.read(census.run_ids)
             if run_id not in known:
-                await self._run(request)  # 404 unless a directory has it
-                return json_reply({"gone": f"Redis knows nothing of run {run_id}"})
+                await self._run(request)  # answers 404 unless a directory holds the run
+                return json_reply({"gone": f"Redis knows nothing of run {run_id} any more, or never did."})
             return json_reply(await self._redis.read(lambda redis: fleet.run_and_fleet(redis, run_id)))
         except (RedisUnavailable, MalformedMessage) as error:
             return json_reply({"gone": str(error)})
@@ -118,7 +123,7 @@ class RunServer:
 
     async def _represented(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        return json_reply(await self._read(run, lambda: represented.represented(run.journal)))
+        return json_reply(await self._read(run, lambda: tasks.represented(run.journal)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -138,7 +143,7 @@ class RunServer:
         return found
 
     async def _read(self, run: OpenRun, read: Callable[[], JsonRow]) -> JsonRow:
-        """What `read` finds in the run as far as it was read, and how far that is."""
+        """The result of `read` on the part of the run that has been read so far, and the progress of reading."""
         await self._reader.catch_up(run)
 
         def reading() -> JsonRow:
@@ -152,7 +157,7 @@ class RunServer:
         return await asyncio.to_thread(self._catalogue.runs, heard)
 
     async def _statuses(self) -> fleet.Statuses:
-        """Without Redis there are none."""
+        """The last heartbeats of trainers; none without Redis."""
         try:
             return await self._redis.read(fleet.last_statuses)
         except RedisUnavailable:
@@ -167,7 +172,7 @@ class RunServer:
 def make_app(
     server: RunServer, dead_letters: DeadLetters, *, token: str | None, checks_host: bool
 ) -> web.Application:
-    """The application; `token` and `checks_host` say who may ask, and `dead_letters` whether anything can be changed."""
+    """The application. `token` and `checks_host` decide who may send requests, and `dead_letters` whether anything can be changed."""
     guard = security.guard(token=token, checks_host=checks_host, allows_actions=dead_letters.allows_actions)
     app = web.Application(middlewares=[guard])
     app.on_response_prepare.append(security.add_headers)
@@ -183,11 +188,11 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s")
     try:
         token = security.token_from(arguments.token_file, arguments.host)
-        for directory in arguments.run_dir:
-            if not directory.is_dir():
-                raise ValueError(f"--run-dir {directory} is no directory: give a run's, or a folder of runs")
         if arguments.export is not None:
             return asyncio.run(_export(arguments))
+        if arguments.port:
+            fix = "stop it or give another --port"
+            ports.check_free(arguments.port, host=arguments.host, needed_by="web", fix=fix)
         action_log = None if arguments.allow_actions is None else ActionLog(arguments.allow_actions)
         return asyncio.run(_serve(arguments, token, action_log))
     except (ValueError, OSError) as error:
@@ -217,7 +222,7 @@ async def _export(arguments: argparse.Namespace) -> int:
 async def _listening(
     arguments: argparse.Namespace, host: str, port: int, token: str | None, action_log: ActionLog | None
 ) -> AsyncGenerator[int, None]:
-    """Serves meanwhile; yields the port."""
+    """Serves during the block; yields the port."""
     redis = RedisReader(arguments.redis or redis_settings().url)
     server = RunServer(RunCatalogue(arguments.run_dir or [DEFAULT_ROOT]), redis)
     app = make_app(

@@ -1,4 +1,4 @@
-"""What Redis says: of runs, of workers, judges and engines. A Redis that does not answer is one sentence."""
+"""Redis's data about runs, workers, judges and engines. A Redis that does not answer becomes one sentence."""
 
 import asyncio
 import time
@@ -9,22 +9,23 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from infra.web.journal_files import JsonRow
+from infra.web.run_journal import JsonRow
 from pipeline import census, connection
 from pipeline.census import KindCensus, RunCensus, RunStatus
-from pipeline.cli import show_json
-from pipeline.cli.status import complaints, fleet_census
+from pipeline.cli import show
+from pipeline.cli.status import complaints, complaints_of_run, fleet_census, pauses
 from pipeline.connection import RedisUnavailable, RedisUnreachable
 
-ANSWER_S = 5.0  # within which Redis must answer what a page needs
-PAUSE_S = 2.0  # after a failure, before the next try
+ANSWER_S = 5.0  # time within which Redis must answer what a page needs
+MOST_ASKED = 40  # number of runs of a list whose problems are looked up
+PAUSE_S = 2.0  # pause after a failure, before the next try
 T = TypeVar("T")
 Statuses = dict[str, tuple[RunStatus | None, bool]]
-"""By run id, the last heartbeat of its trainer, and whether that trainer is alive."""
+"""The last heartbeat of each run's trainer, and whether that trainer is alive, by run id."""
 
 
 class RedisReader:
-    """A connection to Redis that may break and come back."""
+    """A connection to Redis that is made again after it has broken."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -34,7 +35,7 @@ class RedisReader:
         self._failed_at = -PAUSE_S
 
     async def read(self, question: Callable[[ArqRedis], Awaitable[T]]) -> T:
-        """What the question finds out. Raises RedisUnavailable."""
+        """The answer to the question. Raises RedisUnavailable."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await question(await self._connected())
@@ -59,7 +60,7 @@ class RedisReader:
 
 
 async def last_statuses(redis: Redis) -> Statuses:
-    """Of every run that Redis knows."""
+    """The last status of every run that Redis knows."""
     found: Statuses = {}
     for run_id in await census.run_ids(redis):
         status, silent_s = await census.last_status(redis, run_id)
@@ -68,8 +69,26 @@ async def last_statuses(redis: Redis) -> Statuses:
     return found
 
 
+async def unwell(redis: Redis, statuses: Statuses) -> JsonRow:
+    """The problems of each run and of the fleet, and the paused workers.
+
+    If there are many runs, only those that are active or were heard last are checked: each check takes about twenty commands.
+    """
+
+    def order(run_id: str) -> tuple[bool, float]:
+        status, is_alive = statuses[run_id]
+        return not is_alive, -status.updated_at if status else 0.0
+
+    fleet = await fleet_census(redis, sorted(statuses, key=order)[:MOST_ASKED])
+    return {
+        "by_run": {run.run_id: list(complaints_of_run(run)) for run in fleet.runs},
+        "complaints": complaints(fleet),
+        "pauses": pauses(fleet),
+    }
+
+
 async def run_and_fleet(redis: Redis, run_id: str) -> JsonRow:
-    """A run, its queue, and the workers, judges and engines that it has."""
+    """A run, its queue, and its workers, judges and engines."""
     fleet = await fleet_census(redis, [run_id])
     run = fleet.runs[0]
     shown: JsonRow = {
@@ -88,6 +107,7 @@ async def run_and_fleet(redis: Redis, run_id: str) -> JsonRow:
         "judges": fleet.judges,
         "silent": fleet.silent,
         "complaints": complaints(fleet),
+        "pauses": pauses(fleet),
     }
     return {name: _plain(value) for name, value in shown.items()}
 
@@ -95,12 +115,12 @@ async def run_and_fleet(redis: Redis, run_id: str) -> JsonRow:
 def _kind(jobs: KindCensus | None) -> JsonRow | None:
     if jobs is None:
         return None
-    claimed = [show_json.plain(one) | {"lease": _plain(one.lease)} for one in jobs.claimed]
-    return show_json.plain(jobs) | {"claimed": claimed, "num_outstanding": jobs.num_outstanding}
+    claimed = [show.plain(one) | {"lease": _plain(one.lease)} for one in jobs.claimed]
+    return show.plain(jobs) | {"claimed": claimed, "num_outstanding": jobs.num_outstanding}
 
 
 def _engines(run: RunCensus) -> list[JsonRow]:
-    """Those in routing serve the confirmed version; of the others no version is known."""
+    """The engines of the run. Those in routing serve the confirmed version; the version of the others is not known."""
     if run.served is None:
         return []
     routed = [{"url": url, "version": run.served.version, "routed": True} for url in run.served.engines]
@@ -108,10 +128,10 @@ def _engines(run: RunCensus) -> list[JsonRow]:
 
 
 def _plain(value: Any) -> Any:
-    """Messages leave out fields with their defaults; pages are given all of them."""
+    """The value as plain data with all fields. Messages leave out fields with their defaults, but pages need them."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
     names: tuple[str, ...] = getattr(value, "__struct_fields__", ())
     if names:
         return {name: _plain(getattr(value, name)) for name in names}
-    return show_json.plain(value)
+    return show.plain(value)

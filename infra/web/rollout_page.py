@@ -1,42 +1,266 @@
-"""One rollout from Redis or its store, with its judgement, its life and its group."""
+"""The page of one rollout as a conversation: prompts, thoughts, commands, the verdict, each token, and the rollout's events.
+
+It comes from Redis or from its store, with its judgement and its group.
+"""
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
-from infra.web.conversation import conversation
 from infra.web.fleet import RedisReader
-from infra.web.journal_files import JsonRow
-from infra.web.rollout_row import RolloutRow
+from infra.web.run_journal import JsonRow, RolloutRow
 from infra.web.runs import OpenRun
-from infra.web.token_text import TokenTexts, token_texts
-from pipeline.cli import explain, finding, lookup, stored
+from pipeline.cli import explain, finding, show
 from pipeline.cli.explain import Life
 from pipeline.cli.finding import FoundRollout
 from pipeline.connection import RedisUnavailable
-from pipeline.judge import Judgement
-from pipeline.message import MalformedMessage
+from pipeline.judge import JudgedStep, Judgement
+from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
-from pipeline.rollout_store.trained import TrainedTokens
+from pipeline.rollout_store.record import REASONS, TrainedTokens, TrainedTurn, unpack_halves
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
+from pipeline.trajectory import Failed, Turn
 
-MAX_TOKENIZERS = 4  # whose texts are kept
+_FAULTY = (MalformedMessage, ValueError)
+
+
+def conversation(
+    found: FoundRollout,
+    row: RolloutRow | None,
+    *,
+    judgement: Judgement | None,
+    life: Life | None,
+    group: list[RolloutRow],
+    token_texts: Mapping[int, str] | None,
+    trained: TrainedTokens | None,
+) -> JsonRow:
+    """Everything that is known about a rollout. `life` is None if there is no journal, `token_texts` if the tokenizer is not known,
+    `trained` if no step trained the rollout, or the run does not keep what steps do with tokens.
+    """
+    trajectory, request = found.result, found.request
+    steps = {step.turn: step for step in judgement.steps} if judgement else {}
+    is_trained = row is not None and row.fate == "trained"
+    by_turn = {one.turn: one for one in trained.turns} if trained else {}
+    turns = () if trajectory is None else trajectory.turns
+    shown = {
+        "request_id": found.request_id,
+        "task_id": request.task.id if request else (row.task_id if row else ""),
+        "group_id": request.group_id if request else (row.group_id if row else ""),
+        "state": found.state,
+        "source": found.source or "redis",
+        "head": row,
+        "unreadable": found.unreadable,
+        "problem": request.task.problem if request else "",
+        "started_at": trajectory.started_at if trajectory else None,
+        "finished_at": trajectory.finished_at if trajectory else None,
+        "worker": trajectory.claim.worker if trajectory else "",
+        "attempt": trajectory.claim.attempt if trajectory else 0,
+        "outcome": _outcome(found),
+        "patch": _patch(found),
+        "reward": _complete(trajectory.reward) if trajectory else None,
+        "turns": [
+            {
+                **_turn(index, turn, steps.get(index), token_texts, is_trained=is_trained),
+                "trained": _trained_turn(by_turn[index], turn) if index in by_turn else None,
+            }
+            for index, turn in enumerate(turns)
+        ],
+        "trained": {"step": trained.step, "version": trained.version} if trained else None,
+        "judge": judgement.judge if judgement else "",
+        "failures": [_complete(failure) for failure in found.failures],
+        "life": life.moments if life else (),
+        "verdict": life.verdict if life else "",
+        "judging": life.judging if life else "",
+        "group": [_member(one) for one in group],
+    }
+    return show.plain(shown)
+
+
+def tokens_of(turn: Turn, token_texts: Mapping[int, str] | None, *, is_trained: bool) -> list[JsonRow]:
+    """The sampled tokens. A log-prob or version that the turn does not have is None."""
+    ids, logprobs = unpack_int32s(turn.sampled), unpack_float32s(turn.logprobs)
+    versions: list[int | None] = [None] * len(ids)
+    for span in turn.versions:
+        first, last = max(0, span.start), min(len(ids), span.end)
+        versions[first:last] = [span.version] * max(0, last - first)
+    return [
+        {
+            "id": token,
+            "logprob": logprobs[place] if place < len(logprobs) else None,
+            "version": versions[place],
+            "trained": is_trained,
+            "text": token_texts.get(token) if token_texts is not None else None,
+        }
+        for place, token in enumerate(ids)
+    ]
+
+
+def _turn(
+    index: int,
+    turn: Turn,
+    judged: JudgedStep | None,
+    token_texts: Mapping[int, str] | None,
+    *,
+    is_trained: bool,
+) -> JsonRow:
+    said = turn.said
+    try:
+        tokens, num_fed = tokens_of(turn, token_texts, is_trained=is_trained), len(unpack_int32s(turn.fed))
+    except _FAULTY:  # arrays of an impossible length: the text can still be read
+        tokens, num_fed = [], 0
+    return {
+        "index": index,
+        "told": [_complete(message) for message in turn.told],
+        "thought": said.reasoning,
+        "text": said.content,
+        "tool_calls": [_complete(call) for call in said.tool_calls],
+        "raw": turn.text,
+        "stop": turn.stop,
+        "finish_reason": turn.finish_reason,
+        "engine": turn.engine,
+        "generate_s": turn.generate_s,
+        "cut": _complete(turn.cut),
+        "actions": [_complete(action) for action in turn.actions],
+        "kept_tokens": turn.kept_tokens,
+        "after": turn.after,
+        "thread": turn.thread,
+        "aside": turn.aside,
+        "num_fed": num_fed,
+        "num_sampled": len(tokens),
+        "versions": [_complete(span) for span in turn.versions],
+        "tokens": tokens,
+        "judged": _complete(judged),
+    }
+
+
+def _trained_turn(trained: TrainedTurn, turn: Turn) -> JsonRow | None:
+    """The step's data for each token of the turn; None if the record is about other tokens."""
+    try:
+        columns = {
+            "logprobs": [*unpack_float32s(trained.logprobs)],
+            "advantages": [*unpack_float32s(trained.advantages)],
+            "weights": [*unpack_halves(trained.weights)],
+            "reasons": [REASONS[code] for code in trained.reasons],
+        }
+    except (*_FAULTY, IndexError):  # a record from another release
+        return None
+    num_sampled = len(turn.sampled) // 4
+    return columns if all(len(column) == num_sampled for column in columns.values()) else None
+
+
+def _outcome(found: FoundRollout) -> JsonRow | None:
+    outcome = found.result.outcome if found.result else None
+    if outcome is None:
+        return None
+    shown = _complete(outcome)
+    shown.pop("patch", None)
+    return {"kind": type(outcome).__name__.lower(), **shown}
+
+
+def _patch(found: FoundRollout) -> str:
+    outcome = found.result.outcome if found.result else None
+    return "" if outcome is None or isinstance(outcome, Failed) else outcome.patch.decode(errors="replace")
+
+
+def _member(row: RolloutRow) -> JsonRow:
+    names = ("request_id", "member", "reward", "outcome", "fate")
+    return {name: getattr(row, name) for name in names}
+
+
+def _complete(value: Any) -> Any:
+    """A message with all its fields: on the wire, fields with their defaults are left out."""
+    match value:
+        case msgspec.Struct():
+            return {name: _complete(getattr(value, name)) for name in value.__struct_fields__}
+        case tuple():
+            return [_complete(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return value
+
+
+TokenTexts = Mapping[int, str]
+_WORD_START = "\u2581"  # means a space in vocabularies of SentencePiece
+
+
+class _Addition(msgspec.Struct):
+    """A token that the vocabulary's model does not make, such as one that ends a turn."""
+
+    id: int
+    content: str
+
+
+class _VocabularyModel(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]] = msgspec.field(default_factory=dict[str, int])
+
+
+class _VocabularyFile(msgspec.Struct):
+    """The fields of `tokenizer.json` that are read."""
+
+    model: _VocabularyModel
+    added_tokens: list[_Addition] = msgspec.field(default_factory=list[_Addition])
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+    decoder: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def token_texts(tokenizer_json: bytes) -> TokenTexts | None:
+    """The text of each token by its id; None for a file in an unknown format."""
+    try:
+        file = msgspec.json.decode(tokenizer_json, type=_VocabularyFile)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    vocabulary = file.model.vocab
+    pairs = (
+        [(piece, number) for piece, number in vocabulary.items()]
+        if isinstance(vocabulary, dict)
+        else [(piece, number) for number, (piece, _) in enumerate(vocabulary)]
+    )
+    is_byte_level = b"ByteLevel" in bytes(file.pre_tokenizer) + bytes(file.decoder)
+    text_of = _byte_level_text() if is_byte_level else _plain_text
+    texts = {number: text_of(piece) for piece, number in pairs}
+    texts.update({one.id: one.content for one in file.added_tokens})
+    return texts
+
+
+def _plain_text(piece: str) -> str:
+    return piece.replace(_WORD_START, " ")
+
+
+def _byte_level_text() -> Callable[[str], str]:
+    """Returns the decoder of byte-level pieces. Each character of a piece encodes one byte: a printable byte is itself, the others, in
+    order, are the characters from 256 on."""
+    themselves = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(byte): byte for byte in themselves}
+    others = [byte for byte in range(256) if byte not in set(themselves)]
+    byte_of |= {chr(256 + place): byte for place, byte in enumerate(others)}
+
+    def text_of(piece: str) -> str:
+        if any(character not in byte_of for character in piece):
+            return piece
+        return bytes(byte_of[character] for character in piece).decode(errors="replace")
+
+    return text_of
+
+
+MAX_TOKENIZERS = 4  # number of tokenizers whose texts are kept
 WEIGHTS, TOKENIZER = "weights", "tokenizer.json"
 
 
 class RolloutPages:
-    """Everything that is known of one rollout. Redis has more of it than the store, and forgets it sooner."""
+    """Everything that is known about one rollout. Redis knows more than the store, and forgets it sooner."""
 
     def __init__(self, redis: RedisReader) -> None:
         self._redis = redis
         self._texts: dict[str, TokenTexts | None] = {}
 
     async def page(self, run: OpenRun, request_id: str) -> JsonRow:
-        """Raises LookupError if neither Redis nor the run's directory knows the rollout."""
+        """The page of the rollout. Raises LookupError if neither Redis nor the run's directory knows it."""
         row, group = await asyncio.to_thread(_row_and_group, run, request_id)
         try:
-            found = await self._redis.read(lambda redis: lookup.rollout(redis, request_id, [run.directory]))
+            found = await self._redis.read(lambda redis: finding.rollout(redis, request_id, [run.directory]))
             life = await self._redis.read(lambda redis: _life(redis, request_id, run))
             judgement = await self._redis.read(lambda redis: _judgement(redis, request_id))
         except (RedisUnavailable, MalformedMessage):
@@ -46,7 +270,7 @@ class RolloutPages:
                 raise
             found, life, judgement = await asyncio.to_thread(_stored, run, request_id)
         if judgement is None:
-            kept = await asyncio.to_thread(stored.find_stored, [run.directory], request_id)
+            kept = await asyncio.to_thread(finding.find_stored, [run.directory], request_id)
             judgement = kept[0].rollout.judgement if kept else None
         return await asyncio.to_thread(
             conversation,
@@ -60,7 +284,7 @@ class RolloutPages:
         )
 
     async def _token_texts(self, found: FoundRollout, run: OpenRun) -> TokenTexts | None:
-        """Of the request's tokenizer, which lies in Redis, and beside each version of the weights that the run's directory keeps."""
+        """The texts of the request's tokenizer, which is stored in Redis, and in the run's directory with each version of the weights."""
         name = found.request.tokenizer if found.request else ""
         if not name:
             return None
@@ -81,9 +305,9 @@ class RolloutPages:
 
 
 def _exported_tokenizer(run: OpenRun) -> bytes | None:
-    """All versions of a run have the tokenizer of the model that it started with."""
+    """The tokenizer of any exported version: all versions of a run have the tokenizer of the model that it started with."""
     for path in run.directory.glob(f"{WEIGHTS}/*/{TOKENIZER}"):
-        with contextlib.suppress(OSError):  # a version that is removed meanwhile
+        with contextlib.suppress(OSError):  # another process may remove the version in the meantime
             return path.read_bytes()
     return None
 
@@ -105,9 +329,9 @@ async def _life(redis: Redis, request_id: str, run: OpenRun) -> Life | None:
 
 
 def _stored(run: OpenRun, request_id: str) -> tuple[FoundRollout, Life | None, Judgement | None]:
-    """From the directory alone. A rollout that only the journal has is shown without a body."""
+    """The rollout as the directory alone knows it. A rollout that only the journal has is shown without a body."""
     try:
-        found = stored.find([run.directory], request_id)
+        found = finding.stored_rollout([run.directory], request_id)
     except LookupError:
         if request_id not in run.rollouts.rows:
             raise
@@ -129,7 +353,10 @@ def _stored(run: OpenRun, request_id: str) -> tuple[FoundRollout, Life | None, J
 
 
 def _trained(run: OpenRun, row: RolloutRow | None) -> TrainedTokens | None:
-    """Of the step that trained the rollout by the journal: a step that a resume took back may have left a record, too."""
+    """The work of the step that trained the rollout.
+
+    The journal decides which step that is: a step that a resume undid may have left a record, too.
+    """
     if row is None or row.step is None:
         return None
     found = RolloutStore(run.directory / DIRECTORY).trained(row.request_id)

@@ -1,37 +1,34 @@
-"""Which runs there are, and where their directories are.
+"""The known runs and their directories.
 
 A run is found in the directories of the command line, in folders of such directories, and through Redis: the heartbeat of a trainer
 names its journal. Requests name runs by id, never by path, so nothing outside these directories can be read.
+
+A run's journal and the heads of its rollouts are read in slices. A request reads one slice itself, which is enough for a run that was read
+before; if there is more, a task continues and the reply contains the progress. The rows of runs that nobody has looked at for long are
+released once there are too many.
 """
 
+import asyncio
 import threading
 import tomllib
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from infra.web.journal_files import JsonRow, RunJournal, last_row
-from infra.web.rollout_index import RolloutIndex
-from infra.web.rollout_query import SortedRollouts
+from infra.web.rollout_table import RolloutIndex, SortedRollouts
+from infra.web.run_journal import JsonRow, RunJournal
 from pipeline.census import RunStatus
+from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, identity, last_row
+from pipeline.journal.rows import EndRow, EvaluationRow, PublicationRow, StepRow
 
-RUN_FILE, RECIPE, JOURNAL = "run.json", "recipe.toml", "journal"
-SLICE_BYTES = 2 * 1024**2  # that are read while others wait for the run's lock
-
-
-class _RunIdentity(msgspec.Struct):
-    """What is read of `run.json`."""
-
-    run_id: str
-    started_at: float = 0.0
+SLICE_BYTES = 2 * 1024**2  # number of bytes read while others wait for the run's lock
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How much of a run's journal and rollouts was read or passed over so far, of how much."""
+    """The parts of a run's journal and rollouts that have been read or skipped so far, and their total size."""
 
     read_bytes: int
     total_bytes: int
@@ -39,17 +36,17 @@ class Reading:
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run's journal and rollouts, as read so far. Hold `lock` while reading them: requests are carried out by threads."""
+    """A run's journal and rollouts, as read so far. Hold `lock` while reading them, because threads carry out the requests."""
 
     id: str
     directory: Path
     started_at: float
-    num_steps: int | None = field(init=False)  # of its recipe
+    num_steps: int | None = field(init=False)  # number of steps in its recipe
     journal: RunJournal = field(init=False)
     rollouts: RolloutIndex = field(init=False)
     table: SortedRollouts = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    # Set while there is more to read: then replies tell what was read so far.
+    # The state of a read that is not finished; replies then tell what was read so far.
     reading: Reading | None = None
 
     def __post_init__(self) -> None:
@@ -57,14 +54,14 @@ class OpenRun:
         self.forget()
 
     def read_slice(self) -> bool:
-        """Read what is new, SLICE_BYTES at most, which takes some 50 ms. Returns whether that was all."""
+        """Reads the new data, SLICE_BYTES at most, which takes about 50 ms. Returns whether nothing is left."""
         with self.lock:
             is_all = self.rollouts.read(SLICE_BYTES) < SLICE_BYTES
             self.reading = None if is_all else Reading(*self.rollouts.progress)
         return is_all
 
     def forget(self) -> None:
-        """Give the memory of what was read back; it is read again when it is wanted."""
+        """Releases the memory of what was read; it is read again when it is needed."""
         with self.lock:
             self.journal = RunJournal(self.directory / JOURNAL)
             self.rollouts = RolloutIndex(self.directory, self.journal)
@@ -81,13 +78,13 @@ class RunCatalogue:
         self._open: dict[Path, OpenRun] = {}
 
     def runs(self, statuses: Iterable[RunStatus]) -> dict[str, OpenRun]:
-        """All of them; `statuses` are the last heartbeats of trainers. Of two directories with one id the second gets
-        `id~2`: a copy of a run is a run of its own.
+        """All runs; `statuses` are the last heartbeats of trainers. The second of two directories with the same id gets `id~2`: a copy of a
+        run is a separate run.
         """
         with self._lock:
             for directory in self._directories(statuses):
                 if directory not in self._open:
-                    found = _identity(directory)
+                    found = identity(directory)
                     run_id, number = found.run_id, 2
                     while any(run.id == run_id for run in self._open.values()):
                         run_id, number = f"{found.run_id}~{number}", number + 1
@@ -98,14 +95,14 @@ class RunCatalogue:
         found = [path for root in self._roots for path in _runs_in(root)]
         for status in statuses:
             directory = Path(status.journal).parent if status.journal else None
-            # The heartbeat comes over the network: only a directory that says itself to be this run's is opened.
+            # The heartbeat comes over the network: a directory is opened only if its own run file names this run.
             if directory is not None and (directory / RUN_FILE).is_file():
-                found += [directory.resolve()] if _identity(directory).run_id == status.run_id else []
+                found += [directory.resolve()] if identity(directory).run_id == status.run_id else []
         return list(dict.fromkeys(found))
 
 
-def summary(run_id: str, run: OpenRun | None, status: RunStatus | None, *, is_live: bool) -> JsonRow:
-    """A run's line in the list of runs."""
+def summary(run_id: str, run: OpenRun | None, status: RunStatus | None, *, is_live: bool | None) -> JsonRow:
+    """The line of a run in the list of runs. `is_live` is None if that is unknown, because Redis does not answer."""
     shown: dict[str, Any] = {"id": run_id, "name": run_id, "directory": "", "live": is_live}
     shown |= {"phase": "", "detail": "", "step": 0, "num_steps": 0, "version": 0, "updated_at": 0.0}
     shown |= {"started_at": 0.0, "ended": "", "reward_mean": None, "success": None}
@@ -120,27 +117,27 @@ def summary(run_id: str, run: OpenRun | None, status: RunStatus | None, *, is_li
 
 
 def _stored_summary(run: OpenRun) -> JsonRow:
-    """What the directory tells. Only the ends of files are read: there may be many long runs."""
+    """The summary from the directory alone. Only the ends of files are read, because there may be many long runs."""
     journal = run.directory / JOURNAL
-    step = last_row(journal / "steps.jsonl")
-    evaluation = last_row(journal / "evaluations.jsonl", lambda row: not row.get("greedy"))
-    ending = last_row(journal / "endings.jsonl")
+    step, ending = last_row(journal, StepRow), last_row(journal, EndRow)
+    evaluation = last_row(journal, EvaluationRow, lambda row: not row.greedy)
+    publication = last_row(journal, PublicationRow)
     return {
         "name": run.directory.name,
         "directory": str(run.directory),
         "started_at": run.started_at,
-        "step": step.get("step", 0),
+        "step": step.step if step else 0,
         "num_steps": run.num_steps or 0,
-        "version": last_row(journal / "publications.jsonl").get("version", 0),
-        "updated_at": step.get("at", run.started_at),
-        "ended": ending.get("detail") or ending.get("reason", ""),
-        "reward_mean": step.get("reward_mean"),
-        "success": evaluation.get("success"),
+        "version": publication.version if publication else 0,
+        "updated_at": step.at if step else run.started_at,
+        "ended": (ending.detail or ending.reason) if ending else "",
+        "reward_mean": step.reward_mean if step else None,
+        "success": evaluation.success if evaluation else None,
     }
 
 
 def _runs_in(root: Path) -> list[Path]:
-    """`root` itself if it is the directory of a run, otherwise those that lie in it."""
+    """Yields `root` itself if it is the directory of a run, otherwise the run directories in it."""
     if _is_run(root):
         return [root.resolve()]
     try:
@@ -153,17 +150,51 @@ def _is_run(directory: Path) -> bool:
     return (directory / RUN_FILE).is_file() or (directory / JOURNAL).is_dir()
 
 
-def _identity(directory: Path) -> _RunIdentity:
-    try:
-        return msgspec.json.decode((directory / RUN_FILE).read_bytes(), type=_RunIdentity)
-    except (OSError, msgspec.DecodeError):
-        return _RunIdentity(run_id=directory.resolve().name)
-
-
 def _num_steps(directory: Path) -> int | None:
-    """Of the recipe; None if there is no recipe that says so."""
+    """The number of steps in the recipe; None if there is no recipe with that number."""
     try:
         found = tomllib.loads((directory / RECIPE).read_text()).get("num_steps")
     except (OSError, ValueError):
         return None
     return found if isinstance(found, int) else None
+
+
+MAX_ROWS = 200_000  # rows in memory, of all runs but the one being looked at; a row takes about 1.2 kB
+
+
+class RunReader:
+    """Reads the new data of runs before they are shown."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._used: OrderedDict[str, OpenRun] = OrderedDict()  # the most recently used last
+
+    async def catch_up(self, run: OpenRun) -> None:
+        """Reads one slice; a task of its own reads what is left."""
+        self._used[run.id] = run
+        self._used.move_to_end(run.id)
+        if run.id not in self._tasks and not await asyncio.to_thread(run.read_slice):
+            self._tasks[run.id] = asyncio.create_task(self._read_rest(run), name=f"read run {run.id}")
+        self._make_room()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_rest(self, run: OpenRun) -> None:
+        try:
+            while not await asyncio.to_thread(run.read_slice):
+                self._make_room()
+        finally:
+            del self._tasks[run.id]
+
+    def _make_room(self) -> None:
+        rows = {run_id: len(run.rollouts.rows) for run_id, run in self._used.items()}
+        for run_id in list(self._used)[:-1]:
+            if sum(rows.values()) <= MAX_ROWS:
+                return
+            if run_id not in self._tasks:
+                self._used.pop(run_id).forget()
+                del rows[run_id]

@@ -1,27 +1,27 @@
-"""Who may ask, and the headers of every reply.
+"""Access control, and the form and headers of every reply.
 
-On loopback the Host header has to name this machine: otherwise a page of somebody else's could have its name resolve to 127.0.0.1
-and read everything through the visitor's browser (DNS rebinding). On any other address a token is needed, which a browser brings once
-in the URL and from then on as a cookie. Rollouts hold text that models and repositories wrote: the Content-Security-Policy lets no
-script run but ours, even if a page had a defect. Actions are off unless asked for, and then come from our own pages only.
+On loopback the Host header has to name this machine: otherwise a page of somebody else's could have its name resolve to 127.0.0.1 and read
+everything through the visitor's browser (DNS rebinding). On any other address a token is needed, which a browser sends once in the URL and
+from then on as a cookie. Rollouts hold text that models and repositories wrote: the Content-Security-Policy allows only our own scripts,
+even if a page had a defect. Actions are off unless asked for, and then come from our own pages only.
 """
 
 import hmac
 import ipaddress
 import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from yarl import URL
-
-from infra.web.replies import refusal
 
 ACTION_HEADER = "X-Swerve-Action"
 READ_ONLY = "this server is read-only: start it with --allow-actions to change anything"
 COOKIE, PARAMETER = "swerve_token", "token"
 MIN_TOKEN_CHARS = 16
-_HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]+)?")  # a name or address, and perhaps a port
+_HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]+)?")  # a name or address, with an optional port
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,14 +33,24 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Also of the pages' own files, which change with a release.
+    # The pages' own files are not cached either, because they change with a release.
     "Cache-Control": "no-cache",
     "Server": "swerve",
 }
 
 
+def json_reply(value: Any, *, status: int = 200) -> web.Response:
+    """The value as JSON, in which numbers that are not finite become null."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+def refusal(status: int, sentence: str) -> web.Response:
+    """A reply that explains what is wrong with a request."""
+    return json_reply({"error": sentence}, status=status)
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Whether a server that listens on this host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -50,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def token_from(path: Path | None, host: str) -> str | None:
-    """The token in the file; None where none is needed. Raises ValueError with the fix."""
+    """The token in the file; None if no token is needed. Raises ValueError with the fix."""
     if path is None:
         if is_loopback(host):
             return None
@@ -75,7 +85,7 @@ def token_from(path: Path | None, host: str) -> str | None:
 
 
 def guard(*, token: str | None, checks_host: bool, allows_actions: bool) -> Middleware:
-    """Lets nobody through who may not ask, and turns refusals into JSON."""
+    """Refuses requests without permission, and turns refusals into JSON."""
     methods = {"GET", "HEAD", "POST"} if allows_actions else {"GET", "HEAD"}
 
     @web.middleware
@@ -103,15 +113,15 @@ def guard(*, token: str | None, checks_host: bool, allows_actions: bool) -> Midd
 
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    """A signal handler: before any reply is sent."""
+    """Runs before any reply is sent, as a signal handler of aiohttp."""
     response.headers.update(HEADERS)
 
 
 def _why_not_ours(request: web.Request) -> str:
-    """Why an action was not asked for by one of our pages; "": it was.
+    """The reason why an action was not requested by one of our pages; "": it was.
 
     A page from elsewhere may send a form or a plain text with the visitor's cookie, but neither JSON nor a header of its own, unless
-    this server agrees beforehand, which it does not: it answers OPTIONS with 405.
+    this server permits it beforehand, which it does not: it answers OPTIONS with 405.
     """
     if request.content_type != "application/json" or ACTION_HEADER not in request.headers:
         return f"an action is JSON with the header {ACTION_HEADER}"
@@ -124,9 +134,9 @@ def _why_not_ours(request: web.Request) -> str:
 
 
 def _with_cookie(request: web.Request, token: str) -> web.Response:
-    """Sends the visitor to the same place without the token in its address."""
+    """Redirects the visitor to the same page without the token in its address."""
     rest = [(name, value) for name, value in request.query.items() if name != PARAMETER]
-    # The path alone: a path such as //elsewhere would be an address of somebody else's.
+    # Only the path is compared: a path such as //elsewhere would be the address of another host.
     place = request.rel_url.with_query(rest)
     target = "/" + str(place).lstrip("/")
     response = web.Response(status=303, headers={"Location": target})

@@ -1,12 +1,13 @@
-"""Success by task and by weight version: which tasks teach, and which are dead weight."""
+"""Success by task and by weight version: which tasks teach, and which do not. Also the rollouts offered to training and those that a step
+used, by length, repository, difficulty and outcome.
+"""
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from infra.web.journal_files import JsonRow, RunJournal
-from infra.web.rollout_row import RolloutRow
-from pipeline.task_facts import TaskFacts
+from infra.web.run_journal import JsonRow, RolloutRow, RunJournal
+from pipeline.taskfile import TaskFacts
 
 MAX_BUCKETS = 8
 GRADER_FAILED = "failed:grader"
@@ -15,10 +16,10 @@ Bucket = tuple[int, int]
 
 
 def tasks(journal: RunJournal, facts: Mapping[str, TaskFacts]) -> JsonRow:
-    """Every task of which an episode is settled; those of training and those held out apart. `facts` are from their verification."""
+    """Every task that has a settled episode, training tasks and held-out tasks separately. `facts` are from their verification."""
     episodes = journal.episodes.rows
     buckets = version_buckets([one.version_first for one in episodes if one.version_first is not None])
-    reasons = {str(row.get("task_id")): str(row.get("reason")) for row in journal.quarantines.rows}
+    reasons = {row.task_id: row.reason for row in journal.quarantines.rows}
     return {
         "buckets": [{"from": first, "to": last} for first, last in buckets],
         "tasks": _by_task((one for one in episodes if one.purpose == "train"), buckets, reasons, facts),
@@ -27,7 +28,7 @@ def tasks(journal: RunJournal, facts: Mapping[str, TaskFacts]) -> JsonRow:
 
 
 def version_buckets(versions: Sequence[int]) -> list[Bucket]:
-    """At most MAX_BUCKETS of equal width that hold all versions."""
+    """Buckets of equal width that hold all versions, MAX_BUCKETS at most."""
     if not versions:
         return []
     first, last = min(versions), max(versions)
@@ -36,15 +37,23 @@ def version_buckets(versions: Sequence[int]) -> list[Bucket]:
 
 
 def repository_of(task_id: str) -> str:
-    """The part of a task's id that names its repository: "swe-gym:django__django-123" is of django__django."""
+    """The part of a task's id that names its repository: django__django in "swe-gym:django__django-123"."""
     instance = task_id.partition(":")[2] or task_id
     return instance.rpartition("-")[0] or instance
 
 
 def mean_reward(episodes: Iterable[RolloutRow]) -> float | None:
-    """Over the episodes that have a reward; None: there is none."""
+    """The mean reward of the episodes that have one; None: none has. It is infinite if the sum is."""
     rewards = [one.reward for one in episodes if one.reward is not None]
-    return statistics.fmean(rewards) if rewards else None
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _variance(rewards: Sequence[float]) -> float | None:
+    """The variance of all rewards of a task. It is not finite if the rewards are too large; `statistics` would then raise an error."""
+    if not rewards:
+        return None
+    mean = sum(rewards) / len(rewards)
+    return sum((one - mean) * (one - mean) for one in rewards) / len(rewards)
 
 
 def _by_task(
@@ -77,7 +86,7 @@ def _played(episodes: Sequence[RolloutRow]) -> JsonRow:
     return {
         "num_episodes": len(episodes),
         "success": mean_reward(episodes),
-        "variance": statistics.pvariance(rewards) if rewards else None,
+        "variance": _variance(rewards),
         "fates": Counter(one.fate for one in episodes),
         "outcomes": Counter(one.outcome or "withdrawn" for one in episodes),
         "mean_turns": statistics.fmean(one.num_turns for one in played) if played else None,
@@ -87,7 +96,7 @@ def _played(episodes: Sequence[RolloutRow]) -> JsonRow:
 
 
 def _lesson(episodes: Sequence[RolloutRow]) -> JsonRow:
-    """Whether the task teaches: only a group whose rewards differ has advantages other than 0. And what that cost."""
+    """Whether the task teaches, and the cost. Only a group whose rewards differ has advantages other than 0."""
     of_group: dict[str, set[float]] = defaultdict(set)
     for one in episodes:
         of_group[one.group_id] |= set() if one.reward is None else {one.reward}
@@ -116,7 +125,7 @@ def _lesson(episodes: Sequence[RolloutRow]) -> JsonRow:
 
 
 def _trust(episodes: Sequence[RolloutRow]) -> JsonRow:
-    """What the run itself has seen of the task's grader."""
+    """The run's own evidence about the task's grader."""
     verdicts: dict[str, list[float]] = defaultdict(list)
     for one in episodes:
         if one.patch and one.reward is not None:
@@ -141,3 +150,76 @@ def _by_version(episodes: Sequence[RolloutRow], buckets: Sequence[Bucket]) -> li
 
 def _is_within(version: int | None, first: int, last: int) -> bool:
     return version is not None and first <= version <= last
+
+
+TRAINED = "trained"
+_DIFFICULTIES = ((0.0, "never solved"), (0.25, "rarely"), (0.75, "sometimes"), (0.999, "often"))
+_UNKNOWN = "not known"
+
+
+def represented(journal: RunJournal) -> JsonRow:
+    """The settled training episodes by what was offered and what was trained."""
+    episodes = [one for one in journal.episodes.rows if one.purpose == "train"]
+    of_task: dict[str, list[RolloutRow]] = defaultdict(list)
+    for one in episodes:
+        of_task[one.task_id].append(one)
+    difficulties = {task_id: difficulty(mean_reward(found)) for task_id, found in of_task.items()}
+    kinds: dict[str, Callable[[RolloutRow], str]] = {
+        "length": lambda one: length_bucket(one.sampled_tokens),
+        "repository": lambda one: repository_of(one.task_id),
+        "difficulty": lambda one: difficulties[one.task_id],
+        "outcome": lambda one: one.outcome or "withdrawn",
+    }
+    return {
+        "num_offered": len(episodes),
+        "num_trained": sum(one.fate == TRAINED for one in episodes),
+        "by": {name: _cells(episodes, bucket_of) for name, bucket_of in kinds.items()},
+        "reasons": Counter(one.fate for one in episodes if one.fate != TRAINED),
+    }
+
+
+def length_bucket(sampled_tokens: int) -> str:
+    """The power of two at or below the length, so that short and long rollouts are resolved equally well."""
+    if sampled_tokens < 1:
+        return "0"
+    first = 1 << (sampled_tokens.bit_length() - 1)
+    return f"{first}-{2 * first - 1}"
+
+
+def difficulty(success: float | None) -> str:
+    """A word for the mean reward of a task over the whole run."""
+    if success is None:
+        return _UNKNOWN
+    return next((word for most, word in _DIFFICULTIES if success <= most), "always")
+
+
+def _cells(episodes: Sequence[RolloutRow], bucket_of: Callable[[RolloutRow], str]) -> list[JsonRow]:
+    of_bucket: dict[str, list[RolloutRow]] = defaultdict(list)
+    for one in episodes:
+        of_bucket[bucket_of(one)].append(one)
+    num_trained = sum(one.fate == TRAINED for one in episodes)
+    return [
+        _cell(bucket, of_bucket[bucket], num_offered=len(episodes), num_trained=num_trained)
+        for bucket in sorted(of_bucket, key=_order)
+    ]
+
+
+def _cell(bucket: str, episodes: Sequence[RolloutRow], *, num_offered: int, num_trained: int) -> JsonRow:
+    trained = sum(one.fate == TRAINED for one in episodes)
+    ratio = (trained / num_trained) / (len(episodes) / num_offered) if num_trained else None
+    return {
+        "bucket": bucket,
+        "offered": len(episodes),
+        "trained": trained,
+        "ratio": ratio,
+        "reasons": Counter(one.fate for one in episodes if one.fate != TRAINED),
+    }
+
+
+def _order(bucket: str) -> tuple[int, str]:
+    """The sort key: lengths and difficulties from smallest to largest, everything else by name."""
+    words = [word for _, word in _DIFFICULTIES] + ["always", _UNKNOWN]
+    if bucket in words:
+        return words.index(bucket), ""
+    first = bucket.partition("-")[0]
+    return (int(first), "") if first.isascii() and first.isdigit() else (0, bucket)

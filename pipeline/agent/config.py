@@ -1,4 +1,4 @@
-"""What an agent says, how its replies are read, and where its episodes end: one agent file, ready for use.
+"""One agent file, ready for use: the prompts, the way in which replies are read, and the limits of episodes.
 
     every version    agent.{system_template, instance_template, step_limit}, environment.{timeout, env, forward_env, cwd}
     1.x              agent.{action_observation_template, format_error_template, timeout_template, action_regex}
@@ -6,11 +6,11 @@
                      model.{observation_template, format_error_template, action_regex}
     ours             swerve.{exact, upstream, dialect, reminders, facts}
 
-The file travels as text inside a request, so everything wrong with it is a RequestError that names the key. What a file leaves
-out has upstream's default. Limits in the file only tighten the request's. `swerve.exact` takes upstream's behaviour also where
-ours is the better one.
+The file travels as text inside a request, so everything wrong with it is a RequestError that names the key. What a file leaves out has
+upstream's default. Limits in the file only tighten the request's. `swerve.exact` chooses upstream's behaviour even where ours is better.
 """
 
+import json
 import math
 import platform
 import re
@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from pipeline.agent.files import parse
-from pipeline.agent.keys import fates
-from pipeline.agent.templates import Names, Prompt, compile_prompt
+import msgspec
+
+from pipeline.agent.files import Names, Prompt, compile_prompt, parse
+from pipeline.agent.keys import CLIENT_KWARGS, fates
 from pipeline.agent.upstream import (
     BASH_BLOCK,
     BASH_TOOL,
@@ -32,17 +33,66 @@ from pipeline.agent.upstream import (
     REMINDER,
     REQUIRED,
     Dialect,
+    Flavour,
+    Tree,
     Version,
+    flavour_of,
+    prompts_of,
+    section,
 )
-from pipeline.agent.values import environment, number, text, texts
-from pipeline.agent.versions import Flavour, Tree, flavour_of, prompts_of, section
 from pipeline.errors import RequestError
 from pipeline.task import Task
 
+
+def number(key: str, value: Any, version: Version, *, whole: bool) -> float | None:
+    """The number; None where upstream interprets it as no limit. `whole`: upstream 2.x declares it as an int."""
+    if version == "2.4":
+        value = _converted(key, value, whole=whole)
+    elif value is None or not isinstance(value, int | float):
+        raise RequestError(f"agent config: {key}: expected a number, got {value!r}")
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _converted(key: str, value: Any, *, whole: bool) -> int | float:
+    try:
+        found = float(value.strip() if isinstance(value, str) else value)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"agent config: {key}: expected a number, got {value!r}") from error
+    if not whole:
+        return found
+    if not found.is_integer():
+        raise RequestError(f"agent config: {key}: expected a whole number, got {value!r}")
+    return int(found)
+
+
+def text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"agent config: {key}: expected text, got {value!r}")
+    return value
+
+
+def texts(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast(list[Any], value)):
+        raise RequestError(f"agent config: {key}: expected a list of texts, got {value!r}")
+    return tuple(cast(list[str], value))
+
+
+def environment(key: str, value: Any, version: Version) -> dict[str, str]:
+    """Variables of the agent's commands. 1.x writes any value as text, 2.x takes text only."""
+    if not isinstance(value, Mapping):
+        raise RequestError(f"agent config: {key}: expected names and values, got {value!r}")
+    found: dict[str, str] = {}
+    for name, said in cast(Mapping[Any, Any], value).items():
+        if not isinstance(name, str) or (version == "2.4" and not isinstance(said, str)):
+            raise RequestError(f"agent config: {key}.{name}: expected text, got {said!r}; put it in quotes")
+        found[name] = f"{said}"
+    return found
+
+
 OUR_INTERPRETER: Final = ("bash", "-c")
 
-_PROBE_CHARS: Final = 200_000  # of a long output, to see how much of it a template shows
-# Names of a moment of an episode; what it knows of a task for the start-up command.
+_PROBE_CHARS: Final = 200_000  # length of a long output, which shows how much of it a template prints
+# Template variables that change during an episode, and variables of the task that the start-up command may use.
 _LIVE: Final = frozenset({"task", "n_model_calls", "model_cost", "elapsed_seconds", "image"})
 _EFFECTIVE: Final = frozenset({"cwd", "timeout", "step_limit"})
 _TASK: Final = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "image_name"})
@@ -50,7 +100,7 @@ _TASK: Final = frozenset({"instance_id", "repo", "base_commit", "problem_stateme
 
 @dataclass(frozen=True, slots=True)
 class ModelSampling:
-    """What `model.model_kwargs` says about sampling; None where it says nothing. Whoever makes a request applies it."""
+    """The sampling settings in `model.model_kwargs`; None where it has none. The maker of a request applies them."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -65,21 +115,23 @@ class AgentConfig:
     image.
     """
 
-    upstream: Version  # whose defaults and, if exact, whose behaviours hold
+    upstream: Version  # the mini-swe-agent version whose defaults apply and, if exact, whose behaviours
     exact: bool
     dialect: Dialect
-    action: re.Pattern[str]  # of the text dialect; its group, else its whole match, is the command
+    action: re.Pattern[str]  # the text dialect's pattern; its group, else its whole match, is the command
     step_limit: int | None
     command_s: float | None
     wall_s: float | None
-    max_format_errors: int | None  # in a row; 0: no limit; None: the request's own
+    max_format_errors: int | None  # the largest number in a row; 0: no limit; None: the request's own
     interpreter: tuple[str, ...]  # argv before the command
     startup: Prompt | None  # a command that runs before the first turn and has to succeed
-    cwd: str | None  # that the file names; commands start there only if exact
-    env: Mapping[str, str]  # of the agent's commands
+    cwd: str | None  # the directory that the file names; commands start there only if exact
+    env: Mapping[str, str]  # variables of the agent's commands
     # Variables of the worker's process that the commands get too, unless env has them.
     forward_env: tuple[str, ...]
     sampling: ModelSampling
+    # Fields of the body of each request to a server, as litellm sends them.
+    request_fields: Mapping[str, Any]
     reminders: bool
     shows_chars: int | None  # the observation template's own limit; None: it shows any output in full
     system: Prompt
@@ -91,7 +143,7 @@ class AgentConfig:
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
-        """The tools that the model is told of."""
+        """The tools that the model may call."""
         return (BASH_TOOL,) if self.dialect == "tool_calls" else ()
 
     def opening(self, live: Names) -> tuple[str, str]:
@@ -111,7 +163,7 @@ class AgentConfig:
         return self.startup.render(names) if self.startup else None
 
     def observation(self, live: Names, *, command: str, exit_code: int | None, output: str) -> str:
-        """What the policy is told of a command's end. `exit_code` None: killed at its deadline."""
+        """The message to the policy about a command's end. `exit_code` None: killed at its deadline."""
         if exit_code is not None:
             return self._observe(live, command, {"output": output, "returncode": exit_code}, "")
         if self.after_timeout is not None:
@@ -124,7 +176,7 @@ class AgentConfig:
         return self._observe(live, command, {"output": output, "returncode": -1}, stopped)
 
     def not_executed(self, live: Names, *, command: str) -> str:
-        """What stands for the result of a tool call that was not carried out."""
+        """The result of a tool call that was not carried out."""
         return self._observe(live, command, {"output": "", "returncode": -1}, "action was not executed")
 
     def format_error(
@@ -136,7 +188,7 @@ class AgentConfig:
         finish_reason: str,
         has_tool_calls: bool = False,
     ) -> str:
-        """What the policy is told after a reply that cannot be carried out. `actions`: the commands found in its text."""
+        """The message to the policy after a reply that cannot be carried out. `actions`: the commands found in its text."""
         wrong: dict[str, object] = {"actions": list(actions)}
         if not (self.exact and self.upstream != "2.4"):
             wrong |= {"error": reason, "finish_reason": finish_reason}
@@ -146,7 +198,7 @@ class AgentConfig:
         return self.after_format_error.render({**names, **wrong})
 
     def reminder(self, turns_left: int) -> str:
-        """What is appended to an observation (not to a format error or a 1.x timeout); empty without reminders."""
+        """The reminder that is appended to an observation (not to a format error or a 1.x timeout); empty without reminders."""
         if not self.reminders or turns_left < 1:
             return ""
         return LAST_REMINDER if turns_left == 1 else REMINDER.format(turns_left=turns_left)
@@ -162,7 +214,7 @@ class AgentConfig:
         return self.after_command.render(names)
 
     def _names(self, live: Names) -> dict[str, object]:
-        """The file's names and the moment's. If exact, directory and limits are the file's, as upstream would say them."""
+        """The names of the file and of the moment. If exact, directory and limits are those of the file, as upstream prints them."""
         names = {**live, **self.names} if self.exact else {**self.names, **live}
         elapsed = names.get("elapsed_seconds")
         if isinstance(elapsed, float):
@@ -202,6 +254,7 @@ def load_agent(source: str) -> AgentConfig:
         env=environment("environment.env", place.get("env") or {}, version),
         forward_env=texts("environment.forward_env", place.get("forward_env") or []),
         sampling=_sampling(tree),
+        request_fields=_request_fields(tree),
         reminders=_flag(tree, "reminders"),
         shows_chars=None,
         **_prompts(tree, flavour, frozenset(names) | _LIVE | _EFFECTIVE, exact=exact),
@@ -211,7 +264,7 @@ def load_agent(source: str) -> AgentConfig:
 
 
 def _command_s(place: Mapping[str, Any], flavour: Flavour, *, exact: bool) -> float | None:
-    """The time limit of a command; None: the request's own. Upstream has a default."""
+    """The time limit of a command; None: the request's own. If exact, a file without one gets upstream's default."""
     said = place.get("timeout", flavour.environment.get("timeout") if exact else None)
     return None if said is None else number("environment.timeout", said, flavour.version, whole=True)
 
@@ -227,7 +280,7 @@ def _names_of(tree: Tree, flavour: Flavour) -> dict[str, object]:
         names |= {key: value for key, value in defaults.items() if value is not REQUIRED}
         names |= {str(key): value for key, value in section(tree, name).items()}
     names.setdefault("model_name", "policy")
-    names.pop("image", None)  # the task's, and so of the moment
+    names.pop("image", None)  # a variable of the task, so it belongs to _LIVE
     return names
 
 
@@ -263,7 +316,7 @@ def _prompts(tree: Tree, flavour: Flavour, known: frozenset[str], *, exact: bool
 
 
 def _action(tree: Tree, flavour: Flavour) -> re.Pattern[str]:
-    """The file's own expression; else the version's."""
+    """The file's own expression, else the version's default."""
     key = "model.action_regex" if flavour.version == "2.4" else "agent.action_regex"
     part, _, name = key.partition(".")
     defaults = flavour.model if part == "model" else flavour.agent
@@ -274,7 +327,7 @@ def _action(tree: Tree, flavour: Flavour) -> re.Pattern[str]:
         action = re.compile(text(key, source), re.DOTALL)
     except re.error as error:
         raise RequestError(f"agent config: {key}: {error}") from error
-    if action.groups > 1:  # without a group, the whole match is the command
+    if action.groups > 1:  # the whole match is the command if it has no group
         raise RequestError(f"agent config: {key}: {action.groups} groups; it may have one, the command")
     return action
 
@@ -316,6 +369,30 @@ def _sampling(tree: Tree) -> ModelSampling:
     return ModelSampling(known.get("temperature"), known.get("top_p"), most if most is None else int(most))
 
 
+def _request_fields(tree: Tree) -> dict[str, Any]:
+    """The fields of `model.model_kwargs` that reach a server. litellm puts the fields of `extra_body` beside the others."""
+    said = section(tree, "model").get("model_kwargs")
+    fields = dict(cast(Mapping[str, Any], said)) if isinstance(said, Mapping) else {}
+    extra: Any = fields.pop("extra_body", None) or {}
+    if not isinstance(extra, Mapping):
+        raise RequestError(
+            f"agent config: model.model_kwargs.extra_body: expected keys and values, got {extra!r}"
+        )
+    fields |= cast(Mapping[str, Any], extra)
+    fields = {
+        name: value for name, value in fields.items() if value is not None and name not in CLIENT_KWARGS
+    }
+    for name, value in fields.items():
+        try:
+            json.dumps(value, allow_nan=False)
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(
+                f"agent config: model.model_kwargs.{name}: no request can carry it: {error}"
+            ) from error
+    return fields
+
+
 def _number(agent: Mapping[str, Any], flavour: Flavour, key: str) -> float | None:
     """A limit of the agent; None for no limit."""
     return number(f"agent.{key}", agent.get(key, flavour.agent.get(key, 0)), flavour.version, whole=True)
@@ -343,7 +420,10 @@ def _tried(config: AgentConfig) -> AgentConfig:
 
 
 def _shown_chars(config: AgentConfig, live: Names) -> int | None:
-    """How much the observation template shows of a long output, in a character that it has no other use for."""
+    """The number of characters of a long output that the observation template prints;
+
+    None if it prints all. The output consists of a character that the template does not contain.
+    """
     letter = next((char for char in string.punctuation if char not in config.after_command.source), "~")
     told = config.observation(live, command="true", exit_code=1, output=letter * _PROBE_CHARS)
     shown = told.count(letter)

@@ -1,6 +1,8 @@
-"""Agent files on their way into a request: read, merged as mini-swe-agent merges them, and written as one YAML text.
+"""Agent files for a request: they are read, merged as mini-swe-agent merges them, and written as one YAML text. Also their templates.
 
-A `spec` is a path, or `section.key=value` with a JSON value (anything else is text); later ones win, key by key.
+A `spec` is a path, or `section.key=value` with a JSON value (anything else is text); later ones win, key by key. The Jinja templates of an
+agent file, or of a judge's, are compiled in a sandbox, with StrictUndefined as upstream. Unknown names are refused when a template is
+compiled.
 """
 
 import contextlib
@@ -8,14 +10,76 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any, Final, TypeGuard, cast
 
+import jinja2
 import yaml
+from jinja2 import meta, nodes
+from jinja2.sandbox import SandboxedEnvironment
 
-from pipeline.agent.templates import names_in
-from pipeline.agent.versions import Tree, section
+from pipeline.agent.upstream import Tree, section
 from pipeline.errors import RequestError
+
+Names = Mapping[str, object]
+
+_ENVIRONMENT: Final = SandboxedEnvironment(undefined=jinja2.StrictUndefined)
+_FAULTS: Final = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One template of a file and its key."""
+
+    file: str  # the name of the file in error messages
+    key: str
+    source: str
+    template: jinja2.Template
+
+    def render(self, names: Names) -> str:
+        """Returns the text. Raises RequestError naming the key."""
+        try:
+            return self.template.render(names)
+        except _FAULTS as error:
+            raise RequestError(f"{self.file}: {self.key}: {error}") from error
+
+
+def compile_prompt(key: str, source: str, known: frozenset[str], *, file: str = "agent config") -> Prompt:
+    """The template, if it uses only known names. A name that it tests with `is defined` may be unknown."""
+    try:
+        template = _ENVIRONMENT.from_string(source)
+        unknown = sorted(_needed(_ENVIRONMENT.parse(source)) - known)
+    except jinja2.TemplateError as error:
+        raise RequestError(f"{file}: {key}: {error}") from error
+    if unknown:
+        names = ", ".join(sorted(known))
+        raise RequestError(f"{file}: {key}: unknown variable {unknown[0]!r}; known: {names}")
+    return Prompt(file, key, source, template)
+
+
+def names_in(source: str) -> frozenset[str]:
+    """The names that a template uses and does not set itself; none if it is not a valid template."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))
+    except jinja2.TemplateError:
+        return frozenset()
+
+
+def _needed(syntax: nodes.Template) -> set[str]:
+    """The names without which it cannot be rendered."""
+    tested = {test.node.name for test in syntax.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
+    # A variable that only some branch sets counts as declared. Where it is used and missing, rendering fails.
+    assigned = {name.name for name in syntax.find_all(nodes.Name) if name.ctx == "store"}
+    return meta.find_undeclared_variables(syntax) - tested - assigned
+
 
 # Keys of `model` and `model.model_kwargs` that may hold secrets. They are left out of what travels.
 SECRETS = frozenset(
@@ -46,7 +110,7 @@ def to_text(tree: Mapping[str, Any]) -> str:
 
 
 def parse(text: str) -> dict[str, dict[str, Any]]:
-    """The sections of one YAML text. Raises RequestError for what is no agent file."""
+    """The sections of one YAML text. Raises RequestError for a text that is not an agent file."""
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
@@ -76,8 +140,7 @@ def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
 def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
     """`tree` with the facts about this machine that its prompts may use, so that all members of a group see one prompt.
 
-    Like upstream's local environment, variables of this process's environment can be used; only those that a template names
-    are written down.
+    Like upstream's local environment, variables of this process's environment can be used; only those that a template names are stored.
     """
     facts = {name: str(value) for name, value in platform.uname()._asdict().items()}
     for name in sorted(_used_names(tree)):
@@ -100,7 +163,7 @@ def _used_names(tree: Tree) -> set[str]:
 
 def _file(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".yaml" and not path.exists():
-        path = path.with_suffix(".yaml")  # as upstream completes a name
+        path = path.with_suffix(".yaml")  # upstream completes a name in the same way
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -121,7 +184,7 @@ def _assignment(spec: str) -> dict[str, Any]:
     if not all(keys):
         raise ValueError(f"{spec!r}: an empty key; write it as section.key=value, as in agent.step_limit=50")
     value: Any = said
-    with contextlib.suppress(json.JSONDecodeError):  # what is no JSON is text
+    with contextlib.suppress(json.JSONDecodeError):  # text that is not JSON stays text
         value = json.loads(said)
     for key in reversed(keys):
         value = {key: value}
@@ -137,13 +200,13 @@ def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, so that people can read a prompt."""
+    """Writes text of several lines as a block, so that a prompt is readable."""
 
 
 def _as_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     if not text.replace("\n", "").isprintable():
-        # Between quotes YAML has an escape for characters that it would otherwise take for the end of a line.
+        # YAML escapes characters only between quotes; outside, it would take some of them for the end of a line.
         style = '"'
     return cast(Any, dumper).represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -1,6 +1,6 @@
-"""What becomes of each key of an agent file: it is used, it has no effect here and why, or it is refused.
+"""The fate of each key of an agent file: it is used, it has no effect here (with the reason), or it is refused.
 
-Refused is what upstream refuses too, and what can only be a mistake: a misspelt key, a class that does not exist, two keys that
+Keys are refused if upstream refuses them, too, or if they can only be a mistake: a misspelt key, a class that does not exist, two keys that
 contradict each other. 1.x raises a TypeError for any key that its classes do not have; 2.x ignores such keys.
 """
 
@@ -9,12 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
-from pipeline.agent.upstream import AGENT, ENVIRONMENTS, INTERACTIVE, MODEL_CLASSES, MODELS, VERSIONS
-from pipeline.agent.versions import Flavour, Tree, section
+from pipeline.agent.upstream import (
+    AGENT,
+    ENVIRONMENTS,
+    INTERACTIVE,
+    MODEL_CLASSES,
+    MODELS,
+    VERSIONS,
+    Flavour,
+    Tree,
+    section,
+)
 
 Fate = Literal["used", "without effect", "refused"]
 
-_NEAR: Final = 0.8  # of two keys so much alike, one is a misspelling of the other
+_NEAR: Final = 0.8  # two keys with at least this similarity count as one key and a misspelling of it
 
 _USED: Final[Mapping[str, str]] = {
     "agent.system_template": "the system message",
@@ -48,6 +57,17 @@ _SANDBOX: Final = "a worker starts its sandboxes itself, within its own limits"
 _PRICE: Final = "nothing here has a price"
 _PERSON: Final = "no person confirms commands"
 _API: Final = "a parameter of an API of others; the policy's engines are not asked with it"
+_SENT: Final = "sent with each request to a server of --api-base; our own engines are not asked with it"
+_CLIENT: Final = "a parameter of litellm, which no server gets"
+# Keys of `model.model_kwargs` that litellm keeps to itself.
+CLIENT_KWARGS: Final = frozenset(
+    {
+        *("api_base", "api_key", "api_version", "base_url", "custom_llm_provider", "organization"),
+        *("drop_params", "additional_drop_params", "allowed_openai_params", "mock_response"),
+        *("timeout", "request_timeout", "num_retries", "max_retries", "fallbacks", "caching", "cache"),
+        *("metadata", "headers", "extra_headers", "stream", "input_cost_per_token", "output_cost_per_token"),
+    }
+)
 _OUTPUTS: Final = "the policy replies, no script"
 _WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "agent.cost_limit": f"{_PRICE}; only templates can use it",
@@ -74,7 +94,6 @@ _WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "model.model_kwargs.api_base": "the command or the recipe says where the policy is",
     "model.model_kwargs.base_url": "the command or the recipe says where the policy is",
     "model.model_kwargs.drop_params": "there are no parameters to drop",
-    "model.model_kwargs.parallel_tool_calls": "the policy may always reply with several calls",
     "run.task": "tasks come from the task file",
 }
 # Keys of 2.x that also help a file of 1.x, unless it is to be exact.
@@ -93,13 +112,13 @@ _AGENT_CLASSES: Final = frozenset({"default", "interactive"})
 
 @dataclass(frozen=True, slots=True)
 class KeyFate:
-    key: str  # with its section
+    key: str  # section and name, with a dot between them
     fate: Fate
     why: str
 
 
 def fates(tree: Tree, flavour: Flavour) -> list[KeyFate]:
-    """One for each key, in the file's order; for `model.model_kwargs`, one for each key in it."""
+    """The fate of each key, in the file's order; for `model.model_kwargs`, of each key in it."""
     return list(_fates(tree, flavour))
 
 
@@ -144,7 +163,7 @@ def _of_key(name: str, key: str, value: Any, flavour: Flavour, *, exact: bool) -
 
 
 def _of_class(full: str, value: Any, flavour: Flavour) -> KeyFate:
-    """A class is a name of upstream's, or an import path, which may be anybody's."""
+    """The fate of a key that names a class: one of upstream's names, or an import path, which may be anybody's."""
     version = flavour.version
     known: Iterable[str] = {
         "agent.agent_class": _AGENT_CLASSES if version == "2.4" else (),
@@ -174,10 +193,12 @@ def _of_model_kwargs(said: Mapping[str, Any]) -> Iterator[KeyFate]:
                 yield KeyFate(full, "refused", "max_tokens and max_completion_tokens contradict each other")
             else:
                 yield KeyFate(full, "used", _USED[full])
-        elif full not in _WITHOUT_EFFECT and (near := _suggestion(str(key), used, cutoff=0.85)):
+        elif key not in CLIENT_KWARGS and (near := _suggestion(str(key), used, cutoff=0.85)):
             yield KeyFate(full, "refused", f"no API has such a parameter{near}")
+        elif key in CLIENT_KWARGS:
+            yield KeyFate(full, "without effect", _WITHOUT_EFFECT.get(full, _CLIENT))
         else:
-            yield KeyFate(full, "without effect", _WITHOUT_EFFECT.get(full, _API))
+            yield KeyFate(full, "used", _SENT)
 
 
 def _is_known(name: str, key: str, flavour: Flavour) -> bool:
@@ -200,7 +221,7 @@ def _may_be_dockers(key: str, flavour: Flavour) -> bool:
 
 
 def _unknown(name: str, key: str, flavour: Flavour) -> KeyFate:
-    """A key that upstream's class does not have: 1.x fails, 2.x ignores it."""
+    """The fate of a key that upstream's class does not have: 1.x fails, 2.x ignores it."""
     full, version = f"{name}.{key}", flavour.version
     homes = [place for place in ("agent", "environment", "model") if place != name and key in _keys_of(place)]
     ever = key in _keys_of(name)

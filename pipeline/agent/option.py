@@ -1,37 +1,151 @@
-"""`--agent` and `--exact`, the same for every command that plays episodes."""
+"""The options that choose the player, the same for every command that plays episodes: `--agent` and `--exact`, or `--harness`.
+
+An agent file is tried on a task before anything starts: its opening messages, and what looks wrong with them.
+"""
 
 import argparse
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
-from pipeline.agent.config import load_agent
+from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import merged, parse, pinned, to_text, without_secrets
-from pipeline.request import Sampling
+from pipeline.harness import Harness, check_can_play, read_harness
+from pipeline.request import Limits, Sampling
+from pipeline.task import Task
+
+# An absolute path that is a word of its own: no closing tag, and no part of a URL, of "and/or" or of an expression.
+_PATH: Final = re.compile(r"(?<![\w<:/.}*~\\-])/[A-Za-z_][\w.-]*(?:/[\w.-]+)*")
+# Directories in which repositories commonly are.
+_USUAL: Final = ("/testbed", "/workspace", "/app", "/repo")
+# Paths of the operating system, and placeholders for any other.
+_NO_WORKDIR: Final = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/path", "/proc", "/root/.", "/sbin", "/sys", "/tmp", "/usr", "/var",
+)  # fmt: skip
+_ABOUT_PLACES: Final = re.compile(
+    r"director|folder|repositor|code ?base|checked out|located|\bcd\b", re.IGNORECASE
+)
+
+
+def example(config: AgentConfig, task: Task, limits: Limits) -> tuple[str, str]:
+    """The system message and the first user message of an episode of `task`. Raises RequestError."""
+    return config.opening(_live(config, task, limits, problem=task.problem))
+
+
+def doubts(config: AgentConfig, task: Task, limits: Limits) -> list[str]:
+    """Statements of an agent file that do not hold for this task, each as a sentence."""
+    workdir = task.workdir
+    if not workdir:
+        return []
+    found: list[str] = []
+    if config.cwd and config.cwd != workdir:
+        where = f"commands start in {config.cwd}" if config.exact else f"commands start in {workdir}"
+        found.append(
+            f"environment.cwd is {config.cwd}, the directory of task {task.id} is {workdir}: {where}"
+        )
+    text = "\n".join(config.opening(_live(config, task, limits, problem="")))
+    found += [
+        f"the prompt names the directory {place}, but task {task.id} is in {workdir}; write {{{{cwd}}}} there"
+        for place in dict.fromkeys(_places(text, workdir, config.cwd))
+    ]
+    return found
+
+
+def _places(text: str, workdir: str, cwd: str | None) -> Iterator[str]:
+    """Directories other than `workdir` that the text names as the directory to work in."""
+    usual = {*_USUAL, *([cwd] if cwd else [])}
+    for line in text.splitlines():
+        for path in _PATH.findall(line):
+            place = path.rstrip(".")
+            if _is_in(place, workdir) or _is_in(workdir, place) or place.startswith(_NO_WORKDIR):
+                continue
+            root = next((one for one in sorted(usual) if _is_in(place, one)), None)
+            if root is not None or _ABOUT_PLACES.search(line):
+                yield root or place
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _live(config: AgentConfig, task: Task, limits: Limits, *, problem: str) -> dict[str, object]:
+    return {
+        "task": problem,
+        "cwd": task.workdir,
+        "timeout": int(min(limits.command_s, config.command_s or limits.command_s)),
+        "step_limit": min(limits.turns, config.step_limit or limits.turns),
+        "n_model_calls": 0,
+        "model_cost": 0.0,
+        "elapsed_seconds": 0,
+        "image": task.image,
+    }
 
 
 def add_agent_options(parser: argparse.ArgumentParser, *, default: Path | None = None) -> None:
-    """They fill `options.agent`, a list of specs, and `options.exact`. Without a default, an agent has to be given."""
-    parser.add_argument(
+    """The options set `options.agent`, a list of specs, `options.exact` and `options.harness`.
+
+    Without a default, an agent or a harness must be given.
+    """
+    who = parser.add_mutually_exclusive_group(required=default is None)
+    who.add_argument(
         "--agent",
         action=_Agents,
-        required=default is None,
         default=None if default is None else [str(default)],
         metavar="FILE",
         help="the agent's YAML, or a value as in agent.step_limit=50; may be repeated, the later one wins"
         + ("" if default is None else "; default: ours"),
+    )
+    who.add_argument(
+        "--harness",
+        metavar="NAME",
+        help="an agent program plays in place of the built-in loop: the name of one that `swerve harness ls` shows, or its file",
     )
     parser.add_argument(
         "--exact", action="store_true", help="do as mini-swe-agent does even where our own way is better"
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Player:
+    """The player: an agent of the built-in loop, or an agent program."""
+
+    agent: str  # the text that requests carry; "" where an agent program plays
+    harness: Harness | None = None
+
+
+def read_player(options: argparse.Namespace) -> Player:
+    """The player that the options of `add_agent_options` choose.
+
+    Raises ValueError naming the option, RequestError for a file that cannot be used.
+    """
+    if options.harness is None:
+        return Player(read_agent(options.agent, exact=options.exact))
+    if options.exact:
+        raise ValueError("--exact: it is for the built-in loop; leave it out where --harness says who plays")
+    try:
+        return Player("", read_harness(options.harness).harness)
+    except ValueError as error:
+        raise ValueError(f"--harness: {error}") from error
+
+
+def check_program(harness: Harness, limits: Limits, sampling: Sampling) -> None:
+    """Raises ValueError if the program cannot play, or not in the context that --context-tokens and --max-tokens allow."""
+    try:
+        check_can_play(harness, limits.context_tokens, sampling.max_new_tokens)
+    except ValueError as error:
+        raise ValueError(f"--harness: {error}") from error
+
+
 def read_agent(specs: Sequence[str], *, exact: bool = False) -> str:
     """The agent as requests carry it: files and values merged, without secrets, with facts about this machine.
 
-    Raises ValueError for what cannot be read, RequestError for what cannot be used.
+    Raises ValueError for a file that cannot be read, RequestError for one that cannot be used.
     """
     tree = pinned(without_secrets(merged(specs)))
     if all("=" in spec for spec in specs):
@@ -44,13 +158,21 @@ def read_agent(specs: Sequence[str], *, exact: bool = False) -> str:
 
 
 def agent_digest(text: str) -> str:
-    """The same for the same files, whatever machine made the request."""
+    """A digest that is the same for the same files, whatever machine made the request."""
     tree = {name: {**keys, "facts": None} if name == "swerve" else keys for name, keys in parse(text).items()}
     return hashlib.sha256(to_text(tree).encode()).hexdigest()[:16]
 
 
+def player_digest(player: Player) -> str:
+    """A digest that is the same for the same player, whatever machine made the request."""
+    if player.harness is None:
+        return agent_digest(player.agent)
+    words = msgspec.json.encode(player.harness, order="deterministic")
+    return f"{player.harness.name} {player.harness.version} {hashlib.sha256(words).hexdigest()[:16]}"
+
+
 def sampling_for(text: str, sampling: Sampling) -> Sampling:
-    """`sampling` with what the agent file says about it."""
+    """`sampling` with the parameters that the agent file sets."""
     said = load_agent(text).sampling
     if said.temperature is not None:
         sampling = replace(sampling, temperature=float(said.temperature))

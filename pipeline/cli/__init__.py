@@ -1,1 +1,1 @@
-"""The queue's command line: what it finds, how that reads, what its verbs do."""
+"""The queue's command line: what it looks up, its output, and its verbs."""

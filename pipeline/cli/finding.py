@@ -1,25 +1,36 @@
-"""One request: everything that Redis knows of it. `stored.find` finds it in the directory of its run."""
+"""One request, as Redis knows it or as the directory of its run has it, and lists of the requests of a directory.
+
+Redis is asked first, because it also has the log of grading; it forgets a request sooner than the directory does.
+"""
 
 import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeAlias
 
+import msgspec
 from redis.asyncio import Redis
 
 from pipeline import census, deadletters, keys, queue, request_store, stream
-from pipeline.cli.listing import State
+from pipeline.cli.ink import count
+from pipeline.cli.listing import LineFilter, RequestLine, State, head_line
 from pipeline.deadletters import AttemptFailure, DeadLetter
-from pipeline.judge import Judgement, JudgeRequest, judge_request_id
+from pipeline.journal.reading import found_journal, identity, mentioning
+from pipeline.journal.rows import JUDGEMENT_FATES, EpisodeRow, JudgementRow, StepRow
+from pipeline.judge import Judgement, JudgeRequest, judge_request_id, judged_rollout_id
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage
 from pipeline.queue import Lease
 from pipeline.request import R, RolloutRequest
+from pipeline.rollout_store.reading import DIRECTORY, RolloutStore, Stored, stores_of
+from pipeline.rollout_store.record import StoredHead, TrainedTokens
 from pipeline.trajectory import Trajectory, TrajectoryHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[R, T]):
-    """Everything known of one request of one kind. `unreadable` says why its stored form cannot be shown."""
+    """Everything known about one request of one kind. `unreadable` says why its stored form cannot be shown."""
 
     request_id: str
     state: State
@@ -37,12 +48,12 @@ FoundJudging: TypeAlias = Found[JudgeRequest, Judgement]
 
 
 async def find_rollout(redis: Redis, request_id: str) -> FoundRollout:
-    """The request for a rollout, without its task's calibration. Raises LookupError if nothing is known of it."""
+    """The request for a rollout, without its task's calibration. Raises LookupError if nothing is known about it."""
     return await _find(redis, request_id, ROLLOUT)
 
 
 async def find_judging(redis: Redis, request_id: str) -> FoundJudging:
-    """A judge request. Raises LookupError if nothing is known of it."""
+    """A judge request. Raises LookupError if nothing is known about it."""
     return await _find(redis, request_id, JUDGE)
 
 
@@ -93,9 +104,9 @@ def _without_calibration(request: Any) -> Any:
 async def _state(
     redis: Redis, request_id: str, lease: Lease | None, kind: AnyKind, *, is_stored: bool
 ) -> State:
-    """Of one that is not dead."""
+    """The state of a request that is not dead."""
     if await redis.exists(keys.published(request_id, kind)):
-        return "answered"  # although its body may be kept no longer
+        return "answered"  # true even if the body of the answer has been deleted
     if lease is not None:
         return "claimed"
     if await redis.zscore(keys.queue(kind), request_id) is not None:
@@ -109,3 +120,182 @@ async def _letter(redis: Redis, request_id: str, kind: AnyKind) -> DeadLetter | 
         if letter is not None:
             return letter
     return None
+
+
+async def directories(redis: Redis, run_dir: Path | None) -> list[Path]:
+    """The directories to search: `run_dir`, or else those on this machine of the runs that Redis knows."""
+    if run_dir is not None:
+        return [run_dir]
+    statuses = [(await census.last_status(redis, run_id))[0] for run_id in await census.run_ids(redis)]
+    journals = [Path(status.journal) for status in statuses if status is not None and status.journal]
+    return [journal.parent for journal in journals if journal.is_dir()]
+
+
+def stored_rollout(run_dirs: Collection[Path], request_id: str) -> FoundRollout:
+    """The stored rollout. Raises LookupError if no store of these directories has the request."""
+    kept = find_stored(run_dirs, request_id)
+    if kept is None:
+        raise unknown(run_dirs, request_id)
+    return _found_in(*kept)
+
+
+def find_stored(run_dirs: Collection[Path], request_id: str) -> tuple[Stored, Path] | None:
+    """The rollout, and the directory that contains it."""
+    for run_dir in run_dirs:
+        for store in stores_of(run_dir):
+            stored = store.find(request_id)
+            if stored is not None:
+                return stored, run_dir
+    return None
+
+
+def unknown(run_dirs: Collection[Path], request_id: str) -> LookupError:
+    places = ", ".join(str(run_dir / DIRECTORY) for run_dir in run_dirs)
+    return LookupError(f"nothing is known of request {request_id}{f' in {places}' if places else ''}")
+
+
+def stored_lines(
+    run_dir: Path, states: Collection[State], wanted: LineFilter, *, only_run: str | None
+) -> Iterator[RequestLine]:
+    """The stored requests of the run, then those of its evaluations, each newest first. Raises LookupError for a directory
+    without rollouts.
+    """
+    stores = stores_of(run_dir)
+    if not stores:
+        raise LookupError(
+            f"{run_dir} holds no rollouts: give a run's directory, as in runs/demo, whose recipe keeps them"
+        )
+    return _lines_of_stores(stores, states, wanted, only_run)
+
+
+def _lines_of_stores(
+    stores: Sequence[RolloutStore], states: Collection[State], wanted: LineFilter, only_run: str | None
+) -> Iterator[RequestLine]:
+    for store in stores:
+        for stored in store.heads(newest_first=True):
+            line = _stored_line(stored)
+            of_run = only_run is None or only_run == line.run_id
+            if of_run and line.state in states and wanted.matches(line):
+                yield line
+
+
+def _stored_line(stored: StoredHead) -> RequestLine:
+    line = head_line(stored.head)
+    return msgspec.structs.replace(line, state="dead", reward=None) if stored.is_dead else line
+
+
+def _found_in(stored: Stored, run_dir: Path) -> FoundRollout:
+    trajectory = stored.rollout.trajectory
+    return Found(
+        request_id=stored.head.head.request_id,
+        state="dead" if stored.head.is_dead else "answered",
+        request=None if trajectory is None else trajectory.claim.request,
+        lease=None,
+        result=trajectory,
+        failures=stored.rollout.failures,
+        unreadable=stored.fault,
+        head=stored.head.head,
+        source=str(run_dir),
+    )
+
+
+def stored_judging(run_dirs: Collection[Path], request_id: str) -> FoundJudging:
+    """The stored judge request. Raises LookupError if no store of these directories has the judgement."""
+    rollout_id = judged_rollout_id(request_id)
+    kept = find_stored(run_dirs, rollout_id) if rollout_id is not None else None
+    judgement = kept[0].rollout.judgement if kept is not None else None
+    if kept is None or judgement is None:
+        raise unknown(run_dirs, request_id)
+    return Found(
+        request_id=request_id,
+        state="answered" if judgement.failed is None else "dead",
+        request=judgement.claim.request,
+        lease=None,
+        result=judgement,
+        failures=(),
+        source=str(kept[1]),
+    )
+
+
+def stored_judging_lines(
+    run_dir: Path, states: Collection[State], wanted: LineFilter, *, only_run: str | None
+) -> Iterator[RequestLine]:
+    """The judge requests that the trainer has settled, newest first; withdrawn ones are not among them. Raises LookupError for a
+    directory without a journal.
+    """
+    run_id = identity(run_dir).run_id
+    rows = list(mentioning(found_journal(run_dir, EpisodeRow), JudgementRow, ""))
+    settled = (_judging_line(run_id, row) for row in reversed(rows) if row.turns or row.fate == "failed")
+    of_run = only_run is None or only_run == run_id
+    return (line for line in settled if of_run and line.state in states and wanted.matches(line))
+
+
+def _judging_line(run_id: str, row: JudgementRow) -> RequestLine:
+    is_failed = row.fate == "failed"
+    return RequestLine(
+        run_id=run_id,
+        request_id=judge_request_id(row.rollout_id),
+        state="dead" if is_failed else "answered",
+        task_id=row.task_id,
+        purpose="train",
+        at=row.at,
+        detail=row.error if is_failed else f"{scored(row)}; {JUDGEMENT_FATES[row.fate]}",
+        group_id=row.group_id,
+        outcome=f"failed:{row.error.partition(':')[0]}" if is_failed else "judged",
+        kind=JUDGE.name,
+    )
+
+
+async def rollout(redis: Redis, request_id: str, run_dirs: Collection[Path]) -> FoundRollout:
+    """The rollout from Redis or else from a directory.
+
+    Redis also has the log of grading. Raises LookupError if neither knows the request.
+    """
+    try:
+        found = await find_rollout(redis, request_id)
+    except LookupError:
+        return stored_rollout(run_dirs, request_id)
+    if found.result is None and found.state in ("answered", "dead"):
+        with contextlib.suppress(LookupError):
+            kept = stored_rollout(run_dirs, request_id)
+            found = kept if kept.result is not None else found
+    return found
+
+
+async def judging(redis: Redis, request_id: str, run_dirs: Collection[Path]) -> FoundJudging:
+    """A judge request. Raises LookupError if neither knows it."""
+    try:
+        found = await find_judging(redis, request_id)
+    except LookupError:
+        return stored_judging(run_dirs, request_id)
+    if found.result is None and found.state == "answered":
+        with contextlib.suppress(LookupError):
+            return stored_judging(run_dirs, request_id)
+    return found
+
+
+def scored(row: JudgementRow) -> str:
+    """The number of turns that have a score, as text; "" if no judgement arrived."""
+    scores = row.scores.values()
+    mean = f", mean {sum(scores) / len(scores):+.2f}" if scores else ""
+    return f"{len(scores)} of {count(len(row.turns), 'turn')} scored{mean}" if row.turns else ""
+
+
+def trained_tokens(run_dirs: Collection[Path], request_id: str) -> TrainedTokens | None:
+    """The trained tokens of the rollout;
+
+    None if no store has them, or if another step than the journal's wrote them: a resume undid that step.
+    """
+    for run_dir in run_dirs:
+        found = RolloutStore(run_dir / DIRECTORY).trained(request_id)
+        if found is not None and found.step == _step_of(run_dir, request_id):
+            return found
+    return None
+
+
+def _step_of(run_dir: Path, request_id: str) -> int | None:
+    try:
+        rows = mentioning(found_journal(run_dir, EpisodeRow), StepRow, request_id)
+        return next((row.step for row in rows if request_id in row.request_ids), None)
+    except LookupError:
+        return None

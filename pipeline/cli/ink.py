@@ -1,12 +1,15 @@
-"""How text reads on a terminal: colours, ages, counts and shortened output."""
+"""Formatting of text for a terminal: colours, ages, counts and shortened output."""
 
 import time
 
-_HEAD_LINES, _TAIL_LINES = 12, 6  # of a long output, unless shown in full
+from pipeline.screen import obeyed
+
+_PLAIN = obeyed("\x1b[0m")
+_HEAD_LINES, _TAIL_LINES = 12, 6  # lines shown of a long output, unless shown in full
 
 
 class Ink:
-    """Colours, if the reader is a terminal."""
+    """Adds colours if the output is a terminal."""
 
     def __init__(self, *, coloured: bool) -> None:
         self._coloured = coloured
@@ -27,11 +30,11 @@ class Ink:
         return self._paint("33", text)
 
     def _paint(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._coloured and text else text
+        return obeyed(f"\x1b[{code}m") + text + _PLAIN if self._coloured and text else text
 
 
 def age(seconds: float) -> str:
-    """ "42 s", "12 min", "3.5 h", "4 d"."""
+    """The duration in one unit: "42 s", "12 min", "3.5 h", "4 d"."""
     seconds = max(0.0, seconds)
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""`ls` and `tail`: requests, one a line."""
+"""`ls` and `tail`: lists of requests, one per line."""
 
 import asyncio
 import time
@@ -13,22 +13,21 @@ from redis.asyncio import Redis
 
 from pipeline import census, deadletters, request_store, stream
 from pipeline.census import Claimed, Queued
-from pipeline.cli import runs
 from pipeline.cli.ink import Ink, count
 from pipeline.deadletters import DeadLetter
 from pipeline.judge import JudgementHead
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.queue import Lease
 from pipeline.request_store import Label
+from pipeline.screen import one_line
 from pipeline.stream import Delivery
 from pipeline.trajectory import JobHead, TrajectoryHead
-from pipeline.visible import visible
 
 State = Literal["queued", "claimed", "answered", "dead", "lost", "withdrawn"]
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in a list. A msgspec struct, because `ls` makes ten thousand of them while somebody waits."""
+    """One request in a list. It is a msgspec struct because `ls` makes ten thousand of them while a person waits."""
 
     run_id: str
     request_id: str
@@ -36,7 +35,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     purpose: str
     at: float  # Unix seconds: enqueued, claimed, finished or died
-    detail: str  # of its state: when due, phase and turn, outcome, last failure
+    detail: str  # detail of its state: when due, phase and turn, outcome, last failure
     worker: str = ""
     attempt: int = 0
     reward: float | None = None
@@ -48,7 +47,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFilter:
-    """Which lines to list. Patterns are those of the shell; an empty one matches everything."""
+    """The filter for lines. Patterns are shell patterns; an empty one matches everything."""
 
     task: str = ""
     worker: str = ""
@@ -76,7 +75,7 @@ ANYTHING = LineFilter()
 
 
 def reward_word(reward: float | None) -> str:
-    """A reward as `ls --reward` names it."""
+    """The reward in the notation of `ls --reward`."""
     return "none" if reward is None else f"{reward:g}"
 
 
@@ -88,14 +87,14 @@ async def lines(
     wanted: LineFilter = ANYTHING,
     kind: AnyKind = ROLLOUT,
 ) -> list[RequestLine]:
-    """At most `limit` requests of a run and a kind in one state: dead and answered newest first, others oldest first."""
+    """The requests of a run and a kind in one state, `limit` at most: dead and answered ones newest first, others oldest first."""
     found: list[RequestLine] = []
     takes_all = wanted == ANYTHING
     async for line in _all_lines(redis, run_id, state, kind):
-        if takes_all or wanted.matches(line):
-            found.append(line)
         if len(found) >= limit:
             break
+        if takes_all or wanted.matches(line):
+            found.append(line)
     return found
 
 
@@ -121,7 +120,7 @@ async def _all_lines(redis: Redis, run_id: str, state: State, kind: AnyKind) -> 
 
 
 def where(lease: Lease, max_turns: int) -> str:
-    """Where in its stage a claim is."""
+    """The current part of a claim's stage."""
     if lease.phase == "judging":
         return f"judging, {count(lease.turn, 'turn')} done"
     return f"turn {lease.turn} of {max_turns}" if lease.phase == "agent" else lease.phase
@@ -153,10 +152,12 @@ def _played(head: TrajectoryHead) -> str:
 
 
 def _judged(head: JudgementHead) -> str:
-    """How it ended, and what was scored; a rule casts no votes."""
+    """The outcome of a judgement and its scores; a rule casts no votes."""
     if head.outcome != "judged":
         return head.outcome
-    mean = "" if head.score_mean is None else f", mean {head.score_mean:+.2f}"
+    mean = ""
+    if head.score_mean is not None:  # NaN is in no range
+        mean = f", mean {head.score_mean:+.2f}" if -1 <= head.score_mean <= 1 else ", scores outside -1 to 1"
     votes = f", {head.num_valid_votes} of {count(head.num_votes, 'vote')} valid" if head.num_votes else ""
     return f"judged, {head.num_scored} of {count(head.num_steps, 'step')} scored{mean}{votes}"
 
@@ -210,13 +211,21 @@ def _queued(run_id: str, found: Queued, label: Label, kind: AnyKind) -> RequestL
     )
 
 
+async def chosen_runs(redis: Redis, only: str | None) -> list[str]:
+    """Ids of the runs to look at. Raises LookupError if there is no run of that name."""
+    known = await census.run_ids(redis)
+    if only is not None and only not in known:
+        raise LookupError(f"no run {only}; there is {', '.join(known) or 'none at all'}")
+    return known if only is None else [only]
+
+
 async def arrivals(
     redis: Redis, only: str | None, past: int, kind: AnyKind, *, follow: bool
 ) -> AsyncIterator[RequestLine]:
-    """The last `past` results of a kind, oldest first; then, to `follow`, each as it arrives, for ever."""
+    """The last `past` results of a kind, oldest first; then, with `follow`, each new one as it arrives, without end."""
     positions: dict[str, str] = {}
     newest_lines: list[RequestLine] = []
-    for run_id in await runs.chosen(redis, only):
+    for run_id in await chosen_runs(redis, only):
         newest = await stream.newest_heads(redis, run_id, max(past, 1), kind)
         positions[run_id] = newest[0].entry_id if newest else "0"
         newest_lines += [head_line(delivery.head) for delivery in newest]
@@ -224,7 +233,7 @@ async def arrivals(
     for line in newest_lines[max(0, len(newest_lines) - past) :]:
         yield line
     while follow:
-        for run_id in await runs.chosen(redis, only):
+        for run_id in await chosen_runs(redis, only):
             positions.setdefault(run_id, "0")
         if not positions:
             await asyncio.sleep(1)
@@ -248,11 +257,11 @@ def row(line: RequestLine, ink: Ink) -> str:
     shade = {"dead": ink.bad, "claimed": ink.bold}.get(line.state, str)
     attempt = f"  attempt {line.attempt}" if line.attempt > 1 else ""
     when = _time_of_day(int(line.at))
-    detail = visible(line.detail.replace("\n", " "))[:120]
-    return (
+    detail = line.detail.replace("\n", " ")[:120]
+    return one_line(
         f"{when}  {shade(f'{line.state:<8}')}  {line.request_id}  {line.task_id}  "
-        f"{line.purpose if line.kind == ROLLOUT.name else line.kind:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}"
-    ).rstrip()
+        f"{line.purpose if line.kind == ROLLOUT.name else line.kind:<5}  {detail}{_reward(reward, line.reward, ink)}{attempt}".rstrip()
+    )
 
 
 @lru_cache

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 import logging
-import os
 import signal
 import sys
 import time
@@ -14,60 +13,49 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
-from pipeline import census, connection, forgetting, request_store
-from pipeline.cli import (
-    dead,
-    explain,
-    listing,
-    lookup,
-    runs,
-    show,
-    show_json,
-    show_judging,
-    show_tokens,
-    status_text,
-    stored,
-    stored_judging,
-    top,
-)
+from pipeline import census, connection, request_store
+from pipeline.cli import dead, explain, finding, listing, show, status
 from pipeline.cli.finding import FoundJudging, FoundRollout
 from pipeline.cli.ink import Ink, count
 from pipeline.cli.listing import LineFilter, RequestLine, State
-from pipeline.cli.status import complaints, fleet_census
+from pipeline.commandline import MISUSE, status_of
 from pipeline.connection import RedisUnavailable, RedisUnreachable
+from pipeline.journal.reading import identity
 from pipeline.judge import judge_request_id, judged_rollout_id
 from pipeline.kinds import JUDGE, KINDS, ROLLOUT, AnyKind
-from pipeline.message import MalformedMessage
+from pipeline.message import MalformedMessage, json_line
 from pipeline.request import RolloutRequest
-from pipeline.rollout_store.trained import TrainedTokens
-from pipeline.settings import redis_settings
+from pipeline.rollout_store.record import TrainedTokens
+from pipeline.screen import has_colours, one_line
+from pipeline.settings import check_variables, redis_settings
 
+NOTHING_KNOWN = 3  # exit status of `status` where Redis knows neither a run nor a worker
 LISTED: tuple[State, ...] = ("dead", "claimed", "queued", "answered")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out one parsed command line; returns its exit status."""
+    try:
+        check_variables()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return MISUSE
     url = arguments.redis or redis_settings().url
     logging.getLogger("arq").setLevel(logging.ERROR)
     try:
         return asyncio.run(_run(arguments, url))
-    except BrokenPipeError:
-        # The reader of our pipe has gone. Without this, Python complains again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except RedisUnavailable as error:
         return _unavailable(error)
     except (RedisError, OSError, TimeoutError) as error:
         return _unavailable(connection.unavailable(url, error))
     except MalformedMessage as error:
-        print(f"written by another release, or not by this software: {error}", file=sys.stderr)
+        print(one_line(f"written by another release, or not by this software: {error}"), file=sys.stderr)
         return 1
     except (LookupError, ValueError) as error:
-        print(error.args[0], file=sys.stderr)
+        print(one_line(str(error.args[0])), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -91,22 +79,23 @@ async def _run(arguments: argparse.Namespace, url: str) -> int:
 
 
 async def _status(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    fleet = await fleet_census(redis, await runs.chosen(redis, arguments.run))
-    found = complaints(fleet)
+    fleet = await status.fleet_census(redis, await listing.chosen_runs(redis, arguments.run))
+    found = status.complaints(fleet)
     if arguments.json:
-        _print_json({"well": not found, "complaints": found, "fleet": fleet})
+        well = not (found or fleet.is_empty)
+        _print_json({"well": well, "complaints": found, "fleet": fleet})
     else:
-        print(status_text.status(fleet, found, _ink()))
-    return 1 if found else 0
+        print(status.text_of_fleet(fleet, found, _ink()))
+    return 1 if found else NOTHING_KNOWN if fleet.is_empty else 0
 
 
 async def _ls(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """At most `limit` lines in all; a note on stderr says when there may be more. What only the run's directory has comes last."""
+    """Prints `limit` lines at most; a note on stderr says when there may be more. Requests that only the run's directory has come last."""
     wanted, states, run_dir = _line_filter(arguments), _states(arguments), arguments.run_dir
     kind = _kind(arguments)
-    run_ids = await runs.chosen(redis, None if run_dir else arguments.run)
+    run_ids = await listing.chosen_runs(redis, None if run_dir else arguments.run)
     if run_dir is not None:
-        only = arguments.run or stored.run_id_of(run_dir)
+        only = arguments.run or identity(run_dir).run_id
         run_ids = [run_id for run_id in run_ids if run_id == only]
     lines: list[RequestLine] = []
     gc.disable()  # otherwise it would walk over thousands of lines again and again
@@ -130,8 +119,8 @@ def _stored_ls(arguments: argparse.Namespace, run_dir: Path) -> int:
 
 
 def _stored_lines(arguments: argparse.Namespace, run_dir: Path) -> Iterator[RequestLine]:
-    """Raises LookupError for a directory that has none."""
-    of_kind = stored_judging.lines if arguments.kind == JUDGE.name else stored.lines
+    """The stored requests. Raises LookupError for a directory without any."""
+    of_kind = finding.stored_judging_lines if arguments.kind == JUDGE.name else finding.stored_lines
     return of_kind(run_dir, _states(arguments), _line_filter(arguments), only_run=arguments.run)
 
 
@@ -162,7 +151,7 @@ def _states(arguments: argparse.Namespace) -> tuple[State, ...]:
 def _print_lines(lines: list[RequestLine], arguments: argparse.Namespace) -> int:
     is_cut, lines = len(lines) > arguments.limit, lines[: arguments.limit]
     if arguments.json:
-        sys.stdout.write(msgspec.json.Encoder().encode_lines(lines).decode())
+        sys.stdout.writelines(f"{json_line(line)}\n" for line in lines)
     else:
         print(listing.text(lines, _ink()))
     if is_cut:
@@ -171,25 +160,25 @@ def _print_lines(lines: list[RequestLine], arguments: argparse.Namespace) -> int
 
 
 async def _show(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    request_id, run_dirs = arguments.id, await stored.directories(redis, arguments.run_dir)
+    request_id, run_dirs = arguments.id, await finding.directories(redis, arguments.run_dir)
     if judged_rollout_id(request_id) is not None:
-        return _print_judging(await lookup.judging(redis, request_id, run_dirs), arguments)
-    found = await lookup.rollout(redis, request_id, run_dirs)
+        return _print_judging(await finding.judging(redis, request_id, run_dirs), arguments)
+    found = await finding.rollout(redis, request_id, run_dirs)
     judging: FoundJudging | None = None
     with contextlib.suppress(LookupError):
-        judging = await lookup.judging(redis, judge_request_id(request_id), run_dirs)
-    return _print_rollout(found, judging, show_tokens.find(run_dirs, request_id), arguments)
+        judging = await finding.judging(redis, judge_request_id(request_id), run_dirs)
+    return _print_rollout(found, judging, finding.trained_tokens(run_dirs, request_id), arguments)
 
 
 def _stored_show(arguments: argparse.Namespace, run_dir: Path) -> int:
     request_id = arguments.id
     if judged_rollout_id(request_id) is not None:
-        return _print_judging(stored_judging.find([run_dir], request_id), arguments)
+        return _print_judging(finding.stored_judging([run_dir], request_id), arguments)
     judging: FoundJudging | None = None
     with contextlib.suppress(LookupError):
-        judging = stored_judging.find([run_dir], judge_request_id(request_id))
-    trained = show_tokens.find([run_dir], request_id)
-    return _print_rollout(stored.find([run_dir], request_id), judging, trained, arguments)
+        judging = finding.stored_judging([run_dir], judge_request_id(request_id))
+    trained = finding.trained_tokens([run_dir], request_id)
+    return _print_rollout(finding.stored_rollout([run_dir], request_id), judging, trained, arguments)
 
 
 def _print_rollout(
@@ -199,31 +188,31 @@ def _print_rollout(
     arguments: argparse.Namespace,
 ) -> int:
     if arguments.json:
-        judged = None if judging is None else show_json.judging(judging)
-        tokens = None if trained is None else show_tokens.plain(trained)
-        _print_json(show_json.rollout(found) | {"judging": judged, "trained": tokens})
+        judged = None if judging is None else show.judging_json(judging)
+        tokens = None if trained is None else show.tokens_json(trained)
+        _print_json(show.rollout_json(found) | {"judging": judged, "trained": tokens})
         return 0
-    print(show.text(found, judging, _ink(), full=arguments.full))
+    print(show.rollout_text(found, judging, _ink(), full=arguments.full))
     if trained is not None and found.result is not None:
-        print(f"\n{show_tokens.text(trained, found.result.turns, _ink())}")
+        print(f"\n{show.tokens_text(trained, found.result.turns, _ink())}")
     return 0
 
 
 def _print_judging(found: FoundJudging, arguments: argparse.Namespace) -> int:
     if arguments.json:
-        _print_json(show_json.judging(found))
+        _print_json(show.judging_json(found))
     else:
-        print(show_judging.text(found, _ink(), full=arguments.full))
+        print(show.judging_text(found, _ink(), full=arguments.full))
     return 0
 
 
 async def _tail(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """To follow: until interrupted."""
+    """Prints the last results; with --follow it continues until interrupted."""
     if not arguments.follow:
         await _follow(redis, arguments)
         return 0
-    following = asyncio.create_task(_follow(redis, arguments))
-    # Not by KeyboardInterrupt: a cancellation that comes while Python code runs can get lost in redis-py's
+    following = asyncio.create_task(_follow(redis, arguments), name="follow trajectories")
+    # KeyboardInterrupt would not do: a cancellation that arrives while Python code runs can get lost in redis-py's
     # time limits.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -266,7 +255,7 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
         try:
             request = await request_store.read(redis, one.letter.request_id, one.kind)
             shown = request.without_calibration() if isinstance(request, RolloutRequest) else request
-            row["request"] = show_json.plain(shown)
+            row["request"] = show.plain(shown)
         except MalformedMessage as error:
             row |= {"request": None, "unreadable": str(error)}
         _print_json(row)
@@ -274,7 +263,7 @@ async def _dead(redis: ArqRedis, arguments: argparse.Namespace) -> int:
 
 
 async def _mend(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """Requeue or drop dead requests, and say so. One that cannot be changed makes the exit status 1."""
+    """Requeues or drops dead requests, and reports it. One that cannot be changed makes the exit status 1."""
     found = await dead.dead_requests(redis, arguments)
     change, done = dead.CHANGES[arguments.verb]
     told = await dead.change_each(redis, found, change, done)
@@ -285,26 +274,26 @@ async def _mend(redis: ArqRedis, arguments: argparse.Namespace) -> int:
         letter = one.letter
         tries = count(len(letter.failures), "failed try", "failed tries")
         line = f"{row['outcome']}: {letter.request_id}  {letter.task_id}  run {row['run_id']}, {tries}"
-        print(f"{line}; {row['reason']}" if row["reason"] else line)
+        print(one_line(f"{line}; {row['reason']}" if row["reason"] else line))
     if not (found or arguments.json):
         print("nothing is dead")
     return int(any(row["reason"] for row in told))
 
 
 async def _forget(redis: ArqRedis, arguments: argparse.Namespace) -> int:
-    """Raises ValueError, before anything is deleted, if the trainer of one of the runs is alive."""
-    run_ids = [run_id for only in arguments.runs for run_id in await runs.chosen(redis, only)]
+    """Deletes runs. Raises ValueError, before anything is deleted, if the trainer of one of them is alive."""
+    run_ids = [run_id for only in arguments.runs for run_id in await listing.chosen_runs(redis, only)]
     for run_id in () if arguments.force else run_ids:
         status = await census.run_status(redis, run_id)
         if status is not None and not status.ended:
             raise ValueError(f"the trainer of run {run_id} is alive: stop it first, or add --force")
     for run_id in run_ids:
-        forgotten = await forgetting.forget(redis, run_id)
+        forgotten = await dead.forget(redis, run_id)
         if arguments.json:
             _print_json(forgotten)
         else:
             what = f"{count(forgotten.num_requests, 'request')}, {count(forgotten.num_keys, 'key')}"
-            print(f"forgotten: {run_id}  {what}")
+            print(one_line(f"forgotten: {run_id}  {what}"))
     return 0
 
 
@@ -312,23 +301,23 @@ async def _top(redis: ArqRedis, arguments: argparse.Namespace) -> int:
     if arguments.json:
         return await _status(redis, arguments)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        await top.live(redis, arguments.run, every_s=arguments.every)
+        await status.live(redis, arguments.run, every_s=arguments.every)
     else:
-        print(await top.frame(redis, arguments.run, _ink()))
+        print(await status.frame(redis, arguments.run, _ink()))
     return 0
 
 
 def _print_json(value: Any) -> None:
-    print(msgspec.json.encode(value).decode(), flush=True)
+    print(json_line(value), flush=True)
 
 
 def _ink() -> Ink:
-    return Ink(coloured=sys.stdout.isatty())
+    return Ink(coloured=has_colours(sys.stdout))
 
 
 def _unavailable(error: RedisUnavailable) -> int:
     print(error, file=sys.stderr)
-    return 1 if isinstance(error, RedisUnreachable) else 2
+    return status_of(error)
 
 
 VERBS = {
@@ -344,5 +333,5 @@ VERBS = {
     "forget": _forget,
 }
 
-# What a run's directory is enough for.
+# The verbs that work with a run's directory alone.
 WITHOUT_REDIS = {"ls": _stored_ls, "show": _stored_show, "explain": _stored_explain}

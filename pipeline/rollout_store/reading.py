@@ -1,8 +1,7 @@
 """Reading a store: one rollout by its request id, or all of them one after the other, whatever its size.
 
-A store may be read while it is written, and on a machine without Redis. Of a request that was dead-lettered, requeued and
-finished there are two records, of which only the newer one counts. The judgement of a rollout is a record of its own, which is put
-into the rollout that it is about.
+A store may be read while it is written, and on a machine without Redis. A request that was dead-lettered, requeued and finished has two
+records, of which only the newer one counts. The judgement of a rollout is a separate record, which readers add to its rollout.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +14,16 @@ from msgspec import structs
 from pipeline.judge import Judgement
 from pipeline.message import MalformedMessage
 from pipeline.rollout_store import record, segment
-from pipeline.rollout_store.record import StoredHead, StoredRollout
+from pipeline.rollout_store.record import StoredHead, StoredRollout, TrainedTokens
 from pipeline.rollout_store.segment import RecordPlace, SegmentIndex
-from pipeline.rollout_store.trained import TrainedTokens
 
-DIRECTORY = "rollouts"  # of a run, in its directory
-EVALUATIONS = "evaluations"  # each with a store of its own, beside that of the run
+DIRECTORY = "rollouts"  # name of a run's store, within the run's directory
+EVALUATIONS = "evaluations"  # directory of evaluations, each with a store of its own, beside the run's store
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A rollout of a store. `fault` says why its body cannot be read; "": it can."""
+    """A rollout of a store. `fault` says why its body cannot be read; "" if it can."""
 
     head: StoredHead
     rollout: StoredRollout
@@ -33,7 +31,7 @@ class Stored:
 
 
 class RolloutStore:
-    """The rollouts of one run, or of one evaluation. A directory that is not there is an empty store."""
+    """The rollouts of one run, or of one evaluation. A missing directory is an empty store."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -50,7 +48,7 @@ class RolloutStore:
         return None
 
     def trained(self, request_id: str) -> TrainedTokens | None:
-        """What the newest step that trained the rollout did with its tokens; None if the store does not have it."""
+        """The data about the rollout's tokens from the newest step that trained them; None if the store does not have that."""
         digest = segment.digest_of(request_id)
         for path in reversed(segment.segments_in(self._directory)):
             index = segment.read_index(path)
@@ -60,12 +58,12 @@ class RolloutStore:
         return None
 
     def heads(self, *, newest_first: bool = False) -> Iterator[StoredHead]:
-        """Of every rollout, without reading bodies."""
+        """The head of every rollout, without reading bodies."""
         for _, entry in self._entries(newest_first=newest_first):
             yield entry.stored
 
     def rollouts(self, wanted: Callable[[StoredHead], bool]) -> Iterator[Stored]:
-        """Those whose heads are wanted, oldest first, one in memory at a time."""
+        """The rollouts whose heads are wanted, oldest first, one in memory at a time."""
         judgements = dict(_judgements(segment.segments_in(self._directory)))
         for file, entry in self._entries(newest_first=False):
             if wanted(entry.stored):
@@ -88,7 +86,7 @@ class RolloutStore:
         for path in reversed(paths) if newest_first else paths:
             try:
                 file = path.open("rb")
-            except FileNotFoundError:  # removed meanwhile, because it was the oldest
+            except FileNotFoundError:  # it was removed in the meantime, because it was the oldest
                 continue
             with file:
                 found = _whole(file, segment.read_index(path))
@@ -105,7 +103,7 @@ def stores_of(run_dir: Path) -> list[RolloutStore]:
 
 
 def _replacements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]:
-    """Of each request with several records, the newest. Later ones come later."""
+    """The newest record of each request that has several. If one occurs twice, the later occurrence counts."""
     for path in paths:
         index = segment.read_index(path)
         if index is not None:
@@ -122,7 +120,7 @@ def _replacements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]
 
 
 def _judgements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]:
-    """Where the judgements are, by the digests of their rollouts. Later ones come later."""
+    """The segment and offset of each judgement, by the digest of its rollout. If one occurs twice, the later occurrence counts."""
     for path in paths:
         index = segment.read_index(path)
         pairs = _judgement_offsets(path) if index is None else index.all_judgements()
@@ -130,7 +128,7 @@ def _judgements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]:
 
 
 def _judgement_offsets(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Of a segment without an index."""
+    """The offsets of judgements in a segment without an index."""
     try:
         with path.open("rb") as file:
             for place in segment.judgements(file):
@@ -140,7 +138,7 @@ def _judgement_offsets(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _judgement_at(path: Path, offset: int) -> Judgement | None:
-    """None of a record that is damaged, or was removed meanwhile."""
+    """The judgement; None if its record is damaged, or was removed in the meantime."""
     try:
         with path.open("rb") as file:
             place = segment.judgement_at(file, offset)
@@ -151,7 +149,7 @@ def _judgement_at(path: Path, offset: int) -> Judgement | None:
 
 
 def _scanned_trained(path: Path, digest: bytes) -> int | None:
-    """The newest of a segment without an index whose record is whole."""
+    """The offset of the newest complete record of trained tokens in a segment without an index."""
     try:
         with path.open("rb") as file:
             whole = [
@@ -166,7 +164,7 @@ def _scanned_trained(path: Path, digest: bytes) -> int | None:
 
 
 def _trained_at(path: Path, offset: int) -> TrainedTokens | None:
-    """None of a record that is damaged, or was removed meanwhile."""
+    """The trained tokens; None if their record is damaged, or was removed in the meantime."""
     try:
         with path.open("rb") as file:
             place = segment.trained_at(file, offset)
@@ -184,7 +182,7 @@ def _judged(stored: Stored, judgement: Judgement | None) -> Stored:
 
 
 def _whole(file: BinaryIO, index: SegmentIndex | None) -> Iterator[RecordPlace]:
-    """The records of a segment that count; without an index, every record whose head is whole."""
+    """The records of a segment that count; without an index, every record whose head is complete."""
     if index is None:
         return segment.entries(file)
     offsets = set(index.offsets())

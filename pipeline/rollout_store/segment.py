@@ -1,8 +1,8 @@
 """A segment file and its index.
 
-A segment is written by one process, and never again once that process has closed it or died. Its index is a second file,
-written when the segment is complete; without one, or with one that does not fit, the segment itself is read. So a process that
-is killed at any moment leaves nothing to repair: of a record that it was writing, readers find no whole copy and pass over it.
+A segment is written by one process, and never again once that process has closed it or died. Its index is a second file, written when the
+segment is complete; without one, or with one that does not match, readers read the segment itself. So a process that is killed at any
+moment leaves nothing to repair: readers skip a record that was not written completely.
 """
 
 import bisect
@@ -16,10 +16,9 @@ from typing import BinaryIO
 import msgspec
 
 from pipeline.judge import JudgementHead
-from pipeline.message import MalformedMessage, Message
+from pipeline.message import MalformedMessage, Message, prepared
 from pipeline.rollout_store import record
-from pipeline.rollout_store.record import Frame, StoredHead
-from pipeline.rollout_store.trained import TrainedHead
+from pipeline.rollout_store.record import Frame, StoredHead, TrainedHead
 
 SUFFIX, INDEX_SUFFIX = ".segment", ".index"
 _DIGEST_BYTES = 16
@@ -58,15 +57,15 @@ Place = RecordPlace | JudgementPlace | TrainedPlace
 
 
 class SegmentIndex(Message, frozen=True, kw_only=True):
-    """Where each request of a complete segment is. The tables have rows of 24 bytes, the digest of a request id and an offset, in
-    the order of the digests.
+    """The offset of each request's record in a complete segment. The tables have rows of 24 bytes, the digest of a request id and an
+    offset, in the order of the digests.
     """
 
-    num_bytes: int  # of the segment
-    rows: bytes  # of every request, its newest record
+    num_bytes: int  # the segment's size
+    rows: bytes  # the newest record of every request
     replacing: bytes  # those rows that replace records of older segments, or of this one
-    judgements: bytes = b""  # of every judgement, by the id of its rollout, the newest record
-    trained: bytes = b""  # the same of trained tokens
+    judgements: bytes = b""  # the newest record of every judgement, by the id of its rollout
+    trained: bytes = b""  # the newest record of trained tokens, likewise
 
     def find(self, digest: bytes) -> int | None:
         """The offset of the request's newest record."""
@@ -105,24 +104,25 @@ def index_path(segment: Path) -> Path:
 
 
 def segments_in(directory: Path) -> list[Path]:
-    """Oldest first."""
+    """The segments in the directory, oldest first."""
     return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 def entries(file: BinaryIO, *, start: int = 0) -> Iterator[RecordPlace]:
-    """Every rollout from the offset `start` on whose head is whole and whose end is within the file, in order. What is damaged is
-    passed over.
+    """Every rollout from the offset `start` on whose head is complete and whose end is within the file, in order.
+
+    Damaged records are skipped.
     """
     return (place for place in _places(file, start) if isinstance(place, RecordPlace))
 
 
 def judgements(file: BinaryIO) -> Iterator[JudgementPlace]:
-    """As `entries`, of judgements."""
+    """The judgements of a segment, read as `entries` reads rollouts."""
     return (place for place in _places(file) if isinstance(place, JudgementPlace))
 
 
 def trained(file: BinaryIO) -> Iterator[TrainedPlace]:
-    """As `entries`, of trained tokens."""
+    """The records of trained tokens of a segment, read as `entries` reads rollouts."""
     return (place for place in _places(file) if isinstance(place, TrainedPlace))
 
 
@@ -146,35 +146,35 @@ def read_body(file: BinaryIO, entry: Place) -> bytes | None:
 
 
 def entry_at(file: BinaryIO, offset: int) -> RecordPlace | None:
-    """The rollout whose record begins there; None if it is damaged."""
+    """The rollout whose record begins at `offset`; None if it is damaged."""
     found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
     return found if isinstance(found, RecordPlace) else None
 
 
 def judgement_at(file: BinaryIO, offset: int) -> JudgementPlace | None:
-    """The judgement whose record begins there; None if it is damaged."""
+    """The judgement whose record begins at `offset`; None if it is damaged."""
     found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
     return found if isinstance(found, JudgementPlace) else None
 
 
 def trained_at(file: BinaryIO, offset: int) -> TrainedPlace | None:
-    """The trained tokens whose record begins there; None if it is damaged."""
+    """The trained tokens whose record begins at `offset`; None if it is damaged."""
     found = _place_at(file, offset, os.fstat(file.fileno()).st_size)
     return found if isinstance(found, TrainedPlace) else None
 
 
 def read_index(segment: Path) -> SegmentIndex | None:
-    """None if there is none that fits the segment as it is."""
+    """The index of the segment; None if no index matches the segment in its present state."""
     try:
         packed = record.checked(index_path(segment).read_bytes())
-        index = None if packed is None else msgspec.msgpack.decode(packed, type=SegmentIndex)
+        index = None if packed is None else msgspec.msgpack.decode(packed, type=prepared(SegmentIndex))
         return index if index is not None and index.num_bytes == segment.stat().st_size else None
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
 def made_index(file: BinaryIO) -> SegmentIndex:
-    """The index of a segment as it is, bodies verified."""
+    """A new index of the segment in its present state, with verified bodies."""
     rows: dict[bytes, tuple[int, bool]] = {}
     judged: dict[bytes, int] = {}
     with_tokens: dict[bytes, int] = {}
@@ -198,8 +198,8 @@ def index_of(
     *,
     num_bytes: int,
 ) -> SegmentIndex:
-    """Of (offset, whether it replaces an older one) by digest of each rollout, and of the offsets of its judgement and of its trained
-    tokens.
+    """The index of (offset, whether it replaces an older one) by digest of each rollout, and of the offsets of its judgement and its
+    trained tokens.
     """
     packed = [
         (digest + offset.to_bytes(8, "little"), replaces) for digest, (offset, replaces) in rows.items()
@@ -240,7 +240,7 @@ def _place_at(file: BinaryIO, offset: int, size: int) -> Place | None:
         return None
     try:
         head = record.head_in(frame, file.read(frame.head_bytes))
-    except MalformedMessage:  # whole, but of another release
+    except MalformedMessage:  # the record is whole, but from another release
         return None
     match head:
         case StoredHead():
@@ -254,7 +254,7 @@ def _place_at(file: BinaryIO, offset: int, size: int) -> Place | None:
 
 
 def _next_magic(file: BinaryIO, start: int, size: int) -> int:
-    """Where the next record may begin; the end of the file if nowhere."""
+    """The offset at which the next record may begin; the end of the file if there is none."""
     while start < size:
         file.seek(start)
         chunk = file.read(_SEARCH_BYTES)

@@ -101,6 +101,14 @@ async def test_hold_reads_every_kind_of_hostile_input() -> None:
     assert len({line["unit"] for line in lines}) == len(lines) > 5
 
 
+@pytest.mark.docker
+async def test_the_relay_is_measured_against_a_server_in_the_same_container(task_image: str) -> None:
+    lines = await said("relay")
+    assert rivals(lines) == {"same container", "2 ms", "5 ms", "2 MB", "100 ms"}
+    (memory,) = (line for line in lines if line["rival_name"] == "2 MB")
+    assert memory["ours"] < 2, "each connection's buffer in process 1 is bounded"
+
+
 async def test_all_three_learners_take_the_same_steps() -> None:
     lines = await said("learner")
     assert rivals(lines) == {"bare Megatron", "transformers", "the whole step"}
@@ -127,6 +135,10 @@ async def test_a_version_is_measured_against_the_whole_of_it_and_a_copy() -> Non
     assert max(num_bytes) < 0.2, "a step at a small learning rate changes a few values"
 
 
+async def test_the_begin_of_a_checkpoint_is_measured_against_a_copy_and_against_all_of_it() -> None:
+    assert rivals(await said("checkpoints")) == {"the same tensors copied", "the whole checkpoint"}
+
+
 async def test_tracing_is_measured_for_trainer_and_worker_wherever_spans_go() -> None:
     lines = await said("tracing")
     assert len(lines) == 6
@@ -134,3 +146,7 @@ async def test_tracing_is_measured_for_trainer_and_worker_wherever_spans_go() ->
     cost = {line["unit"]: line["ours"] for line in lines if "trainer" in line["unit"]}
     nowhere, file, endpoint = cost.values()
     assert nowhere < min(file, endpoint), "without a destination no row becomes a span"
+
+
+async def test_comparisons_of_recipes_are_measured_against_an_unpaired_test_and_goals() -> None:
+    assert rivals(await said("compare")) == {"unpaired", "the goal"}

@@ -8,19 +8,19 @@ from benchmarks import credit
 from benchmarks.simulation.cell import Cell, CellRow, CellRun, Evaluated, Settings, Steps, workbench
 from benchmarks.simulation.credit_tables import episodes_to, smoothed, table
 from benchmarks.simulation.oracle import true_scores
-from trainer.demo import rehearsal
+from trainer.demo import lessons
 from trainer.demo.family import make_task
 
 TASK = make_task(11, "train", 0)
-FIND, READ = rehearsal.find(TASK.function), rehearsal.read(TASK.path)
-RIGHT = rehearsal.edit(TASK.path, TASK.line, TASK.good)
-WRONG = rehearsal.edit(TASK.path, TASK.line + 1, TASK.good)
-CHECK = rehearsal.check(TASK.module, TASK.function, TASK.example)
-RESET = rehearsal.read(TASK.path, reset=True)
+FIND, READ = lessons.find(TASK.function), lessons.read(TASK.path)
+RIGHT = lessons.edit(TASK.path, TASK.line, TASK.good)
+WRONG = lessons.edit(TASK.path, TASK.line + 1, TASK.good)
+CHECK = lessons.check(TASK.module, TASK.function, TASK.example)
+RESET = lessons.read(TASK.path, reset=True)
 
 
 def test_every_turn_of_a_good_repair_is_scored_1_but_the_submission() -> None:
-    commands = [FIND, READ, RIGHT, CHECK, rehearsal.SUBMIT]
+    commands = [FIND, READ, RIGHT, CHECK, lessons.SUBMIT]
     assert true_scores(TASK, commands, [False, False, True, True, True]) == {0: 1, 1: 1, 2: 1, 3: 1}
 
 

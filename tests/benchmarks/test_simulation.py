@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from benchmarks import staleness
+from benchmarks.habits import HABITS
 from benchmarks.simulation.cell import Cell, CellRow, CellRun, Settings, Workbench, workbench
 from benchmarks.simulation.failures import failed
 from benchmarks.simulation.interpreter import Interpreter, interpreter
@@ -17,7 +18,7 @@ from benchmarks.simulation.results import estimate, missing, read, run
 from benchmarks.simulation.sandbox import Repository, solves
 from benchmarks.simulation.tables import tables
 from tests.trainer.demo.test_rehearsal import bash, checked_out
-from trainer.demo import rehearsal
+from trainer.demo import lessons
 from trainer.demo.family import make_task
 
 TINY = Settings(
@@ -41,21 +42,21 @@ def bench() -> Iterator[Workbench]:
 @pytest.mark.parametrize(
     "command",
     [
-        rehearsal.find(TASK.function),
-        rehearsal.find("no_such"),
-        rehearsal.read(TASK.path),
-        rehearsal.read(f"./{TASK.path}"),
-        rehearsal.read("no/such.py"),
-        rehearsal.read(TASK.path.split("/")[0]),
-        rehearsal.edit("no/such.py", 3, "    pass"),
-        rehearsal.edit(TASK.path.split("/")[0], 3, "    pass"),
-        rehearsal.edit(TASK.path, 0, "    pass"),
-        rehearsal.edit(TASK.path, 99, "    pass"),
-        rehearsal.check(TASK.module, TASK.function, TASK.example),
-        rehearsal.check(TASK.module, "no_such", "no_such(1) == 1"),
-        rehearsal.check(TASK.module, TASK.function, f"{TASK.function}() =="),
-        rehearsal.check("no.such", "such", "such(1) == 1"),
-        rehearsal.check(f"{TASK.module.split('.')[0]}.nothing", "such", "such(1) == 1"),
+        lessons.find(TASK.function),
+        lessons.find("no_such"),
+        lessons.read(TASK.path),
+        lessons.read(f"./{TASK.path}"),
+        lessons.read("no/such.py"),
+        lessons.read(TASK.path.split("/")[0]),
+        lessons.edit("no/such.py", 3, "    pass"),
+        lessons.edit(TASK.path.split("/")[0], 3, "    pass"),
+        lessons.edit(TASK.path, 0, "    pass"),
+        lessons.edit(TASK.path, 99, "    pass"),
+        lessons.check(TASK.module, TASK.function, TASK.example),
+        lessons.check(TASK.module, "no_such", "no_such(1) == 1"),
+        lessons.check(TASK.module, TASK.function, f"{TASK.function}() =="),
+        lessons.check("no.such", "such", "such(1) == 1"),
+        lessons.check(f"{TASK.module.split('.')[0]}.nothing", "such", "such(1) == 1"),
         "teztit it",
         "cat -n 'unclosed",
     ],
@@ -70,10 +71,10 @@ def test_bash_says_what_the_simulated_sandbox_says(command: str, python: Interpr
 def test_an_edit_is_seen_by_the_tests_and_undone_by_a_checkout(python: Interpreter) -> None:
     repository = Repository(TASK.files, python)
     assert not solves(TASK, repository.files, python)
-    repository.run(rehearsal.edit(TASK.path, TASK.line, TASK.good))
-    assert repository.run(rehearsal.check(TASK.module, TASK.function, TASK.example)).output == "True\n"
+    repository.run(lessons.edit(TASK.path, TASK.line, TASK.good))
+    assert repository.run(lessons.check(TASK.module, TASK.function, TASK.example)).output == "True\n"
     assert solves(TASK, repository.files, python)
-    repository.run(rehearsal.read(TASK.path, reset=True))
+    repository.run(lessons.read(TASK.path, reset=True))
     assert repository.files == TASK.files
 
 
@@ -90,7 +91,21 @@ def test_what_the_policy_wrote_cannot_hold_or_end_the_simulation(source: str, py
 
 def test_a_command_that_never_ends_is_stopped(python: Interpreter) -> None:
     repository = Repository({"a/b.py": "def f():\n    while True: pass\n"}, python)
-    assert repository.run(rehearsal.check("a.b", "f", "f() == 1")).returncode is None
+    assert repository.run(lessons.check("a.b", "f", "f() == 1")).returncode is None
+
+
+def test_a_policy_that_is_forced_to_check_checks_after_every_edit(bench: Workbench) -> None:
+    tasks = [make_task(11, "heldout", number) for number in range(4)]
+    forced = HABITS["runs a check after each edit"]
+    for episode in bench.play(tasks, bench.start, version=-1, draw=("forced",), forced=forced):
+        texts = [turn.text for turn in episode.turns]
+        after_edits = [
+            text
+            for command, text in zip(episode.commands, texts[1:], strict=False)
+            if command is not None and "sed -i" in command
+        ]
+        assert after_edits
+        assert all(text.startswith("THOUGHT: test it.") for text in after_edits)
 
 
 @pytest.mark.slow
@@ -163,6 +178,39 @@ def test_failures_are_compared_with_the_same_runs_without_them(bench: Workbench)
     ]
     assert "-15.0 ± 5.0 points, mean of 2 pairs" in tables(rows)
     assert "pairs" not in tables([one for one in rows if one.cell.seed == 2])
+
+
+def test_a_lag_that_only_slows_a_run_down_is_seen_although_its_end_is_the_same(bench: Workbench) -> None:
+    row = CellRun(Cell(objective="cispo", lag=0, seed=0), TINY, bench).run()
+
+    def run_of(lag: int, seed: int, failures: Any, between: float) -> CellRow:
+        first, *_ = row.evaluations
+        points = [msgspec.structs.replace(first, success=success) for success in (0.4, between, between, 0.8)]
+        cell = Cell(objective="cispo", lag=lag, seed=seed, failures=failures)
+        return msgspec.structs.replace(row, cell=cell, evaluations=points)
+
+    rows = [
+        *(run_of(0, seed, failures, 0.7) for seed in (0, 1) for failures in ("none", "random")),
+        *(run_of(4, 0, failures, between) for failures, between in (("none", 0.5), ("random", 0.6))),
+        *(run_of(4, 1, failures, between) for failures, between in (("none", 0.6), ("random", 0.5))),
+    ]
+    # Four pairs lose 20, 10, 10 and 20 points; both seeds lose 15 on average.
+    assert "| `cispo` | -15.0 ± 2.9 (4) | -15.0 to -15.0 |" in tables(rows)
+    assert "Success during the run" not in tables([one for one in rows if one.cell.lag])
+
+
+def test_a_step_that_masks_nothing_counts_in_the_masked_share(bench: Workbench) -> None:
+    row = CellRun(
+        Cell(objective="cispo", lag=0, seed=0), msgspec.structs.replace(TINY, num_steps=1), bench
+    ).run()
+    steps = msgspec.structs.replace(
+        row.steps,
+        num_groups=[1, 1, 0],
+        masked_share=[0.0, 0.04, 0.0],
+        ess_share=[1.0, 0.5, 0.0],
+        behaviour_kl=[0.01, 0.03, 0.0],
+    )
+    assert "| `cispo` | 0 | 0.75 | 2 | 0.02 |" in tables([msgspec.structs.replace(row, steps=steps)])
 
 
 def test_the_table_of_no_cells_is_a_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

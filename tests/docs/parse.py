@@ -12,7 +12,10 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from pipeline import commandline
 
 PARSES = {name: getattr(argparse.ArgumentParser, name) for name in ("parse_args", "parse_intermixed_args")}
 
@@ -30,6 +33,7 @@ class Reached(BaseException):
 
 def main() -> int:
     warnings.simplefilter("ignore")
+    commandline.directory = Path  # the directories of an example are the reader's
     print(json.dumps([_wrong(**command) for command in json.load(sys.stdin)]))
     return 0
 

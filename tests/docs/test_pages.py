@@ -1,6 +1,8 @@
 """README.md fits on two screens; links lead somewhere; files that are named exist; the table of changes names two files at most."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,28 @@ def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 130
     assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_readme_and_the_list_of_pages_link_every_page() -> None:
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    linked = set(LINK.findall((ROOT / "README.md").read_text()))
+    assert pages <= {Path(link).name for link in linked if link.startswith("docs/")}
+    assert pages <= set(LINK.findall((ROOT / "docs/README.md").read_text()))
+
+
+def test_the_readme_names_what_a_worker_needs() -> None:
+    train = (ROOT / "README.md").read_text().partition("## Train")[2].partition("\n## ")[0]
+    help_text = subprocess.run(
+        [sys.executable, "-m", "workers.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for variable in ("SWERVE_REDIS_URL", "SWERVE_ROUTER_URL", "SWERVE_SLOTS", "DOCKER_HOST"):
+        assert variable in train
+        assert variable in help_text
+    table = (ROOT / "workers/README.md").read_text()
+    named = set(re.findall(r"SWERVE_[A-Z_]+[A-Z]", table.partition("| `SWERVE_REDIS_URL`")[2]))
+    assert {name for name in named if "JUDGE" not in name} <= set(
+        re.findall(r"SWERVE_[A-Z_]+[A-Z]", help_text)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

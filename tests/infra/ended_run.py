@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-import msgspec
 import redis
 
 from infra.chaos.system import RUN_ID
 from pipeline import keys
-from pipeline.events import Event
+from pipeline.journal.rows import EpisodeRow, JudgementRow, StepRow
 from pipeline.judge import judge_request_id
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import encode
+from pipeline.request_store import Event
 from pipeline.stream import GROUP
+from tests.pipeline.journal_rows import made, write
 
 TRAINED = ("enqueued", "claimed", "published", "acknowledged")
 
@@ -23,8 +24,6 @@ class EndedRun:
         self.client = client
         self.directory = directory
         (directory / "journal").mkdir()
-        for name in ("episodes", "judgements", "steps"):
-            (directory / f"journal/{name}.jsonl").touch()
         client.xgroup_create(keys.stream(RUN_ID), GROUP, id="0", mkstream=True)
 
     def live(self, request_id: str, *events: str, kind: AnyKind = ROLLOUT) -> None:
@@ -34,15 +33,10 @@ class EndedRun:
     def judge(self, rollout_id: str, fate: str, *events: str) -> None:
         """The rollout's judge request lived through `events` and ended up in the journal."""
         self.live(judge_request_id(rollout_id), *events, kind=JUDGE)
-        self._append("judgements", {"rollout_id": rollout_id, "fate": fate})
+        write(self.directory, made(JudgementRow, rollout_id=rollout_id, fate=fate))
 
     def journal(self, request_id: str, fate: str, *, member: int = 0) -> None:
-        row = {"request_id": request_id, "cursor": 0, "member": member, "fate": fate}
-        self._append("episodes", row)
+        write(self.directory, made(EpisodeRow, request_id=request_id, cursor=0, member=member, fate=fate))
 
     def train(self, step: int, *request_ids: str, at: float = 2.5) -> None:
-        self._append("steps", {"step": step, "request_ids": request_ids, "at": at})
-
-    def _append(self, name: str, row: object) -> None:
-        with (self.directory / f"journal/{name}.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+        write(self.directory, made(StepRow, step=step, request_ids=request_ids, at=at))

@@ -16,19 +16,19 @@ import pytest
 import redis
 
 from infra.chaos.__main__ import SHORT_KILLS, parse_arguments
-from infra.chaos.accounts import audit
+from infra.chaos.accounts import PAIR, Leftovers, PartialSlo, Slo, audit, summarize, table
 from infra.chaos.campaign import Campaign
-from infra.chaos.faults import KINDS, LONG, SHORT, Fault, Kind, draw_faults
-from infra.chaos.injection import FaultInjector, MeasuredRecovery
+from infra.chaos.faults import KINDS, LONG, OF_DOCKERD, SHORT, Fault, Kind, draw_faults
+from infra.chaos.injection import EndRequested, FaultInjector, MeasuredRecovery
 from infra.chaos.monitor import NOT_YET_TRAINING
-from infra.chaos.signals import EndRequested
-from infra.chaos.slo import PAIR, Leftovers, PartialSlo, Slo, summarize, table
-from infra.chaos.system import RUN_ID
+from infra.chaos.system import MARK, RUN_ID
 from pipeline import keys
 from pipeline.deadletters import AttemptFailure, DeadLetter
+from pipeline.harness import read_harness
 from pipeline.message import encode
 from pipeline.stream import GROUP
 from tests.infra.ended_run import TRAINED, EndedRun
+from trainer.demo.program import write_program
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 13, 200])
@@ -214,10 +214,26 @@ def test_arguments_for_the_number_of_kills_work_together() -> None:
     given = parse_arguments(["--short", "--only", "redis,worker", "--kills", "9", "--seed", "4"])
     assert (given.kills, given.only, given.seed, given.pace) == (9, ["worker", "redis"], 4, SHORT)
     short, long = parse_arguments(["--short"]), parse_arguments([])
-    assert set(KINDS) - set(long.only) == {"containerd"}
+    assert set(KINDS) - set(long.only) == set(OF_DOCKERD)
     assert short.only == long.only
     assert (short.kills, long.kills, long.pace) == (7, 200, LONG)
     assert parse_arguments(["--short", "--only", "containerd"]).only == ["containerd"]
+
+
+def test_programs_are_killed_only_where_one_plays(capsys: pytest.CaptureFixture[str]) -> None:
+    given = parse_arguments(["--harness", "mini", "--only", "program,container,worker"])
+    assert (given.harness, given.only) == ("mini", ["worker", "container", "program"])
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments(["--only", "program"])
+    assert "give --harness mini" in capsys.readouterr().err
+
+
+def test_the_program_has_the_shipped_image_and_the_prompts_of_the_demos_policy(tmp_path: Path) -> None:
+    program, shipped = write_program(tmp_path / "program.toml"), read_harness("mini").harness
+    assert (program.image, program.env) == (shipped.image, shipped.env)
+    assert not program.uses_tools
+    assert "You mend small Python repositories." in program.files["agent.yaml"]
+    assert any(MARK.decode() in word for word in program.command)
 
 
 # Quick: a system whose processes are killed loses no rollout and leaves nothing behind.

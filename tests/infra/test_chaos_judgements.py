@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from infra.chaos.accounts import Accounts, audit
-from infra.chaos.slo import Leftovers, summarize, table
+from infra.chaos.accounts import Accounts, Leftovers, audit, summarize, table
 from infra.chaos.system import RUN_ID
 from pipeline import keys
 from pipeline.judge import judge_request_id

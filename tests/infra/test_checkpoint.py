@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from infra.serving import engine
-from infra.serving.checkpoint import INDEX, check
+from infra.serving.served_models import INDEX, check_weights
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -31,8 +31,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_whole_checkpoint_is_let_through(model: Path, tiny_model: Path) -> None:
-    check(model)
-    check(tiny_model)
+    check_weights(model)
+    check_weights(tiny_model)
 
 
 def cut(path: Path) -> None:
@@ -70,14 +70,14 @@ def test_a_damaged_file_is_named_with_what_is_wrong(
 ) -> None:
     damage(model / SECOND)
     with pytest.raises(ValueError, match=said) as refusal:
-        check(model)
+        check_weights(model)
     assert SECOND in str(refusal.value)
 
 
 def test_an_index_that_is_none_is_named(model: Path) -> None:
     (model / INDEX).write_text("{}")
     with pytest.raises(ValueError, match=rf"{INDEX}: it is no index of weights"):
-        check(model)
+        check_weights(model)
 
 
 def test_the_engine_does_not_start_on_a_damaged_checkpoint(

@@ -13,7 +13,7 @@ CONFINED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from infra.chaos.confinement import run_confined
-from infra.chaos.signals import SIGNALS, EndRequested, SignalListener
+from infra.chaos.injection import SIGNALS, EndRequested, SignalListener
 
 place, ending = Path(sys.argv[1]), sys.argv[2]
 signals = SignalListener()
@@ -55,8 +55,9 @@ def start(place: Path, ending: str, *, beforehand: str = "") -> "subprocess.Pope
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def await_file(file: Path) -> None:
-    while not (file.exists() and file.read_text()):
+def await_ready(place: Path, process: "subprocess.Popen[str]") -> None:
+    while not ((place / "ready").exists() and (place / "ready").read_text()):
+        assert process.poll() is None
         time.sleep(0.02)
 
 
@@ -85,7 +86,7 @@ def test_its_status_is_the_bodys_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_body_is_told_of_signals_and_ends_as_it_likes(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "waits")
-    await_file(tmp_path / "ready")
+    await_ready(tmp_path, process)
     os.killpg(process.pid, number)  # as Ctrl-C does
     told, _ = process.communicate()
     assert (told.split(), process.returncode) == ([number.name], 7)
@@ -94,7 +95,7 @@ def test_the_body_is_told_of_signals_and_ends_as_it_likes(tmp_path: Path, number
 @pytest.mark.slow
 def test_a_signal_that_arrives_while_the_body_is_started_reaches_it_too(tmp_path: Path) -> None:
     process = start(tmp_path, "waits", beforehand=SLOW_PARENT)
-    await_file(tmp_path / "ready")
+    await_ready(tmp_path, process)
     process.terminate()
     told, _ = process.communicate()
     assert (told.split(), process.returncode) == (["SIGTERM"], 7)
@@ -102,7 +103,7 @@ def test_a_signal_that_arrives_while_the_body_is_started_reaches_it_too(tmp_path
 
 def test_when_it_is_killed_all_it_started_and_mounted_goes(tmp_path: Path) -> None:
     process = start(tmp_path, "waits")
-    await_file(tmp_path / "ready")
+    await_ready(tmp_path, process)
     assert sleepers(tmp_path)
     process.kill()
     process.communicate()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.serving import architectures, engine
+from infra.serving import engine, served_models
 from tests.conftest import free_ports
 
 REGISTERED = """
@@ -73,7 +73,7 @@ def test_an_architecture_that_cannot_be_served_is_refused_before_the_slow_start(
 
 
 def test_an_architecture_without_a_cpu_kernel_is_accepted_on_gpus(tiny_model: Path, tmp_path: Path) -> None:
-    architectures.check(checkpoint_of(["MambaForCausalLM"], tiny_model, tmp_path), device="cuda")
+    served_models.check_architecture(checkpoint_of(["MambaForCausalLM"], tiny_model, tmp_path), device="cuda")
 
 
 def test_hugging_faces_implementation_may_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_the_architectures_read_from_source_are_those_that_sglang_registers() ->
         [sys.executable, "-c", REGISTERED], env=environment, capture_output=True, text=True, check=True
     )
     registered = json.loads(done.stdout.splitlines()[-1])
-    files = architectures.model_files()
-    assert registered == sorted(name for name, file in files.items() if file not in architectures.NOT_ON_CPU)
-    assert set(files.values()) >= architectures.NOT_ON_CPU
+    files = served_models.model_files()
+    assert registered == sorted(name for name, file in files.items() if file not in served_models.NOT_ON_CPU)
+    assert set(files.values()) >= served_models.NOT_ON_CPU
 
 
 # Quick: the mistake of most who start an engine.

@@ -13,12 +13,11 @@ import docker
 import pytest
 
 from infra import services
-from infra.local import containers, run
-from infra.local.arguments import parse_arguments
-from infra.processes import Child
+from infra.local import run
+from infra.local.commands import parse_arguments
+from infra.processes import Child, SupervisedProcess, Supervisor
 from infra.redis_server import FORGETFUL, own_redis
 from infra.services import Service
-from infra.supervisor import SupervisedProcess, Supervisor
 from tests.conftest import free_ports
 
 
@@ -71,7 +70,7 @@ def test_only_the_containers_of_its_own_workers_are_removed(
             )
             cleanup.callback(remove_if_there, docker_client, made[owner].id)
         said: list[str] = []
-        containers.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
+        run.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
         left = {one.id for one in docker_client.containers.list(all=True, ignore_removed=True)}
         assert [container.id in left for container in made.values()] == [False, True]
         assert said == ["removed 1 containers that were left"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from infra.local import judging
-from infra.local.arguments import parse_arguments
+from infra.local import commands
+from infra.local.commands import parse_arguments
 from infra.local.run import wait_for_engine
-from infra.supervisor import Supervisor
+from infra.processes import Supervisor
 from tests.conftest import free_ports
 from tests.workers.judge.reward_checkpoint import write_reward_checkpoint
 
@@ -41,7 +41,7 @@ RULE = "[judge]\nmethod = 'rule'\nname = 'commands'\n"
 def test_a_judge_runs_if_the_recipe_with_the_trainers_overrides_names_one(
     tmp_path: Path, recipe: str, flags: list[str], is_on: bool
 ) -> None:
-    judge = judging.wanted_judge(arguments(tmp_path, recipe, "--judges=2", "--", *flags))
+    judge = commands.wanted_judge(arguments(tmp_path, recipe, "--judges=2", "--", *flags))
     assert (judge is not None) == is_on
     if judge is not None:
         assert (judge.num_processes, judge.model) == (2, None)
@@ -49,11 +49,11 @@ def test_a_judge_runs_if_the_recipe_with_the_trainers_overrides_names_one(
 
 def test_a_judge_behind_an_endpoint_needs_no_engine_of_ours(tmp_path: Path) -> None:
     recipe = "[judge]\nmethod = 'votes'\nendpoint = {api_base = 'http://judge/v1', model = 'judge'}\n"
-    judge = judging.wanted_judge(arguments(tmp_path, recipe))
+    judge = commands.wanted_judge(arguments(tmp_path, recipe))
     assert judge is not None
     assert judge.model is None
     flags = ["--set", "judge.method=votes", "--set", "judge.endpoint.api_base=http://judge/v1"]
-    assert judging.wanted_judge(arguments(tmp_path, "", "--", *flags)) == judge
+    assert commands.wanted_judge(arguments(tmp_path, "", "--", *flags)) == judge
 
 
 def test_a_judge_that_is_a_model_gets_an_engine_and_a_router_of_its_own(
@@ -62,14 +62,14 @@ def test_a_judge_that_is_a_model_gets_an_engine_and_a_router_of_its_own(
     monkeypatch.setenv("SWERVE_JUDGE_NAME", "of another process")
     recipe = f"[judge]\nmethod = 'votes'\ntokenizer = '{os.path.relpath(tiny_model, tmp_path)}'\n"
     given = arguments(tmp_path, recipe, "--judge-router-port=4000", "--judge-engine-port=4001", "--judges=2")
-    judge = judging.wanted_judge(given)
+    judge = commands.wanted_judge(given)
     assert judge is not None
     assert judge.model == tiny_model.resolve()
-    engine, router = judging.serving(given, judge)
+    engine, router = commands.judge_serving(given, judge)
     assert f"--model={tiny_model.resolve()}" in engine.command()
     assert "--port=4001" in engine.command()
     assert {"--port=4000", "--engine=http://127.0.0.1:4001"} <= {*router.command()}
-    first, second = judging.judges(given, judge)
+    first, second = commands.judges(given, judge)
     assert [first.name, second.name] == ["judge-1", "judge-2"]
     assert first.environment["SWERVE_JUDGE_ROUTER_URL"] == "http://127.0.0.1:4000"
     assert "SWERVE_JUDGE_NAME" not in first.environment
@@ -80,9 +80,9 @@ def test_a_judge_that_is_a_language_model_is_served_as_one_by_either_method(
 ) -> None:
     for method in ("votes", "reward_model"):
         given = arguments(tmp_path, f"[judge]\nmethod = '{method}'\ntokenizer = '{tiny_model}'\n")
-        judge = judging.wanted_judge(given)
+        judge = commands.wanted_judge(given)
         assert judge is not None
-        engine, _ = judging.serving(given, judge)
+        engine, _ = commands.judge_serving(given, judge)
         assert "--is-embedding" not in engine.command()
 
 
@@ -90,7 +90,7 @@ def test_a_model_with_a_scalar_output_cannot_vote(tmp_path: Path) -> None:
     model = write_reward_checkpoint(tmp_path / "model")
     given = arguments(tmp_path, f"[judge]\nmethod = 'votes'\ntokenizer = '{model}'\n")
     with pytest.raises(ValueError, match=r"LlamaForSequenceClassification, .* cannot vote; set judge.method"):
-        judging.wanted_judge(given)
+        commands.wanted_judge(given)
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ def test_a_judge_with_a_scalar_output_gets_an_engine_that_returns_it(tmp_path: P
         f"--judge-engine-port={engine_port}",
         f"--judge-router-port={router_port}",
     )
-    judge = judging.wanted_judge(given)
+    judge = commands.wanted_judge(given)
     assert judge is not None
     supervisor = Supervisor(print)
     try:
-        for process in judging.serving(given, judge):
+        for process in commands.judge_serving(given, judge):
             assert ("--is-embedding" in process.command()) == (process.name == "judge-engine")
             supervisor.start(process)
         wait_for_engine(supervisor, "judge-engine", router_port)
@@ -131,15 +131,15 @@ def test_a_judges_model_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"judge.tokenizer in .*recipe.toml: .*nowhere: there is no such directory"
     ):
-        judging.wanted_judge(given)
+        commands.wanted_judge(given)
 
 
 def test_the_ports_of_a_judges_model_are_checked(tmp_path: Path, tiny_model: Path) -> None:
     engine, router = free_ports(2)
     flags = [f"--judge-engine-port={engine}", f"--judge-router-port={router}"]
     given = arguments(tmp_path, f"[judge]\nmethod = 'votes'\ntokenizer = '{tiny_model}'\n", *flags)
-    judge = judging.wanted_judge(given)
+    judge = commands.wanted_judge(given)
     assert judge is not None
-    judging.check_ports(given, judge)
+    commands.check_judge_ports(given, judge)
     with socket.create_server(("127.0.0.1", engine)), pytest.raises(ValueError, match="--judge-engine-port"):
-        judging.check_ports(given, judge)
+        commands.check_judge_ports(given, judge)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra import ports
 from infra.local import commands
-from infra.supervisor import Supervisor
+from infra.processes import Supervisor
 from tests.conftest import free_ports
 from tests.infra.test_local import arguments
 from tests.infra.web.example_run import NO_REDIS
@@ -31,6 +31,6 @@ def test_the_pages_show_the_run_on_the_next_free_port_and_end_with_it(tmp_path: 
         supervisor.check_alive()
         time.sleep(0.1)
     with urllib.request.urlopen(f"{address}api/runs") as response:
-        assert [run["id"] for run in json.load(response)] == ["mine"]
+        assert [run["id"] for run in json.load(response)["runs"]] == ["mine"]
     supervisor.stop()
     assert ports.next_free(next_port) == next_port

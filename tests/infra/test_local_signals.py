@@ -21,7 +21,7 @@ time.sleep(600)
 LOCAL = f"""
 import os, signal, sys, time
 from infra.local import __main__ as local
-from infra.supervisor import SupervisedProcess
+from infra.processes import SupervisedProcess
 def run(arguments, cleanup, trainers):
     command = [sys.executable, "-c", {TRAINER!r}, sys.argv[1]]
     cleanup.callback(trainers.stop)

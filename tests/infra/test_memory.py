@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from infra.memory import MemoryWatch, parts_bytes
-from infra.shims import children
+from infra.services import children_of
 
 HOLD = "import sys; held = bytearray(64_000_000); print('held', flush=True); sys.stdin.read()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
@@ -18,7 +18,7 @@ def test_the_memory_of_a_child_is_counted_with_its_parent() -> None:
     ) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        (child,) = children(parent.pid)
+        (child,) = children_of(parent.pid)
         held = parts_bytes({"parent": parent.pid, "child": child})
         parent.communicate()
     assert held["child"] > 64_000_000

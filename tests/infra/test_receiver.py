@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.serving.receiver.blocks import rebuilt
-from infra.serving.receiver.versions import BaseMissing, VersionStore, WrongContent, open_versions
+from infra.serving.receiver.versions import BaseMissing, VersionStore, WrongContent, open_versions, rebuilt
 from pipeline.message import MalformedMessage
 from pipeline.weight_patch import (
     BlockHeader,
@@ -23,7 +22,7 @@ from pipeline.weight_patch import (
     read_blocks,
     read_header,
 )
-from trainer.weights import patches
+from trainer.weights import delta
 
 RUN = "run"
 
@@ -38,7 +37,7 @@ def exported(directory: Path, version: int, content: bytes) -> tuple[DirectoryMa
     where = directory / f"exported-{version}"
     where.mkdir()
     (where / "model.safetensors").write_bytes(content)
-    return patches.manifest_of(where, RUN, version), where
+    return delta.manifest_of(where, RUN, version), where
 
 
 def apply(versions: VersionStore, patch: bytes) -> Path:
@@ -48,7 +47,7 @@ def apply(versions: VersionStore, patch: bytes) -> Path:
 
 
 def whole(target: tuple[DirectoryManifest, Path]) -> bytes:
-    num_bytes, pieces = patches.whole(*target)
+    num_bytes, pieces = delta.whole(*target)
     patch = b"".join(pieces)
     assert len(patch) == num_bytes
     return patch
@@ -58,7 +57,7 @@ def changes(
     tmp_path: Path, target: tuple[DirectoryManifest, Path], base: tuple[DirectoryManifest, Path]
 ) -> bytes:
     path = tmp_path / "one.patch"
-    assert patches.write_patch(path, target, base) == path.stat().st_size
+    assert delta.write_patch(path, target, base) == path.stat().st_size
     return path.read_bytes()
 
 
@@ -78,7 +77,7 @@ def test_sparse_changes_give_back_the_new_block(old: bytes, changed: dict[int, i
         at = 2 * place % len(old)
         word = (int.from_bytes(old[at : at + 2], "little") + difference) % 0x10000
         new[at : at + 2] = word.to_bytes(2, "little")
-    content = patches.encode_sparse(old, bytes(new))
+    content = delta.encode_sparse(old, bytes(new))
     assert rebuilt(Encoding.SPARSE, content, old) == bytes(new)
 
 
@@ -88,7 +87,7 @@ def test_distances_of_255_words_and_their_neighbours_are_kept() -> None:
         new = bytearray(old)
         new[2 * place] = 1
         new[-1] ^= 128
-        content = patches.encode_sparse(old, bytes(new))
+        content = delta.encode_sparse(old, bytes(new))
         assert rebuilt(Encoding.SPARSE, content, old) == bytes(new)
 
 

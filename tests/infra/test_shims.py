@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.services import began_at_ticks
-from infra.shims import children, end_shims, shims
+from infra.services import began_at_ticks, children_of, end_shims, shims
 
 HOLDING = "bash -c 'echo holds; exec sleep 600' & read"  # printed once it is no longer a copy of the shim
 Shim = subprocess.Popen[str]
@@ -40,7 +39,7 @@ def test_the_shims_of_one_dockerd_end_with_their_containers_and_those_of_others_
     for name in ("ours", "ours-not"):
         (tmp_path / name).mkdir()
     ours, other = shim_of(tmp_path / "ours"), shim_of(tmp_path / "ours-not")
-    (container,) = children(ours.pid)
+    (container,) = children_of(ours.pid)
     assert shims(tmp_path / "ours") == [ours.pid]
     assert end_shims(tmp_path / "ours") == [ours.pid]
     assert ours.wait() == -9
@@ -57,7 +56,7 @@ def test_a_process_may_end_while_its_children_are_looked_for() -> None:
             waiting = threading.Thread(target=process.wait)
             waiting.start()
             while waiting.is_alive():
-                children(process.pid)  # raises nothing
+                children_of(process.pid)  # raises nothing
             waiting.join()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra import processes, services
-from infra.supervisor import MAX_DEATHS, SupervisedProcess, Supervisor
+from infra.processes import MAX_DEATHS, SupervisedProcess, Supervisor
 
 Make = Callable[[str, str], SupervisedProcess]
 
@@ -26,7 +26,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def supervisor(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    monkeypatch.setattr("infra.supervisor.RESTART_PAUSE_S", 0)
+    monkeypatch.setattr("infra.processes.RESTART_PAUSE_S", 0)
     supervisor = Supervisor(said.append)
     yield supervisor
     supervisor.stop()
@@ -104,7 +104,7 @@ def test_a_process_that_finishes_is_started_again_only_if_a_signal_ended_it(
 def test_a_process_comes_back_after_a_pause_that_holds_up_nothing_else(
     supervisor: Supervisor, process: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.supervisor.RESTART_PAUSE_S", 3600)
+    monkeypatch.setattr("infra.processes.RESTART_PAUSE_S", 3600)
     victim = supervisor.start(process("victim", SLEEP))
     victim.process.kill()
     victim.process.wait()

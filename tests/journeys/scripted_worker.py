@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import connection
 from pipeline.kinds import ROLLOUT
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.settings import redis_settings
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Trajectory
@@ -20,11 +20,11 @@ from workers.claim import Claimer
 from workers.grading.grade import Grader
 from workers.policy.conversation import Conversation
 from workers.policy.scripted import ScriptedPolicies
+from workers.policy.speaker import Voice
 from workers.process import run_process, work
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
-from workers.status import EpisodeStatus
 
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 SLOTS = 2
@@ -39,6 +39,9 @@ class ByMember:
 
     async def open(self, claim: Claim) -> Conversation:
         return await self._by_parity[claim.request.member % 2].open(claim)
+
+    async def voice(self, claim: Claim) -> Voice:
+        return await self._by_parity[claim.request.member % 2].voice(claim)
 
     def _replies(self, model_dir: Path, replies: Sequence[str]) -> ScriptedPolicies:
         return ScriptedPolicies(read_bundle(model_dir), replies)

@@ -19,7 +19,7 @@ from pipeline.kinds import JUDGE
 from tests.trainer.trainer_side import GROUP_SIZE, RUN, TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.recipe import JudgeRecipe
-from trainer.records.journal import Journal
+from trainer.records.journal_writer import Journal
 
 # Judges each step once the file `open` lies beside it, so that a kill meets judgements under way.
 GATED = """import pathlib, time

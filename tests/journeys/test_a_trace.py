@@ -13,8 +13,10 @@ from redis.asyncio import Redis
 
 from infra import processes
 from infra.processes import Child
-from pipeline import trace_ids
-from pipeline.cli.trace_file import SpanNode, read_spans, trees
+from pipeline import telemetry
+from pipeline.cli.trace import SpanNode, read_spans, trees
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, PublicationRow
 from pipeline.task import ExitCode
 from pipeline.taskfile import write_tasks
 from tests.trainer.processes import recipe as recipe
@@ -22,7 +24,6 @@ from tests.trainer.processes import sets, start, steps
 from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.conftest import repo_image as repo_image
-from trainer.records.journal import EpisodeRow, PublicationRow, read
 
 pytestmark = pytest.mark.docker
 
@@ -86,11 +87,11 @@ async def test_the_parts_of_a_rollouts_trace_sum_up_to_its_wall_time(
 def _assert_step_and_rollouts_find_each_other(run: Path, spans: Path) -> None:
     published = {row.step: row.version for row in read(run / "journal", PublicationRow)}
     for step in steps(run):
-        of_step = trace_ids.parts(trace_ids.step(RUN, step.step))[0]
+        of_step = telemetry.parts(telemetry.step(RUN, step.step))[0]
         (linking,) = trees(read_spans([spans], of_step))
-        rollouts = {trace_ids.parts(trace_ids.rollout(one))[0] for one in step.request_ids}
+        rollouts = {telemetry.parts(telemetry.rollout(one))[0] for one in step.request_ids}
         assert set(linking.span.links) == rollouts
-        of_publication = trace_ids.parts(trace_ids.publication(RUN, published[step.step]))[0]
+        of_publication = telemetry.parts(telemetry.publication(RUN, published[step.step]))[0]
         for request_id in step.request_ids:
             links = {
                 child.span.name: child.span.links
@@ -101,7 +102,7 @@ def _assert_step_and_rollouts_find_each_other(run: Path, spans: Path) -> None:
 
 
 def _trace_of(spans: Path, request_id: str) -> SpanNode:
-    (root,) = trees(read_spans([spans], trace_ids.parts(trace_ids.rollout(request_id))[0]))
+    (root,) = trees(read_spans([spans], telemetry.parts(telemetry.rollout(request_id))[0]))
     assert root.span.name == "rollout"
     return root
 

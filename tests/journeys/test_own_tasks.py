@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tasks.md"
 IMAGE = "local/pricing"
 ELLIPSIS = "..."  # stands for any lines
+PROGRESS = "...  "  # begins a line that only says how far a task is, which depends on the machine
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, str]) -
             check=False,
         )
         text = done.stdout.replace(image, IMAGE).replace(f"{directory}/runs/mytasks", "RUN")
-        printed = Counter(masked(line) for line in text.splitlines())
+        printed = Counter(masked(line) for line in text.splitlines() if not line.startswith(PROGRESS))
         expected = Counter(masked(line) for line in shown if line != ELLIPSIS)
         assert expected <= printed, f"$ {command}\n{text}"
         if ELLIPSIS not in shown:
@@ -82,12 +83,12 @@ def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, str]) -
 def test_the_page_has_the_five_commands() -> None:
     commands = " ".join(command for command, _ in sessions())
     for words in (
-        "trainer.tasksets import",
+        "workers.tasksets import",
         "workers.images build",
         "workers.verify",
         "workers.leaks",
         "trainer.run",
-        "trainer.tasksets export",
+        "workers.tasksets export",
     ):
         assert f"python -m {words} " in commands
 

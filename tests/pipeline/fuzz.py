@@ -24,19 +24,8 @@ from arq.connections import ArqRedis
 from arq.jobs import SerializationError, deserialize_job_raw
 
 from infra.redis_server import own_redis
-from pipeline import (
-    census,
-    connection,
-    deadletters,
-    events,
-    keys,
-    queue,
-    request_store,
-    stream,
-    tokenizer,
-    weights,
-)
-from pipeline.cli import finding, listing, show, show_judging, status_text
+from pipeline import census, connection, deadletters, keys, queue, request_store, stream, tokenizer, weights
+from pipeline.cli import finding, listing, show, status
 from pipeline.cli.ink import Ink
 from pipeline.cli.status import complaints, fleet_census
 from pipeline.deadletters import DeadLetter
@@ -194,7 +183,7 @@ async def leases(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
         assert listing.row(line, INK)
     for one in ids[:50]:
         assert await queue.is_leased(pool, one, 1) in (True, False)
-    assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
+    assert status.text_of_fleet(await fleet_census(pool, [RUN]), [], INK)
     tally.accepted += len(shown)
     tally.refused += len(ids) - len(shown)
 
@@ -214,7 +203,7 @@ async def heads(pool: ArqRedis, payloads: list[bytes], tally: Tally, *, kind: An
     lines = await listing.lines(pool, RUN, "answered", len(payloads), kind=kind)
     assert listing.text(lines, INK)
     assert msgspec.json.encode(lines)
-    assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
+    assert status.text_of_fleet(await fleet_census(pool, [RUN]), [], INK)
     await stream.acknowledge(pool, RUN, [(one.entry_id, one.head.request_id) for one in read], kind)
     assert await stream.read_unacknowledged(pool, RUN, kind) == []
     tally.accepted += len(read)
@@ -226,8 +215,8 @@ async def bodies(pool: ArqRedis, payloads: list[bytes], tally: Tally, *, kind: A
 
     async def shown(request_id: str) -> str:
         if kind is JUDGE:
-            return show_judging.text(await finding.find_judging(pool, request_id), INK, full=True)
-        return show.text(await finding.find_rollout(pool, request_id), None, INK, full=False)
+            return show.judging_text(await finding.find_judging(pool, request_id), INK, full=True)
+        return show.rollout_text(await finding.find_rollout(pool, request_id), None, INK, full=False)
 
     async def one(number: int, payload: bytes) -> None:
         data = payload if number % 5 == 0 else zstandard.ZstdCompressor(level=1).compress(payload)
@@ -258,7 +247,7 @@ async def announcements(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> 
             with contextlib.suppress(MalformedMessage):
                 await cast(Awaitable[object], read)
         if number % 50 == 0:
-            assert status_text.status(await fleet_census(pool, [run]), [], INK)
+            assert status.text_of_fleet(await fleet_census(pool, [run]), [], INK)
 
     await _side_by_side(one, payloads)
 
@@ -276,13 +265,13 @@ async def beats(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     await pool.mset({keys.worker(f"host/{number}"): data for number, data in enumerate(payloads)})
     await pool.zadd(keys.workers(), {f"host/{number}": now for number in range(len(payloads))})
     fleet = await fleet_census(pool, [RUN])
-    assert status_text.status(fleet, complaints(fleet), INK)
+    assert status.text_of_fleet(fleet, complaints(fleet), INK)
     num_alive = len(fleet.workers) + len(fleet.judges)
     tally.accepted += num_alive
     tally.refused += len(payloads) - num_alive
     for payload in payloads[:50]:
         await pool.set(keys.run_status(RUN), payload)
-        assert status_text.status(await fleet_census(pool, [RUN]), [], INK)
+        assert status.text_of_fleet(await fleet_census(pool, [RUN]), [], INK)
 
 
 async def evidence(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
@@ -297,7 +286,9 @@ async def evidence(pool: ArqRedis, payloads: list[bytes], tally: Tally) -> None:
     assert len(letters) == len(payloads)
     assert listing.text(await listing.lines(pool, RUN, "dead", len(payloads)), INK)
     assert (
-        len(await deadletters.failures(pool, "one")) == len(await events.events(pool, "one")) == len(payloads)
+        len(await deadletters.failures(pool, "one"))
+        == len(await request_store.events(pool, "one"))
+        == len(payloads)
     )
     refused = sum(letter.task_id == "" and letter.died_at == 0 for letter in letters.values())
     tally.accepted += len(payloads) - refused

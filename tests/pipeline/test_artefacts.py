@@ -144,19 +144,21 @@ def test_a_failure_has_its_own_name_and_an_empty_patch() -> None:
         "",
         "no container",
     )
-    assert artefacts.prediction(failed)["model_patch"] == ""
+    assert artefacts.patch_of(failed.outcome) == b""
 
 
-def test_a_prediction_names_the_instance_and_the_policy() -> None:
-    assert artefacts.prediction(two_turns()) == {
-        "model_name_or_path": "laptop@4",
-        "instance_id": "calc-7",
-        "model_patch": "--- a/calc.py\n+++ b/calc.py\n-    return a\n+    return a + b\n",
-    }
+def test_a_policy_is_named_by_its_weights_or_by_its_server() -> None:
+    assert artefacts.model_name(two_turns()) == "laptop@4"
     endpoint = Endpoint(api_base="http://x/v1", model="qwen")
-    foreign = made(request={"endpoint": endpoint})
-    assert artefacts.prediction(foreign)["model_name_or_path"] == "qwen"
-    assert artefacts.prediction(foreign, model="mine")["model_name_or_path"] == "mine"
+    assert artefacts.model_name(made(request={"endpoint": endpoint})) == "qwen"
+
+
+def test_a_prediction_is_what_the_official_harness_reads() -> None:
+    assert artefacts.prediction("calc-7", b"+a\xff\n", model="mine") == {
+        "model_name_or_path": "mine",
+        "instance_id": "calc-7",
+        "model_patch": "+a\ufffd\n",
+    }
 
 
 def test_nothing_of_the_known_fix_or_the_hidden_tests_is_written() -> None:
@@ -167,12 +169,13 @@ def test_nothing_of_the_known_fix_or_the_hidden_tests_is_written() -> None:
         setup_patch=b"SECRET-setup",
         hidden_paths=("SECRET-path",),
         calibration=b"SECRET-calibration",
+        leaking_paths=("SECRET-leak",),
     )
     one = made(request={"task": task}, reward=samples.reward(log_tail="SECRET-log"))
     broken = made(
         outcome=Failed(boundary="grader", message="the log ends: SECRET", transient=True), reward=None
     )
-    for written in (*map(artefacts.trajectory_json, (one, broken)), artefacts.prediction(one)):
+    for written in map(artefacts.trajectory_json, (one, broken)):
         assert "SECRET" not in artefacts.dump(written)
 
 

@@ -9,6 +9,7 @@ from arq.connections import ArqRedis
 from pipeline import census, deadletters, keys, queue, stream
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim
+from pipeline.trajectory import Failed
 from tests.pipeline import samples
 from tests.pipeline.claims import (
     BROKEN,
@@ -112,12 +113,49 @@ async def test_a_requeued_request_has_a_fresh_budget(pool: ArqRedis) -> None:
     assert await stream.publish(pool, samples.trajectory(again)) == "published"
 
 
+async def test_a_requeued_request_is_not_held_to_the_workers_that_died_of_it(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    for _ in range(3):
+        await lapse(pool, claim)
+        claim = await claimed(pool, claim.request.id)
+    assert claim.num_unended == 3
+    failed = samples.trajectory(claim, turns=(), outcome=BROKEN, reward=None)
+    await deadletters.dead_letter(pool, failed, [deadletters.attempt_failure(claim, BROKEN)])
+    await deadletters.requeue(pool, samples.RUN, claim.request.id)
+    assert (await claimed(pool, claim.request.id)).num_unended == 0
+
+
+async def test_a_dead_letter_is_of_the_class_of_its_last_failure(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    graded = Failed(boundary="grader", message="no verdict", transient=True)
+    evidence = [deadletters.attempt_failure(claim, one) for one in (BROKEN, graded)]
+    assert [one.kind for one in evidence] == ["infrastructure", "grader"]
+    await deadletters.dead_letter(pool, samples.trajectory(claim, outcome=graded, reward=None), evidence)
+    letter = await deadletters.find(pool, samples.RUN, claim.request.id)
+    assert letter is not None
+    assert letter.kind == "grader"
+
+
 async def test_a_request_requeued_before_its_failure_was_settled_stays_owed(pool: ArqRedis) -> None:
     dead = await dead_lettered(pool)
     await deadletters.requeue(pool, samples.RUN, dead.request.id)
     await acknowledge_all(pool)
     assert await queue.open_ids(pool, samples.RUN) == [dead.request.id]
     assert await pool.ttl(keys.request(dead.request.id)) == -1
+
+
+async def test_the_entry_of_a_first_death_settles_no_later_answer(pool: ArqRedis) -> None:
+    await stream.open_reader(pool, samples.RUN)
+    dead = await dead_lettered(pool)
+    (first,) = await stream.read_new(pool, samples.RUN)
+    await deadletters.requeue(pool, samples.RUN, dead.request.id)
+    again = await claimed(pool, dead.request.id)
+    assert await stream.publish(pool, samples.trajectory(again)) == "published"
+    await stream.acknowledge(pool, samples.RUN, [(first.entry_id, first.head.request_id)])
+    assert await queue.open_ids(pool, samples.RUN) == [dead.request.id]
+    assert await pool.ttl(keys.body(dead.request.id)) == -1
+    await acknowledge_all(pool)
+    assert await queue.open_ids(pool, samples.RUN) == []
 
 
 async def test_the_worker_that_dead_lettered_a_request_cannot_answer_it_after_a_requeue(

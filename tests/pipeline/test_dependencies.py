@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dependencies import missing_package
+from pipeline.commandline import missing_package
 
 ROOT = Path(__file__).parents[2]
 BARE = (sys.executable, "-S", "-E")  # no site-packages, no PYTHONPATH
@@ -23,7 +23,7 @@ COMMANDS = [
     ("workers.episodes", []),
     ("trainer.report", ["runs/demo"]),
     ("trainer.curve", ["runs/demo"]),
-    ("trainer.tasksets", ["import", "--help"]),
+    ("workers.tasksets", ["import", "--help"]),
     ("trainer.recipe", ["--reference"]),
     ("trainer.warmstart", ["--out", "policy"]),
     ("infra.local", RUN),

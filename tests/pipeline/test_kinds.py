@@ -6,7 +6,7 @@ import time
 import pytest
 from arq.connections import ArqRedis
 
-from pipeline import census, deadletters, events, keys, queue, request_store, stream
+from pipeline import census, deadletters, keys, queue, request_store, stream
 from pipeline.deadletters import AttemptFailure
 from pipeline.judge import JudgeRequest, failed_judgement
 from pipeline.kinds import JUDGE, ROLLOUT
@@ -70,7 +70,7 @@ async def test_a_result_of_the_second_kind_is_published_read_and_acknowledged(po
     await stream.acknowledge(pool, RUN, [(delivery.entry_id, request.id)], JUDGE)
     assert await queue.open_ids(pool, RUN, JUDGE) == []
     assert await stream.read_unacknowledged(pool, RUN, JUDGE) == []
-    happened = [event.what for event in await events.events(pool, request.id, JUDGE)]
+    happened = [event.what for event in await request_store.events(pool, request.id, JUDGE)]
     assert happened == ["enqueued", "claimed", "published", "acknowledged"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 from arq.worker import Worker, func
 
-from pipeline import connection, deadletters, events, keys, queue, request_store, stream, transitions
+from pipeline import connection, deadletters, keys, queue, request_store, stream, transitions
 from pipeline.kinds import ROLLOUT
 from pipeline.queue import Lease
 from pipeline.request import Claim
@@ -207,7 +207,7 @@ async def test_a_life_is_written_down_as_it_happens(pool: ArqRedis) -> None:
     await queue.return_to_queue(pool, claim, failure=deadletters.attempt_failure(claim, BROKEN))
     await stream.publish(pool, samples.trajectory(await claimed(pool, claim.request.id, "host/2")))
     await acknowledge_all(pool)
-    life = await events.events(pool, claim.request.id)
+    life = await request_store.events(pool, claim.request.id)
     assert [(event.what, event.attempt, event.worker, event.detail) for event in life] == [
         ("enqueued", 0, "", ""),
         ("claimed", 1, "host/1", ""),
@@ -224,7 +224,7 @@ async def test_a_life_without_an_end_is_kept_short(pool: ArqRedis) -> None:
     for _ in range(transitions.KEEP_EVENTS):
         await queue.return_to_queue(pool, claim)
         claim = await claimed(pool, claim.request.id)
-    assert len(await events.events(pool, claim.request.id)) == transitions.KEEP_EVENTS
+    assert len(await request_store.events(pool, claim.request.id)) == transitions.KEEP_EVENTS
 
 
 async def test_arq_hands_the_request_of_a_dead_worker_to_the_next(pool: ArqRedis) -> None:

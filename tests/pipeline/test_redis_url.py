@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline import connection
-from pipeline.redis_url import connection_settings, masked
+from pipeline.connection import connection_settings, masked
 
 
 def test_every_part_of_a_url_counts() -> None:

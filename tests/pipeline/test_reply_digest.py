@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.message import pack_float32s, pack_int32s
-from pipeline.reply_digest import ReplyDigester, reply_digest
+from pipeline.trajectory import ReplyDigester, reply_digest
 
 PROMPT, SAMPLED, LOGPROBS = pack_int32s([1, 2]), pack_int32s([3, 4]), pack_float32s([-0.5, -0.25])
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(pack_int32s)

@@ -2,6 +2,7 @@
 
 import pytest
 from arq.connections import ArqRedis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from pipeline import commands, queue, retry
@@ -35,6 +36,23 @@ async def test_a_redis_that_takes_no_writes_for_now_is_waited_for(
 async def test_a_redis_whose_disk_fails_is_waited_for(pool: ArqRedis) -> None:
     error = await refusal(pool, "EVAL", "return redis.error_reply('MISCONF unable to persist on disk')", 0)
     assert retry.is_outage(error)
+
+
+async def test_the_pauses_between_tries_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def no_pause(seconds: float) -> float:
+        pauses.append(seconds)
+        return 0.0
+
+    async def away() -> str:
+        if len(pauses) < 6:
+            raise RedisConnectionError("away")
+        return "answer"
+
+    monkeypatch.setattr(retry, "jittered", no_pause)
+    assert await retry.until_answered(away, longest_pause_s=1.0) == "answer"
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 async def test_a_key_of_the_wrong_kind_is_no_outage(pool: ArqRedis) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline import trace_ids
+from pipeline import telemetry
 
 CHILD = """
 import sys
@@ -66,15 +66,15 @@ def test_a_context_that_is_none_begins_a_new_trace(tmp_path: Path) -> None:
 
 RECORDING = """
 import sys
-from pipeline import trace_ids
+from pipeline import telemetry
 from pipeline.settings import telemetry_settings
 from pipeline.telemetry import inside, record, span, start_telemetry
 provider = start_telemetry("trainer", telemetry_settings())
-root, step = trace_ids.rollout("r1"), trace_ids.step("run", 3)
-with inside(trace_ids.named(root, "attempt")):
+root, step = telemetry.rollout("r1"), telemetry.step("run", 3)
+with inside(telemetry.named(root, "attempt")):
     with span("live"):
         pass
-record("attempt", 10.0, 12.0, parent=root, own=trace_ids.named(root, "attempt"))
+record("attempt", 10.0, 12.0, parent=root, own=telemetry.named(root, "attempt"))
 record("rollout", 10.0, 15.0, parent="", own=root, links=[step] * 200, named={"gen_ai.tool.name": "bash"}, step=3)
 record("wait", 12.0, 11.0, parent=root)
 provider.shutdown()
@@ -86,12 +86,12 @@ def test_spans_are_written_afterwards_under_the_ids_that_others_know_already(tmp
     environment = os.environ | {"SWERVE_TRACE_FILE": str(file)}
     subprocess.run([sys.executable, "-c", RECORDING], env=environment, check=True)
     found = {name: row for (_, name), row in spans(file).items()}
-    root = trace_ids.rollout("r1")
-    assert (found["rollout"]["trace_id"], found["rollout"]["span_id"]) == trace_ids.parts(root)
+    root = telemetry.rollout("r1")
+    assert (found["rollout"]["trace_id"], found["rollout"]["span_id"]) == telemetry.parts(root)
     assert found["rollout"]["parent_id"] is None
     assert found["rollout"]["attributes"] == {"swerve.step": 3, "gen_ai.tool.name": "bash"}
     assert len(found["rollout"]["links"]) == 200, "more than OpenTelemetry's default of 128"
-    assert found["rollout"]["links"][0]["trace_id"] == trace_ids.parts(trace_ids.step("run", 3))[0]
+    assert found["rollout"]["links"][0]["trace_id"] == telemetry.parts(telemetry.step("run", 3))[0]
     assert (found["attempt"]["started_ns"], found["attempt"]["ended_ns"]) == (10_000_000_000, 12_000_000_000)
     assert found["live"]["parent_id"] == found["attempt"]["span_id"]
     assert len({row["trace_id"] for row in found.values()}) == 1

@@ -11,12 +11,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage, ToolCall
-from pipeline.chat_template import ChatTemplate
+from pipeline.chat_template import ChatTemplate, TemplateText
 from pipeline.errors import RequestError
 from pipeline.reply_format import recognised
-from pipeline.template_table import judge
-from pipeline.template_text import TemplateText
-from pipeline.templates import main
+from pipeline.templates import judge, main
 from pipeline.tokenizer import TokenizerBundle
 
 DIRECTORY = Path("tests/chat_templates")

@@ -32,6 +32,22 @@ def test_all_ids_that_end_a_turn_are_found(model: Path) -> None:
     assert read_bundle(model).stop_token_ids == (3, 7, 9)
 
 
+@pytest.mark.parametrize("table", ["text_config", "llm_config", "language_config"])
+def test_a_language_model_within_a_model_says_its_sizes_in_a_table_of_its_own(
+    model: Path, table: str
+) -> None:
+    inner = {"vocab_size": 100, "eos_token_id": 9, "model_type": "text"}
+    write(model, "config", model_type="sees", **{table: inner})
+    bundle = read_bundle(model)
+    assert (bundle.vocab_size, bundle.stop_token_ids) == (100, (7, 9))
+    write(model, "config", vocab_size=5, eos_token_id=[2, 3], **{table: inner | {"eos_token_id": None}})
+    bundle = read_bundle(model)
+    assert (bundle.vocab_size, bundle.stop_token_ids) == (100, (2, 3, 7))
+    write(model, "config", **{table: {"eos_token_id": 9}})
+    with pytest.raises(ValueError, match=r"config\.json: .*vocab_size.*; take the file that came with"):
+        read_bundle(model)
+
+
 def test_stop_tokens_of_the_generation_configuration_count(model: Path) -> None:
     write(model, "generation_config", eos_token_id=[2, 8])
     assert read_bundle(model).stop_token_ids == (2, 7, 8)

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from pipeline.visible import visible, visible_line
+from pipeline.screen import visible, visible_line
 
 
 def test_what_a_policy_wrote_cannot_steer_the_terminal() -> None:

@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer import report
-from trainer.records.journal import (
-    EndRow,
-    EpisodeRow,
-    EvaluationRow,
-    Fate,
-    Journal,
-    Row,
-    StepRow,
-)
+from pipeline.journal.rows import EndRow, EpisodeRow, EvaluationRow, Fate, Row, StepRow
+from trainer.records.journal_writer import Journal
+from trainer.report import __main__ as report
 
 
 @dataclass
@@ -81,7 +74,6 @@ class Run:
                     "version": 0,
                     "greedy": greedy,
                     "success": success,
-                    "standard_error": 0.1,
                     "num_episodes": 20,
                     "num_failed": 0,
                     "at": 1.0,

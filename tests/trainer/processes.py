@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,13 +13,13 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import task
-from pipeline import keys, policy_lease, stream
-from pipeline.policy_lease import PolicyHolder
+from infra import processes
+from pipeline import keys, stream, weights
+from pipeline.journal.reading import read
+from pipeline.journal.rows import StepRow
 from pipeline.taskfile import write_tasks
-from trainer.records.journal import (
-    StepRow,
-    read,
-)
+from pipeline.weights import PolicyHolder
+from tests.trainer.forking import Forked, fork
 
 RECIPE = """
 name = "tiny"
@@ -69,9 +70,9 @@ def write_recipe(directory: Path, model: Path) -> Path:
 
 
 class TrainerProcess:
-    """`python -m trainer.run` as a child, with everything it prints."""
+    """`python -m trainer.run` as a process of its own, with everything it prints."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: Forked | subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -80,7 +81,9 @@ class TrainerProcess:
         return self.log.read_text()
 
     async def ended(self) -> int:
-        return await self.process.wait()
+        while (status := self.process.poll()) is None:  # noqa: ASYNC110 - another process ends
+            await asyncio.sleep(0.02)
+        return status
 
     async def reaches(self, happened: Callable[[], bool]) -> None:
         while not happened():
@@ -89,23 +92,39 @@ class TrainerProcess:
 
     async def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
+        await self.ended()
+
+
+def start_anew(redis_url: str, *arguments: str | Path) -> TrainerProcess:
+    """Starts `python -m trainer.run` without forking, for what imports native libraries in threads: a fork of ours has crashed there."""
+    log = Path(str(arguments[0])).with_name("trainer.log")
+    variables = {
+        **os.environ,
+        "SWERVE_REDIS_URL": redis_url,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    command = [sys.executable, "-m", "trainer.run", *map(str, arguments)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=processes.dying_with_parent(signal.SIGKILL),
+        )
+    return TrainerProcess(process, log)
 
 
 async def start(
     redis_url: str, *arguments: str | Path, module: str = "trainer.run", **environment: str
 ) -> TrainerProcess:
     log = Path(str(arguments[0])).with_name(f"trainer-{os.urandom(3).hex()}.log")
-    with log.open("w") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *map(str, arguments),
-            env={**os.environ, "SWERVE_REDIS_URL": redis_url, "OMP_NUM_THREADS": "1", **environment},
-            stdout=out,
-            stderr=out,
-        )
+    variables = {"SWERVE_REDIS_URL": redis_url, "OMP_NUM_THREADS": "1", **environment}
+    process = fork(module, *map(str, arguments), log=log, **variables)
+    while not process.has_begun:  # noqa: ASYNC110 - another process begins
+        await asyncio.sleep(0.02)
     return TrainerProcess(process, log)
 
 
@@ -141,5 +160,5 @@ async def forget_acknowledgements(redis: Redis, run_id: str) -> None:
 
 async def keep_engines(redis: Redis, holder: PolicyHolder) -> None:
     """As a holder that renews its lease: on a busy machine, a trainer takes longer to start than a lease lasts."""
-    await policy_lease.acquire(redis, holder)
+    await weights.acquire(redis, holder)
     await redis.persist(keys.policy_lease())

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import task
 from pipeline.agent.config import load_agent
 from pipeline.taskfile import write_tasks
 from tests.trainer.test_inputs import RECIPE
-from trainer.agent_file import agent_warnings, example_words
+from trainer.agent_file import agent_warnings, check_deadline, example_words
 from trainer.inputs import describe, read_inputs
 from trainer.recipe import Recipe, load_recipe, to_toml
 
@@ -127,3 +128,84 @@ def test_tool_calls_need_a_chat_template_that_has_them(place: Path, tiny_model: 
 def test_values_without_a_file_are_refused(place: Path, agent: str) -> None:
     with pytest.raises(ValueError, match=r"rollout\.agent names no file"):
         recipe(place, f"rollout.agent={agent}")
+
+
+def test_a_group_that_closes_before_its_longest_episodes_may_end_is_refused(place: Path) -> None:
+    limits = ("rollout.limits.wall_s=600", "rollout.limits.grade_wall_s=300")
+    text = read_inputs(recipe(place, *limits)).agent_config
+    check_deadline(recipe(place, *limits), text)
+    with pytest.raises(
+        ValueError,
+        match=r"^rollout\.group_deadline_s is 599, .* 600 s \(rollout\.limits\.wall_s\).* raise it to 900",
+    ):
+        check_deadline(recipe(place, *limits, "rollout.group_deadline_s=599"), text)
+
+
+def test_a_group_that_closes_before_grading_may_end_is_warned_of(place: Path) -> None:
+    limits = ("rollout.limits.wall_s=600", "rollout.limits.grade_wall_s=300")
+    late = [
+        one for one in warnings(recipe(place, *limits, "rollout.group_deadline_s=899")) if "deadline" in one
+    ]
+    assert len(late) == 1
+    assert "be graded for 300 s (rollout.limits.grade_wall_s)" in late[0]
+    assert "set it to 900, or lower a limit" in late[0]
+    for enough in (("rollout.group_deadline_s=900",), ()):
+        assert not any("deadline" in one for one in warnings(recipe(place, *limits, *enough)))
+
+
+def test_the_wall_limit_of_the_agents_file_counts_where_it_is_the_shorter_one(place: Path) -> None:
+    file = 'rollout.agent=["agent.yaml", "agent.wall_time_limit_seconds=100"]'
+    chosen = recipe(place, file, "rollout.group_deadline_s=99")
+    with pytest.raises(ValueError, match=r"100 s \(agent\.wall_time_limit_seconds of the agent's file\)"):
+        check_deadline(chosen, read_inputs(chosen).agent_config)
+    check_deadline(recipe(place, file, "rollout.group_deadline_s=100"), read_inputs(chosen).agent_config)
+
+
+def tool_calling(place: Path) -> str:
+    """A chat template that knows tools, as a value of the recipe."""
+    source = Path("tests/chat_templates/Qwen-Qwen3-0.6B.jinja")
+    (place / "tools.jinja").write_text(source.read_text())
+    return "chat.template=tools.jinja"
+
+
+PROGRAM = (
+    "rollout.harness=pi",
+    "rollout.context.policy=stop",
+    "rollout.limits.context_tokens=8192",
+    "learner.micro_batch_tokens=8192",
+)
+
+
+def test_the_plan_names_the_program_that_plays_and_tries_no_agent_file(place: Path) -> None:
+    write_tasks(place / "train.jsonl", [task("t0"), task("long", problem="word " * 1000)])
+    chosen = recipe(place, *PROGRAM, tool_calling(place))
+    inputs = read_inputs(chosen)
+    assert inputs.harness is not None
+    plan = describe(chosen, inputs)
+    assert "program: pi 0.73.1 plays, and rollout.agent has no effect" in plan
+    assert "tool calls as hermes" in plan
+    assert "example: the problem of task t0\nit {{fails}}" in example_words(
+        inputs.agent_config, replace(inputs.train[0], problem="it {{fails}}"), chosen
+    )
+    assert list(agent_warnings(chosen, inputs.agent_config, inputs.train)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("rollout.harness=nosuch", r"rollout\.harness: .*nosuch: No such file"),
+        ("rollout.context.policy=head_tail", r'rollout\.context\.policy: .* must be "stop"'),
+        ("rollout.context.thinking=strip", r'rollout\.context\.thinking: .* must be "keep"'),
+        ("rollout.exact=true", r"rollout\.exact: it is for the built-in loop"),
+        (
+            "rollout.limits.context_tokens=1000",
+            r"rollout\.harness: pi begins with 1360 tokens before the task",
+        ),
+        ("chat.template=", r"model: .* does not describe the agent's tools to the policy"),
+    ],
+)
+def test_a_program_that_cannot_play_as_the_recipe_says_is_refused_by_the_field(
+    place: Path, override: str, error: str
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        read_inputs(recipe(place, *PROGRAM, tool_calling(place), override))

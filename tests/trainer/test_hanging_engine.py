@@ -6,12 +6,13 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
+from pipeline.journal.reading import read
+from pipeline.journal.rows import DeliveryRow
 from tests.conftest import Serving
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.processes import sets, start, steps
 from tests.trainer.weights.run_of_weights import CONTROL_S, eventually_routed, fake_engine
-from trainer.records.journal import DeliveryRow, read
-from trainer.records.summary import summarize
+from trainer.report.summary import summarize
 from trainer.weights.engines import Engines
 
 FOREVER = "weights.engine_deadline_s=3600.0"  # beyond the time limit of any test, so whoever waited for the engine would fail it

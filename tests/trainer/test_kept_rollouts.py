@@ -11,11 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
 from pipeline.request import RolloutRequest
 from pipeline.rollout_store.reading import stores_of
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.processes import sets, start, steps
-from trainer.records.journal import EpisodeRow, read
 
 NO_REDIS = "redis://127.0.0.1:1/0"
 

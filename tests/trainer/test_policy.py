@@ -8,10 +8,11 @@ import pytest
 from redis.asyncio import Redis
 
 from pipeline import keys
-from pipeline.policy_lease import PolicyHolder
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EndRow
+from pipeline.weights import PolicyHolder
 from tests.trainer.processes import TrainerProcess, keep_engines, sets, start
 from tests.trainer.processes import recipe as recipe
-from trainer.records.journal import EndRow, read
 
 OTHER = PolicyHolder("other", host="elsewhere", pid=7)
 

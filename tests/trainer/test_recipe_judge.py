@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.test_recipe import MINIMAL
-from trainer.recipe import load_recipe, to_toml
-from trainer.rollouts.judge_form import judge_words, read_judge
+from trainer.inputs import judge_words, read_judge
+from trainer.recipe import CreditRecipe, load_recipe, to_toml
 
 RULE = ("judge.method=rule", "judge.name=commands")
+UNREAD = ("credit.method=outcome_then_steps", "credit.coefficient=0")
 VOTES = ("judge.method=votes", "judge.tokenizer=judge")
 
 
@@ -36,6 +37,20 @@ def minimal(tmp_path: Path) -> Path:
         (("judge.method=votes", "judge.endpoint.api_base=host"), "judge.endpoint.api_base"),
         (("judge.method=votes", "judge.endpoint.api_base=http://h/v1"), "judge.endpoint.model is missing"),
         ((*VOTES, "judge.endpoint.model=m"), "judge.endpoint.api_base is missing"),
+        ((*RULE, "judge.required=true"), "no group waits for scores that [credit] does not read"),
+        (
+            ("batch.train_without_signal=true",),
+            "batch.train_without_signal is true, and [credit] reads no scores",
+        ),
+        ((*RULE, "batch.train_without_signal=true", *UNREAD), "[credit] reads no scores"),
+        (
+            ("judge.method=rule", "judge.name=evidence", "credit.method=potential"),
+            'judge.name = "evidence" scores a step by what happened after it',
+        ),
+        (
+            (*RULE, "credit.method=potential", "rollout.harness=mini"),
+            "rollout.harness names an agent program, whose turns are numbered as their replies end",
+        ),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused_by_its_field(
@@ -45,13 +60,24 @@ def test_a_judge_that_cannot_work_is_refused_by_its_field(
         load_recipe(minimal, overrides)
 
 
+def test_a_judge_is_measured_before_a_method_that_cannot_use_it_is_chosen(minimal: Path) -> None:
+    measured = ("judge.method=rule", "judge.name=evidence", "credit.method=potential", "credit.coefficient=0")
+    assert not load_recipe(minimal, measured).credit.reads_scores
+
+
 def test_the_judge_of_a_recipe_is_what_requests_carry(minimal: Path) -> None:
     recipe = load_recipe(minimal, (*RULE, "seed=7", "judge.score_submission=true"))
     form = read_judge(recipe)
     assert form is not None
     judge = form.judge
     assert (judge.method, judge.name, judge.seed, judge.score_submission) == ("rule", "commands", 7, True)
-    assert judge_words(recipe.judge).startswith("rule commands; a group that is ready waits up to 600 s")
+    assert judge_words(recipe.judge, recipe.credit) == (
+        "rule commands; no group waits for its judgements, because [credit] reads no scores"
+    )
+    reads = CreditRecipe(method="outcome_then_steps")
+    assert judge_words(recipe.judge, reads).startswith(
+        "rule commands; a group that is ready waits up to 600 s"
+    )
 
 
 def test_a_recipe_without_a_judge_asks_for_none(minimal: Path) -> None:

@@ -65,7 +65,10 @@ def test_a_recipe_that_works_passes_the_dry_run_which_writes_nothing(call, recip
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not one of llama, qwen2, qwen3"),
+        (
+            {"model_type": "mixtral"},
+            "error: the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture",
+        ),
         ({"mlp_bias": True}, "mlp_bias is not supported by the learner"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
     ],
@@ -96,6 +99,7 @@ def test_a_model_that_the_learner_cannot_run_is_refused(
         ("learner.micro_batch_tokens=64", "set it to rollout.limits.context_tokens = 512 or more"),
         ("model=absent", "absent is not a directory; give the Hugging Face directory"),
         ("rollout.agent=absent.yaml", "rollout.agent: "),
+        ("rollout.group_deadline_s=1", "rollout.group_deadline_s is 1, and an episode may play for"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(
@@ -103,6 +107,20 @@ def test_a_dry_run_refuses_what_the_run_would(
 ) -> None:
     assert call("--set", wish, *DRY) == 2
     assert complaint in the_line(capsys)
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_its_tokenizer_and_tasks_are_read(
+    call, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (recipe.parent / "model" / "config.json").write_text('{"model_type": "qwen3_5", "text_config": {}}')
+    (recipe.parent / "model" / "tokenizer_config.json").write_text("{}")
+    (recipe.parent / "train.jsonl").write_text("")
+    assert call(*DRY) == 2
+    line = the_line(capsys)
+    assert line.startswith(
+        "error: the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture of experts"
+    )
+    assert "model_type 'qwen3_5'" in line
 
 
 def test_a_layout_needs_its_number_of_processes(

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pipeline.intervals import Estimate, wilson_interval
+from pipeline.journal.rows import AuditRow, Drift, EndRow, EpisodeRow, QuarantineRow, SkippedRow
 from tests.trainer.journals import Run, reported
 from tests.trainer.judge.journals import judged_run
 from tests.trainer.records.test_console import JUDGED
-from trainer import curve, report
-from trainer.records.audit_row import AuditRow, Drift
-from trainer.records.journal import EpisodeRow, QuarantineRow, SkippedRow
-from trainer.records.reward_curve import rolling
-from trainer.records.summary import rate
+from trainer import curve
+from trainer.curve import rolling
+from trainer.report import __main__ as report
+from trainer.report.summary import rate
 
 EXPECTED_KEYS = {
     *(
@@ -48,13 +49,35 @@ def test_quarters_follow_the_order_of_finish(run: Run, capsys: pytest.CaptureFix
     assert (status, found["steps"], found["trained_over_sampled"]) == (0, 1, 1.0)
 
 
+def test_what_agent_programs_had_of_the_policy_that_no_step_trains_is_a_line_of_its_own(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [0.0, 1.0]), num_aside_tokens=1200, num_not_taken=1)
+    run.step(2, run.group(1, [0.0, 1.0]), num_aside_tokens=34)
+    _, found = reported(run, capsys)
+    assert (found["num_aside_tokens"], found["num_not_taken"]) == (1234, 1)
+    assert found["trained_over_sampled"] == 1.0, "neither counts in it"
+    lines = report.table(report.summarize(run.directory), run.directory).splitlines()
+    place = next(place for place, line in enumerate(lines) if line.startswith("tokens"))
+    assert lines[place].endswith("1.0000")
+    assert lines[place + 1] == (
+        "agent programs        1,234 more tokens in asides, which are not trained; replies that no program took, which are no turns: 1"
+    )
+
+
+def test_a_run_without_agent_programs_has_no_such_line(run: Run) -> None:
+    run.step(1, run.group(0, [0.0, 1.0]))
+    run.write()
+    assert "agent programs" not in report.table(report.summarize(run.directory), run.directory)
+
+
 def test_members_of_one_group_do_not_count_as_independent(run: Run) -> None:
     run.group(0, [1.0] * 4)
     run.group(1, [0.0] * 4)
     rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
-    assert rate(rows) == (0.5, 0.5), "two draws of 0 and 1, not eight"
-    alone = [replace(row, group_id=row.request_id) for row in rows]
-    assert rate(alone)[1] == pytest.approx((8 / 7 * 8 * 0.25) ** 0.5 / 8)
+    related, alone = rate(rows), rate([replace(row, group_id=row.request_id) for row in rows])
+    assert related == Estimate(0.5, *wilson_interval(0.5, 2), 2), "two draws of 0 and 1, not eight"
+    assert alone == Estimate(0.5, *wilson_interval(0.5, 8), 8)
 
 
 def test_a_failed_episode_is_no_zero(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +130,24 @@ def test_what_is_missing_stays_open_in_a_run_that_can_be_resumed(
     run.end(1, reason)
     status, found = reported(run, capsys)
     assert (status, found["open"], found["lost"], found["ended"]) == (0, 2, 0, False)
+
+
+def test_a_run_that_was_stopped_has_as_many_open_requests_as_its_end_counted(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0]))
+    run.rows.append(EndRow(step=1, version=1, reason="stopped", num_open=48))
+    _, found = reported(run, capsys)
+    assert (found["open"], found["lost"]) == (48, 0)
+
+
+def test_the_open_requests_of_a_run_that_goes_on_are_a_lower_bound(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.step(1, run.group(0, [1.0, 0.0], missing=2))
+    run.write()
+    report.main([str(run.directory)])
+    assert "0 dead, at least 2 open" in capsys.readouterr().out
 
 
 def test_what_was_withdrawn_is_not_lost(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,23 +217,26 @@ def test_each_weight_version_has_a_line_for_each_held_out_set(
     run.write()
     report.main([str(run.directory)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("evaluation")]
-    assert [" ".join(line[1:9]) for line in lines] == [
-        "v0 held out: 25.0 ± 10.0 % of",
-        "v3 hard, greedy: 50.0 ± 10.0 % of",
+    assert [" ".join(line[1 : line.index("of")]) for line in lines] == [
+        "v0 held out: 25.0 % (0.0 to 100.0, 95 %)",
+        "v3 hard, greedy: 50.0 % (0.0 to 100.0, 95 %)",
     ]
     assert lines[1][-2:] == ["7", "submitted"]
 
 
-def test_the_table_gives_percent_with_their_sampling_error(
+def test_the_table_gives_percent_with_intervals_and_pairs_held_out_tasks(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.evaluation("heldout_before", 0.25, greedy=False)
-    run.evaluation("heldout_after", 0.75, greedy=False)
+    for name, num_solved, ends in (("before", 5, (0.112, 0.469)), ("after", 15, (0.531, 0.888))):
+        rewards = {str(task): (float(task < num_solved),) for task in range(20)}
+        interval = {"success_low": ends[0], "success_high": ends[1]}
+        run.evaluation(f"heldout_{name}", num_solved / 20, greedy=False, rewards=rewards, **interval)
     run.step(1, run.group(0, [1.0, 0.0]))
     run.write()
     report.main([str(run.directory)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("held out  ")]
-    assert line.split() == ["held", "out", "25.0", "±", "10.0", "75.0", "±", "10.0", "+50.0"]
+    # Paired by task: the low end of an unpaired interval is 19.0.
+    assert " ".join(line.split()) == "held out 25.0 (11.2 to 46.9) 75.0 (53.1 to 88.8) +50.0 (+21.3 to +69.6)"
 
 
 def test_what_controls_said_of_passed_episodes_is_counted(
@@ -220,11 +264,26 @@ def test_the_curve_is_drawn(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert (run.directory / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rewards_beyond_all_sums_stop_no_report_and_no_curve(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for cursor in range(6):
+        run.step(cursor + 1, run.group(cursor, [1e308, -1e308, 1e308, 1e308]))
+    run.evaluation("heldout_after", 1e308, greedy=False)
+    run.write()
+    for words in ([], ["--json"]):
+        report.main([str(run.directory), *words])
+        assert capsys.readouterr().out
+    assert curve.main([str(run.directory)]) == 0
+
+
 def test_rolling_means_cover_their_window_only(run: Run) -> None:
     run.group(0, [0.0, 0.0, 1.0, 1.0])
     rows = [row for row in run.rows if isinstance(row, EpisodeRow)]
-    centres, means, _ = rolling(rows, 2)
+    centres, means, lows, highs = rolling(rows, 2)
     assert (list(centres), list(means)) == ([1.0, 2.0, 3.0], [0.0, 0.5, 1.0])
+    assert (lows <= means).all()
+    assert (means <= highs).all()
 
 
 def test_a_curve_of_nothing_is_refused(run: Run) -> None:

@@ -1,16 +1,16 @@
 """What the report says of how a run ended."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.screen import READER_LEFT
 from tests.trainer.journals import Run, reported
-from trainer import report
 from trainer.records.run_directory import sole_trainer
+from trainer.report import __main__ as report
 
 
 @pytest.fixture
@@ -72,4 +72,4 @@ def test_a_reader_that_stops_early_gets_no_traceback(run: Run) -> None:
     command = [sys.executable, "-m", "trainer.report", str(run.directory)]
     with open(pipe, "w") as stdout:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+    assert (done.returncode, done.stderr) == (READER_LEFT, "")

@@ -9,8 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet, task
-from infra.redis_server import DURABLE, start_in, url_in
+from infra.redis_server import DURABLE, FORGETFUL, start_in, url_in
 from pipeline import census, keys, queue
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EndRow, EpisodeRow, QuarantineRow, SkippedRow
 from pipeline.request import RolloutRequest
 from tests.trainer.processes import (
     forget_acknowledgements,
@@ -21,14 +23,7 @@ from tests.trainer.processes import (
     trained_times,
 )
 from tests.trainer.processes import recipe as recipe
-from trainer.records.journal import (
-    EndRow,
-    EpisodeRow,
-    QuarantineRow,
-    SkippedRow,
-    read,
-)
-from trainer.records.summary import summarize
+from trainer.report.summary import summarize
 from trainer.rollouts.admission import FREE_FAILURES
 from trainer.rollouts.dispatch import TaskOrder
 
@@ -107,6 +102,9 @@ async def test_a_signal_stops_in_good_order_and_a_resume_finishes(
     assert status is not None
     assert status.ended.startswith("stopped by a signal at step 1 of 4; resume with `python -m trainer.run ")
     assert (run / "checkpoints/latest").read_text() == "step-00000001"
+    counted = (await census.run_census(redis, "calm")).num_open
+    assert counted > 0
+    assert summarize(run).open == counted, "report and status say the same of a stopped run"
     async with fleet(redis_url):
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
         assert await resumed.ended() == 0, resumed.output
@@ -210,3 +208,37 @@ async def test_a_run_that_keeps_failing_gives_up_where_a_resume_can_go_on(
         assert await resumed.ended() == 0, resumed.output
     assert [row.step for row in steps(run)] == [1, 2, 3, 4]
     assert summarize(run).lost == 0
+
+
+@pytest.mark.slow
+async def test_a_redis_that_comes_back_empty_costs_no_step_and_nothing_is_trained_twice(
+    recipe: Path, tmp_path: Path
+) -> None:
+    run, directory = recipe.parent / "run", tmp_path / "redis"
+    directory.mkdir()
+    server = start_in(directory, FORGETFUL)
+    try:
+        trainer = await start(
+            url_in(directory), recipe, "--run-dir", run, "--run-id", "empty", *sets("num_steps=4")
+        )
+        async with fleet(
+            url_in(directory), lambda request: alternating(request) if request.cursor < 2 else 1.0
+        ):
+            await trainer.reaches(lambda: len(steps(run)) == 1)
+        server.process.kill()
+        server.process.wait()
+        server = start_in(directory, FORGETFUL)
+        async with fleet(url_in(directory)):
+            assert await trainer.ended() == 0, trainer.output
+        async with Redis.from_url(url_in(directory)) as client:
+            assert await queue.open_ids(client, "empty") == []
+            assert await pending_requests(client, "empty") == set()
+    finally:
+        server.process.kill()
+        server.process.wait()
+    assert "Redis keeps no append-only file" in trainer.output
+    assert "it has forgotten this run" in trainer.output
+    assert [row.step for row in steps(run)] == [1, 2, 3, 4]
+    assert trained_times(run) == {1}
+    report = summarize(run)
+    assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)

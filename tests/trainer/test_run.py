@@ -9,21 +9,21 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
-from pipeline import census, keys, queue, stream, trace_ids
-from pipeline.request import RolloutRequest
-from tests.trainer.processes import pending_requests, sets, start, steps
-from tests.trainer.processes import recipe as recipe
-from trainer.records.journal import (
+from pipeline import census, keys, queue, stream, telemetry
+from pipeline.journal.reading import read
+from pipeline.journal.rows import (
     DeliveryRow,
     EndRow,
     EpisodeRow,
     EvaluationRow,
     PublicationRow,
     StalenessRow,
-    read,
+    StartRow,
 )
-from trainer.records.summary import summarize
-from trainer.records.time_rows import StartRow
+from pipeline.request import RolloutRequest
+from tests.trainer.processes import pending_requests, sets, start, steps
+from tests.trainer.processes import recipe as recipe
+from trainer.report.summary import summarize
 from trainer.where.findings import where
 
 
@@ -149,8 +149,8 @@ async def test_a_rollout_is_one_trace_from_its_request_to_the_step_that_trained_
     (step,) = steps(run)
     spans = [json.loads(line) for line in file.read_text().splitlines()]
     trained = {span["trace_id"]: span for span in spans if span["name"] == "trained"}
-    of_step = trace_ids.parts(trace_ids.step("traced", 1))[0]
-    expected = {trace_ids.parts(trace_ids.rollout(one))[0]: one for one in step.request_ids}
+    of_step = telemetry.parts(telemetry.step("traced", 1))[0]
+    expected = {telemetry.parts(telemetry.rollout(one))[0]: one for one in step.request_ids}
     assert set(trained) == set(expected), "each rollout that the step trained, and no other"
     assert all([link["trace_id"] for link in span["links"]] == [of_step] for span in trained.values())
     enqueued = {
@@ -233,9 +233,9 @@ async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--set", "learner.lrr=1"], "Object contains unknown field `lrr` - at `$.learner`"),
+        (["--set", "learner.lrr=1"], "learner.lrr is no key of a recipe; did you mean learner.lr?"),
         (["--resume"], "--resume needs --run-dir"),
-        (["--resume", "--run-dir", "absent"], "absent holds no run to resume"),
+        (["--resume", "--run-dir", "absent"], "absent: there is no such directory"),
         (["--set", "tasks.train=absent.jsonl"], "tasks.train"),
         (["--set", "tasks.unverified=refuse"], "5 of the 5 tasks in"),
         (["--set", "tasks.unverified=refuse", "--dry-run"], "python -m workers.verify"),

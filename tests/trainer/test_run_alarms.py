@@ -8,15 +8,15 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
 from pipeline import census
+from pipeline.journal.reading import read
+from pipeline.journal.rows import AlarmRow, EndRow
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.processes import sets, start, steps
 from tests.trainer.test_recipe import MINIMAL
-from trainer import report
 from trainer.recipe import load_recipe
-from trainer.records.alarm_row import AlarmRow
-from trainer.records.journal import EndRow, read
+from trainer.report import __main__ as report
 
-FULL = sets("alarms.disk_free_bytes=1000000000000000000", 'alarms.stop_on=["disk_fills"]')
+FULL = sets("alarms.disk_free_bytes=9000000000000000", 'alarms.stop_on=["disk_fills"]')
 OFF = sets("alarms.disk_free_bytes=0")
 
 
@@ -29,7 +29,7 @@ OFF = sets("alarms.disk_free_bytes=0")
         (("alarms.gap_growth=0.5",), "alarms.gap_growth is 0.5; set it above 1, or to 0"),
         (("alarms.disk_free_bytes=-1",), "alarms.disk_free_bytes is -1"),
         (('alarms.stop_on=["lag_saturates"]',), "alarms.stop_on names lag_saturates, which is switched off"),
-        (('alarms.stop_on=["rain"]',), "$.alarms.stop_on"),
+        (('alarms.stop_on=["rain"]',), 'alarms.stop_on is ["rain"]; it must be a list of "success_falls"'),
     ],
 )
 def test_alarms_that_make_no_sense_are_refused_by_field(

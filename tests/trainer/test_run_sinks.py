@@ -6,10 +6,11 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EvaluationRow
 from tests.trainer.processes import recipe as recipe
-from tests.trainer.processes import sets, start, steps
+from tests.trainer.processes import sets, start_anew, steps
 from tests.trainer.records.test_all_sinks import in_file, in_mlflow, in_tensorboard, in_wandb
-from trainer.records.journal import EvaluationRow, read
 
 # MLflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
@@ -29,8 +30,10 @@ WISHES = sets(
 async def test_every_sink_of_a_run_shows_the_same_numbers(recipe: Path, redis_url: str, redis: Redis) -> None:
     run = recipe.parent / "run"
     async with fleet(redis_url):
-        trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "shown", *WISHES)
+        trainer = start_anew(redis_url, recipe, "--run-dir", run, "--run-id", "shown", *WISHES)
         assert await trainer.ended() == 0, trainer.output
+    assert "shows nothing more" not in trainer.output, trainer.output
+    assert "did not take everything" not in trainer.output, trainer.output
     expected = in_file(run)
     rewards = {row.step: row.reward_mean for row in steps(run)}
     assert {step: expected["train/reward_mean", step] for step in (1, 2, 3)} == rewards

@@ -1,48 +1,51 @@
-"""The trainer's side of the queue and the stream, put together as a run does, without a learner."""
+"""The trainer's side of the queue and the stream, put together as a run does, without a learner and without engines."""
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any, Literal, cast
 
 from arq.connections import ArqRedis
+from msgspec.structs import replace
 
+from benchmarks import chat_tokenizer
 from benchmarks.scripted_fleet import VOCAB_SIZE, task
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, JudgementRow
 from pipeline.judge import Judge
-from pipeline.request import Limits, Sampling
-from pipeline.stream import Delivery
-from trainer.batching.samples import samples_of
-from trainer.loop.bookkeeping import streams_of
-from trainer.loop.open_requests import OpenRequests
-from trainer.loop.recovery import RunRecovery
-from trainer.recipe import JudgeRecipe, RolloutsRecipe, Stragglers
-from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.records.judgement_row import JudgementRow
-from trainer.rollouts.admission import Admission
-from trainer.rollouts.closing import GroupCloser
-from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
-from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.intake import Intake
-from trainer.rollouts.judgements import JudgementIntake
-from trainer.rollouts.judging import Judging
-from trainer.rollouts.ledger import Ledger, LedgerState
-from trainer.rollouts.quarantine import Quarantine
+from pipeline.request import Limits
+from trainer.inputs import Inputs
+from trainer.learner.config import LearnerConfig
+from trainer.loop.checkpoints import Checkpoints
+from trainer.loop.run import Run
+from trainer.loop.state import RunState, StepTimes
+from trainer.recipe import (
+    AdmissionRecipe,
+    AlarmsRecipe,
+    BatchRecipe,
+    CreditRecipe,
+    JudgeRecipe,
+    Recipe,
+    Rollout,
+    RolloutsRecipe,
+    Stragglers,
+    TaskFiles,
+)
+from trainer.records.alarms import Alarms
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.books import Books
+from trainer.rollouts.dispatch import RequestForm, new_ids
+from trainer.rollouts.ledger import LedgerState
+from trainer.rollouts.open_requests import RunRecovery
 from trainer.rollouts.recording import Keep, RolloutRecorder
 
 RUN = "run"
 GROUP_SIZE = 3
 
 
-class NoEvaluation:
-    """Nothing is held out."""
+class Said(list[str]):
+    """A console that remembers its lines."""
 
-    outstanding = ()
-
-    async def send(self) -> None: ...
-
-    def awaits(self, request_id: str) -> bool:
-        return False
-
-    def accept(self, delivery: Delivery) -> None:
-        raise AssertionError("it waits for nothing")
+    def say(self, line: str) -> None:
+        self.append(line)
 
 
 class TrainerSide:
@@ -57,87 +60,68 @@ class TrainerSide:
         tasks: Sequence[str] = ("t",),
         max_lag_versions: int = 4,
         stragglers: Stragglers = "wait",
+        staleness: Literal["fixed", "controlled"] = "fixed",
         max_refills: int = 0,
         keep: Keep = "none",
         judge: JudgeRecipe | None = None,
+        credit: CreditRecipe | None = None,
     ) -> None:
-        """`judge`: a rule or a function; by default there is no judge."""
-        self.pool = pool
-        self.recorder = RolloutRecorder(pool, RUN, journal.directory.parent, RolloutsRecipe(keep=keep))
-        self.journal = journal
-        self.restored = restored or LedgerState()
-        self.admission = Admission(max_lag_versions=max_lag_versions, groups_per_step=1, num_steps=1000)
+        """`judge`: a rule or a function; by default there is no judge. `credit` reads its scores by default."""
+        self.pool, self.journal = pool, journal
         self.judge = judge or JudgeRecipe()
-        self.said: list[str] = []
-        self.book = GroupBook(
-            self.admission,
-            min_valid_members=2,
-            stragglers=stragglers,
-            requires_judgements=self.judge.required,
+        self.said = Said()
+        self.restored = restored or LedgerState()
+        recipe = Recipe(
+            name="run",
+            model="",
+            num_steps=1000,
+            tasks=TaskFiles(train=""),
+            rollout=Rollout(group_size=GROUP_SIZE, agent="", group_refills=max_refills),
+            batch=BatchRecipe(groups_per_step=1, min_valid_members=2),
+            learner=LearnerConfig(lr=1e-6, micro_batch_tokens=128),
+            admission=AdmissionRecipe(
+                max_lag_versions=max_lag_versions, stragglers=stragglers, staleness=staleness
+            ),
+            judge=self.judge,
+            credit=credit or CreditRecipe(method="outcome_then_steps"),
+            rollouts=RolloutsRecipe(keep=keep),
         )
-        self.ledger = Ledger(journal, self.restored)
-        self.quarantine = Quarantine(journal)
-        self.dispatcher = Dispatcher(
-            pool,
-            RequestForm(run_id=RUN, limits=Limits(), agent_config="", tokenizer="", ids=new_ids()),
-            TaskOrder([task(name) for name in tasks], seed=0),
-            self.book,
-            ledger=self.ledger,
-            quarantine=self.quarantine,
-            group_size=GROUP_SIZE,
-            sampling=Sampling(),
-        )
-        self._build_intake(max_refills)
-        self._build_loop_side()
+        self.run = self._run(recipe, tasks)
+        self.admission, self.book, self.ledger = self.books.admission, self.books.groups, self.books.ledger
+        self.quarantine, self.dispatcher = self.books.quarantine, self.books.dispatcher
+        self.judging, self.closer = self.books.judging, self.books.closer
+        self.intake, self.streams, self.requests = self.run.intake, self.run.streams, self.run.requests
+        self.recovery = RunRecovery(self.books, self.streams, self.requests)
 
-    def _build_intake(self, max_refills: int) -> None:
-        pool = self.pool
-        self.judging = Judging.of_run(
-            pool,
-            RUN,
-            self.judge,
+    def _run(self, recipe: Recipe, tasks: Sequence[str]) -> Run:
+        nothing = cast(Any, None)
+        root = self.journal.directory.parent
+        form = RequestForm(run_id=RUN, limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
+        self.books = Books(
+            self.pool,
+            recipe,
+            _inputs(tasks),
+            form,
             None if self.judge.method == "none" else _judge_of(self.judge),
-            book=self.book,
-            ledger=self.ledger,
+            restored=self.restored,
+            rows=self.journal,
+            journal=self.journal,
             say=self.said.append,
         )
-        self.closer = GroupCloser(self.book, self.ledger, self.quarantine, self.judging.waits)
-        self.intake = Intake(
-            pool,
-            book=self.book,
-            ledger=self.ledger,
-            quarantine=self.quarantine,
-            closer=self.closer,
-            heldout=NoEvaluation(),
-            refill=self.dispatcher.refill,
-            judge=self.judging.requests.want,
-            samples_of=partial(samples_of, vocab_size=VOCAB_SIZE, max_tokens=128),
-            max_refills=max_refills,
-        )
-        self.judgements = JudgementIntake(
-            pool, book=self.book, ledger=self.ledger, requests=self.judging.requests
-        )
-        self.streams = streams_of(pool, RUN, self.intake, self.judgements, self.recorder)
-
-    def _build_loop_side(self) -> None:
-        self.requests = OpenRequests(
-            self.pool,
-            RUN,
-            book=self.book,
-            ledger=self.ledger,
-            dispatcher=self.dispatcher,
-            heldout=NoEvaluation(),
-        )
-        self.recovery = RunRecovery(
-            self.pool,
-            RUN,
-            book=self.book,
-            ledger=self.ledger,
-            dispatcher=self.dispatcher,
-            streams=self.streams,
-            closer=self.closer,
-            requests=self.requests,
-            judging=self.judging.requests,
+        self.recorder = RolloutRecorder(self.pool, RUN, root, recipe.rollouts)
+        return Run(
+            books=self.books,
+            root=root,
+            console=cast(Any, self.said),
+            records=cast(Any, self.journal),
+            alarms=Alarms(AlarmsRecipe(), max_lag_versions=4),
+            state=RunState.resumed(self.restored, []),
+            times=StepTimes(),
+            learner=nothing,
+            checkpoints=Checkpoints(root / "checkpoints", keep=2),
+            recorder=self.recorder,
+            transport=nothing,
+            engines=None,
         )
 
     async def restarted(self) -> "TrainerSide":
@@ -154,6 +138,19 @@ class TrainerSide:
 
     def pending(self) -> list[tuple[str, str]]:
         return list(self.ledger.state(step=0, version=0, cursor=0).pending)
+
+
+def _inputs(tasks: Sequence[str]) -> Inputs:
+    return Inputs(
+        train=[task(name) for name in tasks],
+        heldout=[],
+        heldout_sets={},
+        agent_config="",
+        tokenizer=replace(chat_tokenizer.bundle(), vocab_size=VOCAB_SIZE),
+        num_unverified=0,
+        num_uncontrolled=0,
+        num_too_weak=0,
+    )
 
 
 def _judge_of(recipe: JudgeRecipe) -> Judge:

@@ -6,14 +6,12 @@ import numpy as np
 
 from benchmarks.scripted_fleet import task, with_digests
 from pipeline.errors import Boundary
+from pipeline.journal.rows import JudgedTurn
 from pipeline.message import pack_float32s, pack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
-from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan
+from pipeline.trajectory import Reward, Submitted, Trajectory, TrajectoryHead, Turn, VersionSpan, reply_digest
 from trainer.batching.batch import Sample, SampledReply
-from trainer.records.judgement_row import JudgedTurn
-from trainer.rollouts.groups import Lag, group_id_of
-from trainer.rollouts.members import Member, MemberJudgement
+from trainer.rollouts.groups import Lag, Member, MemberJudgement, group_id_of
 
 DIGEST = reply_digest(pack_int32s([5]), pack_int32s([6, 7]), pack_float32s([-1.0, -2.0]))
 """Of the reply that `sample` holds."""

@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from tests.workers.runners import image_with_pytest
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
 

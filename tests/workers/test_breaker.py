@@ -98,17 +98,41 @@ async def test_a_success_between_failures_clears_the_suspicion(boundary: Boundar
         docker.succeeded("r")
 
 
-async def test_an_outage_is_noticed_and_its_end_too_with_nobody_asking(boundary: Boundary) -> None:
+async def test_an_outage_is_noticed_and_its_end_too_with_nobody_asking_and_nothing_queued(
+    boundary: Boundary,
+) -> None:
     breakers = Breakers({"docker": boundary.probe, "engine": Boundary().probe})
     watching = asyncio.create_task(breakers.watch())
     boundary.is_out = True
     await until(lambda: breakers.room(4) == 0)
     assert breakers.paused == "docker is out: no such socket"
     boundary.is_out = False
-    await until(lambda: breakers.room(4) == 1)
-    breakers.claimed("r")
     await until(lambda: breakers.room(4) == 4)
     assert breakers.paused == ""
+    watching.cancel()
+
+
+async def test_a_trial_that_lasts_ends_the_pause(boundary: Boundary) -> None:
+    docker = Breaker("docker", boundary.probe)
+    docker.open("gone")
+    await docker.check()
+    docker.claimed("r")
+    watching = asyncio.create_task(docker.watch())
+    await until(lambda: docker.room(4) == 4)
+    assert docker.state == "closed"
+    watching.cancel()
+
+
+async def test_a_boundary_that_goes_out_again_before_an_episode_came_is_out(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "TRIAL_S", 1e9)
+    docker = Breaker("docker", boundary.probe)
+    docker.open("gone")
+    await docker.check()
+    watching = asyncio.create_task(docker.watch())
+    boundary.is_out = True
+    await until(lambda: docker.paused == "docker is out: no such socket")
     watching.cancel()
 
 

@@ -16,7 +16,8 @@ from pipeline import census, connection, keys, queue
 from pipeline.request import Claim
 from tests.pipeline import samples
 from workers import reap
-from workers.docker.labels import ATTEMPT, DEADLINE, REQUEST
+from workers.docker.host import ATTEMPT, CREATED, DEADLINE, REQUEST
+from workers.harness import volumes
 from workers.sandbox import containers
 
 pytestmark = pytest.mark.docker
@@ -27,6 +28,8 @@ def label(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> str:
     """Of containers, in place of the one by which --all would find those of others on this Docker host."""
     name = f"swerve-test.{secrets.token_hex(6)}"
     monkeypatch.setattr(containers, "FLEET", name)
+    monkeypatch.setattr(volumes, "PREFIX", f"{name}-")
+    monkeypatch.setattr(volumes, "FILLER", f"{name}.filler")
     monkeypatch.setenv("SWERVE_REDIS_URL", redis_url)
     monkeypatch.delenv("SWERVE_DOCKER_HOSTS", raising=False)
     return name
@@ -44,6 +47,9 @@ class Left:
         return self._client.containers.create(
             self._image, ["sleep", "1000"], labels=labels, network_mode="none"
         )
+
+    def volume(self) -> str:
+        return self._client.volumes.create(f"{self._label}-1", labels={CREATED: str(time.time())}).name
 
     def names(self) -> set[str]:
         found = self._client.containers.list(all=True, ignore_removed=True, filters={"label": self._label})
@@ -83,7 +89,7 @@ async def test_what_lost_its_claim_or_its_time_goes_and_the_rest_stays(
     status, out, _ = await run(capsys)
     assert left.names() == {kept.name, foreign.name}
     assert status == 0
-    assert out.endswith("2 containers removed: clean\n")
+    assert out.endswith("2 containers and volumes removed: clean\n")
     assert f"removed  {orphan.name}  at unix:" in out
     assert f"removed  {late.name}  at unix:" in out
     status, out, _ = await run(capsys, "--json")
@@ -100,8 +106,9 @@ async def test_everything_of_everybody_goes_if_asked_for_without_a_redis(
     assert (status, left.names()) == (1, names)
     assert "does not answer" in err
     assert "see --all" in err
+    volume = left.volume()
     status, out, _ = await run(capsys, "--all", "--json")
-    assert (status, set(json.loads(out)["hosts"][0]["removed"])) == (0, names)
+    assert (status, set(json.loads(out)["hosts"][0]["removed"])) == (0, names | {volume})
     assert left.names() == set()
 
 

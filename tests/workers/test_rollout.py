@@ -9,10 +9,9 @@ from typing import Literal
 import pytest
 from msgspec.structs import astuple, replace
 
-from pipeline.calibration import Calibration, pack
 from pipeline.message import encode
-from pipeline.request import Claim
-from pipeline.task import ExitCode
+from pipeline.request import Claim, EpisodeStatus
+from pipeline.task import Calibration, ExitCode, pack
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import head_of
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
@@ -23,7 +22,6 @@ from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.protocol import Sandbox
-from workers.status import EpisodeStatus
 
 pytestmark = pytest.mark.docker
 

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from pipeline.taskfile import Gold, Verification, gold_path, write_gold, write_tasks
 from tests.workers.claims import make_task
+from workers import display as display_module
 from workers.display import Display, PlainDisplay, TerminalDisplay
 from workers.images.__main__ import main as images
 from workers.leaks.__main__ import main as leaks
-from workers.unqueued.outputs import LogDirectory
+from workers.unqueued import LogDirectory
 from workers.verify.__main__ import main as verify
 from workers.verify.display import VerificationTable
 
@@ -64,6 +65,16 @@ def test_a_display_shows_items_notes_and_lines_without_obeying_them(display: Dis
     assert "plain" in shown_by(display)
 
 
+def test_without_a_terminal_what_is_under_way_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PlainDisplay(stream := FakeTerminal())
+    table = VerificationTable(plain, width=9)
+    table.begin("test:a", "useless", 2, 6)
+    assert stream.getvalue() == "", "nothing has taken long yet"
+    monkeypatch.setattr(display_module, "QUIET_S", 0.0)
+    table.begin("test:a", "gold", 4, 6)
+    assert stream.getvalue() == "...       test:a  gold (5 of 6)\n"
+
+
 def test_a_row_of_a_verification_stays_one_row(display: Display) -> None:
     found = Verification(
         task=HOSTILE,
@@ -78,7 +89,7 @@ def test_a_row_of_a_verification_stays_one_row(display: Display) -> None:
     )
     with display:
         table = VerificationTable(display, width=44)
-        table.begin(HOSTILE, "gold")
+        table.begin(HOSTILE, "gold", 0, 1)
         table.finish(found, f"a log\n{HOSTILE.replace(chr(10), '')}")
     shown = shown_by(display)
     assert dangerous_in(shown) == []

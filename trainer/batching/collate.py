@@ -1,20 +1,48 @@
-"""The groups that a step has taken → the batch that it trains, and what becomes of every member."""
+"""Makes the batch that a step trains from the groups that it has taken, and decides the fate of every member.
+
+Episodes that are too long are filtered, or get a soft penalty before that. Both are of DAPO (arXiv 2503.14476); for agents the
+filter is known as compact filtering (DeepSWE). Both act before the learner: the filter decides what a batch trains, the penalty
+shapes the reward before the baseline of the group.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from pipeline.journal.rows import Fate
 from pipeline.trajectory import TrajectoryHead
 from trainer.batching.batch import Batch, Sample
-from trainer.batching.credit import GradedMember, TokenAdvantages, token_advantages
-from trainer.batching.credit_measures import CreditMeter
-from trainer.batching.overlong import ANY_LENGTH, Overlong
-from trainer.batching.provenance import AlteredReply, check_provenance
-from trainer.recipe import AdvantageKind, CreditRecipe
-from trainer.records.journal import Fate
+from trainer.batching.credit import CreditMeter, GradedMember, TokenAdvantages, token_advantages
+from trainer.batching.samples import AlteredReply, check_provenance
+from trainer.recipe import AdvantageKind, CreditRecipe, OverlongRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """The recipe's rules for long episodes."""
+
+    recipe: OverlongRecipe
+    context_tokens: int  # the limit of an episode's context
+
+    def is_filtered(self, head: TrajectoryHead) -> bool:
+        """Whether the episode ended at one of the limits whose trajectories the recipe excludes from training."""
+        return head.outcome in {f"exhausted:{limit}" for limit in self.recipe.filter}
+
+    def penalty(self, samples: Sequence[Sample]) -> float:
+        """Returns the amount to subtract from the reward. It depends on the longest context that the policy saw."""
+        if not self.recipe.penalty:
+            return 0.0
+        longest = max((sample.num_tokens for sample in samples), default=0)
+        beyond = longest - (self.context_tokens - self.recipe.buffer_tokens)
+        return self.recipe.penalty * min(max(beyond / self.recipe.buffer_tokens, 0.0), 1.0)
+
+
+ANY_LENGTH = Overlong(OverlongRecipe(), 0)
+"""No episode is too long."""
+
 
 log = logging.getLogger("swerve.trainer")
 
@@ -33,28 +61,28 @@ class GroupMember(Protocol):
 
     @property
     def lag_from(self) -> int:
-        """The oldest weight version in it."""
+        """The oldest weight version in the trajectory."""
         ...
 
     @property
     def scores(self) -> Mapping[int, float] | None:
-        """The judge's, by turn; None: there is no judgement."""
+        """The judge's scores by turn; None: there is no judgement."""
         ...
 
 
 class ClosedGroup(Protocol):
-    """A group to which nothing is added any more."""
+    """A group that no longer changes."""
 
     @property
     def members(self) -> Mapping[int, GroupMember]: ...
 
     @property
     def rewards(self) -> Mapping[int, float]:
-        """Of the valid members."""
+        """Rewards of the valid members, by number."""
         ...
 
     def fates(self, valid: Fate) -> dict[int, Fate]:
-        """What becomes of each member if the valid ones meet `valid`."""
+        """The fate of each member if the fate of the valid ones is `valid`."""
         ...
 
 
@@ -69,9 +97,9 @@ def make_batch(
     overlong: Overlong = ANY_LENGTH,
     withhold_beyond: int | None,
 ) -> tuple[Batch, dict[str, Fate]]:
-    """What one step trains, and the fate of every member by request id.
+    """The batch that one step trains, and the fate of every member by request id.
 
-    `lag_of` says how many versions a weight version is behind the newest. A member more than `withhold_beyond` versions
+    `lag_of` gives the lag of a weight version. A member more than `withhold_beyond` versions
     late is not trained, but its reward stays in its group's baseline. The same goes for one that is filtered as overlong, and for one
     whose samples are no longer what the engine sampled, by the digests of its replies.
     """
@@ -118,7 +146,7 @@ def _versions_in(samples: Iterable[Sample]) -> set[int]:
 def _fate_of(
     member: GroupMember, lag_of: Callable[[int], int], withhold_beyond: int | None, overlong: Overlong
 ) -> Fate:
-    """What becomes of a valid member of a group that is trained."""
+    """The fate of a valid member of a group that is trained."""
     if withhold_beyond is not None and lag_of(member.lag_from) > withhold_beyond:
         return "late"
     if overlong.is_filtered(member.head):
@@ -127,7 +155,7 @@ def _fate_of(
 
 
 def _is_as_sampled(member: GroupMember) -> bool:
-    """The last look before the learner: the samples have waited in memory since intake made and checked them."""
+    """Checks a member once more before the learner, because its samples have waited in memory since intake made and checked them."""
     try:
         check_provenance(member.samples)
     except AlteredReply as error:
@@ -137,7 +165,7 @@ def _is_as_sampled(member: GroupMember) -> bool:
 
 
 def _graded(group: ClosedGroup, overlong: Overlong) -> dict[int, GradedMember]:
-    """All valid members, those that will be withheld included: they count in the baseline."""
+    """All valid members, including those that will be withheld: they count in the baseline."""
     graded: dict[int, GradedMember] = {}
     for number, reward in group.rewards.items():
         member = group.members[number]

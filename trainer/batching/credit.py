@@ -1,8 +1,18 @@
-"""Rewards and step scores of a group's members → one advantage per token. Pure functions.
+"""Computes one advantage per token from the rewards and step scores of a group's members, with pure functions.
 
-R_i is the reward of member i, A_i its advantage by the baseline of `advantages.py`, s_ik the judge's score of its turn k in
+First rewards become one advantage per member. A `Baseline` sees the rewards of all valid members of a group. A member whose
+rollout failed has no reward and is not among them, so it changes no other member's advantage.
+
+| kind             | advantage of member i                                  | as in                                   |
+|------------------|--------------------------------------------------------|-----------------------------------------|
+| `leave_one_out`  | R_i - mean of the other members' rewards               | RLOO, Ahmadian et al. 2024              |
+| `group_mean`     | R_i - mean of all rewards                              | Dr. GRPO (no divisor), Liu et al. 2025  |
+| `group_mean_std` | (R_i - mean of all rewards) / (population std + 1e-6)  | GRPO, Shao et al. 2024                  |
+
+Then the scores that a judge gave single turns move the advantages of their tokens; `CreditMeter` measures how far. R_i is the
+reward of member i, A_i its advantage by the baseline, s_ik the judge's score of its turn k in
 -1..1, and c the coefficient. The scores of one turn number in all members of a group are a bucket. None of these functions
-alters a reward, and none takes a missing score for a 0:
+alters a reward, and none treats a missing score as a 0:
 
 | method               | advantage of the tokens of turn k of member i                                                     |
 |----------------------|---------------------------------------------------------------------------------------------------|
@@ -10,10 +20,11 @@ alters a reward, and none takes a missing score for a 0:
 | `outcome_plus_mean`  | the baseline of R_i + c/2 * (mean of the scores of i)                                             |
 | `step_wise`          | (R_i + c/2 * s_ik - mean over the bucket) / (population deviation over the bucket + 1e-6)         |
 | `outcome_then_steps` | A_i + c * (d_ik - mean of d_i over the tokens of i that have one), with d_ik = s_ik - mean over the bucket |
+| `potential`          | A_i - c/2 * d_i(k-1): the score of a turn is the value of the state that it leads to              |
 
-Where the formula has nothing to compare, the tokens get A_i: a turn without a score, and for the two methods with buckets a
-turn that has a score in one member only. A member without any score has R_i alone. In `step_wise` a bucket whose members
-are all equal gives 0.
+Where the formula has nothing to compare, the tokens get A_i: a turn without a score, and for the three methods with buckets a turn
+that has a score in one member only. For `potential` this is a matter of the turn before. A member without any score has R_i
+alone. In `step_wise` a bucket whose members are all equal gives 0.
 
 The first two methods with scores are known with the outcome o_i = 2 R_i - 1 and o_i + c * s. Here they are divided by 2, which
 changes no sign and no ratio, so that a coefficient of 0 leaves the advantages of `outcome`, and not twice as much.
@@ -21,28 +32,63 @@ changes no sign and no ratio, so that a coefficient of 0 leaves the advantages o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.batching.advantages import BASELINES, Baseline, group_mean_std, has_signal
-from trainer.batching.batch import Sample
+from trainer.batching.batch import CreditMeasures, Sample
 from trainer.recipe import AdvantageKind, CreditMethod, CreditRecipe
+
+SAME = 1e-9
+"""Rewards closer than this count as equal."""
+
+Baseline = Callable[[Mapping[int, float]], dict[int, float]]
+"""Computes advantages from rewards, both by member."""
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether any two rewards differ; otherwise every advantage would be zero."""
+    return max(rewards) - min(rewards) > SAME
+
+
+def leave_one_out(rewards: Mapping[int, float]) -> dict[int, float]:
+    """Returns each reward minus the mean reward of the other members."""
+    mean, others = fmean(rewards.values()), len(rewards) - 1
+    return {member: reward - (mean * len(rewards) - reward) / others for member, reward in rewards.items()}
+
+
+def group_mean(rewards: Mapping[int, float]) -> dict[int, float]:
+    """Returns each reward minus the mean reward of all members."""
+    mean = fmean(rewards.values())
+    return {member: reward - mean for member, reward in rewards.items()}
+
+
+def group_mean_std(rewards: Mapping[int, float]) -> dict[int, float]:
+    """Returns each reward's difference from the mean of all rewards, in standard deviations."""
+    spread = pstdev(rewards.values()) + 1e-6
+    return {member: distance / spread for member, distance in group_mean(rewards).items()}
+
+
+BASELINES: dict[AdvantageKind, Baseline] = {
+    "leave_one_out": leave_one_out,
+    "group_mean": group_mean,
+    "group_mean_std": group_mean_std,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GradedMember:
-    """A valid member of a group, with what its credit is made of."""
+    """A valid member of a group, with the inputs of its credit."""
 
     reward: float
     samples: tuple[Sample, ...]
-    scores: Mapping[int, float] | None = None  # the judge's, by turn; None: there is no judgement
+    scores: Mapping[int, float] | None = None  # the judge's scores by turn; None: there is no judgement
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The advantage of one member: `whole` on all of its tokens, but for the turns in `by_turn`."""
+    """The advantage of one member: `whole` on all of its tokens, except for the turns in `by_turn`."""
 
     whole: float
     by_turn: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -77,7 +123,7 @@ def outcome(members: Members, baseline: Baseline, coefficient: float) -> dict[in
 
 
 def outcome_plus_mean(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
-    """The baseline sees the outcome plus the weighted mean of the scores."""
+    """The baseline is computed from each outcome plus the weighted mean of its scores."""
     values = {
         key: member.reward + coefficient / 2 * fmean(member.scores.values())
         if member.scores
@@ -100,11 +146,7 @@ def step_wise(members: Members, baseline: Baseline, coefficient: float) -> dict[
 
 def outcome_then_steps(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
     """Scores move credit between the turns of a member; summed over its tokens, they add nothing."""
-    deviations: dict[int, dict[int, float]] = {key: {} for key in members}
-    for turn, scores in _buckets(members).items():
-        mean = fmean(scores.values())
-        for key, score in scores.items():
-            deviations[key][turn] = score - mean
+    deviations = _deviations(members)
     credits: dict[int, Credit] = {}
     for key, advantage in baseline(_rewards(members)).items():
         mean = _mean_over_tokens(deviations[key], members[key].samples)
@@ -118,11 +160,37 @@ def outcome_then_steps(members: Members, baseline: Baseline, coefficient: float)
     return credits
 
 
+def potential(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
+    """The score of a turn, times c/2, is the potential of the state in which the next turn begins.
+
+    Shaping by differences of potentials leaves the optimal policies as they are (Ng, Harada and Russell, "Policy invariance under
+    reward transformations", 1999). With a potential of 0 at the start and at the end, the shaping rewards from turn k on add up to
+    minus the potential of the state in which turn k begins. That number is known before turn k is sampled, so it changes the variance
+    of the on-policy gradient and not its mean, whatever the judge says. The conditions are that
+
+    - a score, and whether there is one, depends on nothing that happens after its turn;
+    - neither groups nor members are selected by what happens later, as by their rewards or their lengths;
+    - the loss is linear in the advantages and is not divided by a number that later turns decide, as aggregation = "trajectory" does.
+    """
+    deviations = _deviations(members)
+    return {
+        key: Credit(
+            advantage,
+            {
+                turn + 1: advantage - coefficient / 2 * deviation
+                for turn, deviation in deviations[key].items()
+            },
+        )
+        for key, advantage in baseline(_rewards(members)).items()
+    }
+
+
 CREDITS: dict[CreditMethod, CreditFunction] = {
     "outcome": outcome,
     "outcome_plus_mean": outcome_plus_mean,
     "step_wise": step_wise,
     "outcome_then_steps": outcome_then_steps,
+    "potential": potential,
 }
 
 
@@ -131,12 +199,22 @@ def _rewards(members: Members) -> dict[int, float]:
 
 
 def _buckets(members: Members) -> dict[int, dict[int, float]]:
-    """By turn, the scores of the members that have one there; turns that only one member has are left out."""
+    """Scores by turn, of the members that have one in that turn. Turns that only one member has are left out."""
     buckets: dict[int, dict[int, float]] = {}
     for key, member in members.items():
         for turn, score in (member.scores or {}).items():
             buckets.setdefault(turn, {})[key] = score
     return {turn: scores for turn, scores in buckets.items() if len(scores) > 1}
+
+
+def _deviations(members: Members) -> dict[int, dict[int, float]]:
+    """Each member's scores by turn, less the mean of their buckets."""
+    deviations: dict[int, dict[int, float]] = {key: {} for key in members}
+    for turn, scores in _buckets(members).items():
+        mean = fmean(scores.values())
+        for key, score in scores.items():
+            deviations[key][turn] = score - mean
+    return deviations
 
 
 def _mean_over_tokens(values: Mapping[int, float], samples: Sequence[Sample]) -> float:
@@ -157,3 +235,39 @@ def _over_tokens(sample: Sample, credit: Credit) -> npt.NDArray[np.float32]:
         if reply.turn in credit.by_turn:
             advantages_T[reply.start : reply.end] = credit.by_turn[reply.turn]
     return advantages_T
+
+
+@dataclass(slots=True)
+class CreditMeter:
+    """Accumulates statistics of a judge's scores in a batch, and of their effect on the advantages of its trained members."""
+
+    _num_judged: int = 0
+    _num_scored_replies: int = 0
+    _score_means: list[float] = field(default_factory=list[float])
+    _num_tokens: int = 0
+    _outcome_sum: float = 0.0
+    _process_sum: float = 0.0
+
+    def add(self, member: GradedMember, advantages: TokenAdvantages, outcomes: TokenAdvantages) -> None:
+        """`advantages` are the trained ones, `outcomes` those that the member would have without any score."""
+        scores = member.scores or {}
+        self._num_judged += member.scores is not None
+        if scores:
+            self._score_means.append(fmean(scores.values()))
+        for sample, advantages_T, outcomes_T in zip(member.samples, advantages, outcomes, strict=True):
+            self._num_scored_replies += sum(reply.turn in scores for reply in sample.replies)
+            self._num_tokens += sample.num_trained_tokens
+            self._outcome_sum += float(np.abs(outcomes_T).sum(dtype=np.float64))
+            self._process_sum += float(np.abs(advantages_T - outcomes_T).sum(dtype=np.float64))
+
+    @property
+    def measures(self) -> CreditMeasures:
+        num_tokens = self._num_tokens or 1
+        return CreditMeasures(
+            num_judged=self._num_judged,
+            num_scored=len(self._score_means),
+            num_scored_replies=self._num_scored_replies,
+            score_mean=fmean(self._score_means) if self._score_means else None,
+            outcome_size=self._outcome_sum / num_tokens,
+            process_size=self._process_sum / num_tokens,
+        )

@@ -1,4 +1,4 @@
-"""Samples laid end to end in micro-batches of bounded size, and the micro-batches dealt to the data-parallel ranks.
+"""Packs samples end to end into micro-batches of bounded size, and distributes these among the data-parallel ranks.
 
 No sample is split, and no token of one sample sees another: the boundaries are part of the micro-batch. The layout depends on
 the set of samples, not on the order in which they arrived. Plain numpy, no torch.
@@ -21,17 +21,17 @@ class MicroBatch:
     """One forward pass. Arrays with suffix P describe the *target* at each position, except `inputs_P` and `positions_P`."""
 
     inputs_P: npt.NDArray[np.int64]
-    positions_P: npt.NDArray[np.int64]  # place of the input in its own sample, from 0
+    positions_P: npt.NDArray[np.int64]  # position of the input in its own sample, from 0
     targets_P: npt.NDArray[np.int64]
     trained_P: npt.NDArray[np.bool_]
     behaviour_logprobs_P: npt.NDArray[np.float32]
     advantages_P: npt.NDArray[np.float32]
-    versions_P: npt.NDArray[np.int32]  # of the weights that sampled the target; -1 where not trained
-    segments_P: npt.NDArray[np.int64]  # which of the samples here, from 0
+    versions_P: npt.NDArray[np.int32]  # version of the weights that sampled the target; -1 where not trained
+    segments_P: npt.NDArray[np.int64]  # index of the sample within this micro-batch, from 0
     boundaries: npt.NDArray[np.int32]  # S + 1 offsets: 0, ..., P
     samples: tuple[int, ...]  # index of each in the sequence that was packed; empty for padding
-    # experts of each input: positions x (layers * experts per token); -1: not reported. None: nothing is
-    routing_P: npt.NDArray[np.int16] | None = None
+    # Experts of the inputs that this rank works on, by the layers that it holds: trainer/learner/routing.py. None: not reported.
+    routing: npt.NDArray[np.uint8] | None = None
 
     @property
     def num_positions(self) -> int:
@@ -58,14 +58,12 @@ PADDING = MicroBatch(
     boundaries=np.array([0, 1], np.int32),
     samples=(),
 )
-"""One position that trains nothing. A rank without work runs it, so that all ranks make equally many passes."""
+"""One position that trains nothing. A rank without work runs it, so that all ranks make the same number of passes."""
 
 
 def pack(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
-    """Fill micro-batches of at most `max_tokens` positions: the longest sample first, into the first one with room.
-
-    Samples of fewer than two tokens predict nothing and are left out. Raises ValueError for a sample that
-    cannot fit.
+    """Fills micro-batches of at most `max_tokens` positions: each sample, the longest first, goes into the first one with room.
+    Samples of fewer than two tokens predict nothing and are left out. Raises ValueError for a sample that cannot fit.
     """
     order = sorted(
         (index for index, sample in enumerate(samples) if sample.num_tokens > 1),
@@ -99,7 +97,7 @@ def deal(
 ) -> list[list[MicroBatch]]:
     """Give each data-parallel rank its micro-batches: the most expensive first, to the rank with the least cost so far.
 
-    Full micro-batches have about as many positions each, but attention makes one long sample dearer than many short ones.
+    Full micro-batches have about as many positions each, but attention makes one long sample more expensive than many short ones.
 
     All ranks get the same number, at least one, filled up with `PADDING`, because every pass is collective.
     """
@@ -116,7 +114,7 @@ def deal(
 def unpack(
     microbatches: Sequence[MicroBatch], values_P: Sequence[npt.NDArray[np.float32]], samples: Sequence[Sample]
 ) -> list[npt.NDArray[np.float32]]:
-    """Turn values per position into one array of T per sample, aligned with its tokens; the first token gets 0."""
+    """Converts values per position into one array of T per sample, aligned with its tokens; the first token gets 0."""
     unpacked = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
     for microbatch, values in zip(microbatches, values_P, strict=True):
         for index, start, stop in zip(
@@ -140,13 +138,4 @@ def _lay_out(samples: Sequence[Sample], members: tuple[int, ...]) -> MicroBatch:
         segments_P=np.repeat(np.arange(len(chosen)), lengths),
         boundaries=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         samples=members,
-        routing_P=_routing(chosen),
     )
-
-
-def _routing(samples: Sequence[Sample]) -> npt.NDArray[np.int16] | None:
-    rows = [
-        sample.routing.reshape(sample.num_tokens, -1)[:-1] for sample in samples if sample.routing is not None
-    ]
-    assert len(rows) in (0, len(samples)), "a run asks for it in all requests or in none"
-    return np.concatenate(rows) if rows else None

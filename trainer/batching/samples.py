@@ -1,48 +1,161 @@
-"""A trajectory → the samples that it is trained as, checked before they reach the learner.
+"""Makes the samples of a trajectory, checks them before they reach the learner, and finds which part of a reply each token belongs to.
 
-There is one sample per unbroken run of turns, in which each turn's prompt repeats what came before it, so prompts are not
-trained once per turn. Where the context was cut, the next sample starts; where the request says `every_step`, each turn is a
-sample of its own. Every sampled token is trained in exactly one sample, after exactly the tokens that the engine held, with the
-id, log-prob and weight version that the engine reported; provenance.py checks it. Nothing here has a tokenizer. Shape suffix T:
-tokens of one sample.
+There is one sample per unbroken run of turns, in which each turn's prompt repeats what came before it, so the tokens of prompts are not
+repeated for each turn. Where the context was cut, or a second turn follows the same one, another sample starts with the tokens that it
+kept, which it does not train; if the request sets `every_step`, each turn is a sample of its own. Asides train nothing. Every sampled token
+is trained in exactly one sample, after exactly the tokens that the engine held, with the id, log-prob and weight version that the engine
+reported: `check_provenance` recomputes the worker's digests from the sample. Samples are made without a tokenizer. Shape suffix T: tokens
+of one sample.
+
+A sampled token is part of a thought, a call of a tool or a command, other text, or the end of the turn (`token_kinds`). Workers have taken
+each reply's text apart, so its parts are known in characters. Which tokens those are is found by decoding, and only for the requested
+replies. Delimiters around thoughts and calls belong to them. The kinds serve statistics, not training: a token across two parts counts with
+the first.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.chat import ChatMessage
 from pipeline.message import unpack_float32s, unpack_int32s
-from pipeline.trajectory import Trajectory, Turn, version_at
-from trainer.batching.batch import Sample, SampledReply
-from trainer.batching.provenance import check_provenance
-from trainer.batching.token_kinds import parts_of
+from pipeline.reply_format import THOUGHT_MARKS
+from pipeline.trajectory import FIRST_IN_CONTEXT, ReplyDigester, Trajectory, Turn, parents_of, version_at
+from trainer.batching.batch import ReplyPart, Sample, SampledReply, TokenKind
+
+KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def parts_of(turn: Turn) -> tuple[ReplyPart, ...]:
+    """The parts of a reply's text, in order and none of them empty."""
+    text, said = turn.text, turn.said
+    begin = _end_of_thought(text, said)
+    parts = [ReplyPart("thought", begin)]
+    for start, end in _calls(text, said, begin) if said.tool_calls else _commands(turn, begin):
+        parts += [ReplyPart("text", start), ReplyPart("call", end)]
+    parts.append(ReplyPart("text", len(text)))
+    ends = [0, *(part.end for part in parts)]
+    return tuple(part for part, before in zip(parts, ends, strict=False) if part.end > before)
+
+
+def token_kinds(sample: Sample, decode: Decode) -> npt.NDArray[np.int8]:
+    """The kind of each token of a sample, as its index in KINDS."""
+    kinds_T = np.zeros(sample.num_tokens, np.int8)
+    for reply in sample.replies:
+        ids = sample.tokens_T[reply.start : reply.end].tolist()
+        if reply.is_ended:
+            kinds_T[reply.end - 1] = KINDS.index("end")
+            ids.pop()
+        begin = 0
+        for part in reply.parts:
+            end = _num_tokens(ids, part.end, decode)
+            kinds_T[reply.start + begin : reply.start + end] = KINDS.index(part.kind)
+            begin = end
+        kinds_T[reply.start + begin : reply.start + len(ids)] = KINDS.index("text")
+    return kinds_T
+
+
+def _num_tokens(ids: Sequence[int], num_chars: int, decode: Decode) -> int:
+    """The smallest number of leading tokens whose text has `num_chars` characters; all of them if the text is shorter."""
+    return bisect_left(range(len(ids)), num_chars, key=lambda number: len(decode(ids[:number])))
+
+
+def _end_of_thought(text: str, said: ChatMessage) -> int:
+    """The end of the thoughts and of the delimiter after them; 0 if there are no thoughts, or not in one piece."""
+    if not said.reasoning or (found := text.find(said.reasoning)) < 0:
+        return 0
+    end = found + len(said.reasoning)
+    for _, mark in THOUGHT_MARKS.values():
+        place = end + len(text[end:]) - len(text[end:].lstrip())
+        if text.startswith(mark, place):
+            return place + len(mark)
+    return end
+
+
+def _calls(text: str, said: ChatMessage, begin: int) -> Iterator[tuple[int, int]]:
+    """The parts of a reply that are neither thought nor content, if it holds tool calls."""
+    for line in filter(None, map(str.strip, said.content.splitlines())):
+        found = text.find(line, begin)
+        if found < 0:
+            continue
+        if text[begin:found].strip():
+            yield begin, found
+        begin = found + len(line)
+    if text[begin:].strip():
+        yield begin, len(text)
+
+
+def _commands(turn: Turn, begin: int) -> Iterator[tuple[int, int]]:
+    """The commands of a reply that writes them as text."""
+    for action in turn.actions:
+        found = turn.text.find(action.command, begin) if action.command else -1
+        if found >= 0:
+            begin = found + len(action.command)
+            yield found, begin
+
+
+class AlteredReply(ValueError):
+    """The tokens, prompt or log-probs of a reply do not match its digest."""
+
+
+def check_provenance(samples: Iterable[Sample]) -> None:
+    """Raises AlteredReply naming the first reply that the engine did not sample in this form, or that has no digest."""
+    for sample in samples:
+        _check_replies(sample)
+
+
+def _check_replies(sample: Sample) -> None:
+    tokens_T, logprobs_T = sample.tokens_T.astype("<i4"), sample.behaviour_logprobs_T.astype("<f4")
+    in_replies_T = np.zeros(sample.num_tokens, np.bool_)
+    digester, position = ReplyDigester(), 0
+    for reply in sample.replies:
+        if not reply.digest:
+            raise AlteredReply(
+                f"turn {reply.turn} has no digest: its worker is older than this trainer; update the workers"
+            )
+        digester.extend(tokens_T[position : reply.start].tobytes())
+        sampled = tokens_T[reply.start : reply.end].tobytes()
+        if digester.digest(sampled, logprobs_T[reply.start : reply.end].tobytes()) != reply.digest:
+            raise AlteredReply(
+                f"turn {reply.turn} is not what the engine sampled: prompt, tokens or log-probs differ from its digest"
+            )
+        digester.extend(sampled)
+        in_replies_T[reply.start : reply.end] = True
+        position = reply.end
+    if not np.array_equal(in_replies_T, sample.trained_T):
+        raise AlteredReply(f"sample {sample.branch} trains other tokens than those of its replies")
+
 
 LOGPROB_SLACK = 1e-3
-"""Nats above 0 that rounding in an engine may produce."""
+"""Nats above 0 that a log-prob may have because of rounding in an engine."""
 
 
 @dataclass(slots=True)
 class Branch:
-    """An unbroken run of tokens while it is put together. All lists have one entry per token."""
+    """An unbroken run of tokens under construction. All lists have one entry per token."""
 
     tokens: list[int] = field(default_factory=list[int])
     trained: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
     replies: list[SampledReply] = field(default_factory=list[SampledReply])
-    # Experts of each token, -1 where not reported; no columns where nothing is asked for.
-    routing: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty((0, 0), np.int16))
+    # Experts of each token but the last, which was no input yet; no columns if the experts were not asked for.
+    routing: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
 
     def prefix(self, num_tokens: int) -> "Branch":
-        """The tokens that a context cut kept: they are seen again and not trained again."""
+        """A run that starts with this one's first tokens, which the policy sees again and which are not trained again."""
         return Branch(
             self.tokens[:num_tokens],
             [False] * num_tokens,
             [0.0] * num_tokens,
             [-1] * num_tokens,
-            routing=self.routing[:num_tokens],
+            routing=self.routing[: max(num_tokens - 1, 0)],
         )
 
     def extend(self, number: int, turn: Turn) -> None:
@@ -50,7 +163,8 @@ class Branch:
         logprobs = unpack_float32s(turn.logprobs)
         if len(logprobs) != len(sampled):
             raise ValueError(f"{len(sampled)} sampled tokens, but {len(logprobs)} log-probs")
-        if sampled:
+        is_trained = not turn.aside
+        if sampled and is_trained:
             start = len(self.tokens) + len(fed)
             self.replies.append(
                 SampledReply(
@@ -65,51 +179,58 @@ class Branch:
         if self.routing.shape[1]:
             self._add_routing(turn.routing, len(fed) + len(sampled))
         self.tokens += [*fed, *sampled]
-        self.trained += [False] * len(fed) + [True] * len(sampled)
-        self.logprobs += [0.0] * len(fed) + list(logprobs)
-        self.versions += [-1] * len(fed) + list(version_at(turn.versions, len(sampled)))
+        versions = version_at(turn.versions, len(sampled))
+        self.trained += [False] * len(fed) + [is_trained] * len(sampled)
+        self.logprobs += [0.0] * len(fed) + (list(logprobs) if is_trained else [0.0] * len(sampled))
+        self.versions += [-1] * len(fed) + (list(versions) if is_trained else [-1] * len(sampled))
 
     def _add_routing(self, reported: bytes, num_new: int) -> None:
-        """Rows of the last token before this turn and of all new ones but the last. Raises ValueError for any other number."""
-        start, width = max(len(self.tokens) - 1, 0), self.routing.shape[1]
-        rows = np.vstack([self.routing, np.full((num_new, width), -1, np.int16)])
-        if len(reported) != (len(rows) - 1 - start) * width:
+        """Adds rows of the last token before this turn and of all new tokens but the last.
+
+        Raises ValueError for any other number of rows.
+        """
+        width = self.routing.shape[1]
+        num_rows = max(len(self.tokens) + num_new - 1, 0) - len(self.routing)
+        if len(reported) != num_rows * width:
             raise ValueError(
-                f"{len(reported)} routed experts are reported, not {width} for each of {len(rows) - 1 - start} tokens"
+                f"{len(reported)} routed experts are reported, not {width} for each of {num_rows} tokens"
             )
-        rows[start:-1] = np.frombuffer(reported, np.uint8).reshape(-1, width)
-        self.routing = rows
+        self.routing = np.vstack([self.routing, np.frombuffer(reported, np.uint8).reshape(-1, width)])
 
 
 def branches(
     turns: tuple[Turn, ...], *, every_step: bool = False, routing_width: int = 0
 ) -> Iterator[Branch]:
-    """One branch per unbroken run of turns, in order; with `every_step` one per turn.
+    """One branch per unbroken run of turns, in the order of their first turns; with `every_step` one per turn.
 
-    `routing_width`: experts per token over all layers, where the request asked for them. Raises ValueError for a turn that kept
-    more tokens than there were.
+    A turn continues the run of the turn that it follows if that run ends there and all of it was kept. Any other turn starts a run with the
+    tokens that it kept. Runs that train nothing are left out. `routing_width`: experts per token over all layers, where the request asked
+    for them. Raises ValueError for a turn that kept more tokens than there were.
     """
-    branch = Branch(routing=np.empty((0, routing_width), np.int16))
-    for number, turn in enumerate(turns):
-        if not 0 <= turn.kept_tokens <= len(branch.tokens):
-            raise ValueError(f"turn {number} kept {turn.kept_tokens} of {len(branch.tokens)} tokens")
-        if turn.kept_tokens < len(branch.tokens) or (every_step and branch.tokens):
-            if any(branch.trained):
-                yield branch
-            branch = branch.prefix(turn.kept_tokens)
-        branch.extend(number, turn)
-    if any(branch.trained):
-        yield branch
+    runs, ends = list[Branch](), list[tuple[Branch, int]]()
+    for number, (turn, parent) in enumerate(zip(turns, parents_of(turns), strict=True)):
+        run, end = ends[parent] if parent != FIRST_IN_CONTEXT else (None, 0)
+        if not 0 <= turn.kept_tokens <= end:
+            raise ValueError(f"turn {number} kept {turn.kept_tokens} of {end} tokens")
+        if run is None:
+            run = Branch(routing=np.empty((0, routing_width), np.uint8))
+            runs.append(run)
+        elif every_step or turn.kept_tokens < len(run.tokens):
+            run = run.prefix(turn.kept_tokens)
+            runs.append(run)
+        run.extend(number, turn)
+        ends.append((run, len(run.tokens)))
+    yield from (run for run in runs if any(run.trained))
 
 
 def samples_of(
     trajectory: Trajectory, *, vocab_size: int, max_tokens: int, routing_width: int = 0
 ) -> tuple[Sample, ...]:
-    """The samples of a trajectory, advantages still 0; none if nothing was sampled. With a `routing_width`, of experts per token
-    over all layers, they have the routing that the engine reported.
+    """The samples of a trajectory, with advantages of 0; none if nothing was sampled. With a `routing_width`, the number of experts per
+    token over all layers, they have the routing that the engine reported.
 
-    Raises ValueError naming what is wrong: such a trajectory must not reach the learner. An AlteredReply, if it is not what the
-    engine sampled.
+    Raises ValueError naming what is wrong: such a trajectory must not reach the learner. Raises AlteredReply if it is not what the engine
+    sampled.
     """
     request = trajectory.claim.request
     made = tuple(

@@ -1,20 +1,31 @@
-"""The family on disk: a directory per task in swe-task-generator's layout.
+"""The family on disk, a directory per task in swe-task-generator's layout, and its images.
 
-``DIR/{train,heldout}/task_NNN/`` holds task.json, Dockerfile, eval_script.sh and ``repo/``, a git repository with one commit.
+``DIR/{train,heldout,unseen}/task_NNN/`` holds task.json, Dockerfile, eval_script.sh and ``repo/``, a git repository with one commit.
 Author and date are fixed, so commit hashes are a function of the seed. The hidden tests are in task.json's ``test_patch``
 alone: neither the image nor the repository contains them.
+
+There is one image per task: the shared base image plus one layer with the repository. A family is a hundred images that differ by a few
+kilobytes. They are loaded as one archive whose manifests name the base's layers without containing them, which takes milliseconds per image
+where a build takes half a second. A Docker host that requires every layer in the archive refuses it; then the images are built one by one
+from the equivalent Dockerfiles.
 """
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainer.demo.family import DemoTask, make_tasks
-from trainer.demo.words import Split
+import docker
+from docker.errors import APIError, BuildError, DockerException, ImageLoadError, ImageNotFound
+
+from trainer.demo.family import DemoTask, Split, make_tasks
 
 BASE_IMAGE = "swerve/task-base:1"
 CREATED_AT = "2025-01-01T00:00:00+00:00"
@@ -33,18 +44,17 @@ _GIT = ("git", "-c", "user.name=demo", "-c", "user.email=demo@example.invalid", 
         "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=main")  # fmt: skip
 
 
-def write_family(directory: Path, *, seed: int, num_train: int, num_heldout: int, image_prefix: str) -> int:
-    """Write both splits and return the number of tasks.
+def write_family(directory: Path, *, seed: int, counts: Mapping[Split, int], image_prefix: str) -> int:
+    """Write the given number of tasks of each split, and return the total.
 
     Raises ValueError if `directory` already holds something else.
     """
-    counts: dict[Split, int] = {"train": num_train, "heldout": num_heldout}
     for split, count in counts.items():
         if (directory / split).exists():
             raise ValueError(f"out: {directory / split} exists already; name a new directory")
         for number, task in enumerate(make_tasks(seed, split, count), 1):
             write_task(task, directory / split / f"task_{number:03d}", image_prefix)
-    return num_train + num_heldout
+    return sum(counts.values())
 
 
 def write_task(task: DemoTask, directory: Path, image_prefix: str) -> None:
@@ -142,3 +152,93 @@ def _git(repo: Path, *arguments: str) -> str:
         [*_GIT, *arguments], cwd=repo, env=quiet | dated, check=True, capture_output=True, text=True
     )
     return done.stdout
+
+
+def build_images(directory: Path) -> tuple[int, int]:
+    """Makes every image of the family under `directory` that the Docker host lacks; returns the numbers made and already present.
+    Raises ValueError if there are no tasks, no Docker host answers, or the base image is missing.
+    """
+    tasks = sorted(directory.glob("**/task_*/task.json"))
+    if not tasks:
+        raise ValueError(f"directory: no task_*/task.json under {directory}; write a family there first")
+    wanted = {json.loads(task.read_bytes())["image_name"]: task.parent for task in tasks}
+    try:
+        client = docker.from_env()
+        missing = {name: folder for name, folder in wanted.items() if not _present(client, name)}
+        if missing:
+            _make(client, missing)
+    except (APIError, BuildError, DockerException) as error:
+        raise ValueError(f"directory: its images could not be made: {error}") from error
+    return len(missing), len(tasks) - len(missing)
+
+
+def _present(client: docker.DockerClient, name: str) -> bool:
+    try:
+        client.images.get(name)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _make(client: docker.DockerClient, missing: dict[str, Path]) -> None:
+    try:
+        client.images.load(archive(client.api.inspect_image(BASE_IMAGE), missing))
+    except (APIError, ImageLoadError):
+        for name, folder in missing.items():
+            client.images.build(path=str(folder), tag=name, rm=True)
+
+
+def archive(base: dict[str, Any], folders: dict[str, Path]) -> bytes:
+    """A docker-archive with one image for each (name, task folder), on top of the inspected `base`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        manifest = [dict(entry) for entry in _entries(tar, base, folders)]
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+    return buffer.getvalue()
+
+
+def _entries(
+    tar: tarfile.TarFile, base: dict[str, Any], folders: dict[str, Path]
+) -> Iterator[dict[str, Any]]:
+    beneath = base["RootFS"]["Layers"]
+    for name, folder in folders.items():
+        layer = _layer(folder / "repo")
+        digest = hashlib.sha256(layer).hexdigest()
+        config = json.dumps(_config(base, [*beneath, f"sha256:{digest}"])).encode()
+        config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+        _add(tar, config_name, config)
+        _add(tar, f"{digest}/layer.tar", layer)
+        layers = [*(f"{each.removeprefix('sha256:')}/layer.tar" for each in beneath), f"{digest}/layer.tar"]
+        yield {"Config": config_name, "RepoTags": [name], "Layers": layers}
+
+
+def _config(base: dict[str, Any], layers: list[str]) -> dict[str, Any]:
+    inherited = base["Config"]
+    variables = [*(inherited["Env"] or []), *(f"{key}={value}" for key, value in ENVIRONMENT.items())]
+    return {
+        "architecture": base["Architecture"],
+        "os": base["Os"],
+        "created": CREATED_AT,
+        "config": inherited | {"Env": variables, "WorkingDir": WORKDIR},
+        "rootfs": {"type": "layers", "diff_ids": layers},
+    }
+
+
+def _layer(repo: Path) -> bytes:
+    """The repository under the working directory, owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add(repo, arcname=WORKDIR.lstrip("/"), filter=_owned_by_root)
+    return buffer.getvalue()
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))

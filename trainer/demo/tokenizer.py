@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from trainer.demo import rehearsal, words
-from trainer.demo.bugs import OPERATORS
-from trainer.demo.conversation import CHAT_TEMPLATE, END, PAD, ROLE_TOKENS
+from trainer.demo import family, lessons
+from trainer.demo.family import OPERATORS
+from trainer.demo.lessons import CHAT_TEMPLATE, END, PAD, ROLE_TOKENS
 
 CONTEXT_TOKENS = 2048
 VOCABULARY_MULTIPLE = 64
@@ -31,14 +31,14 @@ PHRASES = (
     " should be ", ", not ", ". ", "it should ", "it should subtract the other way round",
     "it should take the ", " one", "it uses ", " where ", " is right", "it should start counting at 0",
     "it leaves out the last step", "it should look at the ", " item", "the limit itself should pass",
-    "it makes no use of ", "THOUGHT: ", "\n```bash\n", "\n```", rehearsal.SUBMIT,
+    "it makes no use of ", "THOUGHT: ", "\n```bash\n", "\n```", lessons.SUBMIT,
     "<returncode>0</returncode>\n<output>\n", "<returncode>1</returncode>\n<output>\n",
     "<returncode>2</returncode>\n<output>\n", "</output>", "find it.", "read it.",
-    "looks easy, change line ", "change line ", "test it.", "not right, start over.", "done.",
+    "change line ", "test it.", "not right, start over.", "done.",
     "grep -rn 'def ", "(' .", "cat -n ", "git checkout -q . && ", "sed -i '", "s|.*|", "|' ",
     'python3 -c "from ', " import ", "; print(", ')" 2>&1 | tail -n 1', "    return ", "        return ",
     "    for ", "    if ", " in range(", "        ", "    ", "     ", " in ", " = ", " += ", " + ", " - ",
-    " * ", " == ", " > ", " >= ", ", ", "):", ".py", "./", "def ", "# small sums", "# kept simple",
+    " * ", " == ", " < ", " <= ", " > ", " >= ", ", ", "):", ".py", "./", "def ", "# small sums", "# kept simple",
     "import ",
 )  # fmt: skip
 
@@ -47,10 +47,10 @@ def build_tokenizer() -> Tokenizer:
     """The tokenizer; its ids are the same on every machine."""
     pieces = list(SPECIALS) + sorted(pre_tokenizers.ByteLevel.alphabet())
     listed = [
-        *words.VERBS,
-        *words.NOUNS,
-        *words.LOCALS,
-        *words.DIRECTORIES,
+        *family.VERBS,
+        *family.NOUNS,
+        *family.LOCALS,
+        *family.DIRECTORIES,
     ]
     listed += [*OPERATORS.values(), *_CODE_WORDS, *map(str, range(10, 100))]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces + listed))}
@@ -70,7 +70,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def padded_vocabulary_size(tokenizer: Tokenizer) -> int:
-    """The embedding's number of rows: the vocabulary rounded up."""
+    """The number of rows of the embedding: the vocabulary's size, rounded up."""
     return -(-tokenizer.get_vocab_size() // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 

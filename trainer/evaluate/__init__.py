@@ -1,1 +1,1 @@
-"""Evaluation: how well weights of ours, or any model behind an OpenAI-compatible server, solve tasks."""
+"""Evaluation: the share of tasks that our own weights, or any model behind an OpenAI-compatible server, solve."""

@@ -1,8 +1,8 @@
-"""`python -m trainer.evaluate compare A B`: is B better than A, on the tasks that both have verdicts of?
+"""`python -m trainer.evaluate compare A B`: is B better than A on the tasks for which both have verdicts?
 
-A and B are directories that `python -m trainer.evaluate TASKS.jsonl ... --out` wrote. It prints the success of each, the paired
-difference B - A with its 95 % interval (bootstrap over tasks), and which tasks are won and lost: those whose rate of success is higher
-or lower in B. Exit status: 0; 2 misuse.
+A and B are directories that `python -m trainer.evaluate TASKS.jsonl ... --out` wrote. It prints the success of each, the paired difference
+B - A with its 95 % interval (tasks are the draws), and the won and lost tasks: those whose rate of success is higher or lower in B. Exit
+status: 0; 2 misuse.
 """
 
 import argparse
@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
-
+from pipeline.commandline import MISUSE, directory, program
 from pipeline.errors import describe_error
-from pipeline.visible import visible_line
+from pipeline.intervals import Estimate, paired_difference, share
+from pipeline.message import json_line
+from pipeline.screen import visible_line
 from trainer.evaluate.results import RECORD, EvaluationDirectory, graded_runs
-from trainer.records.statistics import Estimate, estimate, paired_difference, rate
+from trainer.records.statistics import rate
 
-MISUSE = 2
-SHOWN_AT_MOST = 20  # tasks in a list for people
+SHOWN_AT_MOST = 20  # number of tasks in a printed list
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of tasks with at least one graded episode in both."""
+    """Two evaluations, on the tasks with at least one graded episode in both."""
 
     first: Estimate
     second: Estimate
@@ -32,17 +32,17 @@ class Comparison:
     won: list[str]
     lost: list[str]
     num_equal: int
-    num_left_out: int  # tasks that only one of them has a verdict of
+    num_left_out: int  # tasks for which only one of them has a verdict
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate compare",
+        prog=program("trainer.evaluate") + " compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("first", type=Path, metavar="A")
-    parser.add_argument("second", type=Path, metavar="B")
+    parser.add_argument("first", type=directory, metavar="A")
+    parser.add_argument("second", type=directory, metavar="B")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {describe_error(error)}", file=sys.stderr)
         return MISUSE
-    print(msgspec.json.encode(asdict(found)).decode() if options.json else text_of(found, options))
+    print(json_line(asdict(found)) if options.json else text_of(found, options))
     return 0
 
 
@@ -63,11 +63,13 @@ def _runs(path: Path) -> dict[str, list[bool]]:
 
 
 def compared(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]]) -> Comparison:
-    """Raises ValueError if no task has a verdict in both."""
+    """The comparison of two evaluations. Raises ValueError if no task has a verdict in both."""
     both = [task for task, runs in first.items() if runs and second.get(task)]
     rates = {task: (rate(first[task]), rate(second[task])) for task in both}
-    mean_first = estimate([before for before, _ in rates.values()])
-    mean_second = estimate([after for _, after in rates.values()])
+    mean_first, mean_second = (
+        share([rate(runs[task]) for task in both], sum(len(runs[task]) for task in both))
+        for runs in (first, second)
+    )
     difference = paired_difference(first, second)
     if mean_first is None or mean_second is None or difference is None:
         raise ValueError("no task has a verdict in both: compare evaluations of the same tasks")
@@ -87,19 +89,15 @@ def text_of(found: Comparison, options: argparse.Namespace) -> str:
     left_out = f"; {found.num_left_out} more have a verdict in one only" if found.num_left_out else ""
     return "\n".join(
         (
-            f"{found.difference.num_tasks} tasks{left_out}",
-            f"A  {_percent(found.first)}  {visible_line(str(options.first))}",
-            f"B  {_percent(found.second)}  {visible_line(str(options.second))}",
-            f"B - A  {_percent(found.difference, sign='+')}",
+            f"{found.difference.num_draws} tasks{left_out}",
+            f"A  {found.first.percent()}  {visible_line(str(options.first))}",
+            f"B  {found.second.percent()}  {visible_line(str(options.second))}",
+            f"B - A  {found.difference.percent('+')}",
             f"won {len(found.won)}: {_listed(found.won)}",
             f"lost {len(found.lost)}: {_listed(found.lost)}",
             f"equal {found.num_equal}",
         )
     )
-
-
-def _percent(one: Estimate, *, sign: str = "") -> str:
-    return f"{100 * one.value:{sign}.1f} % ({100 * one.low:{sign}.1f} to {100 * one.high:{sign}.1f})"
 
 
 def _listed(tasks: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`python -m trainer.evaluate RECIPE --run-dir DIR`: how well given weights solve held-out tasks, without training.
+"""`python -m trainer.evaluate RECIPE --run-dir DIR`: the share of held-out tasks that given weights solve, without training.
 
 The weights are published to the engines as a version of a run of their own, and each engine confirms them. Then the tasks go
 through the same queue, workers and grader as in training. DIR/evaluations/RUN_ID holds the journal, and `outcomes.jsonl` with a
@@ -14,27 +14,33 @@ import secrets
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from pipeline.commandline import directory
+from pipeline.intervals import HEADING, Estimate, mean
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
+from pipeline.message import json_line
 from trainer import process
 from trainer.inputs import Inputs, check_learner, read_inputs
+from trainer.process import TrainerSettings
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
-from trainer.records.journal import EpisodeRow, read
 from trainer.records.run_directory import sole_trainer, writable
-from trainer.rollouts.heldout import Round, standard_error
-from trainer.settings import TrainerSettings
+from trainer.rollouts.heldout import Round
 
 if TYPE_CHECKING:
     from trainer.loop.standalone_evaluation import Ending
     from trainer.records.console import Console
 
-CHECKPOINTS = "checkpoints"  # of a run, in its directory
+CHECKPOINTS = "checkpoints"  # directory of checkpoints in a run's directory
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +48,8 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float
     task_id: str
-    rewards: tuple[float | None, ...]  # of its episodes; None: without a verdict
-    outcomes: tuple[str, ...]  # of the same episodes
+    rewards: tuple[float | None, ...]  # rewards of its episodes; None: without a verdict
+    outcomes: tuple[str, ...]  # outcomes of the same episodes
     request_ids: tuple[str, ...]
 
 
@@ -52,7 +58,7 @@ class TemperatureResult(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float
     success: float | None
-    standard_error: float | None  # the episodes of one task count as related
+    interval: tuple[float, float] | None  # at 95 %, with tasks as the draws
     episodes: int
     tasks: int
     failed: int  # episodes without a verdict; not in `success`
@@ -68,7 +74,7 @@ class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is evaluated: a checkpoint of the learner, or a Hugging Face directory."""
+    """The weights that are evaluated: a checkpoint of the learner, or a Hugging Face directory."""
 
     directory: Path
     is_checkpoint: bool
@@ -106,11 +112,11 @@ def _parse() -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--checkpoint",
-        type=Path,
+        type=directory,
         help="evaluate this checkpoint; default the newest of --run-dir, else the recipe's model",
     )
     which.add_argument(
-        "--model", type=Path, help="evaluate this Hugging Face directory, with its own tokenizer"
+        "--model", type=directory, help="evaluate this Hugging Face directory, with its own tokenizer"
     )
     parser.add_argument(
         "--tasks", type=Path, help="the tasks to evaluate on; default the recipe's tasks.heldout"
@@ -123,15 +129,21 @@ def _parse() -> argparse.Namespace:
         metavar="T",
         help="sampling temperature; may be repeated; default the recipe's and 0 (greedy: one episode per task at most)",
     )
+    parser.add_argument(
+        "--harness",
+        metavar="NAME",
+        help="an agent program plays in place of the recipe's agent, as rollout.harness says it; its context is not cut",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     return parser.parse_args()
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe, with the tasks and the model of the command line."""
-    recipe = load_recipe(
-        arguments.recipe, [*arguments.set, "evaluation.episodes=0", "evaluation.greedy_episodes=0"]
-    )
+    """The recipe, with the tasks, the model and the agent program of the command line."""
+    changes = [*arguments.set, "evaluation.episodes=0", "evaluation.greedy_episodes=0"]
+    if arguments.harness:
+        changes += [f"rollout.harness={arguments.harness}", "rollout.context.policy=stop"]
+    recipe = load_recipe(arguments.recipe, changes)
     if arguments.tasks:
         recipe = replace(recipe, tasks=replace(recipe.tasks, heldout=str(arguments.tasks.resolve())))
     if not recipe.tasks.heldout:
@@ -142,7 +154,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
-    """Raises ValueError for a directory that does not hold what it should."""
+    """The weights to evaluate. Raises ValueError for a directory without the expected content."""
     from trainer.loop.checkpoints import Checkpoints
 
     newest = Checkpoints(arguments.run_dir / CHECKPOINTS, keep=1).latest()
@@ -150,7 +162,7 @@ def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
     if checkpoint is not None:
         if not (checkpoint / "metadata.json").is_file():
             raise ValueError(
-                f"{checkpoint} holds no checkpoint: give a directory as in runs/demo/checkpoints/step-8"
+                f"{checkpoint} holds no checkpoint: give a directory as in runs/demo/checkpoints/step-00000008"
             )
         return Weights(checkpoint.resolve(), is_checkpoint=True)
     model = Path(recipe.model)
@@ -163,7 +175,7 @@ def _rounds(arguments: argparse.Namespace, recipe: Recipe, num_tasks: int) -> It
     wanted: int = num_tasks if arguments.episodes is None else arguments.episodes
     if wanted < 1 or (wanted > num_tasks and wanted % num_tasks):
         raise ValueError(
-            f"--episodes {wanted}: there are {num_tasks} tasks; give so many, fewer, or a multiple"
+            f"--episodes {wanted}: there are {num_tasks} tasks; give their number, a smaller one, or a multiple"
         )
     per_task = max(1, wanted // num_tasks)
     for temperature in dict.fromkeys(arguments.temperature or (recipe.rollout.sampling.temperature, 0.0)):
@@ -187,7 +199,7 @@ def _lead(
     with process.console_on(sys.stderr) as console:
         ending = asyncio.run(_conduct(recipe, inputs, weights, rounds, root, settings, console))
     summary = _summed_up(root, rounds, str(weights.directory), ending)
-    print(msgspec.json.encode(summary).decode() if arguments.json else table(summary))
+    print(json_line(summary) if arguments.json else table(summary))
     judged = all(result.episodes and not result.failed for result in summary.results)
     return 0 if ending == "finished" and judged else 1
 
@@ -214,7 +226,7 @@ async def _conduct(
 async def _export(
     recipe: Recipe, weights: Weights, settings: TrainerSettings
 ) -> AsyncIterator[Callable[[Path], object]]:
-    """Writes the weights as a Hugging Face directory at a path; may block, from any thread."""
+    """Yields a function that writes the weights as a Hugging Face directory at a path. The function may block, in any thread."""
     if not weights.is_checkpoint:
         yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
         return
@@ -222,8 +234,8 @@ async def _export(
 
     learner = await LearnerThread.start(lambda: process.make_feed(recipe, settings))
     try:
-        await learner.restore(weights.directory)
-        yield learner.export
+        await learner.call("restore", weights.directory)
+        yield partial(learner.call_blocking, "export")
     finally:
         await learner.stop()
 
@@ -252,18 +264,16 @@ def _summed_up(root: Path, rounds: Sequence[Round], weights: str, ending: str) -
 
 
 def _result(temperature: float, judged: Sequence[EpisodeRow], *, num_failed: int) -> TemperatureResult:
-    from trainer.records.summary import rate
-
-    success, error = rate([msgspec.structs.replace(row, group_id=row.task_id) for row in judged])
-    num_tasks = len({row.task_id for row in judged})
-    if success is not None and num_tasks == 1:  # nothing to tell tasks apart by
-        error = standard_error(success, len(judged))
+    by_task = defaultdict[str, list[float]](list)
+    for row in judged:
+        by_task[row.task_id].append(row.reward or 0.0)
+    found = mean(list(by_task.values()))
     return TemperatureResult(
         temperature=temperature,
-        success=success,
-        standard_error=error,
+        success=found and found.value,
+        interval=found and (found.low, found.high),
         episodes=len(judged),
-        tasks=num_tasks,
+        tasks=len(by_task),
         failed=num_failed,
     )
 
@@ -281,18 +291,19 @@ def _outcomes(one: Round, played: Sequence[EpisodeRow]) -> Iterator[TaskOutcome]
 
 
 def table(summary: EvaluationSummary) -> str:
-    """The summary as text: success in percent, with one standard error."""
+    """The summary as text: success in percent."""
     lines = [
         f"{summary.weights}: {summary.ending}",
-        "temperature        success  episodes  tasks  without a verdict",
+        f"success in percent, {HEADING}",
+        "temperature             success  episodes  tasks  without a verdict",
     ]
     for one in summary.results:
         success = (
             "-"
-            if one.success is None or one.standard_error is None
-            else f"{100 * one.success:.1f} ± {100 * one.standard_error:.1f} %"
+            if one.success is None or one.interval is None
+            else Estimate(one.success, *one.interval, one.tasks).cell()
         )
-        lines.append(f"{one.temperature:>11g}{success:>15}{one.episodes:>10}{one.tasks:>7}{one.failed:>19}")
+        lines.append(f"{one.temperature:>11g}{success:>20}{one.episodes:>10}{one.tasks:>7}{one.failed:>19}")
     return "\n".join([*lines, summary.outcomes])
 
 

@@ -1,29 +1,37 @@
-"""The shape of a model, read from its Hugging Face `config.json`, and whether a parallel layout divides it.
+"""The shape of a model, read from its Hugging Face `config.json`; a check whether a parallel layout divides it; the number of its
+floating-point operations.
 
-Supported are Llama, Qwen2, Qwen3 and the mixture of experts of Qwen3. A config that asks for something the learner cannot do
-is rejected by name, never trained as something else. Nothing here imports torch, so a recipe can be checked on a machine without it.
+The learner supports Llama, Qwen2, Qwen3 and the mixture of experts of Qwen3. A config with a setting that it does not support is rejected
+with the setting's name, never trained as something else. Nothing here imports torch, so a recipe can be checked on a machine without it.
+
+The count includes the operations that the result needs: matrix products at two per multiplication and addition, causal attention at the
+pairs that it keeps. Norms, activations and the rotary embedding are left out (below 1 %), and so is recomputation, because the result needs
+each operation once. Recomputation therefore lowers a utilisation that is computed from these counts.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from pipeline.model_config import language_keys
 from trainer.learner.config import LearnerConfig
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3_moe")
+TRAINED = "Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture of experts"
+"""FAMILIES by the names of their models. Llama 3.1 to 3.3 scale their rotary embedding in a way of their own, which is not supported."""
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """The mixture of experts that each layer has in place of one MLP: a router chooses a few of them for every token."""
+    """The mixture of experts that each layer has instead of one MLP: a router chooses a few experts for every token."""
 
     count: int
     per_token: int
-    width: int  # of one expert's MLP
+    width: int  # inner width of one expert's MLP
     renormalised: bool  # whether the weights of the chosen experts are scaled to a sum of 1
 
 
@@ -33,7 +41,7 @@ class Yarn(
     kw_only=True,
     rename={"original_positions": "original_max_position_embeddings"},
 ):
-    """How rotary embedding is stretched beyond the positions of pretraining, by transformers' names and defaults."""
+    """The stretching of rotary embedding beyond the positions of pretraining, by transformers' names and defaults."""
 
     factor: float
     original_positions: int
@@ -49,7 +57,7 @@ class Yarn(
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor by which cosines and sines are multiplied."""
 
         def at(mscale: float) -> float:
             return 0.1 * mscale * math.log(self.factor) + 1.0
@@ -65,7 +73,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     family: Family
     num_layers: int
     width: int
-    mlp_width: int  # not used where the layers have experts
+    mlp_width: int  # inner width of the MLP; unused if the layers have experts
     num_heads: int
     num_key_value_heads: int
     head_width: int
@@ -87,11 +95,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def routing_width(self) -> int:
-        """Experts that one token passes over all layers; 0 for a dense model."""
+        """The number of experts that one token passes over all layers; 0 for a dense model."""
         return self.num_layers * self.experts.per_token if self.experts else 0
 
     def reported_experts(self, config: LearnerConfig) -> int:
-        """Experts that engines report of each token; 0 where the learner does not replay their routing."""
+        """The number of experts that engines report for each token; 0 if the learner does not replay their routing."""
         return self.routing_width if config.routing_replay else 0
 
     @property
@@ -101,7 +109,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of `config.json` that say what is computed, by their Hugging Face names."""
+    """The keys of `config.json` that determine the computation, by their Hugging Face names."""
 
     model_type: Family
     num_hidden_layers: int
@@ -136,7 +144,9 @@ def read_architecture(directory: Path) -> Architecture:
     path = directory / "config.json"
     config = _read_config(path)
     for feature in _unsupported_features(config):
-        raise ValueError(f"{path}: {feature} is not supported by the learner: choose a model without it")
+        raise ValueError(
+            f"the learner trains {TRAINED}, and {feature} is not supported by the learner, but {path} has it: choose a model without it"
+        )
     rope = config.rope_parameters or config.rope_scaling or {}
     return Architecture(
         family=config.model_type,
@@ -157,7 +167,7 @@ def read_architecture(directory: Path) -> Architecture:
 
 
 def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str]:
-    """Why this model cannot be divided as `config` says, one sentence per reason; empty if it can be."""
+    """The reasons why this model cannot be divided as `config` requires, one sentence per reason; empty if it can be."""
     experts = architecture.experts
     parts = {
         "tensor_parallel": (
@@ -221,10 +231,10 @@ def _read_config(path: Path) -> _Config:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         if keys.get("model_type") not in FAMILIES:
             raise ValueError(
-                f"{path}: model_type {keys.get('model_type')!r} is not one of {', '.join(FAMILIES)}: "
-                "choose such a model"
+                f"the learner trains {TRAINED} (model_type {', '.join(FAMILIES)}), and model_type {keys.get('model_type')!r} of "
+                f"{path} is none of them: choose such a model"
             )
-        return msgspec.convert(keys, _Config)
+        return msgspec.convert(language_keys(keys), _Config)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; `model` must be a Hugging Face directory with config.json and weights"
@@ -263,3 +273,46 @@ def _unsupported_features(config: _Config) -> Iterator[str]:
         "mlp_only_layers": bool(config.mlp_only_layers),
     }
     yield from (name for name, present in unsupported.items() if present)
+
+
+TRAINING_PASSES = 3
+"""A step costs three forward passes: the backward pass has a product for the input and one for the weight."""
+
+
+def forward_flops(
+    architecture: Architecture, lengths: Iterable[int], *, num_head_positions: int | None = None
+) -> int:
+    """Operations of the whole model's forward pass over samples of `lengths` positions each.
+
+    A sample of T tokens takes T - 1 positions. The output layer runs at `num_head_positions` of them; None: at all.
+    """
+    sizes = list(lengths)
+    num_positions = sum(sizes)
+    layers = architecture.num_layers * (
+        2 * num_positions * _layer_matrices(architecture)
+        + sum(attention_flops(architecture, length) for length in sizes)
+    )
+    rows = num_positions if num_head_positions is None else num_head_positions
+    return layers + 2 * rows * architecture.width * architecture.vocab_size
+
+
+def training_flops(
+    architecture: Architecture, lengths: Iterable[int], *, num_head_positions: int | None = None
+) -> int:
+    """Operations of forward and backward pass, when all weights are trained."""
+    return TRAINING_PASSES * forward_flops(architecture, lengths, num_head_positions=num_head_positions)
+
+
+def attention_flops(architecture: Architecture, length: int) -> int:
+    """Operations for the scores and weighted values of one sample in one layer: position t attends to t positions, itself included."""
+    num_pairs = length * (length + 1) // 2
+    return 2 * 2 * num_pairs * architecture.num_heads * architecture.head_width
+
+
+def _layer_matrices(architecture: Architecture) -> int:
+    """The number of one layer's weights by which each position is multiplied."""
+    query_width = architecture.num_heads * architecture.head_width
+    key_value_width = 2 * architecture.num_key_value_heads * architecture.head_width
+    attention = architecture.width * (query_width + key_value_width) + query_width * architecture.width
+    router = architecture.width * architecture.experts.count if architecture.experts else 0
+    return attention + router + 3 * architecture.width * architecture.active_mlp_width

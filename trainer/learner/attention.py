@@ -1,12 +1,19 @@
-"""Attention inside each sample of a packed micro-batch. Replaces Megatron's own, which rejects packed input without
-TransformerEngine.
+"""Attention inside each sample of a packed micro-batch, and which positions of a micro-batch a rank works on. Replaces Megatron's own
+attention, which rejects packed input without TransformerEngine.
 
 On a GPU in half precision, one variable-length flash kernel runs over the whole pack; otherwise scaled-dot-product attention
 runs sample by sample. Either way a token attends to its own sample only, up to itself.
 
-With context parallelism each rank of the group holds a part of the positions (Ulysses, arXiv 2309.14509): an all-to-all gives
-it all positions of a part of its heads, it attends, and an all-to-all brings the result back. A sample may lie on several ranks,
-and the load is even whatever the lengths of the samples.
+Positions are rotary, plain or stretched by YaRN as transformers does. Megatron's own embedding, for packed input, waits for the
+device twice per layer and sample, and keeps two arrays per layer for the backward pass. Here the angles are computed once per
+micro-batch.
+
+The context-parallel ranks of a group take consecutive parts of equal size of a micro-batch; with sequence parallelism Megatron divides each
+part again among the tensor-parallel ranks. Padding positions are appended so that all parts are equally large. They form a sample of their
+own, and are dropped when the parts are joined.
+
+With context parallelism, an all-to-all gives each rank all positions of a part of its heads, the rank computes attention, and an all-to-all
+returns the result (Ulysses, arXiv 2309.14509). A sample may be on several ranks, and the load is even whatever the lengths of the samples.
 
 Shape suffixes: L positions of this rank, P positions of the micro-batch (as many without context parallelism), H heads of this
 rank, D width of a head.
@@ -17,24 +24,77 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.mappings import all_to_all_hp2sp, all_to_all_sp2hp
+from megatron.core.tensor_parallel.mappings import (
+    all_to_all_hp2sp,
+    all_to_all_sp2hp,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from trainer.batching.packing import MicroBatch
 from trainer.learner import backend
-from trainer.learner.rotary import rotated
+from trainer.learner.architecture import Architecture, Yarn
+from trainer.learner.config import LearnerConfig
+
+
+class Rotary:
+    """The frequencies of one model."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        width, theta = architecture.head_width, architecture.rope_theta
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        self._frequencies = 1.0 / theta**exponents
+        self._magnitude = 1.0
+        if architecture.yarn is not None:
+            self._frequencies = _stretched(self._frequencies, architecture.yarn, width=width, theta=theta)
+            self._magnitude = architecture.yarn.magnitude
+
+    def angles(self, positions_L: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of each position, fp32 of L x 1 x D."""
+        frequencies = self._frequencies.to(positions_L.device)
+        half = positions_L.float()[:, None, None] * frequencies
+        whole = torch.cat([half, half], dim=-1)
+        return whole.cos() * self._magnitude, whole.sin() * self._magnitude
+
+
+def rotated(vectors_LHD: Tensor, cosines_L1D: Tensor, sines_L1D: Tensor) -> Tensor:
+    """Each vector rotated by the angles of its position. The computation is in fp32, as in engines, and rounds once."""
+    wide = vectors_LHD.float()
+    left, right = wide.chunk(2, dim=-1)
+    turned = wide * cosines_L1D + torch.cat([-right, left], dim=-1) * sines_L1D
+    return turned.to(vectors_LHD.dtype)
+
+
+def _stretched(frequencies: Tensor, yarn: Yarn, *, width: int, theta: float) -> Tensor:
+    """YaRN: the factor slows down slow dimensions, leaves fast ones unchanged, and is mixed in between."""
+
+    def dimension_of(num_turns: float) -> float:
+        """The dimension that makes this number of turns over the original length."""
+        return width * math.log(yarn.original_positions / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(yarn.beta_fast), dimension_of(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    dimensions = torch.arange(width // 2, dtype=torch.float32)
+    slow = ((dimensions - low) / (high - low if high > low else 0.001)).clamp(0, 1)
+    return frequencies / yarn.factor * slow + frequencies * (1 - slow)
 
 
 @dataclass
 class Packing(PackedSeqParams):
-    """Where the samples of a micro-batch begin and end, and the angles of this rank's positions."""
+    """The limits of the samples in a micro-batch, and the angles of this rank's positions."""
 
     cosines_L1D: Tensor | None = None
     sines_L1D: Tensor | None = None
@@ -68,7 +128,7 @@ class PackedAttention(MegatronModule):
         packed_seq_params: PackedSeqParams,
         **_unused: Any,
     ) -> Tensor:
-        """Attended values, heads side by side: L x (H * D). Keys and values may have fewer heads."""
+        """Returns the attended values, with heads side by side: L x (H * D). Keys and values may have fewer heads."""
         if self._parts == 1:
             return self._attend(query_LHD, key_LHD, value_LHD, packed_seq_params)
         # Each rank must get a head of the keys and values, so there may have to be several copies of each.
@@ -133,7 +193,7 @@ class PackedAttention(MegatronModule):
 
 
 class RotaryAttention(PackedAttention):
-    """The same after turning queries and keys by their positions, which Megatron is told not to do."""
+    """Attention after rotating queries and keys by their positions. Megatron is configured not to rotate them."""
 
     def forward(
         self,
@@ -150,3 +210,66 @@ class RotaryAttention(PackedAttention):
         assert sines_L1D is not None
         query_LHD, key_LHD = (rotated(x, cosines_L1D, sines_L1D) for x in (query_LHD, key_LHD))
         return super().forward(query_LHD, key_LHD, value_LHD, attention_mask, packed_seq_params)
+
+
+class Positions:
+    """Divides and joins arrays over the positions of a micro-batch."""
+
+    def __init__(self, config: LearnerConfig, rotary: Rotary) -> None:
+        self._parts = config.context_parallel
+        self._multiple = self._parts * (config.tensor_parallel if config.sequence_parallel else 1)
+        self._rotary = rotary
+
+    def span(self, num_positions: int) -> slice:
+        """This context-parallel rank's slice, which may reach beyond the last position."""
+        part = self._padded(num_positions) // self._parts
+        start = part * parallel_state.get_context_parallel_rank()
+        return slice(start, start + part)
+
+    @property
+    def smallest_part(self) -> int:
+        """The index of this rank's part among the parts of one micro-batch, over all context-parallel and sequence-parallel ranks."""
+        of_tensor = self._multiple // self._parts
+        in_part = parallel_state.get_tensor_model_parallel_rank() if of_tensor > 1 else 0
+        return parallel_state.get_context_parallel_rank() * of_tensor + in_part
+
+    def smallest_part_size(self, num_positions: int) -> int:
+        """The number of positions in each of those parts, including the appended ones."""
+        return self._padded(num_positions) // self._multiple
+
+    def mine(self, array_P: npt.NDArray[Any]) -> Tensor:
+        """This rank's part, on its device; appended positions have 0."""
+        padded = np.zeros((self._padded(len(array_P)), *array_P.shape[1:]), array_P.dtype)
+        padded[: len(array_P)] = array_P
+        return torch.from_numpy(padded[self.span(len(array_P))]).to(backend.device())
+
+    def joined(self, values_L: Tensor, *, num_positions: int) -> Tensor:
+        """The values of all parts, on each of their ranks.
+
+        Each rank computes the same loss from them, so the gradient of its own part is its part of the gradient.
+        """
+        values_P = gather_from_sequence_parallel_region(
+            values_L, tensor_parallel_output_grad=False, group=backend.context_parallel_group()
+        )
+        return values_P[:num_positions]
+
+    def packing(self, microbatch: MicroBatch) -> Packing:
+        """The data about the micro-batch that attention needs."""
+        boundaries, padded = microbatch.boundaries, self._padded(microbatch.num_positions)
+        if padded > microbatch.num_positions:
+            boundaries = np.append(boundaries, np.int32(padded))
+        longest = int(np.diff(boundaries).max())
+        on_device = torch.from_numpy(boundaries).to(backend.device())
+        cosines_L1D, sines_L1D = self._rotary.angles(self.mine(microbatch.positions_P))
+        return Packing(
+            qkv_format="thd",
+            cu_seqlens_q=on_device,
+            cu_seqlens_kv=on_device,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            cosines_L1D=cosines_L1D,
+            sines_L1D=sines_L1D,
+        )
+
+    def _padded(self, num_positions: int) -> int:
+        return -(-num_positions // self._multiple) * self._multiple

@@ -1,16 +1,16 @@
-"""The one place that knows whether this machine has CUDA.
-
-With CUDA: nccl, the local GPU, and Megatron unchanged. Without: gloo, the CPU, and stand-ins for the few CUDA functions that
-Megatron calls by name. The stand-ins apply only inside `device_scope`, and each is a true no-op on a CPU: a tensor placed on
-"cuda" goes where all tensors are, synchronising waits for work that is already done, and the random state that Megatron forks
-per parallel rank serves dropout alone, which these models do not have.
+"""The only module that knows whether this machine has CUDA.
+With CUDA: nccl, the local GPU, and Megatron unchanged. Without: gloo, the CPU, and stand-ins for the few CUDA functions that Megatron calls
+by name. The stand-ins apply only inside `device_scope`, and each is a true no-op on a CPU: a tensor placed on "cuda" goes where all tensors
+are, synchronising waits for work that is already done, and the random state that Megatron forks per parallel rank is used for dropout only,
+which these models do not have.
 """
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from megatron.core import parallel_state
@@ -18,14 +18,26 @@ from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.moe import token_dispatcher
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import HashStore  # torch.distributed does not export it to type checkers
+
+# torch.distributed does not export these to type checkers.
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+from trainer.learner.directories import DiskFull
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+"""The longest wait of the ranks in a collective for a rank that does not join it, because it alone has failed; then they fail, too."""
+
+DISK_TIMEOUT = timedelta(minutes=30)
+"""The longest wait of ranks for each other to start, and to read and write files. A rank that has ended is noticed at once."""
 
 
 class CudaAsCpu(TorchFunctionMode):
-    """While active, tensors requested on "cuda" are made on the CPU, and CPU tensors report CUDA types."""
+    """Makes tensors that are requested on "cuda" on the CPU while it is active, and lets CPU tensors report CUDA types."""
 
     def __torch_function__(
         self,
@@ -49,26 +61,40 @@ def has_cuda() -> bool:
 
 
 def device() -> torch.device:
-    """Where parameters and activations live."""
+    """The device of parameters and activations."""
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda() else torch.device("cpu")
 
 
-def host_copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copies on the host, complete on return; with CUDA in page-locked memory, to which the GPU copies at full speed."""
-    copies = [
-        torch.empty_like(tensor, device="cpu", pin_memory=has_cuda()).copy_(
-            tensor.detach(), non_blocking=True
+def num_threads() -> int:
+    """The number of threads of one operation on the CPU. With another number, sums are added in another order."""
+    return torch.get_num_threads()
+
+
+def use_threads(number: int) -> None:
+    """Uses this number of threads from now on."""
+    torch.set_num_threads(number)
+
+
+def page_lock(block: Tensor) -> None:
+    """Let a GPU copy to and from a block of host memory at full speed. Nothing happens without CUDA.
+
+    Raises RuntimeError where the machine does not allow it.
+    """
+    if has_cuda() and block.nbytes:
+        torch.cuda.check_error(
+            int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, 0))  # type: ignore[attr-defined]
         )
-        for tensor in tensors
-    ]
+
+
+def wait_for_copies() -> None:
+    """Waits until all copies between GPU and host are complete."""
     if has_cuda():
         torch.cuda.current_stream().synchronize()
-    return copies
 
 
 @contextlib.contextmanager
 def device_scope() -> Iterator[None]:
-    """Everything that calls into Megatron runs in here."""
+    """The scope of all calls into Megatron."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_library_warnings_ignored())
         if not has_cuda():
@@ -141,9 +167,64 @@ def join(*, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
         "nccl" if has_cuda() else "gloo",
         rank=rank,
         world_size=world_size,
-        store=HashStore() if world_size == 1 else None,
+        store=HashStore() if world_size == 1 else _store_with_all(rank, world_size),
         timeout=COLLECTIVE_TIMEOUT,
     )
+
+
+def _store_with_all(rank: int, world_size: int) -> Store:
+    """The store through which the processes meet, once all of them have joined."""
+    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=DISK_TIMEOUT)))
+    store = PrefixStore("learner", store)
+    store.set(f"rank {rank} is here", "")
+    store.wait([f"rank {other} is here" for other in range(world_size)], DISK_TIMEOUT)
+    return store
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[None]:
+    """Collectives wait for DISK_TIMEOUT inside the block, because libraries read files between them."""
+    _set_pg_timeout(DISK_TIMEOUT, distributed.group.WORLD)
+    try:
+        yield
+    finally:
+        _set_pg_timeout(COLLECTIVE_TIMEOUT, distributed.group.WORLD)
+
+
+def all_gathered(own: T) -> list[T]:
+    """The values of all ranks, by rank, on every rank. Collective."""
+    everywhere: list[Any] = [own] * distributed.get_world_size()
+    if len(everywhere) > 1:
+        distributed.all_gather_object(everywhere, own, group=disk_group())
+    return everywhere
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """An error that one rank raises in the block, because of its files or its memory, is raised on all ranks, as by `agree`. Collective.
+
+    No rank waits for another one inside the block.
+    """
+    failure = None
+    try:
+        yield
+    except (OSError, ValueError, MemoryError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+        failure = error
+    agree(failure)
+
+
+def agree(failure: Exception | None) -> None:
+    """Raise one rank's error on every rank: DiskFull and ValueError unchanged, any other error as OSError with the rank.
+
+    Collective, with the long timeout of `patient`: some ranks may still be reading or writing files.
+    """
+    # Errors of other types may not be picklable, so they travel as OSError.
+    own = failure if failure is None or type(failure) in (DiskFull, ValueError) else OSError(str(failure))
+    for rank, one in enumerate(all_gathered(own)):
+        if isinstance(one, DiskFull | ValueError):
+            raise one from failure if one is not failure else None
+        if one is not None:
+            raise OSError(f"rank {rank}: {one}") from failure
 
 
 def lay_out(
@@ -151,7 +232,7 @@ def lay_out(
 ) -> None:
     """Divide the ranks into tensor-, context-, pipeline- and data-parallel groups. Raises ValueError if they cannot be.
 
-    Experts have a division of their own: each is whole on its rank, and the ranks of a pipeline stage, over tensor, context and
+    Experts are divided separately: each is whole on its rank, and the ranks of a pipeline stage, over tensor, context and
     data parallelism, form groups of `expert_parallel` that share the experts.
     """
     world_size, needed = distributed.get_world_size(), tensor_parallel * pipeline_parallel * context_parallel
@@ -181,15 +262,17 @@ def lay_out(
         context_parallel_size=context_parallel,
         expert_model_parallel_size=expert_parallel,
         expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=COLLECTIVE_TIMEOUT / timedelta(minutes=1),  # type: ignore[arg-type]
     )
     # Without dropout nothing random happens once the weights are read, so a tracker that forks no state is enough.
     initialize_rng_tracker(inference_rng_tracker=True)
 
 
 def _close_layout() -> None:
-    """Close the groups of the present layout. Megatron forgets them but leaves them open, each with a thread that polls."""
+    """Closes the groups of the present layout. Megatron drops them but leaves them open, each with a thread that polls."""
     distributed.barrier()  # no rank may still be using them
-    groups = cast(list[Any], parallel_state._global_process_group_list)[1:]  # the first stands for all ranks
+    # The first is the group of all ranks.
+    groups = cast(list[Any], parallel_state._global_process_group_list)[1:]
     for group in groups:
         distributed.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
@@ -213,9 +296,27 @@ def context_parallel_group() -> distributed.ProcessGroup:
     return group
 
 
+@functools.cache
+def disk_group() -> distributed.ProcessGroup:
+    """The group of all ranks, with which they wait for each other's files. The first call is collective."""
+    group = distributed.new_group(backend="gloo", timeout=DISK_TIMEOUT)
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
+@functools.cache
+def host_group() -> distributed.ProcessGroup:
+    """The group of all ranks, for tensors in host memory: nccl would need them on a GPU. The first call is collective."""
+    group = distributed.group.WORLD
+    if has_cuda() and distributed.get_world_size() > 1:
+        group = distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
 def replica_group(parameter: Tensor) -> distributed.ProcessGroup:
-    """The ranks that hold the same part of a parameter: the data-parallel ones, of an expert those that have this expert."""
-    if getattr(parameter, "allreduce", True):  # Megatron's mark: False for experts
+    """The ranks that hold the same part of a parameter: the data-parallel ranks, or for an expert the ranks that have this expert."""
+    if getattr(parameter, "allreduce", True):  # Megatron's flag: False for experts
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     else:
         group = parallel_state.get_expert_data_parallel_group()
@@ -225,6 +326,8 @@ def replica_group(parameter: Tensor) -> distributed.ProcessGroup:
 
 def leave() -> None:
     """Leave the process group; a process that never joined may call it too."""
+    host_group.cache_clear()
+    disk_group.cache_clear()
     if distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         distributed.destroy_process_group()

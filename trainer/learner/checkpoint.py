@@ -1,140 +1,125 @@
 """Checkpoints in Megatron's `torch_dist` format, exactly resumable, also under another parallel layout.
 
-A checkpoint holds weights, optimizer state, random state, the number of steps taken and opaque bytes of the caller's. Two
+A checkpoint holds weights, optimizer state, random state, the number of steps taken and opaque bytes of the caller's. Three
 things differ from Megatron's defaults:
 
 Files are written by a thread of each rank, from copies on the host, while the next steps change the originals. Megatron would
 start a manager process and a process per file, which costs seconds each time.
 
-megatron-core 0.16.1 loses Adam's step count when DistributedOptimizer wraps torch's AdamW (no TransformerEngine or Apex):
-a fresh optimizer has no step to load into, the load then looks for a step among the sharded tensors, and what it finally
-restores is one tensor shared by all parameters, which each of them then increments. `_StepKeeper` works around all three.
+Every data-parallel replica writes a part of what all of them hold: parameters are distributed among them, and each rank writes its own part
+of the optimizer's state according to `optimizer.shards`. So no rank gathers anything, and all hosts need the same memory.
+
+Each layer and each expert has tensors of its own. Megatron stacks them into one tensor by default, and then compares the parts of thousands
+of experts pair by pair whenever a checkpoint begins.
 """
 
 import os
 import queue
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories, is_main_replica
+from megatron.core.dist_checkpointing.serialization import get_default_save_common_strategy
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, WriteBucket
-from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_finalize
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import SerializationFormat, _write_item
+from torch.distributed.checkpoint.filesystem import FileSystemReader, SerializationFormat, _write_item
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.learner import backend, directories
-from trainer.learner.optimizer import inner_optimizers
-
-_OPTIMIZER_PREFIX = "optimizer."
-"""The names of the optimizer's tensors in a checkpoint begin with it."""
+from trainer.learner.optimizer import PREFIX, inner_optimizers, num_updates, prepare, shards
+from trainer.learner.snapshots import HostTensors, keepers
 
 
 class Saving:
     """A checkpoint whose files a thread of this rank is writing."""
 
-    def __init__(self, directory: Path, request: AsyncRequest) -> None:
+    def __init__(self, directory: Path, planned: "_Planned", copies: HostTensors) -> None:
+        """`copies` are the tensors that the thread writes."""
         self._directory = directory
-        self._finalize: list[Callable[[], None]] = request.finalize_fns
-        assert request.async_fn is not None
+        self._planned = planned
+        self._copies = copies
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._written = thread.submit(request.async_fn, *request.async_fn_args)
+        self._written = thread.submit(_write_buckets, planned.writer)
         thread.shutdown(wait=False)
 
     @property
     def is_written(self) -> bool:
-        """Whether `finish` need not wait for the files of this rank."""
+        """Whether `finish` can return without waiting for the files of this rank."""
         return self._written.done()
 
     def finish(self) -> None:
-        """Wait for the files of all ranks, write what makes them a checkpoint, and give the directory its name.
+        """Wait for the files of all ranks, write the metadata that makes them a checkpoint, and give the directory its name.
 
-        Collective; call inside `backend.device_scope`. Raises OSError on every rank if one of them could not write its files.
+        Collective; call inside `backend.device_scope`. Raises OSError on every rank if one of them could not write its files; all files are
+        then removed.
         """
-        self._written.result()
-        try:
-            for finalize in self._finalize:
-                finalize()
-        except CheckpointException as error:
-            causes = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
-            raise OSError(f"a checkpoint could not be written: {causes or 'rank 0 knows why'}") from error
-        if distributed.get_rank() == 0:
-            directories.sync_files(directories.partial_of(self._directory))
-            directories.commit(self._directory)
-        distributed.barrier()
+        with directories.discarded_if_failed(self._directory):
+            self._finish()
+
+    def _finish(self) -> None:
+        with backend.together():
+            written = self._written.result()
+        everywhere = backend.all_gathered(written)
+        with backend.together():
+            if distributed.get_rank() == 0:
+                partial = directories.partial_of(self._directory)
+                self._planned.writer.finish(self._planned.metadata, everywhere)
+                save_config(CheckpointingConfig(_FORMAT, _FORMAT_VERSION), str(partial))
+                directories.sync_files(partial)
+                directories.commit(self._directory)
 
 
-class _ThreadedSave(TorchDistSaveShardedStrategy):
-    """The `torch_dist` format, one file per rank, written by a thread from copies on the host."""
+_FORMAT, _FORMAT_VERSION = "torch_dist", 1
 
-    def __init__(self, *, owns_optimizer: bool) -> None:
-        """`owns_optimizer`: the optimizer's state was gathered for the checkpoint, so no update changes what is written."""
-        super().__init__("torch_dist", 1, thread_count=1)
-        self._owns_optimizer = owns_optimizer
 
-    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> AsyncRequest:
-        """As Megatron does, except that results come through a queue of this process instead of a manager process's."""
-        filesystem_async._results_queue = queue.Queue()
-        return super().async_save(sharded_state_dict, checkpoint_dir)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    writer: FileSystemWriterAsync  # prepared with the data that this rank writes
+    metadata: Any  # metadata of all tensors; only rank 0 has it
+
+
+class _Planner(TorchDistSaveShardedStrategy):
+    """Megatron's strategy for saving, with one file per rank. It is used for the plan only; we write the files ourselves."""
+
+    def __init__(self) -> None:
+        super().__init__(_FORMAT, _FORMAT_VERSION, thread_count=1)
+
+    def plan(self, sharded: dict[str, Any], directory: Path) -> _Planned:
+        """Plans the data that each rank writes. Collective."""
+        filesystem_async._results_queue = queue.Queue()  # otherwise Megatron starts a manager process for one
+        self.async_save(sharded, directory)
+        return self._planned
 
     def _get_save_and_finalize_callbacks(
         self, writer: FileSystemWriterAsync, save_state_dict_ret: Any
     ) -> AsyncRequest:
-        _copy_to_host(writer, owns_optimizer=self._owns_optimizer)
-        return AsyncRequest(
-            async_fn=_write_buckets,
-            async_fn_args=(writer,),
-            finalize_fns=[lambda: save_state_dict_async_finalize(*save_state_dict_ret)],
-        )
+        _, metadata, _ = save_state_dict_ret
+        self._planned = _Planned(writer, metadata)
+        return AsyncRequest(async_fn=None, async_fn_args=(), finalize_fns=[])
 
 
-def _copy_to_host(writer: FileSystemWriterAsync, *, owns_optimizer: bool) -> None:
-    """Let the writer hold copies of everything that the next steps change."""
-    buckets = []
-    for path, key, (objects, tensors) in writer.write_buckets or ():
-        used = [
-            (item, tensor)
-            for item, tensor in tensors
-            if not (owns_optimizer and item.index.fqn.startswith(_OPTIMIZER_PREFIX))
-        ]
-        copies = backend.host_copies([tensor for _, tensor in used])
-        copy_of = {id(item): copy for (item, _), copy in zip(used, copies, strict=True)}
-        data = [(item, copy_of.get(id(item), tensor)) for item, tensor in tensors]
-        buckets.append((path, key, (objects, data)))
-    writer.write_buckets = buckets
-
-
-def _write_buckets(writer: FileSystemWriterAsync) -> None:
-    """Write the files of this rank, and leave with the writer what became of them."""
-    if not writer.write_buckets:
-        return
-    assert writer.results_queue is not None, "set by async_save"
-    try:
-        results = {
-            number: _write_bucket(writer, bucket) for number, bucket in enumerate(writer.write_buckets)
-        }
-    except (OSError, RuntimeError) as error:  # torch reports some failures of a file as RuntimeError
-        writer.results_queue.put(error)
-    else:
-        writer.results_queue.put(results)
+def _write_buckets(writer: FileSystemWriterAsync) -> list[Any]:
+    """Writes the files of this rank; returns their entries for the metadata."""
+    return [written for bucket in writer.write_buckets or () for written in _write_bucket(writer, bucket)]
 
 
 def _write_bucket(writer: FileSystemWriterAsync, bucket: WriteBucket) -> list[Any]:
     path, key, (objects, tensors) = bucket
-    with open(path, "wb") as file:
+    with directories.writing(Path(path)), open(path, "wb") as file:
         written = [
             _write_item(
                 writer.transforms,
@@ -151,106 +136,103 @@ def _write_bucket(writer: FileSystemWriterAsync, bucket: WriteBucket) -> list[An
     return written
 
 
-_ASSIGN = "_set_main_param_and_optimizer_states"
-"""The method of DistributedOptimizer that a load assigns one parameter's state with; replaced during the load."""
-
-
-class _StepKeeper:
-    """Keeps Adam's step count through a load of DistributedOptimizer around a torch optimizer."""
-
-    def __init__(self, optimizer: MegatronOptimizer) -> None:
-        self._distributed = [
-            part for part in inner_optimizers(optimizer) if isinstance(part, DistributedOptimizer)
-        ]
-
-    def prepare(self) -> None:
-        """Before the load: give a fresh optimizer its step counts, and keep it from looking for them among the shards."""
-        for part in self._distributed:
-            part.init_state_fn(part.optimizer, part.config)
-            for state in part.optimizer.state.values():
-                state.setdefault("step", torch.tensor(0.0))
-            setattr(part, _ASSIGN, _with_own_step(part))
-
-    def finish(self) -> None:
-        """After the load: give every parameter a step count of its own again."""
-        for part in self._distributed:
-            delattr(part, _ASSIGN)
-            for state in part.optimizer.state.values():
-                state["step"] = state["step"].clone()
-
-
-def _with_own_step(part: DistributedOptimizer) -> Callable[[Tensor, dict[str, Tensor]], None]:
-    assign = part._set_main_param_and_optimizer_states
-
-    def assign_with_step(parameter: Tensor, tensors: dict[str, Tensor]) -> None:
-        group, place = part.model_param_group_index_map[parameter]
-        state = part.optimizer.state[part.optimizer.param_groups[group]["params"][place]]
-        assign(parameter, {**tensors, "step": state["step"]})
-
-    return assign_with_step
-
-
 def begin_checkpoint(
     directory: Path, model: GPTModel, optimizer: MegatronOptimizer | None, *, steps: int, extra: bytes
 ) -> Saving:
-    """Begin to write a directory that appears whole or not at all. Collective; call inside `backend.device_scope`.
+    """Begin to write a directory that appears complete or not at all. Collective; call inside `backend.device_scope`.
 
-    On return the content is fixed: what changes from then on is not in the checkpoint. Before the first step the optimizer
-    has no state, so none is written; without an optimizer the checkpoint may be read with either kind.
+    On return the content is fixed: later changes are not in the checkpoint. Before the first step the optimizer
+    has no state, so none is written.
     """
-    if distributed.get_rank() == 0:
-        directories.begin(directory)
-    distributed.barrier()
-    is_distributed = None if optimizer is None else _is_distributed(optimizer)
-    weights = model.sharded_state_dict(metadata=_metadata(optimizer))
+    with directories.discarded_if_failed(directory):
+        return _begin(directory, model, optimizer, steps=steps, extra=extra)
+
+
+def _begin(
+    directory: Path, model: GPTModel, optimizer: MegatronOptimizer | None, *, steps: int, extra: bytes
+) -> Saving:
+    partial = directories.partial_of(directory)
+    with backend.together():
+        if distributed.get_rank() == 0:
+            directories.begin(directory)
     state: dict[str, Any] = {
-        "model": weights,
         "steps": steps,
         "extra": torch.from_numpy(np.frombuffer(extra, np.uint8).copy()),
         "rng": torch.get_rng_state(),
-        "distributed_optimizer": is_distributed,
+        "updates": num_updates(optimizer) if optimizer is not None and steps else 0,
     }
-    if optimizer is not None and steps:
-        state["optimizer"] = optimizer.sharded_state_dict(weights, metadata=_metadata(optimizer))
-    partial = directories.partial_of(directory)
-    strategy = _ThreadedSave(owns_optimizer=bool(is_distributed))
-    request = dist_checkpointing.save(state, str(partial), strategy, async_sharded_save=True)
-    assert request is not None, "of an asynchronous save"
-    return Saving(directory, request)
+    with backend.together():
+        directories.wait_for(partial)
+        state["model"] = weights = _dealt_out(model.sharded_state_dict(metadata=_metadata()), model)
+        if optimizer is not None and steps:
+            state["optimizer"] = dict(enumerate(shards(model, weights, optimizer)))
+        copies = _moved_to_host(state)
+        sharded, common = extract_sharded_base(state)
+        get_default_save_common_strategy().save_common(common, str(partial))
+    return Saving(directory, _Planner().plan(sharded, partial), copies)
+
+
+def _dealt_out(weights: dict[str, Any], model: GPTModel) -> dict[str, Any]:
+    """`weights`, with the parameters distributed among the data-parallel ranks that hold them, so that one rank writes each."""
+    parameters = dict(model.named_parameters())
+    keeper_of = {id(parameters[name]): rank for name, rank in keepers(parameters).items()}
+    for entry in nested_values(weights):
+        if id(entry.data) in keeper_of:
+            is_other = keeper_of[id(entry.data)] != distributed.get_rank()
+            entry.replica_id = (*entry.replica_id[:2], int(is_other))
+    return weights
+
+
+def _moved_to_host(state: dict[str, Any]) -> HostTensors:
+    """Replaces everything in `state` that this rank writes by copies, which later steps do not change."""
+    apply_factories(state)
+    written = [
+        value
+        for value in nested_values(state)
+        if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id)
+    ]
+    copies = HostTensors.of([value.data for value in written if value.data is not None])
+    for value, copy in zip(written, copies.tensors, strict=True):
+        value.data = copy
+    return copies
 
 
 def read_checkpoint(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -> tuple[int, bytes]:
     """Restore model, optimizer and random state; return the steps taken and the caller's bytes.
 
-    Collective; call inside `backend.device_scope`. Raises ValueError for a checkpoint written with the other kind of
-    optimizer.
+    Collective; call inside `backend.device_scope`. Raises ValueError for a checkpoint of weights of another type.
     """
-    common = dist_checkpointing.load_common_state_dict(str(directory))
-    if common["distributed_optimizer"] not in (None, _is_distributed(optimizer)):
+    written, present = weights_dtype_in(directory), next(model.parameters()).dtype
+    if written != present:
         raise ValueError(
-            f"{directory} was written with learner.distributed_optimizer = "
-            f"{str(common['distributed_optimizer']).lower()}: set it so to resume from there"
+            f"{directory} holds weights in {written} and this run has them in {present}: set learner.dtype as it was"
         )
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    weights = model.sharded_state_dict(metadata=_metadata())
+    state: dict[str, Any] = {"model": weights}
     if common["steps"]:
-        _read_both(directory, model, optimizer)
-    else:
-        _read_model(directory, model)
+        prepare(optimizer, num_updates=common["updates"])
+        state["optimizer"] = dict(enumerate(shards(model, weights, optimizer)))
+    _read(directory, state)
+    if not common["steps"]:
         for part in inner_optimizers(optimizer):
             part.optimizer.state.clear()
         optimizer.reload_model_params()
     torch.set_rng_state(common["rng"])
-    distributed.barrier()
     return common["steps"], common["extra"].numpy().tobytes()
 
 
 def read_weights(directory: Path, model: GPTModel) -> None:
-    """Give the model the weights of a checkpoint, and nothing else of it. Collective; call inside `backend.device_scope`.
+    """Load only the weights of a checkpoint into the model. Collective; call inside `backend.device_scope`.
 
     Raises ValueError if the checkpoint holds another model.
     """
-    sharded = model.sharded_state_dict(metadata=_metadata(None))
+    sharded = model.sharded_state_dict(metadata=_metadata())
+    apply_factories(sharded)
     expected: set[str] = set()
-    for stage in _all_gathered([value.key for value in nested_values(sharded) if hasattr(value, "key")]):
+    for stage in backend.all_gathered(
+        [value.key for value in nested_values(sharded) if hasattr(value, "key")]
+    ):
         expected.update(stage)
     for name in sorted(_weights_in(directory).keys() - expected):
         raise ValueError(
@@ -258,7 +240,7 @@ def read_weights(directory: Path, model: GPTModel) -> None:
             "adapters, take published weights, which have them merged"
         )
     try:
-        _read_model(directory, model)
+        _read(directory, {"model": sharded})
     except (CheckpointingException, CheckpointException) as error:
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise ValueError(
@@ -267,64 +249,34 @@ def read_weights(directory: Path, model: GPTModel) -> None:
 
 
 def weights_dtype_in(directory: Path) -> torch.dtype:
-    """The type of the weights of a checkpoint. Raises ValueError if the directory holds none."""
+    """The type of a checkpoint's weights. Raises ValueError if the directory contains no checkpoint."""
     return next(iter(_weights_in(directory).values()))
 
 
 def _weights_in(directory: Path) -> dict[str, torch.dtype]:
     try:
-        found = dist_checkpointing.load_tensors_metadata(str(directory))
+        dist_checkpointing.load_common_state_dict(str(directory))
     except CheckpointingException as error:
         raise ValueError(f"{directory} is no checkpoint: {error}") from error
+    found = FileSystemReader(directory).read_metadata().state_dict_metadata
     return {
-        name: value.dtype
+        name: value.properties.dtype
         for name, value in found.items()
-        if isinstance(value, ShardedTensor) and not name.startswith(_OPTIMIZER_PREFIX)
+        if isinstance(value, TensorStorageMetadata) and not name.startswith(PREFIX)
     }
 
 
-def _read_model(directory: Path, model: GPTModel) -> None:
-    model.load_state_dict(
-        _load({"model": model.sharded_state_dict(metadata=_metadata(None))}, directory)["model"]
-    )
+def _read(directory: Path, state: dict[str, Any]) -> None:
+    """Reads a checkpoint directly into the tensors of `state`: no rank holds a second copy of more than one of them."""
+    apply_factories(state)  # Megatron would join the parts of a weight again, in a tensor of their own
+    with backend.patient():
+        dist_checkpointing.load(state, str(directory), validate_access_integrity=False)
 
 
-def _read_both(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -> None:
-    steps = _StepKeeper(optimizer)
-    steps.prepare()
-    weights = model.sharded_state_dict(metadata=_metadata(optimizer))
-    moments = optimizer.sharded_state_dict(weights, is_loading=True, metadata=_metadata(optimizer))
-    state = _load({"model": weights, "optimizer": moments}, directory)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    steps.finish()
-
-
-def _load(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
-    loaded = dist_checkpointing.load(sharded, str(directory))
-    assert isinstance(loaded, dict), "a tuple only where missing keys are to be reported"
-    return loaded
-
-
-def _metadata(optimizer: MegatronOptimizer | None) -> dict[str, Any]:
-    """How Megatron must shard the state so that other layouts can read it."""
-    metadata = {
+def _metadata() -> dict[str, Any]:
+    """The settings with which Megatron must shard the state so that other layouts can read it."""
+    return {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
+        # Each layer and expert has tensors of its own.
+        "singleton_local_shards": True,
     }
-    if optimizer is not None and _is_distributed(optimizer):
-        metadata["distrib_optim_sharding_type"] = "fully_reshardable"
-        # Only the first data-parallel rank gathers the optimizer's state when it is written; otherwise all of them would.
-        metadata["distrib_optim_fully_reshardable_mem_efficient"] = True
-    return metadata
-
-
-def _is_distributed(optimizer: MegatronOptimizer) -> bool:
-    return any(isinstance(part, DistributedOptimizer) for part in inner_optimizers(optimizer))
-
-
-def _all_gathered(own: list[str]) -> list[list[str]]:
-    everywhere: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everywhere, own)
-    return everywhere

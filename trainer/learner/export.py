@@ -1,18 +1,23 @@
-"""Writes the weights of a Megatron model as a Hugging Face directory, all ranks at once.
+"""Writes the weights of a Megatron model as a Hugging Face directory, all ranks at once, and converts such a directory to a Megatron
+checkpoint and back.
 
 Each parameter has one writer: a rank of one of the tensor-parallel groups that hold it, or for an expert, a rank that holds it.
-Its parts are gathered there and nowhere else, one parameter at a time; the writer moves the joined tensor to its host and
+Its parts are gathered only there, one parameter at a time; the writer moves the joined tensor to its host and
 appends it to a safetensors file of its own. So each byte is moved to a host once, and no host holds more than one tensor. The
 writers are chosen so that all ranks write about the same number of bytes. Rank 0 also writes the index, the config and the
 tokenizer.
 
-The directory lies on a filesystem that all ranks share.
+The directory is on a file system that all ranks share.
+
+A conversion has no optimizer, and each rank holds only its part of the model. A checkpoint can be read under another layout than it
+was written in.
 """
 
 import functools
+import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,13 +28,50 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
-from trainer.learner import backend, directories
+from trainer.learner import backend, checkpoint, directories, hf
+from trainer.learner.architecture import read_architecture
+from trainer.learner.config import LearnerConfig
 from trainer.learner.hf import INDEX_FILE, SINGLE_FILE, join, origins
 from trainer.learner.lora import SUFFIX, adapters
-from trainer.learner.safetensors_file import write_safetensors
+from trainer.learner.model import build_model
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_HEADER_ALIGNMENT = 8
+
+
+def write_safetensors(path: Path, announced: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
+    """Write `tensors`, which are on the host, and force the file to disk.
+
+    `announced` gives their names, in the same order, with tensors of the same shapes and types, which may be on the meta
+    device. Larger types come first, so that each tensor is aligned.
+    """
+    with path.open("wb") as file:
+        file.write(_header(announced))
+        for (name, like), tensor in zip(announced.items(), tensors, strict=True):
+            assert (tensor.shape, tensor.dtype) == (like.shape, like.dtype), name
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(announced: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in announced.items():
+        assert end % tensor.itemsize == 0, name
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    encoded = msgspec.json.encode(entries)
+    encoded += b" " * (-len(encoded) % _HEADER_ALIGNMENT)
+    return len(encoded).to_bytes(8, "little") + encoded
+
 
 SHARD_BYTES = 4 << 30
-"""The size above which a rank begins another file."""
+"""The size at which a rank begins another file."""
 
 COPIED_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 """The files of tokenizer, chat template and generation defaults end in one of these."""
@@ -39,17 +81,17 @@ _Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What this rank holds of one parameter that is to be written."""
+    """This rank's part of one parameter that is to be written."""
 
-    # of the tensors that it becomes
+    # the names of the tensors that it becomes
     names: _Names
-    # of this rank's shape and type
+    # a tensor of this rank's shape and type
     like: Tensor
-    # read when its turn comes
+    # reads the values when the part is written
     read: Callable[[], Tensor]
-    # among the tensor-parallel ranks; otherwise each of them holds the whole
+    # whether the tensor-parallel ranks divide it; otherwise each of them holds the whole
     is_divided: bool
-    # from the parts of all tensor-parallel ranks in order, or the whole, to the tensors of these names
+    # makes the tensors of these names from the parts of all tensor-parallel ranks in order, or from the whole
     join: Callable[[list[Tensor]], list[Tensor]]
 
     def announce(self) -> list[Tensor]:
@@ -89,11 +131,11 @@ def weight_parts(model: GPTModel, *, vocab_size: int) -> list[Part]:
 
 
 class Exporter:
-    """Writes the same parts again and again, with their contents of that moment. Every rank builds one."""
+    """Writes the same parameters whenever it is called, with their present values. Every rank builds one."""
 
     def __init__(self, parts: Sequence[Part], *, describe: Callable[[Path], None]) -> None:
-        """`describe` writes what stands beside the weights into a directory; rank 0 calls it."""
-        # Larger types first, as `write_safetensors` wants them.
+        """`describe` writes the config and tokenizer into a directory; rank 0 calls it."""
+        # Larger types come first, as `write_safetensors` requires.
         self._parts = sorted(parts, key=lambda part: -part.like.itemsize)
         self._describe = describe
         self._plan: list[_File] | None = None
@@ -101,23 +143,28 @@ class Exporter:
 
     @torch.no_grad()
     def write(self, directory: Path) -> None:
-        """Collective. The directory appears whole or not at all; an OSError of one rank is raised on all of them."""
+        """Writes the directory. Collective. It appears complete or not at all; an OSError of one rank is raised on all of them."""
         if self._plan is None:
             self._plan, self._num_bytes = _plan(self._parts)
-        rank = distributed.get_rank()
-        if rank == 0:
-            directories.begin(directory)
-        distributed.barrier()
-        partial = directories.partial_of(directory)
-        failure = self._write_own(partial, self._plan)
-        if rank == 0 and failure is None:
-            failure = self._write_rest(partial, self._plan)
-        _agree(failure)
-        if rank == 0:
-            directories.commit(directory)
-        distributed.barrier()
+        with directories.discarded_if_failed(directory):
+            self._write_agreed(directory, self._plan)
 
-    def _write_own(self, partial: Path, plan: list[_File]) -> OSError | None:
+    def _write_agreed(self, directory: Path, plan: list[_File]) -> None:
+        rank, partial = distributed.get_rank(), directories.partial_of(directory)
+        with backend.together():
+            if rank == 0:
+                directories.begin(directory)
+        with backend.together():
+            directories.wait_for(partial)
+        failure = self._write_own(partial, plan)
+        if rank == 0 and failure is None:
+            failure = self._write_rest(partial, plan)
+        backend.agree(failure)
+        with backend.together():
+            if rank == 0:
+                directories.commit(directory)
+
+    def _write_own(self, partial: Path, plan: list[_File]) -> Exception | None:
         """Write the files of this rank, and send the others what they need for theirs."""
         writers = {names: file.writer for file in plan for names in file.parts}
         by_names = {part.names: part for part in self._parts}
@@ -130,8 +177,9 @@ class Exporter:
                         for names in file.parts
                         for name, tensor in zip(names, by_names[names].announce(), strict=True)
                     }
-                    write_safetensors(partial / file.name, announced, islice(tensors, len(announced)))
-        except OSError as error:
+                    with directories.writing(partial / file.name):
+                        write_safetensors(partial / file.name, announced, islice(tensors, len(announced)))
+        except (OSError, MemoryError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             return error
         finally:
             for _ in tensors:  # a writer in the same group may still need parts of this rank
@@ -139,7 +187,7 @@ class Exporter:
         return None
 
     def _joined(self, writers: dict[_Names, int]) -> Iterator[Tensor]:
-        """The tensors that this rank writes, on the host; takes part in those of its tensor-parallel group meanwhile."""
+        """The tensors that this rank writes, on the host. In between, it takes part in gathering those of its tensor-parallel group."""
         group = backend.tensor_parallel_group()
         ranks = distributed.get_process_group_ranks(group)
         for part in self._parts:
@@ -150,25 +198,26 @@ class Exporter:
             if writer == distributed.get_rank():
                 yield from (to_host(tensor) for tensor in part.join(pieces))
 
-    def _write_rest(self, partial: Path, plan: list[_File]) -> OSError | None:
+    def _write_rest(self, partial: Path, plan: list[_File]) -> Exception | None:
         weight_map = {name: file.name for file in plan for names in file.parts for name in names}
         try:
-            if len(plan) > 1:
-                index = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
-                (partial / INDEX_FILE).write_bytes(msgspec.json.encode(index))
-            self._describe(partial)
-        except OSError as error:
+            with directories.writing(partial):
+                if len(plan) > 1:
+                    index = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
+                    (partial / INDEX_FILE).write_bytes(msgspec.json.encode(index))
+                self._describe(partial)
+        except (OSError, MemoryError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             return error
         return None
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Every byte of an export passes through here."""
+    """The tensor on the host. Every byte of an export passes through here."""
     return tensor.cpu()
 
 
 def _gather(part: Part, writer: int, group: distributed.ProcessGroup) -> list[Tensor]:
-    """The pieces of a parameter, on the writer's device; elsewhere what is returned means nothing."""
+    """The pieces of a parameter, on the writer's device; on other ranks the result has no meaning."""
     own = part.read().contiguous()
     if not part.is_divided or group.size() == 1:
         return [own]
@@ -180,7 +229,7 @@ def _gather(part: Part, writer: int, group: distributed.ProcessGroup) -> list[Te
 
 
 def _plan(parts: Sequence[Part]) -> tuple[list[_File], int]:
-    """Which rank writes what into which file, the same on every rank, and the bytes of all files together. Collective."""
+    """The assignment of tensors to ranks and files, the same on every rank, and the total number of bytes. Collective."""
     held = {part.names: sum(tensor.nbytes for tensor in part.announce()) for part in parts}
     everywhere: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everywhere, held)
@@ -199,7 +248,10 @@ def _plan(parts: Sequence[Part]) -> tuple[list[_File], int]:
 
 
 def writers_of(held_by: dict[int, dict[_Names, int]]) -> dict[_Names, int]:
-    """A writer for every parameter among the ranks that hold it: large ones first, each to who has least so far."""
+    """A writer for every parameter among the ranks that hold it.
+
+    The largest are assigned first, each to the rank with the fewest bytes so far.
+    """
     holders: dict[tuple[int, _Names], list[int]] = defaultdict(list)
     for rank in sorted(held_by):
         for names, size in held_by[rank].items():
@@ -230,20 +282,48 @@ def _file_name(number: int, of: int) -> str:
     return SINGLE_FILE if of == 1 else f"model-{number:05d}-of-{of:05d}.safetensors"
 
 
-def _agree(failure: OSError | None) -> None:
-    """Raise on every rank what broke on one. Collective."""
-    failures: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(failures, None if failure is None else str(failure))
-    for rank, text in enumerate(failures):
-        if text is not None:
-            raise OSError(f"rank {rank}: {text}") from failure
-
-
 def copy_description(source: Path, directory: Path, dtype: torch.dtype) -> None:
-    """Config, tokenizer, chat template and generation defaults of `source`, for weights of a type."""
+    """Copies config, tokenizer, chat template and generation defaults of `source`, for weights of a type."""
     for path in source.iterdir():
         if path.is_file() and path.suffix in COPIED_SUFFIXES and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
     config = msgspec.json.decode((source / "config.json").read_bytes())
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+
+
+def to_checkpoint(source: Path, target: Path, config: LearnerConfig) -> None:
+    """Write the weights of a Hugging Face directory as a checkpoint of step 0. Collective."""
+    model = _build(source, config)
+    with backend.device_scope():
+        hf.read_weights(model, source)
+        model.to(backend.device())
+        checkpoint.begin_checkpoint(target, model, None, steps=0, extra=b"").finish()
+
+
+def to_hugging_face(source: Path, target: Path, config: LearnerConfig, *, model_directory: Path) -> None:
+    """Write the weights of a checkpoint as a Hugging Face directory, config and tokenizer from `model_directory`. Collective.
+
+    The weights keep the type that they have in the checkpoint.
+    """
+    model = _build(model_directory, config)
+    dtype = checkpoint.weights_dtype_in(source)
+    with backend.device_scope():
+        model.to(device=backend.device(), dtype=dtype)
+        checkpoint.read_weights(source, model)
+    exporter = Exporter(
+        weight_parts(model, vocab_size=read_architecture(model_directory).vocab_size),
+        describe=lambda partial: copy_description(model_directory, partial, dtype),
+    )
+    exporter.write(target)
+
+
+def _build(model_directory: Path, config: LearnerConfig) -> GPTModel:
+    backend.lay_out(
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        expert_parallel=config.expert_parallel,
+    )
+    torch.manual_seed(config.seed)
+    with backend.device_scope():
+        return build_model(read_architecture(model_directory), config)

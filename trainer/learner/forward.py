@@ -1,5 +1,4 @@
-"""Micro-batches through the model on Megatron's schedule, and log-probs of whole samples.
-
+"""Runs micro-batches through the model on Megatron's schedule, and computes log-probs of whole samples.
 Every rank makes the same calls in the same order: all of them are collective.
 """
 
@@ -19,17 +18,16 @@ from torch import Tensor, distributed
 from trainer.batching.batch import Sample
 from trainer.batching.packing import MicroBatch, deal, pack, unpack
 from trainer.learner import backend
-from trainer.learner.architecture import Architecture
-from trainer.learner.flops import forward_flops
-from trainer.learner.head import Head
-from trainer.learner.positions import Positions
+from trainer.learner.architecture import Architecture, forward_flops
+from trainer.learner.attention import Positions
+from trainer.learner.logprobs import Head
 from trainer.learner.routing import Routing
 
 Logprobs = list[npt.NDArray[np.float32]]
 """One array of T per sample, in nats, aligned with its tokens; those that are not trained have 0."""
 
 LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, Any]]
-"""This rank's hidden states of a micro-batch → the loss of all positions, the number of tokens that the loss is a sum over, and
+"""A function from this rank's hidden states of a micro-batch to the loss summed over all positions, the number of tokens in that sum, and
 a report.
 """
 
@@ -56,7 +54,7 @@ class Forward:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank's copy of a result counts: all tensor- and context-parallel ranks compute the same."""
+        """Whether this rank's copy of a result counts, because all tensor- and context-parallel ranks compute the same result."""
         return (
             parallel_state.is_pipeline_last_stage()
             and parallel_state.get_tensor_model_parallel_rank() == 0
@@ -64,16 +62,16 @@ class Forward:
         )
 
     def share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        """The micro-batches of this data-parallel rank."""
+        """The micro-batches of this data-parallel rank, with the routing that this rank replays. Collective."""
         microbatches = pack(samples, max_tokens=self._max_tokens)
         num_ranks = parallel_state.get_data_parallel_world_size()
         hands = deal(microbatches, num_ranks=num_ranks, cost=self._flops)
-        return hands[parallel_state.get_data_parallel_rank()]
+        return self._routing.hand(samples, hands)
 
     def run(
         self, microbatches: list[MicroBatch], prepare: Callable[[MicroBatch], LossFunction], *, train: bool
     ) -> list[Any]:
-        """Run the schedule, with the backward pass if `train`. On the last pipeline stage, each micro-batch's report."""
+        """Runs the schedule, with the backward pass if `train`. Returns each micro-batch's report on the last pipeline stage."""
 
         def forward(source: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, LossFunction]:
             microbatch = next(source)
@@ -101,7 +99,7 @@ class Forward:
         *,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the trained targets and entropies there, float32 of P; 0 at the other positions."""
+        """Log-probs of the trained targets, and entropies at their positions, float32 of P; 0 at the other positions."""
         span = self._positions.span(microbatch.num_positions)
         rows = np.flatnonzero(microbatch.trained_P[span])
         rows_R, targets_R = to_device(rows), to_device(microbatch.targets_P[span][rows])
@@ -128,7 +126,7 @@ class Forward:
     def gathered(
         self, samples: Sequence[Sample], mine: Sequence[MicroBatch], values: Sequence[Tensor]
     ) -> list[npt.NDArray[np.float32]]:
-        """One array of T per sample, on every rank, of values at each position of the micro-batches of this rank."""
+        """Joins values at each position of this rank's micro-batches into one array of T per sample, on every rank."""
         flat = torch.zeros(sum(sample.num_tokens for sample in samples), device=backend.device())
         if self.reports:
             unpacked = unpack(mine, [value.cpu().numpy() for value in values], samples)

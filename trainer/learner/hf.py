@@ -1,4 +1,5 @@
-"""How the weights of a Megatron model and those of a Hugging Face safetensors directory correspond, and reading the latter.
+"""The correspondence between the weights of a Megatron model and those of a Hugging Face safetensors directory, and the reading of the
+latter.
 
 Megatron keeps query, key and value of one head group together, and the gate above the up projection; Hugging Face keeps each
 in a tensor of its own. When reading, each rank takes its own part. `export.py` writes.
@@ -22,15 +23,15 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which Hugging Face tensors make up a Megatron parameter, and how."""
+    """The Hugging Face tensors that make up a Megatron parameter, and their arrangement."""
 
     names: tuple[str, ...]
-    # rows, columns: what tensor-parallel ranks divide; stacked: gate and up projection of an expert, which they do not divide
+    # rows, columns: the dimension that tensor-parallel ranks divide; stacked: gate and up projection of an expert, which they do not divide
     kind: Literal["whole", "stacked", "qkv", "gate_up", "rows", "columns"]
 
     @property
     def is_divided(self) -> bool:
-        """Among the tensor-parallel ranks; otherwise each rank that has the parameter holds all of it."""
+        """Whether the tensor-parallel ranks divide it; otherwise each rank that has the parameter holds all of it."""
         return self.kind not in ("whole", "stacked")
 
 
@@ -76,7 +77,7 @@ def _layer_origins(layer: Any) -> dict[str, Origin]:
 
 
 def _expert_origins(layer: MoELayer) -> dict[str, Origin]:
-    """Of the router, and of the experts that this rank holds."""
+    """The origins of the router's weights, and of the experts that this rank holds."""
     table = {"mlp.router.weight": Origin(("mlp.gate.weight",), "whole")}
     for place, index in enumerate(layer.local_expert_indices):
         ours, theirs = f"mlp.experts.local_experts.{place}.", f"mlp.experts.{index}."
@@ -149,7 +150,7 @@ def _separate(joined: Tensor, model: GPTModel) -> list[Tensor]:
 
 
 def _num_groups(model: GPTModel) -> int:
-    """Head groups: as many as there are key-value heads."""
+    """The number of head groups, which is the number of key-value heads."""
     assert model.config.num_query_groups is not None
     return model.config.num_query_groups
 

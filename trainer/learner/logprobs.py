@@ -1,8 +1,9 @@
-"""The LM head and the softmax behind it in one: hidden states → log-probabilities of the targets, and entropies.
+"""Log-probabilities from hidden states: the model without its output layer, and that layer fused with the softmax after it.
 
-An array of positions x vocabulary never exists, in either direction: rows are taken in chunks, and the backward pass computes
-each chunk's logits again. The columns of the vocabulary are divided among the tensor-parallel ranks, which exchange three
-numbers per row. The softmax is computed in fp32, whatever the type of the logits.
+Most positions of an agent's trajectory are observations, of which only the keys and values of attention are needed. So the output
+layer is computed at the positions that are trained. An array of positions x vocabulary never exists, in either direction: rows are
+taken in chunks, and the backward pass computes each chunk's logits again. The columns of the vocabulary are divided among the
+tensor-parallel ranks, which exchange three numbers per row. The softmax is computed in fp32, whatever the type of the logits.
 
 Shape suffixes: R rows, C rows of one chunk, E width of the model, V this rank's columns of the vocabulary.
 """
@@ -11,11 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
+from trainer.learner import backend
+
 LOWEST = torch.finfo(torch.float32).min
-"""The peak of a rank that has no column. An infinite one would make 0 times infinity of its sums."""
+"""The peak of a rank that has no column. With an infinite one, its sums would contain 0 times infinity."""
 
 
 class _HeadLogprobs(torch.autograd.Function):
@@ -127,7 +135,7 @@ def head_logprobs(
 
 
 def _scaled_logits(hidden_CE: Tensor, weight_VE: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
-    """In fp32, for the caller to overwrite."""
+    """The logits in fp32, which the caller may overwrite."""
     if not fp32_logits or hidden_CE.dtype == torch.float32:
         logits_CV = hidden_CE @ weight_VE.T
     elif hidden_CE.is_cuda:
@@ -138,7 +146,7 @@ def _scaled_logits(hidden_CE: Tensor, weight_VE: Tensor, temperature: float, fp3
 
 
 def _add_product(total_VE: Tensor, gradient_CV: Tensor, hidden_CE: Tensor) -> None:
-    """Add gradient^T hidden in fp32, whatever the operands' type: rounding after each chunk would add up."""
+    """Adds gradient^T hidden in fp32, whatever the operands' type, because rounding errors of the chunks would accumulate."""
     if gradient_CV.is_cuda and gradient_CV.dtype != torch.float32:
         torch.addmm(total_VE, gradient_CV.T, hidden_CE, out_dtype=torch.float32, out=total_VE)
     else:
@@ -148,7 +156,7 @@ def _add_product(total_VE: Tensor, gradient_CV: Tensor, hidden_CE: Tensor) -> No
 def _joined(
     sums_3R: Tensor, peaks_R: Tensor, mine_R: Tensor, group: ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Over all ranks, relative to the common peak x0: sum of e^(x - x0), of (x - x0) e^(x - x0), x - x0 of the target, and x0.
+    """The sums over all ranks, relative to the common peak x0: sum of e^(x - x0), of (x - x0) e^(x - x0), x - x0 of the target, and x0.
 
     The given sums are relative to this rank's own peak.
     """
@@ -171,3 +179,61 @@ def _joined(
 def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
     for start in range(0, num_rows, chunk_tokens):
         yield slice(start, start + chunk_tokens)
+
+
+class HeadlessModel(GPTModel):
+    """Megatron's GPTModel, whose forward pass ends with the hidden states. It still owns the weights of the output layer."""
+
+    def _postprocess(self, hidden_states: Tensor, **_unused: Any) -> Tensor:
+        return hidden_states
+
+
+class Head:
+    """The output layer of a model's last pipeline stage."""
+
+    def __init__(self, model: GPTModel, *, vocab_size: int, chunk_tokens: int, fp32_logits: bool) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._chunk_tokens = chunk_tokens
+        self._fp32_logits = fp32_logits
+
+    def logprobs(
+        self,
+        hidden_P1E: Tensor,
+        rows_R: Tensor,
+        targets_R: Tensor,
+        temperature: float,
+        *,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of the targets at some positions and the entropies there, float32 of R; the entropies have a gradient if
+        `entropy_gradient`.
+
+        With sequence parallelism `hidden_P1E` is this rank's part of the positions. `rows_R` counts over all of them.
+        """
+        if self._model.config.sequence_parallel:
+            gathered_P1E: Tensor = gather_from_sequence_parallel_region(hidden_P1E)
+            hidden_RE = gathered_P1E[:, 0].index_select(0, rows_R)
+        else:
+            hidden_RE = copy_to_tensor_model_parallel_region(hidden_P1E[:, 0].index_select(0, rows_R))
+        return head_logprobs(
+            hidden_RE,
+            output_weight(self._model),
+            targets_R,
+            temperature=temperature,
+            vocab_size=self._vocab_size,
+            chunk_tokens=self._chunk_tokens,
+            fp32_logits=self._fp32_logits,
+            entropy_gradient=entropy_gradient,
+            group=backend.tensor_parallel_group(),
+        )
+
+
+def output_weight(model: GPTModel) -> torch.nn.Parameter:
+    """This rank's columns of the output layer. In a tied model with one pipeline stage it is the embedding's weight; with several, the last
+    stage has a copy.
+    """
+    tied = model.share_embeddings_and_output_weights
+    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    assert isinstance(weight, torch.nn.Parameter)
+    return weight

@@ -13,27 +13,22 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
-from trainer.batching.batch import Batch, Sample
-from trainer.batching.trained_tokens import SampleTokens
+from trainer.batching.batch import Batch, Sample, SampleTokens
 from trainer.learner import backend, checkpoint, hf, lora
-from trainer.learner.adapter_directory import ADAPTER_DIRECTORY, gather_adapters, write_adapters
 from trainer.learner.architecture import Architecture, read_architecture
+from trainer.learner.attention import Positions, Rotary
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, copy_description, weight_parts
 from trainer.learner.forward import Forward, Logprobs
-from trainer.learner.head import Head
-from trainer.learner.loss_inputs import LossInputs
-from trainer.learner.minibatches import minibatches
+from trainer.learner.logprobs import Head
+from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
 from trainer.learner.model import build_model, weights_dtype
 from trainer.learner.objectives.registry import ineffective_fields, resolve
-from trainer.learner.optimizer import Undo, adam_steps, build_optimizer, set_hyperparameters
-from trainer.learner.phases import Phases
-from trainer.learner.positions import Positions
-from trainer.learner.rotary import Rotary
+from trainer.learner.optimizer import Undo, adam_steps, build_optimizer, check_adam, set_hyperparameters
+from trainer.learner.phases import Phases, StepWork
 from trainer.learner.routing import Routing
-from trainer.learner.snapshots import DividedCopy, Snapshots, weights_replaced
-from trainer.learner.step_work import StepWork
-from trainer.learner.update import Report, Updater, step_metrics
+from trainer.learner.snapshots import DividedCopy, Snapshots
+from trainer.learner.update import LossInputs, Report, Updater, minibatches, step_metrics
 
 log = logging.getLogger("swerve.learner")
 
@@ -43,8 +38,9 @@ class Learner:
 
     def __init__(self, config: LearnerConfig, *, model_directory: Path, keep_tokens: bool = False) -> None:
         """Read the starting weights (Hugging Face). With `keep_tokens`, each step leaves what `take_tokens` returns. Raises
-        ValueError where model and layout do not fit.
+        ValueError where model and layout do not fit, and where TransformerEngine or Apex is installed.
         """
+        check_adam()
         backend.lay_out(
             tensor_parallel=config.tensor_parallel,
             pipeline_parallel=config.pipeline_parallel,
@@ -53,11 +49,12 @@ class Learner:
         )
         self.config = config
         self._loss = resolve(config.loss)
-        self.steps = 0  # taken so far; restored with a checkpoint
+        self.steps = 0  # number of steps taken; restored with a checkpoint
         self._architecture = read_architecture(model_directory)
         with backend.device_scope():
             self._model = build_model(self._architecture, config)
-            hf.read_weights(self._model, model_directory)
+            with backend.together():
+                hf.read_weights(self._model, model_directory)
             if config.lora.rank:
                 lora.attach(self._model, config.lora)
             self._model.to(backend.device())
@@ -76,13 +73,14 @@ class Learner:
             self._phases,
             keep_tokens=keep_tokens,
         )
-        self._tokens: dict[tuple[str, int], SampleTokens] = {}  # of the last step, by request and branch
+        # Tokens of the last step, by request and branch
+        self._tokens: dict[tuple[str, int], SampleTokens] = {}
         self._exporter = Exporter(
             weight_parts(self._model, vocab_size=self._architecture.vocab_size),
             describe=functools.partial(self._describe_export, model_directory),
         )
-        self._adapters: dict[str, Tensor] = {}  # of the export under way, on rank 0
-        self._streamed: StepWork | None = None  # of a step whose samples are accumulated part by part
+        self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0
+        self._streamed: StepWork | None = None  # a step whose samples are accumulated part by part
         self._saving: checkpoint.Saving | None = None
         self._snapshots = Snapshots(self._model, kept=config.snapshots_kept)
         self._starting = DividedCopy(self._model) if config.loss.reference_kl else None
@@ -111,6 +109,7 @@ class Learner:
         for chosen in parts:
             self._updater.begin()
             self._updater.accumulate([batch.samples[index] for index in chosen], inputs.chosen(chosen))
+            self._snapshots.weights_change()
             report = self._updater.apply()
             if isinstance(report, NotFinite):
                 if undo is not None:
@@ -132,12 +131,13 @@ class Learner:
         """One update with the gradient of all that was accumulated, as if it had been one batch. Skipped as by `step`."""
         assert self._streamed is not None, "something was accumulated"
         work, self._streamed = self._streamed, None
+        self._snapshots.weights_change()
         with work.resumed():
             report = self._updater.apply()
         return report if isinstance(report, NotFinite) else self._metrics(step, work, [report])
 
     def take_tokens(self) -> tuple[SampleTokens, ...]:
-        """What the last step did with each token, once; of several passes over a token, the last one. Not collective."""
+        """The data of the last step about each token, returned once; for a token with several passes, the last one. Not collective."""
         taken, self._tokens = self._tokens, {}
         return tuple(taken.values())
 
@@ -150,15 +150,15 @@ class Learner:
         self._snapshots.take(version)
 
     def logprobs_under(self, version: int, samples: Sequence[Sample], temperature: float) -> Logprobs:
-        """As `logprobs`, under a snapshot. Raises KeyError for a version that is no longer held."""
+        """Log-probs as by `logprobs`, under a snapshot. Raises KeyError for a version that is no longer held."""
         with self._snapshots.restored(version):
             return self.logprobs(samples, temperature)
 
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory, config and tokenizer from the starting model. Whole or absent.
+        """Write a Hugging Face directory, config and tokenizer from the starting model. The directory appears complete or not at all.
 
-        Adapters are merged into the weights, and also written by themselves into the folder `adapter`. The directory lies on a
-        filesystem that all ranks share.
+        Adapters are merged into the weights, and also written by themselves into the folder `adapter`. The directory is on a file system
+        that all ranks share.
         """
         if self.config.lora.rank:
             self._adapters = gather_adapters(self._model)
@@ -167,13 +167,13 @@ class Learner:
     def save(self, directory: Path, extra: bytes) -> None:
         """Write a checkpoint that continues exactly from here, the caller's own state in `extra` included.
 
-        Whole or absent. The directory lies on a filesystem that all ranks share.
+        The checkpoint appears complete or not at all, on a file system that all ranks share.
         """
         self.begin_save(directory, extra)
         self.finish_save()
 
     def begin_save(self, directory: Path, extra: bytes) -> None:
-        """Begin what `save` does: on return the content is fixed, and a thread of each rank writes it while steps go on."""
+        """Begins a save. On return the content is fixed, and a thread of each rank writes it while steps continue."""
         assert self._saving is None, "one checkpoint at a time"
         with backend.device_scope():
             self._saving = checkpoint.begin_checkpoint(
@@ -193,13 +193,14 @@ class Learner:
         return self._saving is not None and self._saving.is_written
 
     def restore(self, directory: Path) -> bytes:
-        """Go on from a checkpoint, of whatever parallel layout; returns the `extra` it was saved with."""
+        """Continues from a checkpoint of any parallel layout; returns its `extra`."""
+        self._snapshots.weights_change()
         with backend.device_scope():
             self.steps, extra = checkpoint.read_checkpoint(directory, self._model, self._optimizer)
         return extra
 
     def adam_steps(self) -> list[float]:
-        """How often each parameter of this rank has been updated, by the optimizer's own count."""
+        """The number of updates of each parameter of this rank, by the optimizer's own count."""
         return adam_steps(self._optimizer)
 
     def _describe_export(self, source: Path, partial: Path) -> None:
@@ -208,12 +209,12 @@ class Learner:
             write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=source)
 
     def _begin(self) -> StepWork:
-        self._phases.take()  # what an audit left in it
+        self._phases.take()  # clears what an audit left in it
         set_hyperparameters(self._optimizer, self.config, lr=self.config.lr_at(self.steps + 1))
         return StepWork(self._architecture)
 
     def _metrics(self, step: int, work: StepWork, reports: Sequence[Report]) -> StepMetrics:
-        """The step is taken."""
+        """The metrics of the step that was taken."""
         self.steps += 1
         self._tokens = {(one.request_id, one.branch): one for report in reports for one in report.tokens}
         phases = self._phases.take()
@@ -229,10 +230,10 @@ class Learner:
         )
 
     def _loss_inputs(self, batch: Batch, *, num_updates: int) -> LossInputs:
-        """Log-probs under other weights than the present ones, as far as the loss needs them."""
+        """The log-probs under other weights than the present ones that the loss needs."""
         reference = proximal = None
         if self._starting is not None:
-            with weights_replaced(self._model, self._starting):
+            with self._snapshots.replaced_by(self._starting):
                 reference = self.logprobs(batch.samples, batch.temperature)
         if self._loss.recomputes_proximal and num_updates > 1:
             proximal = self.logprobs(batch.samples, batch.temperature)
@@ -254,7 +255,7 @@ def _forward(
 
 
 def _freeze(model: GPTModel, train_only: tuple[str, ...]) -> None:
-    """Train the parameters whose names hold one of `train_only`; all if it is empty."""
+    """Trains only the parameters whose names contain one of `train_only`; all if it is empty."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not train_only or any(part in name for part in train_only))
     if not any(parameter.requires_grad for parameter in model.parameters()):

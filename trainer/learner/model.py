@@ -1,6 +1,14 @@
-"""Builds the Megatron GPTModel of an architecture, its weights not yet read."""
+"""Builds the Megatron GPTModel of an architecture, without reading its weights.
 
-from typing import Any
+The RMS norm is our own: Megatron's wrapper of torch's norm rejects sequence parallelism, and on a CPU torch keeps fp32 copies of
+half-precision inputs for the backward pass. Our norm keeps the input and one number per position for it.
+
+In a mixture of experts, the router and everything outside the experts are divided like a dense model. Each expert is whole on the rank that
+holds it, also under tensor parallelism, and tokens travel to their experts by an all-to-all. Nothing balances the load: an auxiliary loss
+would train the policy for a goal other than its reward.
+"""
+
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +22,88 @@ from megatron.core.tensor_parallel import (
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from torch import Tensor, nn
 
-from trainer.learner.architecture import Architecture, layout_faults
+from trainer.learner.architecture import Architecture, Experts, layout_faults
 from trainer.learner.attention import RotaryAttention
 from trainer.learner.config import LearnerConfig
-from trainer.learner.head import HeadlessModel
-from trainer.learner.moe import expert_options, mark_experts
-from trainer.learner.norm import norm_class
+from trainer.learner.logprobs import HeadlessModel
+
+
+class RmsNorm(nn.Module):
+    """Scales each vector to a root mean square of 1, then by the weight. Computed in fp32, rounded once."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        # Megatron then adds up the gradients of the tensor-parallel ranks, each of which normalises other positions.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise the vectors in the last dimension."""
+        if inputs.is_cuda:  # torch's kernel there keeps as few tensors as ours
+            return F.rms_norm(inputs, self.weight.shape, self.weight, self.eps)
+        return _RmsNorm.apply(inputs, self.weight, self.eps)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = inputs.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(inputs, weight, scale)
+        return (wide * scale).mul_(weight).to(inputs.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """The gradient, with n = inputs * scale: d inputs = scale * (g - n * mean(g * n)) for g = gradient * weight."""
+        inputs, weight, scale = ctx.saved_tensors
+        normed, gradient = inputs.float() * scale, gradient.float()
+        of_weight = (gradient * normed).flatten(0, -2).sum(0)
+        weighted = gradient * weight
+        of_inputs = (weighted - normed * (weighted * normed).mean(-1, keepdim=True)).mul_(scale)
+        return of_inputs.to(inputs.dtype), of_weight.to(weight.dtype), None
+
+
+if not hasattr(moe_utils, "te_general_gemm"):
+    # megatron-core 0.16.1 asks whether this is None, and leaves it undefined where TransformerEngine is absent.
+    moe_utils.te_general_gemm = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def expert_options(experts: Experts | None, *, expert_parallel: int) -> dict[str, Any]:
+    """Keyword arguments of Megatron's TransformerConfig; none for a dense model.
+
+    The router computes in fp32. If the weights of the chosen experts are scaled to a sum of 1, a softmax over the chosen
+    alone is the same as one over all, scaled.
+    """
+    if experts is None:
+        return {}
+    return {
+        "num_moe_experts": experts.count,
+        "moe_ffn_hidden_size": experts.width,
+        "moe_router_topk": experts.per_token,
+        "moe_router_pre_softmax": not experts.renormalised,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": expert_parallel,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
+def mark_experts(model: GPTModel) -> None:
+    """Tell Megatron that the copies of an expert are on other ranks than the copies of other weights.
+
+    Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
+    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too.
+    """
+    for module in model.modules():
+        if isinstance(module, SequentialMLP):
+            for parameter in module.parameters():
+                parameter.allreduce = False  # pyright: ignore[reportAttributeAccessIssue] - Megatron's mark
 
 
 def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
@@ -58,21 +140,21 @@ def _block(architecture: Architecture, transformer: TransformerConfig) -> Any:
         normalization="RMSNorm",
     )
     layer: Any = spec.submodules  # a union of dataclasses; this one is of a transformer layer
-    layer.input_layernorm = layer.pre_mlp_layernorm = norm_class()
+    layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
     attention = layer.self_attention.submodules
     attention.core_attention = RotaryAttention
     if architecture.normed_qk:
-        attention.q_layernorm = attention.k_layernorm = norm_class()
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
     return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(transformer), layer_norm=norm_class()
+        layer_specs=[spec] * get_num_layers_to_build(transformer), layer_norm=cast(Any, RmsNorm)
     )
 
 
 def _mark_divided(model: GPTModel) -> None:
-    """Mark the weights of which each tensor-parallel rank holds a different part.
+    """Flags the weights of which each tensor-parallel rank holds a different part.
 
-    Megatron marks them only while it initialises them, which we do not let it do. An unmarked weight counts as a copy of
-    rank 0's, and the gradient norm then covers rank 0's part alone.
+    Megatron flags them only during its own initialisation, which we skip. A weight without the flag counts as a copy of rank 0's, and the
+    gradient norm then covers only rank 0's part.
     """
     for module in model.modules():
         match module:
@@ -89,7 +171,7 @@ def _mark_divided(model: GPTModel) -> None:
 def _let_gradients_through(model: GPTModel) -> None:
     """Make the output of a frozen embedding require a gradient.
 
-    Megatron's recomputed regions run without a graph, so their output requires a gradient only if their input does. Behind a
+    Megatron's recomputed regions run without a graph, so their output requires a gradient only if their input does. After a
     frozen embedding the trained weights of the first layers would otherwise silently get none.
     """
 
@@ -150,10 +232,11 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
 
 
 def _recomputation(config: LearnerConfig) -> dict[str, Any]:
-    """Megatron's options for `learner.recompute`. It runs the recomputed modules again with the same kernels and inputs, so
-    gradients are the same bit for bit.
+    """Megatron's options for `learner.recompute`. Megatron runs the recomputed modules again with the same kernels and inputs. On a CPU,
+    gradients are then bit-identical; on a GPU they differ even between two runs, because the backward pass of flash attention adds in the
+    order in which its blocks finish.
 
-    Selective leaves attention alone, whose flash kernel saves nothing that grows with the square of the length, and the norms,
+    "selective" excludes attention, whose flash kernel saves nothing that grows with the square of the length, and the norms,
     which Megatron recomputes only with TransformerEngine.
     """
     match config.recompute:

@@ -3,11 +3,11 @@
 A broadcast has no deadline and cannot be cancelled, so it must not run in the trainer's own process: the trainer ends this one if the
 engine does not take part. Commands are JSON lines on standard input, each with one line as its answer:
 
-    (at the start)                                    {"port": P}, where the engine's ranks find this process
+    (at the start)                                    {"port": P}, at which the engine's ranks find this process
     {"join": WORLD_SIZE, "group": G, "backend": B}    {}, once all ranks have joined
     {"send": [[FILE, TENSOR], ...]}                   {}, once the tensors are broadcast in this order
 
-It ends with its standard input.
+The process ends when its standard input is closed.
 """
 
 import sys
@@ -27,7 +27,7 @@ JOIN_TIMEOUT = timedelta(minutes=10)
 
 
 def main() -> None:
-    # All of the host's addresses; the world's size is not known yet, so nobody is waited for.
+    # The store listens on all of the host's addresses. The world's size is not known yet, so it waits for no worker.
     store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=JOIN_TIMEOUT)
     _answer({"port": store.port})
     group: Any = None
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _joined(store: Any, name: str, world_size: int, backend: str) -> Any:
-    """The group in which this process is rank 0, made as SGLang's ranks make their part of it: PyTorch has no public function for
+    """The group in which this process is rank 0. It is made in the same way as by SGLang's ranks: PyTorch has no public function for
     a group of ranks that do not share a default group.
     """
     group, _ = distributed_c10d._new_process_group_helper(  # pyright: ignore[reportPrivateUsage]
@@ -63,6 +63,7 @@ def _broadcast(group: Any, tensors: list[tuple[str, str]], device: torch.device)
         with safe_open(path, framework="pt") as file:
             tensor = file.get_tensor(name).to(device)
         group.broadcast(tensor, 0).wait()
+        del tensor  # before the next is read: the trainer's GPU, which is nearly full, holds one at a time
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

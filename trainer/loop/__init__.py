@@ -1,1 +1,1 @@
-"""The order of one run on rank 0: enqueue, take in, train, checkpoint, publish, and report meanwhile."""
+"""The sequence of one run on rank 0: enqueue requests, receive results, train, write checkpoints, publish weights, and report."""

@@ -1,71 +1,37 @@
-"""How many more groups may be enqueued at the moment. Four bounds, of which the tightest counts: staleness, bytes in Redis,
-bytes in memory, and a pause after groups that failed. None is enqueued while something that the recipe requires is away.
+"""The number of groups that may be enqueued at the moment. It has four bounds, of which the tightest counts: staleness, bytes in Redis,
+bytes in memory, and a pause after groups that failed. No group is enqueued while a service that the recipe requires is unavailable.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
-
-from arq.connections import ArqRedis
 
 from pipeline import connection, stream
+from pipeline.journal.rows import ClosedBy
 from pipeline.kinds import KINDS
 from trainer.loop.state import RunState
-from trainer.recipe import AdmissionRecipe
-from trainer.records.time_rows import ClosedBy
-from trainer.rollouts.admission import Admission, Backlog
-from trainer.rollouts.groups import GroupBook
-from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.admission import Admission, Backlog, StalenessController
+from trainer.rollouts.books import Books
 
-# Of a Redis with a memory limit, for trajectories; the rest is for requests, and other runs.
 REDIS_SHARE = 0.5
-
-
-class Lookahead(Protocol):
-    """How far admission may run ahead of the steps."""
-
-    @property
-    def ahead_versions(self) -> int:
-        """Never more than the run's `max_lag_versions`."""
-        ...
-
-    @property
-    def sentence(self) -> str:
-        """Why it is so; empty if it never changes."""
-        ...
+"""The share of a Redis with a memory limit that trajectories may use; the rest is for requests, and other runs."""
 
 
 class AdmissionBudget:
-    """Of one run. What Redis holds is as of the last measurement."""
+    """The budget of one run. The contents of Redis are those of the last measurement."""
 
-    def __init__(
-        self,
-        redis: ArqRedis,
-        run_id: str,
-        admission: Admission,
-        staleness: Lookahead,
-        book: GroupBook,
-        ledger: Ledger,
-        state: RunState,
-        *,
-        bounds: AdmissionRecipe,
-        group_size: int,
-        closed_because: Callable[[], str] = lambda: "",
-    ) -> None:
-        """`closed_because` says why no group may be enqueued whatever the bounds say; empty if there is no such reason."""
-        self._redis = redis
-        self._run_id = run_id
-        self._admission = admission
+    def __init__(self, books: Books, state: RunState, staleness: StalenessController) -> None:
+        self._redis = books.redis
+        self._run_id = books.run_id
+        self._admission = books.admission
         self._staleness = staleness
-        self._book = book
-        self._ledger = ledger
+        self._book = books.groups
+        self._ledger = books.ledger
+        self._judges = books.judging.presence
         self._state = state
-        self._bounds = bounds
-        self._group_size = group_size
-        self._closed_because = closed_because
-        self.queue_bytes = 0  # of this run's trajectories and judgements, in Redis
-        self.redis_bytes = 0  # that Redis may hold of everything; 0 without a limit
+        self._bounds = books.recipe.admission
+        self._group_size = books.recipe.rollout.group_size
+        self.queue_bytes = 0  # bytes of this run's trajectories and judgements in Redis
+        self.redis_bytes = 0  # bytes that Redis may hold in all; 0 without a limit
         self.is_refused = False  # whether Redis refused the last write because it had no memory left
 
     async def measure_limit(self) -> None:
@@ -84,8 +50,8 @@ class AdmissionBudget:
         return True
 
     def groups(self) -> int:
-        """How many more groups may be enqueued."""
-        if self._closed_because():
+        """The number of groups that may be enqueued now."""
+        if self._judges.closed_because:
             return 0
         book = self._book
         num_groups = self._ahead.room(
@@ -98,8 +64,8 @@ class AdmissionBudget:
         return self._ledger.brake.room(num_groups, open_groups=book.num_open, now=time.monotonic())
 
     def sentence(self) -> str:
-        """Why nothing is enqueued at the moment, or how many more groups may be."""
-        if reason := self._closed_because():
+        """The reason why nothing is enqueued at the moment, or the number of groups that may be."""
+        if reason := self._judges.closed_because:
             return f"closed: {reason}"
         for backlog in (self._in_redis, self._in_memory):
             if closed := backlog.sentence(self._group_size):
@@ -113,7 +79,7 @@ class AdmissionBudget:
 
     def closed_by(self) -> ClosedBy:
         """The bound that keeps the next group from being enqueued; "" while none does."""
-        if self._closed_because():
+        if self._judges.closed_because:
             return "judge"
         if self.groups():
             return ""
@@ -135,7 +101,7 @@ class AdmissionBudget:
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether Redis is full of trajectories, which it may only forget after a checkpoint."""
+        """Whether Redis is full of trajectories that it may only delete after a checkpoint."""
         return self.is_refused or self._in_redis.is_full(self._group_size)
 
     @property

@@ -1,6 +1,8 @@
-"""Checkpoints on disk, and the order in which one is written: first all of it, then the pointer, then the acknowledgements.
+"""Checkpoints: their directories, the order of writing one, and when one is due.
 
-A checkpoint holds the run of the moment when it was begun; it is written while the run goes on. A pointer file names the newest
+First the whole checkpoint is written, then the pointer, and then the trajectories in it are acknowledged.
+
+A checkpoint contains the state of the run when it was begun; it is written while the run continues. A pointer file names the newest
 complete checkpoint. A second checkpoint of one step replaces the first under the same name: the learner renames a whole
 directory into place (`trainer.learner.directories`).
 """
@@ -8,14 +10,18 @@ directory into place (`trainer.learner.directories`).
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from pipeline import retry
 from trainer.learner import directories
-from trainer.loop.state import RunState
-from trainer.rollouts.ledger import Ledger, LedgerState, encode_state
+from trainer.loop.budget import AdmissionBudget
+from trainer.loop.learner_thread import LearnerThread
+from trainer.loop.state import RunState, StepTimes
+from trainer.recipe import Recipe
+from trainer.rollouts.books import Books
+from trainer.rollouts.intake import RunStreams
+from trainer.rollouts.ledger import LedgerState, encode_state
+from trainer.rollouts.recording import RolloutRecorder
 
 _POINTER = "latest"
 
@@ -28,7 +34,7 @@ class Checkpoints:
         self._keep = keep
 
     def place(self, step: int) -> Path:
-        """Where the checkpoint of a step belongs. What is written there must appear in whole or not at all."""
+        """The directory of a step's checkpoint. Its content must appear complete or not at all."""
         return self._directory / f"step-{step:08d}"
 
     def latest(self) -> Path | None:
@@ -45,9 +51,9 @@ class Checkpoints:
         return found
 
     def before(self, step: int) -> tuple[int, Path | None]:
-        """The newest checkpoint of a step before this one, with its own step; 0 and None if there is none. Changes nothing.
+        """The newest checkpoint of a step before this one, with its own step; 0 and None if there is none. The call changes nothing.
 
-        A checkpoint newer than the one that the pointer names is passed over: a resume takes its steps again.
+        A checkpoint newer than the one that the pointer names is ignored: a resume takes its steps again.
         """
         pointer = self._directory / _POINTER
         if not pointer.exists():
@@ -57,7 +63,7 @@ class Checkpoints:
         return (int(held[-1].name.removeprefix("step-")), held[-1]) if held else (0, None)
 
     def complete(self, written: Path) -> None:
-        """Make `written` the checkpoint to resume from. Removes older ones beyond `keep`, and what killed processes left."""
+        """Makes `written` the checkpoint from which to resume. Removes older ones beyond `keep`, and remains of killed processes."""
         partial = self._directory / f".{_POINTER}"
         with partial.open("w") as file:
             file.write(written.name)
@@ -68,86 +74,124 @@ class Checkpoints:
         older = sorted(
             path for path in self._directory.glob("step-*") if path.name <= written.name and path != written
         )
-        for path in older[: len(older) - self._keep + 1]:
+        for path in older[: max(0, len(older) + 1 - self._keep)]:
             shutil.rmtree(path)
         for leftover in self._directory.glob(".step-*.partial"):
             shutil.rmtree(leftover)
 
 
-class SavingLearner(Protocol):
-    async def begin_save(self, directory: Path, extra: bytes) -> None:
-        """Fix weights, optimizer and `extra` as they are, and begin to write them to `directory`."""
-        ...
-
-    async def finish_save(self) -> None:
-        """Wait until they are written: the directory is there in whole, or not at all."""
-        ...
-
-    @property
-    def is_save_written(self) -> bool:
-        """Whether `finish_save` would not wait long."""
-        ...
-
-
 class CheckpointWriter:
-    """Writes the checkpoints of one run, one at a time, and acknowledges what they hold once they are whole.
+    """Writes the checkpoints of one run, one at a time, and acknowledges the trajectories in them once they are complete.
 
-    `begin` and `finish` lie apart, so that a checkpoint is written while the next steps are taken. Both are called from the
-    task that drives the learner.
+    Between `begin` and `finish` the next steps are taken while it is written. Both are called from the task that drives the
+    learner.
     """
 
     def __init__(
         self,
         checkpoints: Checkpoints,
-        learner: SavingLearner,
-        *,
+        learner: LearnerThread,
         state: RunState,
-        ledger: Ledger,
-        cursor: Callable[[], int],
-        flush_rollouts: Callable[[], Awaitable[None]],
-        acknowledge: Callable[[LedgerState], Awaitable[None]],
+        books: Books,
+        streams: RunStreams,
+        recorder: RolloutRecorder,
     ) -> None:
-        """`cursor` is the place in the task order of the next group. `flush_rollouts` puts the rollouts that arrived on the
-        disk. `acknowledge` acknowledges the stream entries that a checkpoint holds.
-        """
         self._checkpoints = checkpoints
         self._learner = learner
         self._state = state
-        self._ledger = ledger
-        self._cursor = cursor
-        self._flush_rollouts = flush_rollouts
-        self._acknowledge = acknowledge
+        self._books = books
+        self._streams = streams
+        self._recorder = recorder
         self._begun: tuple[Path, LedgerState] | None = None
 
     @property
     def is_written(self) -> bool:
-        """Whether a checkpoint waits for nothing but `finish`."""
-        return self._begun is not None and self._learner.is_save_written
+        """Whether a checkpoint is written and only `finish` is missing."""
+        return self._begun is not None and self._learner.here.is_save_written
+
+    @property
+    def has_something_to_acknowledge(self) -> bool:
+        """Whether a checkpoint would allow Redis to delete trajectories."""
+        return bool(self._books.ledger.pending_ids)
 
     async def begin(self) -> None:
-        """Begin a checkpoint of the run as it is now. One that is under way is finished first."""
+        """Begins a checkpoint of the run's present state. If another one is being written, it is finished first."""
         await self.finish()
         state = self._state
         state.phase = "beginning a checkpoint"
-        kept = self._ledger.state(step=state.step, version=state.version, cursor=self._cursor())
+        kept = self._books.ledger.state(
+            step=state.step, version=state.version, cursor=self._books.dispatcher.cursor
+        )
         place = self._checkpoints.place(state.step)
-        await self._learner.begin_save(place, encode_state(kept))
+        await self._learner.call("begin_save", place, encode_state(kept))
         self._begun = place, kept
 
     async def finish(self) -> None:
-        """Wait until the checkpoint under way is on disk; then, and only then, acknowledge the trajectories settled in it."""
+        """Waits until the current checkpoint is on disk; only then acknowledges the trajectories settled in it."""
         if self._begun is None:
             return
         (place, kept), self._begun = self._begun, None
         self._state.phase = "finishing a checkpoint"
-        await self._learner.finish_save()
-        # Before the checkpoint counts: a resume acknowledges what it holds without reading it again.
-        await self._flush_rollouts()
+        await self._learner.call("finish_save")
+        # Rollouts are flushed before the checkpoint counts: a resume acknowledges what it holds without reading it again.
+        await self._recorder.flush()
         await asyncio.to_thread(self._checkpoints.complete, place)
-        await retry.until_answered(lambda: self._acknowledge(kept))
-        self._ledger.acknowledged(kept)
+        await retry.until_answered(lambda: self._streams.acknowledge(kept))
+        self._books.ledger.acknowledged(kept)
 
     async def write(self) -> None:
-        """A whole checkpoint of the run as it is now."""
+        """Writes a complete checkpoint of the run's present state."""
         await self.begin()
         await self.finish()
+
+
+class DueCheckpoints:
+    """Decides when a run writes its checkpoints: every `checkpoint.every_steps`, at its end, and when only that makes room in Redis.
+
+    A due checkpoint begins after its step and is written during the next ones; it is finished, and its trajectories are
+    acknowledged, at the first quiet moment after that. The run waits for a checkpoint that must make room. Only the loop's coroutine calls
+    this, and never between a step and its settlement.
+    """
+
+    def __init__(
+        self, writer: CheckpointWriter, budget: AdmissionBudget, times: StepTimes, recipe: Recipe
+    ) -> None:
+        self._writer = writer
+        self._budget = budget
+        self._times = times
+        self._every_steps = recipe.checkpoint.every_steps
+        self._num_steps = recipe.num_steps
+        self._is_due = False
+
+    async def after_step(self, step: int, *, may_begin: bool) -> None:
+        """Begin the checkpoint of this step, or a postponed one, if it is due. `may_begin` is False during an evaluation that a resume
+        would not repeat: then the checkpoint is postponed.
+        """
+        self._is_due |= step % self._every_steps == 0 or step == self._num_steps
+        await self.tend()
+        if self._is_due and may_begin:
+            self._is_due = False
+            with self._times.spent("checkpoint"):
+                await self._writer.begin()
+
+    async def tend(self) -> bool:
+        """Finishes a written checkpoint, and makes room in Redis.
+
+        It is called at a quiet moment, and returns whether there was anything to do.
+        """
+        if not self._writer.is_written and not self._is_room_needed:
+            return False
+        with self._times.spent("checkpoint"):
+            await self._writer.finish()
+            if self._is_room_needed:
+                await self._writer.write()
+        return True
+
+    async def last(self, *, may_begin: bool) -> None:
+        """Finishes the current checkpoint, then writes the run's last one, if that is allowed."""
+        with self._times.spent("checkpoint"):
+            await (self._writer.write() if may_begin else self._writer.finish())
+
+    @property
+    def _is_room_needed(self) -> bool:
+        return self._budget.needs_checkpoint and self._writer.has_something_to_acknowledge

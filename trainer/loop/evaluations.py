@@ -1,34 +1,15 @@
-"""When a run evaluates on held-out tasks: before its first step, every so many steps, and at its end.
+"""The times at which a run evaluates on held-out tasks: before its first step, every `evaluation.every_steps`, and at its end.
 
-An evaluation plays beside training. It begins when the engines serve its version, and no newer one is brought to them until it is
-finished: training goes on meanwhile, as far as the lag of versions allows.
+An evaluation runs in parallel to training. It begins when the engines serve its version, and they get no newer version until it is
+finished. Training continues in the meantime, as far as the lag of versions allows.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from pipeline import retry
-from trainer.loop.open_requests import OpenRequests
-from trainer.loop.state import RunState
-from trainer.recipe import EvaluationRecipe
-from trainer.rollouts.heldout import HeldOut
-from trainer.rollouts.ledger import Ledger
-
-
-class EvaluatedWeights(Protocol):
-    """The weights that engines serve."""
-
-    def pin(self) -> None:
-        """Bring no newer version to the engines than the present one."""
-        ...
-
-    def unpin(self) -> None: ...
-
-    async def served(self, version: int) -> None:
-        """Return when the engines serve it."""
-        ...
+from trainer.loop.checkpoints import DueCheckpoints
+from trainer.loop.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +22,39 @@ class _Evaluation:
 
 
 class Evaluations:
-    """Of one run, each held once, one at a time."""
+    """The evaluations of one run. Each is held once, and only one runs at a time."""
 
-    def __init__(
-        self,
-        recipe: EvaluationRecipe,
-        state: RunState,
-        *,
-        heldout: HeldOut,
-        ledger: Ledger,
-        requests: OpenRequests,
-        weights: EvaluatedWeights,
-        tend_checkpoints: Callable[[], Awaitable[bool]],
-    ) -> None:
-        """`tend_checkpoints` finishes and writes checkpoints as needed, and returns whether there was anything to do."""
-        self._recipe = recipe
-        self._state = state
-        self._heldout = heldout
-        self._ledger = ledger
-        self._requests = requests
-        self._weights = weights
-        self._tend_checkpoints = tend_checkpoints
+    def __init__(self, run: Run, checkpoints: DueCheckpoints) -> None:
+        self._recipe = run.recipe.evaluation
+        self._state = run.state
+        self._heldout = run.books.heldout
+        self._ledger = run.books.ledger
+        self._requests = run.requests
+        self._weights = run.deliveries
+        self._checkpoints = checkpoints
         self._under_way: _Evaluation | None = None
-        self._begun = asyncio.Event()  # set while one is under way
+        self._begun = asyncio.Event()  # set while an evaluation is in progress
 
-    async def run(self) -> None:
-        """Play each evaluation that begins, for ever."""
-        while True:
-            await self._begun.wait()
-            assert self._under_way is not None
-            await self._play(self._under_way)
-            self._weights.unpin()
-            self._under_way = None
-            self._begun.clear()
-            self._state.changed.set()
+    async def play_next(self) -> None:
+        """Plays the next evaluation that begins."""
+        await self._begun.wait()
+        assert self._under_way is not None
+        await self._play(self._under_way)
+        self._weights.unpin()
+        self._under_way = None
+        self._begun.clear()
+        self._state.changed.set()
 
     @property
     def may_checkpoint(self) -> bool:
-        """Whether a resume from a checkpoint of the present step holds every evaluation: those of this step start over."""
+        """Whether a resume from a checkpoint of the present step loses no evaluation: one that belongs to this step starts over."""
         return self._under_way is None or self._under_way.step == self._state.step
 
     def begin_before(self) -> None:
-        """With the starting weights. Call when the first step has its groups: training need not wait for it until then."""
+        """Evaluates the starting weights.
+
+        Call this when the first step has its groups, because training need not wait for it until then.
+        """
         if self._recipe.before and self._state.step == 0 and self._under_way is None:
             self._begin("heldout_before")
 
@@ -93,22 +65,22 @@ class Evaluations:
         return bool(every and step and step % every == 0 and self._is_wanted(self._name_between))
 
     def begin_between(self) -> None:
-        """With the weights of the step just published, if it is one to be evaluated. None may be under way."""
+        """Evaluates the weights of the step just published, if that is due. No evaluation may be running."""
         if self.is_due:
             self._begin(self._name_between)
 
     def begin_after(self) -> None:
-        """With the last weights."""
+        """Evaluate the last weights."""
         if self._recipe.after:
             self._begin("heldout_after")
 
     async def finished(self) -> bool:
-        """Wait for an evaluation under way; False if told to stop before it is finished. A full Redis gets room meanwhile."""
+        """Waits for the current evaluation; returns False if a stop comes before it is finished. A full Redis gets room in the meantime."""
         state = self._state
         while self._under_way is not None and not state.is_stopping:
             state.phase = "evaluating"
             state.changed.clear()
-            if not await self._tend_checkpoints():
+            if not await self._checkpoints.tend():
                 await state.changed.wait()
         return self._under_way is None
 

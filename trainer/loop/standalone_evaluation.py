@@ -15,26 +15,26 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 
 from pipeline import census, queue, retry, stream
+from pipeline.journal.rows import PublicationRow
 from pipeline.stream import Delivery
+from pipeline.tokenizer import put_tokenizer
 from pipeline.weights import ServedWeights, version_name
 from trainer.inputs import Inputs
-from trainer.loop.assembly import connect, deliveries_of, request_form
-from trainer.loop.bookkeeping import sampling_of
-from trainer.loop.heartbeat import Heartbeat
-from trainer.loop.policy import sole_policy
+from trainer.loop.run import connect, deliveries_of, request_form
+from trainer.loop.status import beat
 from trainer.recipe import Recipe
 from trainer.records.console import Console
-from trainer.records.journal import Journal, PublicationRow
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.books import sampling_of
 from trainer.rollouts.dispatch import RequestForm
 from trainer.rollouts.heldout import HeldOut, Round
+from trainer.rollouts.intake import StreamReader
 from trainer.rollouts.ledger import Ledger
+from trainer.rollouts.open_requests import sweep
 from trainer.rollouts.recording import RolloutRecorder
-from trainer.rollouts.stream_reader import StreamReader
-from trainer.rollouts.sweep import sweep
 from trainer.weights.deliveries import Deliveries
 from trainer.weights.engines import EngineFailure, Engines
-from trainer.weights.publish import Publisher
-from trainer.weights.selection import open_transport
+from trainer.weights.publish import Publisher, open_transport, sole_policy
 
 Ending = Literal["finished", "interrupted", "no engine took the weights", "the engines' weights were changed"]
 
@@ -54,7 +54,7 @@ class StandaloneEvaluation:
         *,
         router_url: str,
     ) -> None:
-        """`root` is its directory, which is not there yet; its name is the run id."""
+        """`root` is its directory, which must not exist yet; the directory's name is the run id."""
         self._recipe = recipe
         self._inputs = inputs
         self._root = root
@@ -62,15 +62,15 @@ class StandaloneEvaluation:
         self._console = console
         self._stop = stop
         self._router_url = router_url
-        self._detail = "publishing weights"  # for people
+        self._detail = "publishing weights"  # what it is doing, for display
         self._ended: Ending = "interrupted"
         self._superseded_by = ""  # the run that took the engines over
-        self._engine_urls: tuple[str, ...] = ()  # that served the weights first
+        self._engine_urls: tuple[str, ...] = ()  # the engines that served the weights first
 
     async def run(self, rounds: Sequence[Round], export: Callable[[Path], object]) -> Ending:
         """Play all rounds with the weights that `export` writes. Raises ValueError if the engines serve another run."""
         async with contextlib.AsyncExitStack() as stack:
-            redis = await connect()
+            redis = await connect(self._console.say)
             stack.push_async_callback(redis.aclose)
             engines = None
             if self._recipe.weights.engines == "router":
@@ -78,8 +78,8 @@ class StandaloneEvaluation:
                 hold.when_taken(self._give_engines_up)
                 engines = await stack.enter_async_context(Engines(self._router_url))
             stack.push_async_callback(self._write_end, redis)
-            heartbeat = Heartbeat(redis, self._status, show=self._console.beat)
-            await stack.enter_async_context(_beside(heartbeat.run()))
+            heartbeat = beat(redis, self._status, show=self._console.beat)
+            await stack.enter_async_context(_beside(heartbeat, "heartbeat"))
             journal = stack.enter_context(Journal(self._root / "journal"))
             transport = await open_transport(
                 self._recipe.weights,
@@ -92,7 +92,10 @@ class StandaloneEvaluation:
             deliveries = deliveries_of(redis, self._run_id, transport, engines, self._recipe.weights)
             self._console.say(f"{self._run_id}: publishing the weights to the engines")
             await stack.enter_async_context(
-                _beside(deliveries.run(self._note_served, while_ours=lambda: not self._superseded_by))
+                _beside(
+                    deliveries.run(self._note_served, while_ours=lambda: not self._superseded_by),
+                    "deliveries",
+                )
             )
             journal.append(
                 await self._publish(Publisher(redis, self._run_id, transport=transport), deliveries)
@@ -130,7 +133,7 @@ class StandaloneEvaluation:
         one: Round,
         recorder: RolloutRecorder,
     ) -> bool:
-        """Whether the whole round was played; then it is in the journal, and acknowledged."""
+        """Returns whether the whole round was played; then it is in the journal, and acknowledged."""
         heldout = self._heldout(redis, form, ledger, one)
         heldout.start(one.name, version=0, step=0)
 
@@ -140,7 +143,7 @@ class StandaloneEvaluation:
 
         reader = StreamReader(redis, self._run_id, accept, record=recorder.record)
         await retry.until_answered(heldout.send)
-        async with _beside(self._sweep(redis, heldout)):
+        async with _beside(self._sweep(redis, heldout), "sweep"):
             while heldout.progress and not self._stop.is_set():
                 self._detail = heldout.progress
                 await retry.until_answered(lambda: reader.read(block_ms=READ_BLOCK_MS))
@@ -165,11 +168,19 @@ class StandaloneEvaluation:
         )
 
     async def _sweep(self, redis: ArqRedis, heldout: HeldOut) -> None:
-        """Now and then: enqueue lost requests again."""
+        """Enqueues lost requests again, periodically."""
         while not self._superseded_by:
             await asyncio.sleep(self._recipe.admission.sweep_every_s)
             with retry.tolerating_outage():
                 await sweep(redis, self._run_id, heldout.outstanding)
+                await self._replace_forgotten(redis, heldout)
+
+    async def _replace_forgotten(self, redis: ArqRedis, heldout: HeldOut) -> None:
+        """Enqueues requests again that Redis has lost, which may be all of them."""
+        if heldout.replace(await queue.open_ids(redis, self._run_id)):
+            await put_tokenizer(redis, self._inputs.tokenizer)
+            self._console.say("Redis forgot requests; they are enqueued anew")
+        await heldout.send()
 
     def _status(self) -> census.RunStatus:
         return census.RunStatus(
@@ -187,7 +198,7 @@ class StandaloneEvaluation:
         self._stop.set()
 
     async def _write_end(self, redis: ArqRedis) -> None:
-        """The last status, after the last heartbeat."""
+        """Writes the last status, after the last heartbeat."""
         with retry.tolerating_outage():
             await census.beat_run(redis, replace(self._status(), detail="", ended=self._ended))
 
@@ -207,9 +218,9 @@ class StandaloneEvaluation:
 
 
 @contextlib.asynccontextmanager
-async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` beside the block, and cancel it afterwards. Raises what broke it."""
-    task = asyncio.create_task(work)
+async def _beside(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
+    """Runs `work` during the block, and cancels it afterwards. Raises its error."""
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:

@@ -1,13 +1,46 @@
-"""Where a run stands: shared by the asyncio tasks of rank 0, touched from the event loop only."""
+"""The state of a run, which its asyncio tasks share and only the event loop's thread accesses, and the times of its steps."""
 
 import asyncio
-from collections.abc import Iterable
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self, get_args
 
-from trainer.loop.timeline import Timeline
-from trainer.records.journal import PublicationRow
+from pipeline.journal.rows import PublicationRow
+from pipeline.part_times import PartTimes
 from trainer.rollouts.ledger import LedgerState
+
+Part = Literal["wait", "train", "audit", "export", "engines", "checkpoint", "evaluation", "other"]
+"""The activities of the loop. It waits for trajectories in "wait", and for the end of an evaluation in "evaluation"."""
+
+
+class Timeline:
+    """Every version published and kept, with the optimizer steps it contains; both only grow.
+
+    Without a crash, each version has one step, and the lag is the difference of versions. After a crash, steps taken since the checkpoint
+    are lost, but rollouts sampled by their weights are not: such weights count as those of the last step before them that the run kept.
+    """
+
+    def __init__(self) -> None:
+        self._versions: list[int] = []
+        self._steps: list[int] = []
+
+    def add(self, version: int, step: int) -> None:
+        """Add `version` as the newest version. The newest version may be added again."""
+        if self._versions[-1:] == [version]:
+            return
+        assert not self._versions or version > self._versions[-1], "versions are never used twice"
+        self._versions.append(version)
+        self._steps.append(step)
+
+    def lag(self, version: int) -> int:
+        """Returns the number of optimizer steps that the newest version contains and `version` does not."""
+        return self._steps[-1] - self.steps_in(version)
+
+    def steps_in(self, version: int) -> int:
+        """Returns the number of optimizer steps that `version` contains."""
+        return self._steps[max(bisect_right(self._versions, version) - 1, 0)]
 
 
 @dataclass(slots=True)
@@ -17,19 +50,19 @@ class RunState:
     step: int
     begun_steps: int
     served_steps: int
-    version: int  # the newest that was published; -1 before the first
-    served_version: int  # the newest that all engines in routing serve; -1 before the first
+    version: int  # the newest published version; -1 before the first
+    served_version: int  # the newest version that all engines in routing serve; -1 before the first
     timeline: Timeline
-    phase: str = "starting"  # for people
-    gathered_groups: int = 0  # that the next step has taken and not begun to apply
+    phase: str = "starting"  # what the run is doing, for display
+    gathered_groups: int = 0  # groups that the next step has taken and not begun to train
     superseded_by: str = ""  # the run that took the engines over; from then on this one publishes nothing
-    stopped_by_alarm: str = ""  # as a sentence; empty unless the recipe lets it stop the run
-    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: end in good order
+    stopped_by_alarm: str = ""  # sentence of the alarm that stopped the run; empty if none did
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: the run ends in good order
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # set: something arrived, or `stop` was set
 
     @classmethod
     def resumed(cls, state: LedgerState, publications: Iterable[PublicationRow]) -> Self:
-        """As a checkpoint left the run; `publications` are those in its journal."""
+        """The state in which a checkpoint left the run; `publications` are those in its journal."""
         timeline = Timeline()
         for row in publications:
             timeline.add(row.version, row.step)
@@ -43,12 +76,12 @@ class RunState:
         )
 
     def publish(self, version: int) -> None:
-        """The weights after `step` are published as `version`."""
+        """Record that the weights after `step` are published as `version`."""
         self.timeline.add(version, self.step)
         self.version = version
 
     def serve(self, version: int) -> None:
-        """All engines in routing serve `version`, or one after it."""
+        """Record that every engine in routing serves `version` or a newer version."""
         self.served_version = version
         self.served_steps = self.timeline.steps_in(version)
         self.changed.set()
@@ -58,16 +91,26 @@ class RunState:
         return self.stop.is_set()
 
     def supersede(self, other: str) -> None:
-        """Another run has taken the engines over: publish no more, and end in good order."""
+        """Record that another run has taken over the engines, after which this run publishes no more and ends in good order."""
         self.superseded_by = other
         self.request_stop()
 
     def stop_by_alarm(self, sentence: str) -> None:
-        """End in good order because of an alarm; the first one counts."""
+        """Request an orderly end because of an alarm; only the first alarm is recorded."""
         self.stopped_by_alarm = self.stopped_by_alarm or sentence
         self.request_stop()
 
     def request_stop(self) -> None:
-        """End the run in good order, after what is under way."""
+        """Ends the run in good order, after the current work."""
         self.stop.set()
         self.changed.set()
+
+
+class StepTimes(PartTimes[Part]):
+    """The seconds that each part of a step took. Every moment is charged to exactly one part, so the parts sum up to the wall time.
+
+    Only the loop's coroutine names the part.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(get_args(Part), "other", clock)

@@ -1,68 +1,45 @@
-"""One optimizer step on the groups taken for it: make the batch and train; then, with the weights on their way to the engines,
-audit the log-probs, write the step's row and settle the groups.
+"""The optimizer steps of a run, each from its groups to the weights that the engines get.
+
+wait         until enough groups are ready; with `batch.streaming`, accumulate the gradient of ready groups while waiting
+batch        make the samples of the groups into one batch, with their advantages
+train        change the weights: `trainer/learner/megatron.py` contains the work of every rank
+publish      export and announce the new weights; engines load them during the next parts
+audit        recompute log-probs of some tokens under the weights that sampled them, and measure the gap to the engine's
+settle       write the step's row, and the fate of each trajectory
+follow up    begin a checkpoint that is due, and an evaluation that is due
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from tokenizers import Tokenizer
+
+from pipeline.journal.rows import (
+    AuditRow,
+    EndReason,
+    Fate,
+    SkippedBatchRow,
+    StepJudging,
+    StepRow,
+)
+from pipeline.tokenizer import TokenizerBundle
+from trainer.batching.audit import drawn, drift_by_kind, drift_by_position, drift_by_version
 from trainer.batching.batch import Batch
-from trainer.batching.collate import make_batch
-from trainer.batching.overlong import Overlong
-from trainer.batching.trained_tokens import SampleTokens
-from trainer.learner.config import LagMetrics, NotFinite, StepMetrics
-from trainer.loop.state import RunState
-from trainer.loop.step_times import StepTimes
-from trainer.recipe import Recipe
-from trainer.records.journal import AuditRow, Fate, SkippedBatchRow, StalenessRow, StepRow
-from trainer.records.step_judging import StepJudging
+from trainer.batching.collate import Overlong, make_batch
+from trainer.batching.samples import Decode
+from trainer.learner.config import NotFinite, StepMetrics
+from trainer.loop.checkpoints import DueCheckpoints
+from trainer.loop.evaluations import Evaluations
+from trainer.loop.learner_thread import LearnerThread
+from trainer.loop.publications import Publications
+from trainer.loop.run import Run
+from trainer.loop.status import WAITING
 from trainer.rollouts.groups import Group
-from trainer.rollouts.ledger import Ledger, SinceStep
+from trainer.rollouts.ledger import SinceStep
 
 log = logging.getLogger("swerve.trainer")
-
-
-class SteppingLearner(Protocol):
-    async def step(self, batch: Batch) -> StepMetrics | NotFinite: ...
-
-    async def accumulate(self, batch: Batch) -> None:
-        """Add the gradient of a part of the next step."""
-        ...
-
-    async def apply(self, step: int) -> StepMetrics | NotFinite:
-        """Take the step whose parts were accumulated."""
-        ...
-
-    def take_tokens(self) -> tuple[SampleTokens, ...]:
-        """What the last step did with each token; nothing if the run does not keep that."""
-        ...
-
-
-class StalenessObserver(Protocol):
-    """Decides how far admission may run ahead."""
-
-    @property
-    def ahead_versions(self) -> int: ...
-
-    def observe(self, step: int, by_lag: tuple[LagMetrics, ...]) -> StalenessRow | None:
-        """Take a step's metrics into account. Returns what it changes, if anything."""
-        ...
-
-
-class TokenRecorder(Protocol):
-    """Keeps what a step did with each token."""
-
-    def record_trained(self, batch: Batch, tokens: Sequence[SampleTokens], *, version: int) -> None:
-        """Returns at once. `version` is of the weights that the step started from."""
-        ...
-
-
-class StepAuditor(Protocol):
-    async def audit(self, batch: Batch) -> AuditRow:
-        """Measure the log-prob gap of what the step trained."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,113 +50,110 @@ class TakenStep:
     batch: Batch
     fates: dict[str, Fate]
     metrics: StepMetrics
-    version: int  # of the weights it started from
-    began_at: float  # Unix seconds, as the next
+    version: int  # version of the weights that it started from
+    began_at: float  # Unix seconds, like `trained_at`
     trained_at: float  # when it had changed the weights
 
 
-class Stepper:
-    """Takes the optimizer steps of one run."""
+class Steps:
+    """The optimizer steps of one run, which the loop's coroutine takes one after the other."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        state: RunState,
-        ledger: Ledger,
-        learner: SteppingLearner,
-        auditor: StepAuditor,
-        times: StepTimes,
-        staleness: StalenessObserver,
-        tokens: TokenRecorder,
-        *,
-        record: Callable[[StepRow | SkippedBatchRow | StalenessRow], None],
-        say: Callable[[str], None],
+        self, run: Run, publications: Publications, checkpoints: DueCheckpoints, evaluations: Evaluations
     ) -> None:
-        self._recipe = recipe
-        self._state = state
-        self._ledger = ledger
-        self._learner = learner
-        self._auditor = auditor
-        self._times = times
-        self._staleness = staleness
-        self._tokens = tokens
-        self._record = record
-        self._say = say
-        self._has_skipped = False  # the last batch was not finite
+        self._run = run
+        self._publications = publications
+        self._checkpoints = checkpoints
+        self._evaluations = evaluations
+        self._decode = decoder(run.books.inputs.tokenizer)
+        self._has_skipped = False  # whether the last batch was not finite
 
-    async def accumulate(self, groups: list[Group]) -> None:
-        """Compute the gradient of these groups of the next step, while others are awaited."""
-        batch, _ = self._make_batch(groups)
-        if batch.num_trained_tokens:
-            self._state.phase = "accumulating gradients"
-            with self._times.spent("train"):
-                await self._learner.accumulate(batch)
+    async def train(self) -> EndReason:
+        """Takes all steps that the recipe asks for. Returns why there are no more."""
+        run, times = self._run, self._run.times
+        while run.state.step < run.recipe.num_steps:
+            with times.spent("wait"):
+                groups = await self._next_groups()
+            if isinstance(groups, str):
+                return groups
+            # The first evaluation begins together with the first step's groups, so the step does not wait for it.
+            self._evaluations.begin_before()
+            taken = await self._take(groups)
+            if taken is None:
+                continue
+            await self._publications.publish()
+            run.state.phase = "auditing log-probs"
+            with times.spent("audit"):
+                audit = await audited(
+                    taken.batch,
+                    run.learner,
+                    share=run.recipe.audit.share,
+                    seed=run.recipe.seed,
+                    decode=self._decode,
+                )
+            self._settle(taken, audit)
+            if not await self._follow_up():
+                return "stopped"
+        return "finished"
 
-    async def take(self, groups: list[Group]) -> TakenStep | None:
-        """Train on `groups`, which were accumulated before if the recipe says so. None if they changed nothing: then they are
-        settled.
-        """
-        state = self._state
-        state.gathered_groups, began_at = 0, time.time()
-        batch, fates = self._make_batch(groups)
-        if batch.num_trained_tokens == 0:
-            self._say("a whole batch was withheld or empty; enqueuing other groups")
-            self._close(groups, fates)
-            return None
-        state.begun_steps += 1
-        if batch.lag_max > self._recipe.admission.max_lag_versions:
-            log.warning("step %d trains trajectories up to %d versions late", batch.step, batch.lag_max)
-        state.phase = "optimizer step"
-        with self._times.spent("train"):
-            if self._recipe.batch.streaming:
-                metrics = await self._learner.apply(batch.step)
-            else:
-                metrics = await self._learner.step(batch)
-        if isinstance(metrics, NotFinite):
-            self._skip(groups, batch, metrics)
-            return None
-        self._has_skipped = False
-        state.step = batch.step
-        self._tokens.record_trained(batch, self._learner.take_tokens(), version=state.version)
-        return TakenStep(groups, batch, fates, metrics, state.version, began_at, trained_at=time.time())
+    # The groups of a step
 
-    async def settle(self, taken: TakenStep) -> None:
-        """Audit the step, write its row and settle its groups. No checkpoint may be begun between `take` and here."""
-        self._state.phase = "auditing log-probs"
-        with self._times.spent("audit"):
-            audit = await self._auditor.audit(taken.batch)
-        self._record(self._row(taken, audit))
-        self._ledger.since_step = SinceStep()
-        self._close(taken.groups, taken.fates)
-        change = self._staleness.observe(taken.batch.step, taken.metrics.by_lag)
-        if change is not None:
-            self._record(change)
-            self._say(
-                f"admission may run {change.ahead_versions} versions ahead, no longer {change.before}: {change.reason}"
+    async def _next_groups(self) -> list[Group] | EndReason:
+        """The groups of the next step or, if there will be none, the end of the run."""
+        run, groups = self._run, self._run.books.groups
+        if not run.recipe.batch.streaming:
+            return await self._wait(lambda: groups.take(run.state.timeline.lag))
+        gathered: list[Group] = []
+        while (number := len(gathered)) < run.recipe.batch.groups_per_step:
+            some = await self._wait(
+                lambda num_taken=number: groups.take_some(run.state.timeline.lag, num_taken=num_taken)
             )
+            if isinstance(some, str):
+                groups.put_back(gathered)
+                run.state.gathered_groups = 0
+                return some
+            gathered += some
+            run.state.gathered_groups = len(gathered)
+            await self._accumulate(some)
+        return gathered
 
-    def _skip(self, groups: list[Group], batch: Batch, found: NotFinite) -> None:
-        """Settle a batch that changed nothing. Raises FloatingPointError if the batch before it was skipped too."""
-        state, ids = self._state, batch.request_ids
-        state.begun_steps -= 1
-        self._record(
-            SkippedBatchRow(step=batch.step, version=state.version, what=found.what, request_ids=ids)
-        )
-        for group in groups:
-            self._ledger.drop_group(group, "not_finite")
-        fact = f"step {batch.step}: the {found.what} of a batch of {len(ids)} trajectories is not finite"
-        if self._has_skipped:
-            raise FloatingPointError(f"{fact}, and so was the batch before it; see skipped_batches.jsonl")
-        self._has_skipped = True
-        self._say(f"{fact}: skipped it, the weights are unchanged; a second in a row ends the run")
+    async def _wait(self, take: Callable[[], list[Group] | None]) -> list[Group] | EndReason:
+        state = self._run.state
+        while not (end := self._end()):
+            state.phase = WAITING
+            state.changed.clear()
+            # Dropped trajectories may occupy memory in Redis that the next step's groups need.
+            has_tended = await self._checkpoints.tend()
+            groups = take()
+            if groups is not None:
+                return groups
+            if not has_tended:
+                await state.changed.wait()
+        return end
+
+    def _end(self) -> EndReason | None:
+        """The reason why no step will get its groups; None while one still may."""
+        limits, books = self._run.recipe.batch, self._run.books
+        if self._run.state.is_stopping:
+            return "stopped"
+        if books.ledger.brake.failed_groups >= limits.max_failed_groups:
+            return "failing"
+        if books.ledger.groups_without_signal >= limits.max_groups_without_signal:
+            return "nothing to learn"
+        if books.dispatcher.is_exhausted:
+            self._run.say("every training task is in quarantine")
+            return "nothing to learn"
+        return None
+
+    # From groups to new weights
 
     def _make_batch(self, groups: list[Group]) -> tuple[Batch, dict[str, Fate]]:
-        recipe = self._recipe
+        recipe, state = self._run.recipe, self._run.state
         withheld = recipe.admission.stragglers == "withhold"
         return make_batch(
             groups,
-            step=self._state.step + 1,
-            lag_of=self._state.timeline.lag,
+            step=state.step + 1,
+            lag_of=state.timeline.lag,
             temperature=recipe.rollout.sampling.temperature,
             kind=recipe.batch.advantage,
             credit=recipe.credit,
@@ -187,14 +161,97 @@ class Stepper:
             withhold_beyond=recipe.admission.max_lag_versions if withheld else None,
         )
 
+    async def _accumulate(self, groups: list[Group]) -> None:
+        """Computes the gradient of these groups of the next step while it waits for the others."""
+        batch, _ = self._make_batch(groups)
+        if batch.num_trained_tokens:
+            self._run.state.phase = "accumulating gradients"
+            with self._run.times.spent("train"):
+                await self._run.learner.call("accumulate", batch)
+
+    async def _take(self, groups: list[Group]) -> TakenStep | None:
+        """Trains on `groups`, which were accumulated before if the recipe asks for that.
+
+        Returns None if they changed nothing; they are then settled.
+        """
+        run, state, learner = self._run, self._run.state, self._run.learner
+        state.gathered_groups, began_at = 0, time.time()
+        batch, fates = self._make_batch(groups)
+        if batch.num_trained_tokens == 0:
+            run.say("a whole batch was withheld or empty; enqueuing other groups")
+            self._close(groups, fates)
+            return None
+        state.begun_steps += 1
+        if batch.lag_max > run.recipe.admission.max_lag_versions:
+            log.warning("step %d trains trajectories up to %d versions late", batch.step, batch.lag_max)
+        state.phase = "optimizer step"
+        metrics: StepMetrics | NotFinite
+        with run.times.spent("train"):
+            if run.recipe.batch.streaming:
+                metrics = await learner.call("apply", batch.step)
+            else:
+                metrics = await learner.call("step", batch)
+        if isinstance(metrics, NotFinite):
+            self._skip(groups, batch, metrics)
+            return None
+        self._has_skipped = False
+        state.step = batch.step
+        run.recorder.record_trained(batch, learner.here.take_tokens(), version=state.version)
+        return TakenStep(groups, batch, fates, metrics, state.version, began_at, trained_at=time.time())
+
+    def _skip(self, groups: list[Group], batch: Batch, found: NotFinite) -> None:
+        """Settle a batch that changed nothing. Raises FloatingPointError if the batch before it was skipped too."""
+        state, ids = self._run.state, batch.request_ids
+        state.begun_steps -= 1
+        self._run.record(
+            SkippedBatchRow(step=batch.step, version=state.version, what=found.what, request_ids=ids)
+        )
+        for group in groups:
+            self._run.books.ledger.drop_group(group, "not_finite")
+        fact = f"step {batch.step}: the {found.what} of a batch of {len(ids)} trajectories is not finite"
+        if self._has_skipped:
+            raise FloatingPointError(f"{fact}, and so was the batch before it; see skipped_batches.jsonl")
+        self._has_skipped = True
+        self._run.say(f"{fact}: skipped it, the weights are unchanged; a second in a row ends the run")
+
+    # After the weights are on their way
+
+    def _settle(self, taken: TakenStep, audit: AuditRow) -> None:
+        """Write the step's row and settle its groups. No checkpoint may be begun between `_take` and here."""
+        run = self._run
+        run.record(audit)
+        run.record(self._row(taken, audit))
+        run.books.ledger.since_step = SinceStep()
+        self._close(taken.groups, taken.fates)
+        change = run.staleness.observe(taken.batch.step, taken.metrics.by_lag)
+        if change is not None:
+            run.record(change)
+            run.say(
+                f"admission may run {change.ahead_versions} versions ahead, no longer {change.before}: {change.reason}"
+            )
+
     def _close(self, groups: list[Group], fates: dict[str, Fate]) -> None:
         for group in groups:
             members = group.members.items()
-            self._ledger.close_group(group, {number: fates[m.head.request_id] for number, m in members})
+            self._run.books.ledger.close_group(
+                group, {number: fates[m.head.request_id] for number, m in members}
+            )
+
+    async def _follow_up(self) -> bool:
+        """Begins the checkpoint and the evaluation that are due after a settled step. Returns False if a stop comes in the meantime."""
+        run, evaluations, step = self._run, self._evaluations, self._run.state.step
+        await self._checkpoints.after_step(step, may_begin=evaluations.may_checkpoint)
+        if step < run.recipe.num_steps and evaluations.is_due:
+            with run.times.spent("evaluation"):
+                if not await evaluations.finished():
+                    return False
+            await self._checkpoints.after_step(step, may_begin=True)
+            evaluations.begin_between()
+        return True
 
     def _row(self, taken: TakenStep, audit: AuditRow) -> StepRow:
         groups, batch, metrics = taken.groups, taken.batch, taken.metrics
-        since = self._ledger.since_step
+        since = self._run.books.ledger.since_step
         rewards = [reward for group in groups for reward in group.rewards.values()]
         heads = {m.head.request_id: m.head for group in groups for m in group.members.values()}
         return StepRow(
@@ -208,13 +265,17 @@ class Stepper:
             num_trajectories=batch.num_trajectories,
             request_ids=batch.request_ids,
             num_trained_tokens=metrics.num_trained_tokens,
-            num_unique_sampled_tokens=sum(heads[one].sampled_tokens for one in batch.request_ids),
+            num_unique_sampled_tokens=sum(
+                heads[one].sampled_tokens - heads[one].aside_tokens for one in batch.request_ids
+            ),
+            num_aside_tokens=sum(heads[one].aside_tokens for one in batch.request_ids),
+            num_not_taken=sum(heads[one].num_not_taken for one in batch.request_ids),
             num_samples=len(batch.samples),
             num_sample_tokens=sum(sample.num_tokens for sample in batch.samples),
             num_unique_tokens=sum(heads[one].num_tokens for one in batch.request_ids),
             num_proved_replies=batch.num_replies,
             baseline_ids=batch.baseline_ids,
-            judging=_judging(batch) if self._recipe.judge.is_on else None,
+            judging=_judging(batch) if self._run.recipe.judge.is_on else None,
             groups_dropped_zero_variance=since.zero_variance,
             groups_dropped_invalid=since.invalid,
             members_refilled=since.refilled,
@@ -233,15 +294,16 @@ class Stepper:
             at=time.time(),
             utilisation=metrics.utilisation,
             by_lag=metrics.by_lag,
-            ahead_versions=self._staleness.ahead_versions,
+            signal=metrics.signal,
+            ahead_versions=self._run.staleness.ahead_versions,
             began_at=taken.began_at,
             trained_at=taken.trained_at,
             **self._seconds(metrics, sum(sample.num_tokens for sample in batch.samples)),
         )
 
     def _seconds(self, metrics: StepMetrics, num_tokens: int) -> dict[str, float]:
-        """Where the time since the row before went. What the learner does besides its three parts belongs to the rest."""
-        spent = self._times.lap()
+        """The parts of the time since the last row. The learner's work outside of its three parts belongs to the rest."""
+        spent = self._run.times.lap()
         inside_s = metrics.forward_s + metrics.backward_s + metrics.optimizer_s
         return {
             "wall_s": sum(spent.values()),
@@ -258,6 +320,41 @@ class Stepper:
             "evaluation_s": spent["evaluation"],
             "other_s": spent["other"] + spent["train"] - inside_s,
         }
+
+
+async def audited(
+    batch: Batch, learner: LearnerThread, *, share: float, seed: int, decode: Decode
+) -> AuditRow:
+    """The log-prob gap of a share of a step's trained tokens. Each of these tokens costs another forward pass for each weight version
+    in its sample. The audit changes no weights, so it may run whenever the learner is free.
+    """
+    began = time.monotonic()
+    part = drawn(batch, share, seed=seed)
+    gap = await learner.measure_gap(part)
+    return AuditRow(
+        step=batch.step,
+        num_tokens=gap.num_tokens,
+        num_batch_tokens=batch.num_trained_tokens,
+        num_unmeasured=gap.num_unmeasured,
+        num_samples=len(part.samples),
+        num_positions=gap.num_positions,
+        gap_max=gap.max,
+        gap_mean=gap.mean,
+        audit_s=time.monotonic() - began,
+        by_version=drift_by_version(gap),
+        by_position=drift_by_position(gap),
+        by_kind=drift_by_kind(gap, part, decode),
+    )
+
+
+def decoder(bundle: TokenizerBundle) -> Decode:
+    """Sampled tokens as text, control tokens included, as workers decode them."""
+    tokenizer = Tokenizer.from_str(bundle.tokenizer_json.decode())
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    return decode
 
 
 def _judging(batch: Batch) -> StepJudging:

@@ -1,1 +1,1 @@
-"""Whether a run fits its hardware and how fast it will be, computed before anything is started."""
+"""Computes whether a run fits its hardware and how fast it will be, before anything is started."""

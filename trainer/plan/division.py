@@ -1,13 +1,85 @@
-"""How the learner's processes divide a model, and which parameters one of them holds. Pure arithmetic, no torch."""
+"""A recipe's model: its shape, its adapters, and how the learner's processes divide its parameters. Pure arithmetic, no torch.
+
+The shape is read from the model's own directory or, before the model is downloaded, from the published `config.json` of the model with that
+name. `trainer/plan/models/` holds the configurations of known models, without weights. `trainer/learner/lora.py` makes the adapters.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from trainer.learner.architecture import Architecture, layout_faults
+from trainer.learner.architecture import Architecture, layout_faults, read_architecture
 from trainer.learner.config import LearnerConfig, LoraConfig
-from trainer.plan.adapters import adapter_sizes
+
+KNOWN = Path(__file__).parent / "models"
+
+
+def known_models() -> list[str]:
+    return sorted(path.name for path in KNOWN.iterdir() if path.is_dir())
+
+
+def shape_of(model: str) -> tuple[Architecture, bool]:
+    """The architecture of the model in directory `model`, and whether it was read there rather than from the known models.
+    Raises ValueError if the directory is missing and its name is that of no known model.
+    """
+    directory = Path(model)
+    if (directory / "config.json").exists():
+        return read_architecture(directory), True
+    names = {name.lower(): name for name in known_models()}
+    name = names.get(directory.name.lower())
+    if name is None:
+        raise ValueError(
+            f"model: {directory} has no config.json, and {directory.name} is none of the models whose shape is known "
+            f"({', '.join(names.values())}): put the model's config.json there; weights are not needed to plan"
+        )
+    return read_architecture(KNOWN / name), False
+
+
+SUFFIX = "_adapter"
+"""The suffix that the name of an adapter's layer adds to the name of the layer that it belongs to."""
+
+
+def adapter_sizes(architecture: Architecture, lora: LoraConfig, tensor: int) -> Iterator[tuple[str, int]]:
+    """Name and number of values of each adapter matrix of one layer. Experts get no adapters.
+
+    For a layer that is divided by output, A is whole and B divided; for one that is divided by input, the other way round.
+    """
+    if not lora.rank:
+        return
+    for one, (layer, inputs, outputs) in _projections(architecture).items():
+        if one not in lora.targets:
+            continue
+        is_divided_by_input = layer.endswith(("linear_proj", "linear_fc2"))
+        inputs, outputs = (inputs // tensor, outputs) if is_divided_by_input else (inputs, outputs // tensor)
+        yield f"{layer}{SUFFIX}.{one}_A", lora.rank * inputs
+        yield f"{layer}{SUFFIX}.{one}_B", lora.rank * outputs
+
+
+def num_adapter_parameters(architecture: Architecture, lora: LoraConfig) -> int:
+    """The number of adapter parameters of the whole model; 0 without adapters."""
+    return architecture.num_layers * sum(size for _, size in adapter_sizes(architecture, lora, tensor=1))
+
+
+def _projections(architecture: Architecture) -> dict[str, tuple[str, int, int]]:
+    """The layer in which Megatron computes each projection, its inputs and its outputs."""
+    width, head_width = architecture.width, architecture.head_width
+    queries, keys = architecture.num_heads * head_width, architecture.num_key_value_heads * head_width
+    found = {
+        "q_proj": ("self_attention.linear_qkv", width, queries),
+        "k_proj": ("self_attention.linear_qkv", width, keys),
+        "v_proj": ("self_attention.linear_qkv", width, keys),
+        "o_proj": ("self_attention.linear_proj", queries, width),
+    }
+    if architecture.experts is None:
+        mlp_width = architecture.mlp_width
+        found |= {
+            "gate_proj": ("mlp.linear_fc1", width, mlp_width),
+            "up_proj": ("mlp.linear_fc1", width, mlp_width),
+            "down_proj": ("mlp.linear_fc2", mlp_width, width),
+        }
+    return found
 
 
 class Division(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +93,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: LearnerConfig, architecture: Architecture, num_processes: int) -> Self:
-        """Raises ValueError where the layout does not divide the model, or the processes."""
+        """The sizes for a configuration. Raises ValueError if the layout does not divide the model, or the processes."""
         for fault in layout_faults(architecture, config):
             raise ValueError(fault)
         if num_processes % config.replica_processes:
@@ -45,18 +117,23 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
         return division
 
     @property
+    def replica(self) -> int:
+        """The number of processes that together hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
     def num_copies(self) -> int:
-        """Processes that hold the same part of a weight outside of the experts."""
+        """The number of processes that hold the same part of a weight outside of the experts."""
         return self.data * self.context
 
     @property
     def num_expert_copies(self) -> int:
-        """Processes that hold the same expert: each is whole, also under tensor parallelism."""
+        """The number of processes that hold the same expert: each expert is whole, even under tensor parallelism."""
         return self.tensor * self.num_copies // self.expert
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter as one process holds it, by the name that Megatron gives it; of a layer, of all its layers together."""
+    """One process's part of a parameter, by Megatron's name; a layer's parameter covers all of its layers together."""
 
     name: str
     num_values: int
@@ -66,7 +143,7 @@ class Parameter(msgspec.Struct, frozen=True):
 def parameters(
     architecture: Architecture, division: Division, stage: int, lora: LoraConfig | None = None
 ) -> Iterator[Parameter]:
-    """What a process of pipeline stage `stage` holds."""
+    """The parameters of a process of pipeline stage `stage`."""
     width, tensor = architecture.width, division.tensor
     vocab_rows = -(-architecture.vocab_size // tensor)
     is_first, is_last = stage == 0, stage == division.pipeline - 1
@@ -89,12 +166,12 @@ def parameters(
 
 
 def num_parameters(architecture: Architecture) -> int:
-    """Of the whole model."""
+    """The parameters of the whole model."""
     return sum(parameter.num_values for parameter in _whole(architecture))
 
 
 def num_active_parameters(architecture: Architecture) -> int:
-    """Of the whole model, those that one token meets."""
+    """The parameters of the whole model that one token passes."""
     experts = architecture.experts
     share = experts.per_token / experts.count if experts else 1.0
     return round(

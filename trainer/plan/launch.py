@@ -1,9 +1,10 @@
 """The commands that start a planned run: learner, engines, router and workers, for each way of launching.
 
-They are printed, never run. Addresses and shared paths are a site's own: the lines have them in capitals, or read them from the settings
-that docs/deploy.md names.
+They are printed, never run. Addresses and shared paths depend on the site: the lines contain them in capitals, or read them from the
+settings that docs/deploy.md names.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import msgspec
 from trainer.plan.planning import RunPlan
 
 ENGINE_PORT, ROUTER_PORT = 30001, 30000
-POD_SLOTS = 16  # of a worker's pod, which brings a Docker host of that size
+# The URL is longer with TLS and a password: docs/deploy.md.
+REDIS_URL = "redis://HOST:6379/0"
+POD_SLOTS = 16  # slots of a worker's pod, which brings a Docker host of that size
 # SkyPilot's names of GPUs, where they are not the name of the chip.
 SKYPILOT_NAMES = {"A100-80": "A100-80GB", "H100PCIE-80": "H100", "RTX4090-24": "RTX4090", "H200-141": "H200"}
 
@@ -30,31 +33,36 @@ def _torchrun(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
         first = _first_engine_gpu(plan) + engine * plan.engines.gpus_per_engine
         devices = ",".join(str(first + number) for number in range(plan.engines.gpus_per_engine))
         yield f"CUDA_VISIBLE_DEVICES={devices} {_engine_words(plan, model, ENGINE_PORT + engine)} &"
-    yield "# On the machine whose address workers and trainer have in SWERVE_ROUTER_URL; of the engines' machines, HOST is each in turn:"
+    yield "# On the machine of the router; of the engines' machines, HOST is each in turn:"
     ports = range(ENGINE_PORT, ENGINE_PORT + _engines_per_node(plan))
     flags = " ".join(f"--engine http://HOST:{port}" for port in ports)
     yield f"python -m infra.serving.router --host 0.0.0.0 --port {ROUTER_PORT} {flags} &"
+    reach = f"SWERVE_REDIS_URL={REDIS_URL} SWERVE_ROUTER_URL=http://HOST:{ROUTER_PORT}"
     if plan.fleet:
-        yield f"# On {_every(plan.fleet.hosts.count, 'host')} of sandboxes:"
-        yield f"SWERVE_SLOTS={plan.fleet.slots_per_host} python -m workers.run &"
+        yield f"# On {_every(plan.fleet.hosts.count, 'host')} of sandboxes, with the addresses of Redis and of the router:"
+        yield f"{reach} SWERVE_SLOTS={plan.fleet.slots_per_host} python -m workers.run &"
     nodes, processes = _learner_nodes(plan), _learner_processes(plan)
     yield f"# On {_every(nodes, 'machine')} of the learner; add --resume to go on with a run:"
     meeting = (
         f"--nnodes {nodes} --node-rank RANK --master-addr HOST --master-port 29500 " if nodes > 1 else ""
     )
     yield (
-        f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun {meeting}--nproc-per-node {processes} -m trainer.run {recipe_path} "
-        f"--run-dir {run_dir}"
+        f"{reach} CUDA_DEVICE_MAX_CONNECTIONS=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun {meeting}"
+        f"--nproc-per-node {processes} -m trainer.run {recipe_path} --run-dir {run_dir}"
     )
 
 
 def _slurm(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
     engine_nodes, processes = _nodes(plan, plan.gpus.engines.count), _learner_processes(plan)
     flags = f"--device cuda --tensor-parallel {plan.engines.gpus_per_engine}"
-    yield "# From the repository's root; infra/cluster/slurm/site.local.sh has Redis, router and model."
+    yield "# From the repository's root. infra/cluster/slurm/site.local.sh may set these too, and it wins: a password belongs there."
+    yield (
+        f"export SWERVE_REDIS_URL={REDIS_URL} SWERVE_ROUTER_URL=http://NODE:{ROUTER_PORT} "
+        f"SWERVE_MODEL={plan.recipe.model}"
+    )
     yield "sbatch --nodelist=NODE infra/cluster/slurm/router.sbatch"
     yield (
-        f"SWERVE_ENGINE_FLAGS='{flags} -- --mem-fraction-static {plan.recipe.plan.engine_memory_share:g}' sbatch "
+        f"SWERVE_ENGINE_FLAGS='{flags} -- {_passed_on(plan)}' sbatch "
         f"--nodes={engine_nodes} --ntasks-per-node={_engines_per_node(plan)} --gpus-per-task={plan.engines.gpus_per_engine} "
         "infra/cluster/slurm/engines.sbatch"
     )
@@ -71,7 +79,7 @@ def _slurm(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
 
 
 def _kubernetes(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
-    """An overlay of kustomize. JSON is YAML."""
+    """A kustomize overlay, as JSON, which is valid YAML."""
     engine_gpus, processes = str(plan.engines.gpus_per_engine), str(_learner_processes(plan))
     nodes = _learner_nodes(plan)
     overlay: dict[str, Any] = {
@@ -97,20 +105,22 @@ def _kubernetes(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
             }
         ],
         "patches": [
-            _gpu_patch("engine", engine_gpus, {}),
-            _gpu_patch("trainer", processes, {"NODES": str(nodes), "GPUS": processes}),
+            _gpu_patch("engine", engine_gpus, args=["--", *_passed_on(plan).split()]),
+            _gpu_patch("trainer", processes, env=_environment({"NODES": str(nodes), "GPUS": processes})),
         ],
     }
     yield "# my-overlay/kustomization.yaml: kubectl apply -k my-overlay. Copy the recipe to runs/recipe.toml of the volume first:"
-    yield f"# {recipe_path}, with its model, tasks and agent under paths of the volume."
+    yield f"# {recipe_path}, with its model, tasks and agent under paths of the volume. SWERVE_REDIS_URL is the base's, of its own Redis."
     yield msgspec.json.format(msgspec.json.encode(overlay), indent=2).decode()
 
 
-def _gpu_patch(name: str, num_gpus: str, environment: dict[str, str]) -> dict[str, Any]:
+def _environment(values: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": key, "value": value} for key, value in values.items()]
+
+
+def _gpu_patch(name: str, num_gpus: str, **changes: Any) -> dict[str, Any]:
     gpus = {"nvidia.com/gpu": num_gpus}
-    container: dict[str, Any] = {"name": name, "resources": {"requests": gpus, "limits": gpus}}
-    if environment:
-        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
+    container = {"name": name, "resources": {"requests": gpus, "limits": gpus}, **changes}
     patch = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -129,6 +139,7 @@ def _skypilot(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
     name = learner.device.name
     chip = SKYPILOT_NAMES.get(name, name.split("-")[0])
     yield "# From the repository's root. infra/cluster/skypilot/gpus.yaml names the shared bucket or volume; Redis is yours."
+    yield f"export SWERVE_REDIS_URL={REDIS_URL}"
     environment = {
         "SWERVE_RECIPE": recipe_path,
         "SWERVE_RUN_DIR": f"/shared/runs/{plan.recipe.name}",
@@ -136,8 +147,9 @@ def _skypilot(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
         "LEARNER_NODES": _learner_nodes(plan),
         "LEARNER_GPUS": _learner_processes(plan),
         "ENGINE_GPUS": plan.engines.gpus_per_engine,
+        "ENGINE_FLAGS": _passed_on(plan),
     }
-    words = " ".join(f"--env {key}={value}" for key, value in environment.items())
+    words = " ".join(f"--env {shlex.quote(f'{key}={value}')}" for key, value in environment.items())
     yield (
         f"sky launch --cluster {plan.recipe.name} --num-nodes {_nodes(plan, total)} --gpus {chip}:{min(total, per_node)} {words} "
         "--env SWERVE_REDIS_URL infra/cluster/skypilot/gpus.yaml"
@@ -164,11 +176,16 @@ def _every(count: int, noun: str) -> str:
 
 
 def _engine_words(plan: RunPlan, model: str, port: int) -> str:
-    share = plan.recipe.plan.engine_memory_share
     return (
         f"python -m infra.serving.engine --model {model} --device cuda --host 0.0.0.0 --port {port} --tensor-parallel "
-        f"{plan.engines.gpus_per_engine} -- --mem-fraction-static {share:g}"
+        f"{plan.engines.gpus_per_engine} -- {_passed_on(plan)}"
     )
+
+
+def _passed_on(plan: RunPlan) -> str:
+    """SGLang's own flags, which the engines' program passes on."""
+    reports = " --enable-return-routed-experts" if plan.recipe.learner.routing_replay else ""
+    return f"--mem-fraction-static {plan.recipe.plan.engine_memory_share:g}{reports}"
 
 
 def _run_dir(plan: RunPlan) -> str:
@@ -184,7 +201,7 @@ def _learner_nodes(plan: RunPlan) -> int:
 
 
 def _learner_processes(plan: RunPlan) -> int:
-    """On each machine of the learner."""
+    """The number of processes on each machine of the learner."""
     return -(-plan.gpus.learner.count // _learner_nodes(plan))
 
 
@@ -193,6 +210,6 @@ def _engines_per_node(plan: RunPlan) -> int:
 
 
 def _first_engine_gpu(plan: RunPlan) -> int:
-    """Behind the learner's GPUs, where both are on one machine."""
+    """The index of the engines' first GPU: after the learner's GPUs if both are on one machine."""
     learner, engines = plan.gpus.learner.count, plan.gpus.engines.count
     return learner if learner + engines <= plan.recipe.plan.gpus_per_node else 0

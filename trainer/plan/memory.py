@@ -1,23 +1,117 @@
-"""The memory of one process of the learner: what its GPU holds, at its fullest moment, and what its host holds for it.
+"""The memory of one process of the learner: the peak on its GPU, and its share of host memory.
 
-State and activations are exact up to what `activations` says of itself. What CUDA, NCCL and the allocator take besides is an allowance.
+State is exact. Activations are formulas in bytes per position of the whole micro-batch, even if a process works on a part of the positions.
+They list the tensors that the modules keep for their backward pass; a test compares them with the bytes that the real modules keep, at the
+shapes of one process. The additional memory of CUDA, NCCL and the allocator is an allowance. Pure arithmetic, no torch.
+
+A `stream` is one vector of the model's width, which passes from layer to layer. With sequence parallelism each tensor-parallel process
+keeps its part of the streams.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig
-from trainer.plan.activations import head_bytes, layer_bytes, outer_bytes, saved_bytes
-from trainer.plan.adapters import SUFFIX
-from trainer.plan.devices import Device
-from trainer.plan.division import Division, Parameter, parameters
-from trainer.plan.hardware import GIB
+from trainer.learner.devices import GIB, Device
+from trainer.plan.division import SUFFIX, Division, Parameter, parameters
+
+VALUE_BYTES = {"bf16": 2, "fp32": 4}
+FP32_BYTES = 4
+INDEX_BYTES = 8
+ANGLES = 2  # a cosine and a sine
+
+
+def saved_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes kept from the forward to the backward pass, per position and layer."""
+    match config.recompute:
+        case "full":
+            return _stream(architecture, config)
+        case "selective":
+            return _outside_of_mlp(architecture, config)
+        case "none":
+            return _outside_of_mlp(architecture, config) + _mlp(architecture, config)
+
+
+def outer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes kept outside of the layers, per position: the input of the last norm, and the angles of the rotary embedding."""
+    angles = ANGLES * FP32_BYTES * architecture.head_width / config.context_parallel
+    return _stream(architecture, config) + angles
+
+
+def layer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes that a layer keeps without recomputation, per position. A recomputed layer needs as much during its backward pass."""
+    return _outside_of_mlp(architecture, config) + _mlp(architecture, config)
+
+
+def head_bytes(architecture: Architecture, config: LearnerConfig, *, num_rows: int) -> int:
+    """The peak memory of the head while it computes log-probs of `num_rows` trained positions and their gradients.
+
+    The forward pass needs a chunk of logits and its exponentials in fp32; the backward pass needs a chunk in fp32 and in the weights' type,
+    and the sum of the weights' gradient in fp32.
+    """
+    size = VALUE_BYTES[config.dtype]
+    rows = -(-num_rows // config.context_parallel)
+    columns = -(-architecture.vocab_size // config.tensor_parallel)
+    chunk = min(rows, config.head_chunk_tokens) * columns
+    rounding = size if config.dtype == "bf16" else 0
+    of_weight = columns * architecture.width * (FP32_BYTES + rounding)
+    hidden = 2 * rows * architecture.width * size
+    return hidden + max(2 * FP32_BYTES * chunk, (FP32_BYTES + rounding) * chunk + of_weight)
+
+
+def _stream(architecture: Architecture, config: LearnerConfig) -> float:
+    return architecture.width * VALUE_BYTES[config.dtype] / _stream_parts(config)
+
+
+def _stream_parts(config: LearnerConfig) -> int:
+    return config.context_parallel * (config.tensor_parallel if config.sequence_parallel else 1)
+
+
+def _outside_of_mlp(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes of the streams: the inputs and the results of the two norms; each norm has one scale."""
+    scales = 2 * FP32_BYTES / _stream_parts(config)
+    return 4 * _stream(architecture, config) + scales + _attention(architecture, config)
+
+
+def _attention(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes of the joint output of the three projections, and of the kernel's inputs and results. Keys and values have fewer heads."""
+    parts = config.context_parallel
+    heads = architecture.num_heads / config.tensor_parallel
+    groups = architecture.num_key_value_heads / config.tensor_parallel
+    vector = architecture.head_width * VALUE_BYTES[config.dtype]
+    joint = (heads + 2 * groups) * vector
+    queries_and_outputs, keys = 2 * heads * vector, groups * vector
+    log_sums = heads * FP32_BYTES
+    norms = heads * vector + (heads + groups) * FP32_BYTES if architecture.normed_qk else 0.0
+    if parts == 1:
+        return joint + queries_and_outputs + keys + log_sums + norms
+    # Keys and values go to each process of the group, so the kernel's values are no view of the joint output, which is then kept
+    # for the norms alone. The outputs exist twice, before and after they go back.
+    keys *= parts / math.gcd(parts, int(groups))
+    kernel = queries_and_outputs + 2 * keys + log_sums + heads * vector
+    return (kernel + norms + (joint if architecture.normed_qk else 0.0)) / parts
+
+
+def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes of the joint output of gate and up projection, the activated gate, the up projection again, and their product."""
+    size = VALUE_BYTES[config.dtype]
+    if architecture.experts is None:
+        return 5 * architecture.mlp_width * size / config.tensor_parallel / config.context_parallel
+    experts = architecture.experts
+    # The product is kept before and after it is weighted. Each chosen token goes to its expert together with its weight and its index.
+    per_choice = (6 * experts.width + architecture.width) * size + 2 * FP32_BYTES + 2 * INDEX_BYTES
+    router = experts.count * (3 * FP32_BYTES + 1)
+    return (experts.per_token * per_choice + router) / _stream_parts(config)
+
 
 CONTEXT_BYTES = 2 * GIB  # CUDA's context, the buffers of NCCL and of cuBLAS
-FRAGMENTATION_SHARE = 0.04  # of a GPU, that the allocator holds and cannot use
+FRAGMENTATION_SHARE = 0.04  # share of a GPU that the allocator holds and cannot use
 
+# CUDA's context and the buffers of NCCL, in the process that broadcasts weights to one engine.
+SENDER_CONTEXT_BYTES = GIB
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
 GRADIENT_BYTES = 4  # gradients are summed in fp32
 # Adam's two moments, and with bf16 weights their fp32 originals.
@@ -27,53 +121,62 @@ UPDATE_BYTES = 4
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one process of the learner, by pipeline stage."""
+    """The bytes of one process of the learner, by pipeline stage."""
 
     stage: int
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # that the backward pass needs, of all micro-batches in flight
-    logits: int  # of the LM head, at its largest
-    update: int  # that the optimizer has on the GPU only while it updates, when there are no activations
+    activations: int  # activations of all micro-batches in flight that the backward pass needs
+    logits: int  # logits of the LM head, at their largest
+    senders: int  # processes on the first GPU that broadcast weights, one for each engine
+    update: int  # memory of the optimizer's update, when there are no activations
     host_optimizer: int
-    host_snapshots: int  # past weights for the audit, and the present ones while it goes on
-    host_checkpoint: int  # a copy of weights and optimizer while a checkpoint is written
+    host_snapshots: int  # past and starting weights, and the present ones while others are used
+    host_undo: int  # a copy of all of a step's weights and optimizer state, to undo a step of several updates
+    host_checkpoint: int  # a copy of its part of weights and optimizer, kept from one checkpoint to the next
 
     @property
     def gpu_bytes(self) -> int:
-        """At the fullest moment: in the backward pass, or in the update."""
-        state = self.weights + self.gradients + self.optimizer
+        """The peak, which occurs in the backward pass or in the update."""
+        state = self.weights + self.gradients + self.optimizer + self.senders
         return state + max(self.activations + self.logits, self.update)
 
     @property
     def host_bytes(self) -> int:
-        return self.host_optimizer + self.host_snapshots + self.host_checkpoint
+        return self.host_optimizer + self.host_snapshots + self.host_undo + self.host_checkpoint
 
 
 def usable_bytes(device: Device) -> int:
-    """What is left for tensors."""
+    """The bytes that are available for tensors."""
     return int(device.memory_bytes * (1 - FRAGMENTATION_SHARE)) - CONTEXT_BYTES
 
 
-def fullest_rank(architecture: Architecture, config: LearnerConfig, division: Division) -> RankMemory:
-    """Of the processes of all pipeline stages, the one whose GPU holds most."""
-    stages = (rank_memory(architecture, config, division, stage) for stage in range(division.pipeline))
+def fullest_rank(
+    architecture: Architecture, config: LearnerConfig, division: Division, *, num_senders: int = 0
+) -> RankMemory:
+    """The process with the highest GPU memory, among those of all pipeline stages.
+
+    `num_senders` processes that broadcast weights are on the GPU of rank 0, which belongs to the first stage.
+    """
+    stages = (
+        rank_memory(architecture, config, division, stage, num_senders=0 if stage else num_senders)
+        for stage in range(division.pipeline)
+    )
     return max(stages, key=lambda memory: memory.gpu_bytes)
 
 
 def rank_memory(
-    architecture: Architecture, config: LearnerConfig, division: Division, stage: int
+    architecture: Architecture, config: LearnerConfig, division: Division, stage: int, *, num_senders: int = 0
 ) -> RankMemory:
     held = list(parameters(architecture, division, stage, config.lora))
     trained = [parameter for parameter in held if _is_trained(parameter, config)]
-    share = _share(trained, division)
-    num_owned = share if config.distributed_optimizer else _count(trained)
+    num_owned = _share(trained, division) if config.distributed_optimizer else _count(trained)
     optimizer = num_owned * OPTIMIZER_BYTES[config.dtype]
     on_host = optimizer if config.offload_optimizer else 0
-    # Of the trained weights alone; processes that hold the same weights keep a part each.
-    snapshot = share * WEIGHT_BYTES[config.dtype]
-    copies = config.snapshots_kept + 1 if config.snapshots_kept else 0
+    num_dealt = _dealt(trained, division, architecture)
+    past = config.snapshots_kept + (config.loss.reference_kl > 0)
+    num_saved = num_owned if config.distributed_optimizer else num_dealt
     return RankMemory(
         stage=stage,
         weights=_count(held) * WEIGHT_BYTES[config.dtype],
@@ -81,16 +184,32 @@ def rank_memory(
         optimizer=optimizer - on_host,
         activations=_activation_bytes(architecture, config, division, stage),
         logits=_logit_bytes(architecture, config) if stage == division.pipeline - 1 else 0,
+        senders=num_senders * _sender_bytes(architecture, config),
         update=num_owned * UPDATE_BYTES + on_host,
         host_optimizer=on_host,
-        host_snapshots=copies * snapshot,
-        host_checkpoint=snapshot + optimizer,
+        # Snapshots are of the trained weights alone.
+        host_snapshots=(past + 1 if past else 0) * num_dealt * WEIGHT_BYTES[config.dtype],
+        host_undo=_undo_bytes(held, num_owned, config),
+        host_checkpoint=_dealt(held, division, architecture) * WEIGHT_BYTES[config.dtype]
+        + num_saved * OPTIMIZER_BYTES[config.dtype],
     )
 
 
+def _undo_bytes(held: Iterable[Parameter], num_owned: int, config: LearnerConfig) -> int:
+    """Bytes of the copy for undoing a step: the weights, Adam's moments and the values that they update, all three in fp32."""
+    if config.num_minibatches * config.num_epochs == 1:
+        return 0
+    return _count(held) * WEIGHT_BYTES[config.dtype] + num_owned * 12
+
+
 def _logit_bytes(architecture: Architecture, config: LearnerConfig) -> int:
-    """As if every position were trained, which is more than any batch has."""
+    """Bytes of the logits if every position were trained, which is more than in any batch."""
     return head_bytes(architecture, config, num_rows=config.micro_batch_tokens)
+
+
+def _sender_bytes(architecture: Architecture, config: LearnerConfig) -> int:
+    """Bytes on the GPU of one sender. It holds one tensor at a time, and the embedding is the largest."""
+    return SENDER_CONTEXT_BYTES + architecture.vocab_size * architecture.width * WEIGHT_BYTES[config.dtype]
 
 
 def _is_trained(parameter: Parameter, config: LearnerConfig) -> bool:
@@ -100,9 +219,22 @@ def _is_trained(parameter: Parameter, config: LearnerConfig) -> bool:
 
 
 def _share(held: Iterable[Parameter], division: Division) -> int:
-    """Values that each of the processes which hold the same ones keeps, where they divide them among themselves."""
+    """Values in one process's share, if the processes that hold the same values divide them equally."""
     copies = {True: division.num_expert_copies, False: division.num_copies}
     return sum(-(-parameter.num_values // copies[parameter.is_expert]) for parameter in held)
+
+
+def _dealt(held: Sequence[Parameter], division: Division, architecture: Architecture) -> int:
+    """The largest number of values that one process keeps, if the processes that hold the same values distribute whole parameters."""
+    num_layers = architecture.num_layers // division.pipeline
+    largest = max(
+        (
+            parameter.num_values // (num_layers if parameter.name.startswith("decoder.layers.") else 1)
+            for parameter in held
+        ),
+        default=0,
+    )
+    return max(_share(held, division), largest)
 
 
 def _count(held: Iterable[Parameter]) -> int:
@@ -112,10 +244,10 @@ def _count(held: Iterable[Parameter]) -> int:
 def _activation_bytes(
     architecture: Architecture, config: LearnerConfig, division: Division, stage: int
 ) -> int:
-    """Kept for the backward pass by all micro-batches in flight, and what one layer needs while its backward pass runs.
+    """Bytes that all micro-batches in flight keep for the backward pass, and that one layer needs while its backward pass runs.
 
-    A stage has begun one micro-batch for itself and one for each stage behind it. The layer whose backward pass runs has all its
-    activations again, and about as much in gradients.
+    A stage has begun one micro-batch for itself and one for each later stage. During its backward pass, a layer holds all of its
+    activations, and gradients of about the same size.
     """
     saved, whole = saved_bytes(architecture, config), layer_bytes(architecture, config)
     in_flight = division.pipeline - stage

@@ -1,13 +1,94 @@
-"""`python -m trainer.recipe --reference`: prints docs/recipe.md, the reference of every key of a recipe."""
+"""`python -m trainer.recipe --reference`: prints docs/recipe.md, the reference of every key of a recipe.
+
+The page is made of the tables' types: units follow from the keys' names, and meanings are the comments of the fields.
+"""
 
 import argparse
+import inspect
 import sys
+from collections.abc import Iterator
 
-from trainer.recipe.reference import reference
+import msgspec
+from msgspec.structs import FieldInfo
+
+from pipeline.commandline import program
+from trainer.recipe.schema import Recipe
+from trainer.recipe.wording import meanings, toml_value, type_words
+
+UNITS = {
+    "history_steps": "turns",
+    "_gib_per_s": "GiB per second",
+    "_gib": "GiB",
+    "_s": "s",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+    "_versions": "versions",
+    "_steps": "optimizer steps",
+    "_chars": "characters",
+    "episodes": "episodes",
+}
+
+INTRODUCTION = """\
+# Every key of a recipe
+
+A recipe is one TOML file that describes a run: `python -m trainer.run RECIPE.toml`. Unknown keys are refused, with their path.
+`--set table.key=value` overrides a key for one run, and `--dry-run` prints the recipe with every default and checks all that it
+names. Ready recipes, and a template for tasks of your own, are in [trainer/recipes](../trainer/recipes).
+
+A key without a default must be given. A default of *none* means that the key is left out. This page is made by
+`python -m trainer.recipe --reference > docs/recipe.md` from the comments of the fields in `trainer/recipe/schema.py`.
+"""
+
+_REQUIRED = object()
+
+
+def reference() -> str:
+    """The whole page."""
+    return INTRODUCTION + "".join(_sections(Recipe, "", _REQUIRED))
+
+
+def _sections(
+    kind: type[msgspec.Struct], path: str, default: object, introduction: str = ""
+) -> Iterator[str]:
+    """The section of a table, then those of the tables in it."""
+    yield f"\n## {f'`[{path}]`' if path else 'At the top'}\n\n{introduction or inspect.getdoc(kind)}\n\n"
+    yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|\n"
+    texts, inner_sections = meanings(kind), list[str]()
+    for field in msgspec.structs.fields(kind):
+        given = _default(field) if default is _REQUIRED else getattr(default, field.name)
+        text = texts.get(field.name, "")
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            inner_sections += _sections(field.type, f"{path}.{field.name}".lstrip("."), given, text)
+        else:
+            cells = (
+                f"`{field.name}`",
+                type_words(field.type, quote="`"),
+                _default_words(given),
+                _unit(field.name),
+                text,
+            )
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    yield from inner_sections
+
+
+def _default(field: FieldInfo) -> object:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return _REQUIRED if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _default_words(default: object) -> str:
+    if default is _REQUIRED:
+        return ""
+    return "*none*" if default is None else f"`{toml_value(default)}`"
+
+
+def _unit(name: str) -> str:
+    return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.recipe", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("trainer.recipe"), description=__doc__)
     parser.add_argument(
         "--reference", action="store_true", required=True, help="print the reference as Markdown"
     )

@@ -1,44 +1,287 @@
-"""Reads a recipe from its TOML file, with overrides on top, and writes it again.
+"""Reads a recipe from its TOML file, with overrides on top, checks it, and writes it again.
 
-Unknown keys are refused. The resolved copy in the run's directory loads again to an equal recipe.
+Unknown keys are refused, and so are contradictions between several keys: each error names the keys and the fix.
+The resolved copy in the run's directory loads again to an equal recipe.
 """
 
+import copy
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from msgspec.structs import asdict, replace
 
-from trainer.recipe.checks import check
-from trainer.recipe.schema import Recipe
+from pipeline.errors import FAILURE_CLASSES
+from pipeline.request import Retries
+from pipeline.screen import visible_line
+from trainer.learner.config import NUM_LAGS
+from trainer.recipe.schema import (
+    AdmissionRecipe,
+    AlarmsRecipe,
+    ContextRecipe,
+    CreditRecipe,
+    EvaluationRecipe,
+    JudgeEndpointRecipe,
+    JudgeRecipe,
+    OverlongRecipe,
+    Recipe,
+    SinksRecipe,
+    StalenessRecipe,
+    WandbRecipe,
+    WeightsRecipe,
+)
+from trainer.recipe.wording import explanation, refusal, toml_value
+
+
+def check(recipe: Recipe) -> None:
+    """Raises ValueError for the first fault."""
+    for fault in _faults(recipe):
+        raise ValueError(fault)
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    yield from _rollout_faults(recipe)
+    yield from _learning_faults(recipe)
+    yield from _overlong_faults(recipe.overlong, context_tokens=recipe.rollout.limits.context_tokens)
+    yield from _credit_faults(recipe)
+    yield from _evaluation_faults(recipe.evaluation, has_heldout=bool(recipe.tasks.heldout))
+    yield from _heldout_set_faults(recipe.tasks.heldout_sets)
+    yield from _staleness_faults(recipe.admission)
+    yield from _transport_faults(recipe.weights)
+    yield from _judge_faults(recipe.judge)
+    yield from _sink_faults(recipe.sinks)
+    yield from _alarm_faults(recipe.alarms)
+
+
+def _credit_faults(recipe: Recipe) -> Iterator[str]:
+    credit, default = recipe.credit, CreditRecipe()
+    if credit.method == "outcome" and credit.coefficient != default.coefficient:
+        yield (
+            f'credit.coefficient is {credit.coefficient:g}, which has no effect with credit.method = "outcome": '
+            "remove it, or set another method"
+        )
+    if credit.method != "outcome" and not recipe.judge.is_on:
+        yield (
+            f'credit.method = "{credit.method}" has no scores to use, because judge.method is "none": set judge.method, '
+            "or remove [credit]"
+        )
+    if recipe.judge.is_on and recipe.judge.required and not credit.reads_scores:
+        yield (
+            "judge.required is true, and no group waits for scores that [credit] does not read: remove it, or set credit.method and a "
+            "credit.coefficient above 0"
+        )
+    if recipe.batch.train_without_signal and not credit.reads_scores:
+        yield (
+            "batch.train_without_signal is true, and [credit] reads no scores, so the advantages of such groups are 0 and only take "
+            "weight from the others: remove it, or set credit.method and a credit.coefficient above 0"
+        )
+    if credit.method == "potential" and credit.reads_scores:
+        yield from _potential_faults(recipe)
+    if credit.method == "step_wise" and recipe.batch.advantage != "group_mean_std":
+        yield (
+            f'credit.method = "step_wise" divides by standard deviations, and batch.advantage = "{recipe.batch.advantage}" does '
+            'not, so turns without a score would weigh differently: set batch.advantage = "group_mean_std"'
+        )
+
+
+def _potential_faults(recipe: Recipe) -> Iterator[str]:
+    if (recipe.judge.method, recipe.judge.name) == ("rule", "evidence"):
+        yield (
+            'judge.name = "evidence" scores a step by what happened after it, and credit.method = "potential" needs scores that '
+            'depend on nothing later: set judge.name = "commands", another judge.method, or another credit.method'
+        )
+    if recipe.rollout.harness:
+        yield (
+            "rollout.harness names an agent program, whose turns are numbered as their replies end, so what comes before a turn may depend "
+            'on it, and credit.method = "potential" needs scores that do not: set another credit.method'
+        )
+
+
+def _rollout_faults(recipe: Recipe) -> Iterator[str]:
+    rollout, valid = recipe.rollout, recipe.min_valid_members
+    sampling, limits = rollout.sampling, rollout.limits
+    if valid > rollout.group_size:
+        yield (
+            f"batch.min_valid_members is {valid}; set it to rollout.group_size = {rollout.group_size} at most"
+        )
+    if all("=" in spec for spec in rollout.agent_specs):
+        yield "rollout.agent names no file; give the agent's YAML before the values that change it"
+    if sampling.temperature <= 0:
+        yield "rollout.sampling.temperature must be above 0; greedy belongs to evaluation.greedy_episodes"
+    if sampling.top_p != 1 or sampling.top_k is not None:
+        yield (
+            "rollout.sampling: training needs top_p = 1 and no top_k, "
+            "because log-probs are of the full distribution; remove them"
+        )
+    if sampling.max_new_tokens >= limits.context_tokens:
+        yield (
+            f"rollout.sampling.max_new_tokens is {sampling.max_new_tokens}; it must be below "
+            f"rollout.limits.context_tokens = {limits.context_tokens}"
+        )
+    yield from _context_faults(rollout.context)
+    yield from _retry_faults(limits.retries)
+
+
+def _context_faults(context: ContextRecipe) -> Iterator[str]:
+    if context.policy != "stop":
+        return
+    default, where = ContextRecipe(), "rollout.context"
+    for name in ("head_share", "refill_to", "marker", "thinking"):
+        value = getattr(context, name)
+        if value != getattr(default, name) and value != "strip":
+            yield (
+                f"{where}.{name} is {msgspec.json.encode(value).decode()}, which has no effect with "
+                f'{where}.policy = "stop", because nothing is cut: remove one of the two'
+            )
+
+
+def _retry_faults(retries: Retries) -> Iterator[str]:
+    where = "rollout.limits.retries"
+    for kind in FAILURE_CLASSES:
+        budget = retries.of(kind)
+        if budget.first_s > budget.longest_s:
+            yield f"{where}.{kind}: first_s is {budget.first_s:g} and longest_s {budget.longest_s:g}; raise longest_s to first_s at least"
+
+
+def _learning_faults(recipe: Recipe) -> Iterator[str]:
+    if recipe.batch.streaming and (recipe.learner.num_epochs > 1 or recipe.learner.num_minibatches > 1):
+        yield (
+            "batch.streaming = true makes one update of groups as they come in; set learner.num_epochs and "
+            "learner.num_minibatches to 1, or batch.streaming to false"
+        )
+    learner, context = recipe.learner, recipe.rollout.limits.context_tokens
+    needed = recipe.admission.max_lag_versions + 2
+    if learner.micro_batch_tokens < context:
+        yield (
+            f"learner.micro_batch_tokens is {learner.micro_batch_tokens}; a sample is never split, "
+            f"so set it to rollout.limits.context_tokens = {context} or more"
+        )
+    if 0 < learner.snapshots_kept < needed:
+        yield (
+            f"learner.snapshots_kept is {learner.snapshots_kept}; with admission.max_lag_versions = "
+            f"{needed - 2} set it to {needed}, or to 0 to leave the log-prob gap unmeasured"
+        )
+
+
+def _overlong_faults(overlong: OverlongRecipe, *, context_tokens: int) -> Iterator[str]:
+    if overlong.buffer_tokens > context_tokens and overlong.penalty:
+        yield (
+            f"overlong.buffer_tokens is {overlong.buffer_tokens}; set it to rollout.limits.context_tokens = {context_tokens} at most"
+        )
+    if not overlong.penalty and overlong.buffer_tokens != OverlongRecipe().buffer_tokens:
+        yield "overlong.buffer_tokens is of use with overlong.penalty only: set that, or remove it"
+
+
+def _evaluation_faults(evaluation: EvaluationRecipe, *, has_heldout: bool) -> Iterator[str]:
+    if evaluation.episodes % evaluation.samples_per_task:
+        yield (
+            f"evaluation.episodes is {evaluation.episodes}; make it a multiple of "
+            f"evaluation.samples_per_task = {evaluation.samples_per_task}"
+        )
+    if evaluation.episodes + evaluation.greedy_episodes > 0 and not has_heldout:
+        yield "tasks.heldout is missing; give it, or set evaluation.episodes and greedy_episodes to 0"
+
+
+def _staleness_faults(admission: AdmissionRecipe) -> Iterator[str]:
+    control, where = admission.control, "admission.control"
+    if admission.staleness == "fixed":
+        for field in msgspec.structs.fields(StalenessRecipe):
+            if getattr(control, field.name) != field.default:
+                yield f'{where}.{field.name} has no effect with admission.staleness = "fixed": set that to "controlled", or remove it'
+        return
+    most = admission.max_lag_versions if control.most_versions is None else control.most_versions
+    if most > admission.max_lag_versions:
+        yield f"{where}.most_versions is {most}; set it to admission.max_lag_versions = {admission.max_lag_versions} at most"
+    if most > NUM_LAGS - 2:
+        yield f"{where}.most_versions is {most}; lags above {NUM_LAGS - 2} are not told apart, so set it to {NUM_LAGS - 2} at most"
+    if control.least_versions > most:
+        yield f"{where}.least_versions is {control.least_versions}; set it to most_versions = {most} at most"
+
+
+def _transport_faults(weights: WeightsRecipe) -> Iterator[str]:
+    if weights.transport != "disk" and weights.engines == "none":
+        yield f'weights.transport = "{weights.transport}" has no effect with weights.engines = "none": remove one of the two'
+    if weights.transport != "delta" and weights.receiver_port != WeightsRecipe().receiver_port:
+        yield 'weights.receiver_port is of use with weights.transport = "delta" only: remove it, or set that'
+
+
+def _heldout_set_faults(sets: Mapping[str, str]) -> Iterator[str]:
+    for name in sets:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("greedy", "sampled"):
+            yield (
+                f"tasks.heldout_sets.{name}: name it with lower-case letters, digits, - and _, and not greedy or sampled"
+            )
+
+
+def _judge_faults(judge: JudgeRecipe) -> Iterator[str]:
+    if judge.method == "none":
+        if judge != JudgeRecipe():
+            yield 'judge.method is "none", so the other keys of [judge] have no effect: set it, or remove them'
+        return
+    if judge.temperature == 0 and judge.num_votes > 1 and judge.method == "votes":
+        yield (
+            f"judge.temperature is 0, so all {judge.num_votes} votes on a step are the same: raise it, or set judge.num_votes to 1"
+        )
+    named, endpoint = judge.method in ("rule", "function"), judge.endpoint
+    if named and not judge.name:
+        example = "commands" if judge.method == "rule" else "my_judge"
+        yield f'judge.name is missing; judge.method = "{judge.method}" needs the name of one, as in "{example}"'
+    if endpoint != JudgeEndpointRecipe() and judge.method != "votes":
+        yield f'judge.endpoint is of use with judge.method = "votes" only: remove it, or set that instead of "{judge.method}"'
+    if endpoint.api_base and not endpoint.api_base.startswith(("http://", "https://")):
+        yield f'judge.endpoint.api_base is "{endpoint.api_base}"; give a URL, as in "http://127.0.0.1:30000/v1"'
+    if endpoint.api_base and not endpoint.model:
+        yield "judge.endpoint.model is missing; give the model's name as the server at judge.endpoint.api_base knows it"
+    if not endpoint.api_base and endpoint != JudgeEndpointRecipe():
+        yield "judge.endpoint.api_base is missing; give the server's URL, or remove [judge.endpoint]"
+    if endpoint.key_env and endpoint.key_file:
+        yield "judge.endpoint.key_env and judge.endpoint.key_file are both given; remove one of them"
+    if not named and not endpoint.api_base and not judge.tokenizer:
+        yield (
+            "judge.tokenizer is missing; give the Hugging Face directory of the judge's model, whose tokenizer cuts the prompts, "
+            "or judge.endpoint.api_base"
+        )
+
+
+def _sink_faults(sinks: SinksRecipe) -> Iterator[str]:
+    if not sinks.wandb.project and sinks.wandb != WandbRecipe():
+        yield "sinks.wandb.project is missing; give the project, or remove the other keys of sinks.wandb"
+    if not sinks.mlflow.experiment and sinks.mlflow.tracking_uri:
+        yield "sinks.mlflow.experiment is missing; give the experiment, or remove sinks.mlflow.tracking_uri"
+
+
+def _alarm_faults(alarms: AlarmsRecipe) -> Iterator[str]:
+    if alarms.gap_growth and alarms.gap_growth <= 1:
+        yield f"alarms.gap_growth is {alarms.gap_growth:g}; set it above 1, or to 0 to switch the alarm off"
+    for kind in alarms.stop_on:
+        if kind in alarms.kinds_off:
+            yield f"alarms.stop_on names {kind}, which is switched off: give its limit, or remove it there"
+
+
+_BARE_KEY = re.compile(r"[\w-]+", re.ASCII)  # a key as TOML allows it without quotes
+_SAID_CHARS = 200
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The checked recipe in `path` with `a.b=c` overrides applied. Raises ValueError naming the key, and
-    the fix where there is one.
+    """The checked recipe in `path` with `a.b=c` overrides applied. Raises ValueError naming the key, its meaning, the fix,
+    and the responsible override, or else the file.
     """
+    tree = _read(path)
+    whole = _with_overrides(tree, overrides)
     try:
-        tree = tomllib.loads(path.read_text())
-    except OSError as error:
+        recipe = _checked(whole)
+    except ValueError as error:
         raise ValueError(
-            f"{path}: {error.strerror}; give the path of a recipe, as in trainer/recipes/demo.toml"
+            f"{_source(str(error), path, tree, overrides)}: {error}{explanation(str(error), Recipe)}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not TOML: {error}") from error
-    for override in overrides:
-        _graft(tree, override)
-    try:
-        recipe = msgspec.convert(tree, Recipe)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: {error}") from error
-    check(recipe)
     return _with_absolute_paths(recipe, path.resolve().parent)
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The recipe with every default spelled out; loads again to an equal one."""
+    """The recipe with every default written out, which loads again to an equal recipe."""
     return "\n".join(_toml_lines(_all_fields(recipe), "")) + "\n"
 
 
@@ -49,20 +292,82 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in names if before.get(k) != after.get(k)]
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}; give the path of a recipe, as in trainer/recipes/demo.toml"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not TOML: {error}") from error
+
+
+def _checked(tree: Mapping[str, Any]) -> Recipe:
+    """The recipe in the tree. Raises ValueError with the fault, without the source of the value."""
+    try:
+        recipe = msgspec.convert(tree, Recipe)
+    except msgspec.ValidationError as error:
+        raise ValueError(refusal(error, tree, Recipe)) from error
+    check(recipe)
+    return recipe
+
+
+def _with_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    whole = copy.deepcopy(dict(tree))
+    for override in overrides:
+        _graft(whole, override)
+    return whole
+
+
 def _graft(tree: dict[str, Any], override: str) -> None:
-    """Set one `a.b=c` in the tree; c is a TOML value if it parses as one, else a string."""
+    """Sets one `a.b=c` in the tree; c is a TOML value if it parses as one, else a string."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
-    if not equals or not all(names):
-        raise ValueError(f"--set {override!r}: write it as table.key=value, as in learner.lr=2e-6")
+    if not equals or not all(_BARE_KEY.fullmatch(name) for name in names):
+        raise ValueError(f"{_said(override)}: write it as table.key=value, as in learner.lr=2e-6")
     for name in names[:-1]:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
-            raise ValueError(f"--set {override!r}: `{name}` is a value, not a table")
+            raise ValueError(f"{_said(override)}: `{name}` is a value, not a table")
     try:
-        tree[names[-1]] = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        tree[names[-1]] = text
+        parsed = {}
+    # A text with a line break could define further keys, so it is taken as it is.
+    tree[names[-1]] = parsed["value"] if len(parsed) == 1 else text
+
+
+def _source(fault: str, path: Path, tree: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The source of the faulty value: the newest override whose key the fault names; else the newest override of a table that the fault
+    names and that exists only because of it; else the file.
+    """
+    for override in reversed(overrides):
+        key = _key(override)
+        # A key without a dot may occur in a sentence as an ordinary word.
+        where = rf"(?<![\w.]){re.escape(key)}(?!\w)" if "." in key else rf"^{re.escape(key)}(?!\w)"
+        if re.search(where, fault):
+            return _said(override)
+    for place, override in reversed(list(enumerate(overrides))):
+        table = _key(override).partition(".")[0]
+        if not re.search(rf"(?<![\w.]){re.escape(table)}\b", fault):
+            continue
+        try:
+            _checked(_with_overrides(tree, [*overrides[:place], *overrides[place + 1 :]]))
+        except ValueError as without:
+            if str(without) == fault:
+                continue
+        return _said(override)
+    return str(path)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _said(override: str) -> str:
+    text = visible_line(override)
+    return f"--set {text if len(text) <= _SAID_CHARS else text[:_SAID_CHARS] + '…'}"
 
 
 def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
@@ -96,7 +401,7 @@ def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
 
 
 def _all_fields(part: msgspec.Struct) -> dict[str, Any]:
-    """Also the fields that a message would omit for having their default."""
+    """All fields, including those that a message omits because they have their defaults."""
     return {
         name: _all_fields(value) if isinstance(value, msgspec.Struct) else value
         for name, value in asdict(part).items()
@@ -111,18 +416,6 @@ def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
         if isinstance(value, dict):
             yield f"\n[{prefix}{key}]"
             yield from _toml_lines(cast(dict[str, Any], value), f"{prefix}{key}.")
-
-
-def toml_value(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return msgspec.json.encode(value).decode()  # a JSON string is a TOML basic string
-        case list() | tuple():
-            return "[" + ", ".join(toml_value(item) for item in cast(Sequence[Any], value)) + "]"
-        case _:
-            return repr(value)
 
 
 def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

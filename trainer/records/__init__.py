@@ -1,1 +1,1 @@
-"""What a run writes down and shows: the journal, the console, TensorBoard, the summary and the reward curve."""
+"""The records and displays of a run: the journal, the console, TensorBoard, the summary and the reward curve."""

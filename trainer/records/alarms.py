@@ -1,19 +1,89 @@
-"""The alarms of a run: conditions over its rows, and over how full its disk and its Redis are.
+"""The alarms of a run: conditions on its rows, and on the free space of its disk and its Redis.
 
-Everything here is a pure function of what it is given, so a resumed run that is given the rows of its journal decides as the killed
-one would have. An alarm begins when its number passes the limit and is over when the number is back at CLEAR_SHARE of the
-limit, so a number that stays near the limit does not begin it again and again.
+Everything here is a pure function of its arguments, so a resumed run that gets the rows of its journal decides as the killed one would have
+decided. An alarm begins when its number passes the limit and is over when the number is back at CLEAR_SHARE of the limit, so a number that
+stays near the limit does not begin it again and again.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from statistics import fmean, variance
 
+from pipeline.intervals import Estimate, paired_difference, t_quantile
+from pipeline.journal.rows import AlarmRow, EpisodeRow, EvaluationRow, Row, StepRow
 from trainer.recipe import AlarmsRecipe
-from trainer.recipe.alarms import AlarmKind
-from trainer.records.alarm_row import AlarmRow
-from trainer.records.journal import EpisodeRow, EvaluationRow, StepRow
-from trainer.records.row import Row
-from trainer.records.windows import NUM_ERRORS, NUM_ERRORS_OF_EXTREME, Mean, StepWindows, differ
+from trainer.recipe.schema import AlarmKind
+
+TAIL = 0.001
+"""A difference may be chance if its 99.8 % interval, with this probability beyond each end, contains 0."""
+
+TAIL_OF_EXTREME = 5e-7
+"""The same, at 99.9999 %, if one of the two means is the highest or the lowest of many windows, which chance alone makes extreme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of the steps of a window."""
+
+    value: float
+    variance: float  # variance of the mean
+    num_steps: int
+
+    def __str__(self) -> str:
+        half = t_quantile(self.num_steps - 1) * self.variance**0.5
+        return Estimate(self.value, self.value - half, self.value + half, self.num_steps).plain()
+
+
+class StepWindows:
+    """The windows of one number. Apart from the newest one, no window overlaps the newest. A window that does not exist yet is None."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # number of steps
+        self.first: Mean | None = None
+        self.highest_before: Mean | None = None
+        self.lowest_before: Mean | None = None
+        self._values: deque[float] = deque(maxlen=size)
+        self._later: deque[Mean] = deque()  # windows that overlap the newest one, oldest first
+        self._full: Mean | None = None
+
+    @property
+    def last(self) -> Mean | None:
+        """The newest window; None until there is a window that does not overlap the first."""
+        return self._full if self.highest_before is not None else None
+
+    def add(self, value: float) -> None:
+        """Adds the number of the next step."""
+        self._values.append(value)
+        if len(self._values) < self.size:
+            return
+        self._full = mean_of(self._values)
+        self.first = self.first or self._full
+        if len(self._later) == self.size:
+            self._settle(self._later.popleft())
+        self._later.append(self._full)
+
+    def _settle(self, window: Mean) -> None:
+        """Adds a window that no longer overlaps the newest one to the highest and lowest seen."""
+        if self.highest_before is None or window.value > self.highest_before.value:
+            self.highest_before = window
+        if self.lowest_before is None or window.value < self.lowest_before.value:
+            self.lowest_before = window
+
+
+def mean_of(values: deque[float]) -> Mean:
+    return Mean(fmean(values), variance(values) / len(values), len(values))
+
+
+def differ(one: Mean, other: Mean, tail: float = TAIL) -> bool:
+    """Whether the interval of the difference excludes 0: that of Welch's t test, with the degrees of freedom of Welch and Satterthwaite
+    (Biometrika 34, 1947), so that few steps make it wide.
+    """
+    total = one.variance + other.variance
+    parts = sum(each.variance**2 / (each.num_steps - 1) for each in (one, other))
+    degrees = int(total**2 / parts) if parts else one.num_steps + other.num_steps - 2
+    return abs(one.value - other.value) > t_quantile(degrees, tail) * total**0.5
+
 
 CLEAR_SHARE = 0.8
 """An alarm is over when its number is at most this share of the limit."""
@@ -21,19 +91,22 @@ CLEAR_SHARE = 0.8
 FORMAT_ERRORS = "exhausted:format_errors"
 """The outcome of an episode that format errors ended."""
 
+NUM_LAST_EPISODES = 20
+"""The share of these episodes that format errors ended is known without a step: a policy that writes nonsense never reaches one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How full disk and Redis are."""
+    """The free space of the disk and the memory use of Redis."""
 
     disk_free_bytes: int
-    redis_bytes: int | None = None  # that Redis uses; None where it does not answer
-    redis_limit_bytes: int = 0  # that it may use; 0: not known
+    redis_bytes: int | None = None  # bytes that Redis uses; None if it does not answer
+    redis_limit_bytes: int = 0  # bytes that Redis may use; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is known of one alarm's condition at a moment. Between `is_on` and `is_over` an alarm stays as it is."""
+    """The state of one alarm's condition at a moment. If neither `is_on` nor `is_over` holds, the alarm does not change."""
 
     kind: AlarmKind
     is_on: bool
@@ -43,7 +116,7 @@ class Condition:
 
 
 class Alarms:
-    """Of one run."""
+    """The alarms of one run."""
 
     def __init__(self, recipe: AlarmsRecipe, *, max_lag_versions: int) -> None:
         self._recipe = recipe
@@ -53,14 +126,16 @@ class Alarms:
         self._rewards = StepWindows(window)
         self._gaps = StepWindows(window)
         self._lags = StepWindows(window)
+        self._masked = StepWindows(window)  # shares of the signal, masked or vetoed
         self._entropies = StepWindows(window)
         self._format_errors = StepWindows(window)  # shares of the episodes since the step before
         self._scores = StepWindows(window)
-        self._judged_rewards = StepWindows(window)  # of the same steps as `_scores`
+        self._judged_rewards = StepWindows(window)  # mean rewards of the steps in `_scores`
         self._num_episodes = 0  # training episodes since the last step
-        self._num_format_errors = 0  # of them, those that format errors ended
-        self._best_heldout: dict[str, Mean] = {}  # by what was evaluated
-        self._firing: dict[tuple[AlarmKind, str], AlarmRow] = {}
+        self._num_format_errors = 0  # number of these that format errors ended
+        self._last_episodes = deque[bool](maxlen=NUM_LAST_EPISODES)  # whether format errors ended each
+        self._best_heldout: dict[str, EvaluationRow] = {}  # best result by the name of what was evaluated
+        self._firing: dict[tuple[str, str], AlarmRow] = {}
 
     @property
     def firing(self) -> tuple[AlarmRow, ...]:
@@ -68,7 +143,7 @@ class Alarms:
         return tuple(self._firing.values())
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Take the rows of an earlier process into account, in the order in which they were written. Nothing begins by that."""
+        """Takes the rows of an earlier process into account, in the order in which they were written. No alarm begins because of them."""
         for row in rows:
             if isinstance(row, AlarmRow):
                 self._note(row)
@@ -76,11 +151,11 @@ class Alarms:
                 self._conditions(row)
 
     def observe(self, row: Row) -> list[AlarmRow]:
-        """Take a new row into account. Returns what begins and what is over by that."""
+        """Takes a new row into account. Returns the alarms that begin or end because of it."""
         return self._changes(self._conditions(row))
 
     def observe_storage(self, storage: Storage) -> list[AlarmRow]:
-        """As `observe`, for a measurement of disk and Redis."""
+        """Does what `observe` does, for a measurement of disk and Redis."""
         return self._changes(storage_conditions(self._recipe, storage))
 
     def _changes(self, conditions: Iterable[Condition]) -> list[AlarmRow]:
@@ -104,7 +179,7 @@ class Alarms:
             self._firing[row.kind, row.subject] = row
 
     def _conditions(self, row: Row) -> list[Condition]:
-        """What a row says. It is taken into the windows first."""
+        """The conditions of a row, which is first added to the windows."""
         if isinstance(row, StepRow):
             self._add_step(row)
             return self._step_conditions()
@@ -113,12 +188,16 @@ class Alarms:
         if isinstance(row, EpisodeRow) and row.purpose == "train" and row.reward is not None:
             self._num_episodes += 1
             self._num_format_errors += row.outcome == FORMAT_ERRORS
+            self._last_episodes.append(row.outcome == FORMAT_ERRORS)
+            return _prevailing_format_errors(self._last_episodes, self._recipe.format_error_share)
         return []
 
     def _add_step(self, row: StepRow) -> None:
         self._step = row.step
         self._rewards.add(row.reward_mean)
         self._lags.add(row.lag_mean)
+        if row.signal is not None:
+            self._masked.add(row.signal.masked_share + row.signal.vetoed_share)
         self._entropies.add(row.entropy)
         if row.is_gap_measured and row.logprob_gap_mean is not None:
             self._gaps.add(row.logprob_gap_mean)
@@ -135,6 +214,7 @@ class Alarms:
             _success(self._rewards, recipe.success_drop),
             _gap(self._gaps, recipe),
             _lag(self._lags, recipe.lag_share * self._max_lag_versions),
+            _masked(self._masked, recipe.masked_signal_share),
             _format_errors(self._format_errors, recipe.format_error_rise),
             _entropy(self._entropies, recipe.entropy_share),
             _gaming(self._scores, self._judged_rewards),
@@ -142,22 +222,25 @@ class Alarms:
         return [one for one in found if one is not None]
 
     def _heldout_conditions(self, row: EvaluationRow) -> list[Condition]:
-        """Success against the best before, of the same tasks, sampled in the same way."""
+        """The conditions on success against the best earlier success, of the same tasks, sampled in the same way."""
         subject = f"held out{f' {row.tasks}' if row.tasks else ''}{', greedy' if row.greedy else ''}"
-        now = Mean(row.success, row.standard_error)
         best = self._best_heldout.get(subject)
-        if best is None or now.value > best.value:
-            self._best_heldout[subject] = now
+        if best is None or row.success > best.success:
+            self._best_heldout[subject] = row
         if best is None:
             return []
         text = (
-            f"success ({subject}) is {now} with weights v{row.version}; the best evaluation before had {best}"
+            f"success ({subject}) is {row.estimate.plain()} with weights v{row.version}; "
+            f"the best evaluation before had {best.estimate.plain()}"
         )
-        return [_fall(best, now, self._recipe.success_drop, text, subject)]
+        change = paired_difference(best.rewards, row.rewards, TAIL)
+        is_real = change is not None and change.high < 0
+        drop = best.success - row.success
+        return [_fall(drop, self._recipe.success_drop, text, subject, is_real=is_real)]
 
 
 def storage_conditions(recipe: AlarmsRecipe, storage: Storage) -> list[Condition]:
-    """Of disk and Redis."""
+    """The conditions of disk and Redis."""
     free, least = storage.disk_free_bytes, recipe.disk_free_bytes
     text = f"the file system of the run's directory has {free / 1024**3:.1f} GiB free; the limit is {least / 1024**3:.1f}"
     found = [_condition("disk_fills", least / max(free, 1), 1.0, text)]
@@ -177,16 +260,14 @@ def _success(rewards: StepWindows, most: float) -> Condition | None:
     if best is None or last is None:
         return None
     text = f"mean reward of the last {rewards.size} steps is {last}; the best {rewards.size} steps before had {best}"
-    return _fall(best, last, most, text, "training", num_errors=NUM_ERRORS_OF_EXTREME)
+    is_real = differ(last, best, TAIL_OF_EXTREME)
+    return _fall(best.value - last.value, most, text, "training", is_real=is_real)
 
 
-def _fall(
-    best: Mean, now: Mean, most: float, text: str, subject: str, *, num_errors: float = NUM_ERRORS
-) -> Condition:
-    drop = best.value - now.value
+def _fall(drop: float, most: float, text: str, subject: str, *, is_real: bool) -> Condition:
     return Condition(
         "success_falls",
-        is_on=drop > most and differ(now, best, num_errors),
+        is_on=drop > most and is_real,
         is_over=drop <= CLEAR_SHARE * most,
         text=text,
         subject=subject,
@@ -206,11 +287,18 @@ def _gap(gaps: StepWindows, recipe: AlarmsRecipe) -> Condition | None:
 
 
 def _lag(lags: StepWindows, limit_versions: float) -> Condition | None:
-    """None where the limit is 0: then no trajectory may lag at all."""
+    """The condition on the lag; None if the limit is 0, because no trajectory may lag then."""
     if lags.last is None or not limit_versions:
         return None
     text = f"the mean lag of the last {lags.size} steps is {lags.last.value:.2f} versions; the limit is {limit_versions:.2f}"
     return _condition("lag_saturates", lags.last.value, limit_versions, text)
+
+
+def _masked(shares: StepWindows, most: float) -> Condition | None:
+    if shares.last is None:
+        return None
+    text = f"{shares.last.value:.0%} of the signal of the last {shares.size} steps was masked or vetoed; the limit is {most:.0%}"
+    return _condition("signal_is_masked", shares.last.value, most, text)
 
 
 def _format_errors(shares: StepWindows, most: float) -> Condition | None:
@@ -224,10 +312,17 @@ def _format_errors(shares: StepWindows, most: float) -> Condition | None:
     )
     return Condition(
         "format_errors_rise",
-        is_on=rise > most and differ(last, lowest, NUM_ERRORS_OF_EXTREME),
+        is_on=rise > most and differ(last, lowest, TAIL_OF_EXTREME),
         is_over=rise <= CLEAR_SHARE * most,
         text=text,
     )
+
+
+def _prevailing_format_errors(last: Collection[bool], most: float) -> list[Condition]:
+    if len(last) < NUM_LAST_EPISODES:
+        return []
+    text = f"format errors ended {sum(last)} of the last {len(last)} training episodes, so the policy learns nothing"
+    return [_condition("format_errors_prevail", sum(last) / len(last), most, text)]
 
 
 def _entropy(entropies: StepWindows, share: float) -> Condition | None:
@@ -244,7 +339,7 @@ def _entropy(entropies: StepWindows, share: float) -> Condition | None:
 
 
 def _gaming(scores: StepWindows, rewards: StepWindows) -> Condition | None:
-    """Scores and rewards of the last window against the first. Over when one of the two differences is gone."""
+    """The condition on scores and rewards of the last window against the first. It ends when one of the two differences disappears."""
     if not (scores.first and scores.last and rewards.first and rewards.last):
         return None
     score_rise = scores.last.value - scores.first.value

@@ -1,14 +1,22 @@
-"""Runs a sink that may block, or whose server may fail, in a thread of its own, so that training waits for neither."""
+"""Sinks whose server may block or fail run in a separate thread, so that training never waits for them. One of them posts alarms to a URL,
+one JSON object each.
+"""
 
+import http.client
 import logging
 import queue
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol
 
-from trainer.records.row import Row
+import msgspec
+
+from pipeline.journal.rows import AlarmRow, Row
 
 log = logging.getLogger("swerve.trainer")
 
@@ -17,7 +25,7 @@ CLOSE_S = 60.0
 
 
 class ClosableSink(Protocol):
-    """A sink that is opened, used and closed in one thread."""
+    """A sink that is opened, used and closed in the same thread."""
 
     def show(self, row: Row) -> None: ...
 
@@ -25,7 +33,7 @@ class ClosableSink(Protocol):
 
 
 class InBackground(AbstractContextManager["InBackground", None]):
-    """Shows rows in a thread. If opening or showing fails, says so once and shows nothing more."""
+    """Shows rows in a thread. If opening or showing fails, it reports that once and shows nothing more."""
 
     def __init__(self, name: str, open_sink: Callable[[], ClosableSink]) -> None:
         self._name = name
@@ -36,7 +44,7 @@ class InBackground(AbstractContextManager["InBackground", None]):
         self._thread.start()
 
     def show(self, row: Row) -> None:
-        """Returns at once. Rows that a slow server leaves waiting beyond MAX_WAITING_ROWS end the sink."""
+        """Returns at once. If more than MAX_WAITING_ROWS rows wait because of a slow server, the sink ends."""
         if self._has_failed:
             return
         try:
@@ -47,7 +55,7 @@ class InBackground(AbstractContextManager["InBackground", None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Shows what waits, for CLOSE_S at most."""
+        """Shows the waiting rows, for CLOSE_S at most."""
         if not self._has_failed:
             self._rows.put(None)
         self._thread.join(CLOSE_S)
@@ -62,9 +70,86 @@ class InBackground(AbstractContextManager["InBackground", None]):
                     sink.show(row)
             finally:
                 sink.close()
-        except Exception as error:  # a library's or a server's: none of them may end the run
+        except Exception as error:  # an error of a library or a server may not end the run
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
         self._has_failed = True
         log.warning("%s shows nothing more of this run: %s", self._name, why)
+
+
+TIMEOUT_S = 10.0
+RETRY_S = 1.0
+NUM_TRIES = 2
+
+
+class Webhook(AbstractContextManager["Webhook", None]):
+    """Posts alarms that begin or end; other rows are ignored. Training never waits for it."""
+
+    def __init__(self, run_id: str, url: str) -> None:
+        self._sender = InBackground("the alarms' webhook", lambda: _Sender(run_id, url))
+
+    def show(self, row: Row) -> None:
+        if isinstance(row, AlarmRow):
+            self._sender.show(row)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sender.__exit__(kind, error, trace)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST becomes a GET without a body, so a redirect counts as a failure."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class _Sender:
+    """Logs only the first of several failures in a row, without the URL, which may be a secret."""
+
+    def __init__(self, run_id: str, url: str) -> None:
+        self._run_id = run_id
+        self._url = url
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._is_failing = False
+
+    def show(self, row: Row) -> None:
+        assert isinstance(row, AlarmRow)
+        body = msgspec.json.encode(
+            {
+                "run": self._run_id,
+                "alarm": row.kind,
+                "subject": row.subject,
+                "state": "over" if row.is_over else "begun",
+                "step": row.step,
+                "at": row.at,
+                "text": f"{self._run_id}, step {row.step}: {row.sentence}",
+            }
+        )
+        failure = self._post(body)
+        for _ in range(NUM_TRIES - 1):
+            if failure:
+                time.sleep(RETRY_S)
+                failure = self._post(body)
+        if failure and not self._is_failing:
+            log.warning("the alarms' webhook does not take alarms: %s", failure)
+        self._is_failing = bool(failure)
+
+    def close(self) -> None: ...
+
+    def _post(self, body: bytes) -> str:
+        """The reason of a failure; empty if the server accepted the body."""
+        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"status {error.code} {http.client.responses.get(error.code, '')}".strip()
+        except urllib.error.URLError as error:
+            return f"{error.reason}"
+        # The connection failed in the middle of a response.
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__

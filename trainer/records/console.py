@@ -1,7 +1,7 @@
 """The console of a run: one row per step, and a sentence about what the trainer does at the moment.
 
-On a terminal the rows are a table that stays in place. Elsewhere there is one line per event, and after HEARTBEAT_S without
-one, a line with the present sentence.
+On a terminal the rows are a table that stays in place. Elsewhere there is one line per event, and after HEARTBEAT_S without one, a line
+with the current sentence.
 """
 
 import logging
@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.logging import RichHandler
@@ -19,17 +18,16 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainer.records.alarm_row import AlarmRow, alarm_sentence
-from trainer.records.journal import EvaluationRow, StepRow
-from trainer.records.row import Row
-from trainer.records.step_judging import judging_sentence
+from pipeline.journal.rows import AlarmRow, EvaluationRow, Row, StepRow
+from pipeline.rich_console import VisibleConsole
+from pipeline.screen import one_line
 
 HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
 SMOOTHED_STEPS = 10
 
 COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
-"""Together they fit into 80 characters."""
+"""The columns, which together fit into 80 characters."""
 
 LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
 
@@ -46,11 +44,11 @@ class Console(Protocol):
         ...
 
     def recall(self, row: StepRow) -> None:
-        """Take a step of an earlier process into the smoothed reward, and into the table."""
+        """Adds a step of an earlier process to the smoothed reward, and to the table."""
         ...
 
     def beat(self, sentence: str) -> None:
-        """Say what the trainer does at the moment; call this every second or so."""
+        """Shows what the trainer is doing; call this every second or so."""
         ...
 
     def log_handler(self) -> logging.Handler: ...
@@ -77,7 +75,7 @@ class Smoothing:
 
 
 class LineConsole(AbstractContextManager["LineConsole", None]):
-    """For files and pipes."""
+    """The console for files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,18 +84,18 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
 
     def say(self, text: str) -> None:
         self._wrote_at = time.monotonic()
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=self._stream, flush=True)
+        print(one_line(f"{time.strftime('%H:%M:%S')} {text}"), file=self._stream, flush=True)
 
     def show(self, row: Row) -> None:
         if isinstance(row, StepRow):
             cells = cells_of(row, self._smoothing.add(row.reward_mean))
             self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
             if row.judging:
-                self.say(f"judge: {judging_sentence(row.judging)}")
+                self.say(f"judge: {row.judging.sentence}")
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
         elif isinstance(row, AlarmRow):
-            self.say(alarm_sentence(row))
+            self.say(row.sentence)
 
     def recall(self, row: StepRow) -> None:
         self._smoothing.add(row.reward_mean)
@@ -118,10 +116,10 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
 
 
 class TableConsole(AbstractContextManager["TableConsole", None]):
-    """For a terminal: the newest steps and the present sentence stay at the bottom, events scroll above them."""
+    """The console for terminals: the newest steps and the current sentence stay at the bottom, events scroll above them."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = RichConsole(file=stream)
+        self._console = VisibleConsole(stream)
         self._smoothing = Smoothing()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
         self._judging = ""
@@ -129,22 +127,22 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4)
 
     def say(self, text: str) -> None:
-        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
+        self._console.print(one_line(f"{time.strftime('%H:%M:%S')} {text}"), markup=False, highlight=False)
 
     def show(self, row: Row) -> None:
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
-            self._judging = f"judge: {judging_sentence(row.judging)}" if row.judging else ""
+            self._judging = f"judge: {row.judging.sentence}" if row.judging else ""
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
         elif isinstance(row, AlarmRow):
-            self.say(alarm_sentence(row))
+            self.say(row.sentence)
 
     def recall(self, row: StepRow) -> None:
         self.show(row)
 
     def beat(self, sentence: str) -> None:
-        self._spinner.update(text=sentence)
+        self._spinner.update(text=Text(one_line(sentence)))  # plain text, not markup
 
     def log_handler(self) -> logging.Handler:
         return RichHandler(console=self._console, show_path=False, markup=False)
@@ -195,5 +193,5 @@ def evaluation_sentence(row: EvaluationRow) -> str:
     lost = f", {row.num_failed} without a verdict left out" if row.num_failed else ""
     return (
         f"{row.name}{f' {row.tasks}' if row.tasks else ''} ({how}): weights v{row.version} solve "
-        f"{row.success:.3f} ± {row.standard_error:.3f} of {row.num_episodes} episodes{lost}"
+        f"{row.estimate.percent()} of {row.num_episodes} episodes{lost}"
     )

@@ -1,6 +1,6 @@
 """A sink that shows the numbers of a run in MLflow.
 
-A resumed run goes on in the same MLflow run. Steps that are taken again are logged again, at the same step.
+A resumed run continues the same MLflow run. Steps that are taken again are logged again, at the same step.
 """
 
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ from pathlib import Path
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
+from pipeline.journal.rows import Row
 from trainer.recipe import MlflowRecipe
 from trainer.records.points import points
-from trainer.records.row import Row
 
 RUN_TAG = "swerve.run_id"
 MAX_PARAM_CHARS = 6000
-MAX_PARAMS = 100  # that one call may log
+MAX_PARAMS = 100  # number of parameters that one call may log
 
 
 class MlflowRun:
-    """Opened, used and closed in one thread."""
+    """A sink that is opened, used and closed in the same thread."""
 
     def __init__(
         self, recipe: MlflowRecipe, directory: Path, run_id: str, config: Mapping[str, object]
     ) -> None:
-        """Raises mlflow's errors, for example where the server does not answer."""
+        """Opens the run. Raises mlflow's errors, for example if the server does not answer."""
         self._client = MlflowClient(tracking_uri=recipe.tracking_uri or default_uri(directory))
         self._run_id = self._find(recipe.experiment, run_id) or self._create(
             recipe.experiment, run_id, config
@@ -40,7 +40,7 @@ class MlflowRun:
         self._client.set_terminated(self._run_id)
 
     def _find(self, experiment: str, run_id: str) -> str | None:
-        """The MLflow run of an earlier process of this run, open again."""
+        """The MLflow run of an earlier process of this run, opened again; None if there is none."""
         known = self._client.get_experiment_by_name(experiment)
         if known is None:
             return None

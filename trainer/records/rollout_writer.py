@@ -1,11 +1,10 @@
 """Writes rollouts into a store (`pipeline.rollout_store`), each request once, within a budget of bytes.
 
-One process writes a store at a time, into segments of its own: what another process left is closed with an index and never
-written again. A record is one write of the operating system, so a process that is killed loses at most the record that it was
-writing; `sync` puts all of them on the disk, which has to happen before their stream entries are acknowledged.
+One process writes a store at a time, into segments of its own: a segment that another process left is closed with an index and never
+written again. A record is one write of the operating system, so a process that is killed loses at most the record that it was writing;
+`sync` forces all of them to disk, which must happen before their stream entries are acknowledged.
 """
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -15,21 +14,26 @@ from typing import BinaryIO
 
 from pipeline.judge import Judgement, JudgementHead
 from pipeline.rollout_store import record, segment
-from pipeline.rollout_store.record import StoredHead, StoredRollout
+from pipeline.rollout_store.record import (
+    StoredHead,
+    StoredRollout,
+    TrainedHead,
+    TrainedTokens,
+    judgement_without_hidden,
+    without_hidden,
+)
 from pipeline.rollout_store.segment import SegmentIndex, TrainedPlace
-from pipeline.rollout_store.trained import TrainedHead, TrainedTokens
-from pipeline.rollout_store.withheld import judgement_without_hidden, without_hidden
 from pipeline.trajectory import Trajectory, TrajectoryHead, head_of
 from trainer.learner import directories
 
-MAX_BYTES = 64 * 1024**3  # of a store, unless its user says otherwise
+MAX_BYTES = 64 * 1024**3  # size of a store, unless its user chooses another
 SEGMENT_BYTES = 64 * 1024**2
 SEGMENTS_IN_BUDGET = 16  # a store with a smaller budget has smaller segments: only whole ones are removed
 
 
 @dataclass(slots=True)
 class _OpenSegment:
-    """The segment that this process writes."""
+    """The segment that this process is writing."""
 
     number: int
     path: Path
@@ -41,7 +45,7 @@ class _OpenSegment:
 
 
 class RolloutWriter:
-    """Of one store, for any number of threads. Raises OSError where the store cannot be written."""
+    """The writer of one store, for any number of threads. Raises OSError if the store cannot be written."""
 
     def __init__(self, directory: Path, *, max_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Closes the segments that an earlier process left."""
@@ -59,9 +63,9 @@ class RolloutWriter:
         return self.add(head_of(trajectory, 0), StoredRollout(trajectory=trajectory))
 
     def add(self, head: TrajectoryHead, rollout: StoredRollout) -> bool:
-        """Write the rollout without what is hidden; False if the store has it already.
+        """Write the rollout without hidden parts. Returns False if the store has it already.
 
-        A request that was dead-lettered and requeued finishes once more: what finished later replaces what finished earlier.
+        A request that was dead-lettered and requeued finishes twice: the later result replaces the earlier one.
         """
         body = record.pack_body(without_hidden(rollout))
         with self._lock:
@@ -78,16 +82,16 @@ class RolloutWriter:
         return True
 
     def _append(self, packed: bytes) -> tuple[_OpenSegment, int]:
-        """Write a record; returns where it is."""
+        """Writes a record; returns its segment and offset."""
         self._make_room(len(packed))
         target = self._target(len(packed))
         offset = target.num_bytes
-        _write_whole(target.file, packed, at=offset)
+        directories.write_whole(target.file, packed, at=offset)
         target.num_bytes += len(packed)
         return target, offset
 
     def add_judgement(self, head: JudgementHead, judgement: Judgement) -> bool:
-        """Write the judgement of a rollout; False if the store has it already. A later one replaces an earlier one."""
+        """Writes the judgement of a rollout; False if the store has it already. A later one replaces an earlier one."""
         body = record.pack_body(judgement_without_hidden(judgement))
         digest = segment.digest_of(head.rollout_id)
         with self._lock:
@@ -99,7 +103,7 @@ class RolloutWriter:
             return True
 
     def add_trained(self, head: TrainedHead, tokens: TrainedTokens) -> bool:
-        """Write what a step did with the tokens of a rollout; False if the newest record of the rollout says exactly that."""
+        """Writes what a step did with the tokens of a rollout; False if the newest record of the rollout contains exactly that."""
         body = record.pack_body(tokens)
         digest, packed = segment.digest_of(head.rollout_id), record.pack(head, body)
         with self._lock:
@@ -111,13 +115,13 @@ class RolloutWriter:
             return True
 
     def sync(self) -> None:
-        """Return when everything added is on the disk."""
+        """Returns when everything added is on disk."""
         with self._lock:
             if self._open is not None:
                 os.fsync(self._open.file.fileno())
 
     def close(self) -> None:
-        """Put everything on the disk, and close the segment with its index."""
+        """Writes everything to disk, and closes the segment with its index."""
         with self._lock:
             self._close_segment()
 
@@ -158,7 +162,7 @@ class RolloutWriter:
         in_open: Callable[[_OpenSegment], int | None],
         in_closed: Callable[[SegmentIndex], int | None],
     ) -> tuple[Path, int] | None:
-        """Where the newest record is of which these find the offset in a segment."""
+        """The segment and the offset of the newest record that the two functions find in open and closed segments."""
         if self._open is not None and (offset := in_open(self._open)) is not None:
             return self._open.path, offset
         for number, index in sorted(self._closed.items(), reverse=True):
@@ -167,7 +171,7 @@ class RolloutWriter:
         return None
 
     def _target(self, num_bytes: int) -> _OpenSegment:
-        """The segment that the next record of so many bytes goes to."""
+        """The segment for the next record."""
         if self._open is not None and self._open.num_bytes + num_bytes > self._segment_bytes:
             self._close_segment()
         if self._open is None:
@@ -178,7 +182,7 @@ class RolloutWriter:
         return self._open
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the oldest segments until so many bytes more are within the budget."""
+        """Remove the oldest segments until `num_bytes` more are within the budget."""
         while self._num_bytes + num_bytes > self._max_bytes:
             if not self._closed:
                 self._close_segment()
@@ -201,7 +205,7 @@ class RolloutWriter:
 
 
 def _close(path: Path) -> SegmentIndex:
-    """The index of a segment of an earlier process, written now if that process could not."""
+    """The index of a segment of an earlier process, written now if that process had not written it."""
     index = segment.read_index(path)
     if index is None:
         with path.open("rb") as file:
@@ -220,19 +224,6 @@ def _write_index(path: Path, index: SegmentIndex) -> None:
         os.fsync(file.fileno())
     partial.replace(final)
     directories.sync(path.parent)
-
-
-def _write_whole(file: BinaryIO, packed: bytes, *, at: int) -> None:
-    """Write `packed` to the end of the file, which is `at`; after an error the file ends there again."""
-    rest = memoryview(packed)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.ftruncate(file.fileno(), at)
-            file.seek(at)
-        raise
 
 
 def _head_at(path: Path, offset: int) -> StoredHead | None:

@@ -1,30 +1,36 @@
-"""The directory of a run: what identifies it, and the lock that keeps two trainers from working in it at once."""
+"""The directory of a run: its identity, the lock that keeps two trainers from working in it at once, and the state of the run."""
 
 import contextlib
 import fcntl
+import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from trainer.records.journal import PublicationRow, read
+from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, RunFile, read
+from pipeline.journal.rows import EndReason, EndRow, PublicationRow, StepRow
 
 LOCK = "lock"
-RECIPE = "recipe.toml"
-RUN_FILE = "run.json"
+RESERVE = f"{JOURNAL}/reserve"  # a file on the same disk as the journal
+
+RESERVE_BYTES = 1024**2
+"""Much more than the size of the records of a run's end."""
 
 _LOCK_TRIES = 5
 _LOCK_PAUSE_S = 0.05
 
 
-class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: its presence makes a directory a run's."""
+State = Literal[EndReason, "running", "crashed"]
 
-    run_id: str
-    started_at: float  # Unix seconds
+
+class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
+    state: State
+    sentence: str  # the text to show
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,11 @@ def create(root: Path, run_id: str, recipe: str) -> RunDirectory:
 
 
 def find(root: Path) -> RunDirectory:
-    """The directory of a run that was started before. Raises ValueError if it is not one."""
+    """The directory of a run that was started before. Raises ValueError if it is no such directory."""
+    if not root.exists():
+        raise ValueError(
+            f"{root}: there is no such directory; give that of the run to resume, or start it without --resume"
+        )
     try:
         run = msgspec.json.decode((root / RUN_FILE).read_bytes(), type=RunFile)
     except (OSError, msgspec.DecodeError) as error:
@@ -60,20 +70,21 @@ def writable(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(
-            f"--run-dir {root} cannot be written ({error.strerror}: {error.filename}); make room or correct its "
+            f"--run-dir {root} cannot be written ({error.strerror}: {error.filename or root}); make room or correct its "
             "permissions, or choose another directory"
         ) from error
 
 
 @contextlib.contextmanager
 def removed_if_refused(root: Path) -> Iterator[None]:
-    """If the block ends with ValueError before the run published weights, remove what it wrote into `root`."""
+    """Removes what the block wrote into `root` if the block ends with ValueError before the run has published weights."""
     before = set(root.iterdir()) if root.is_dir() else None
     try:
         yield
     except ValueError:
-        has_begun = any(read(root / "journal", PublicationRow))
-        if root.is_dir() and not has_begun and not is_locked(root):  # not what another trainer works in
+        has_begun = any(read(root / JOURNAL, PublicationRow))
+        # A directory in which another trainer works is left alone.
+        if root.is_dir() and not has_begun and not is_locked(root):
             _remove_all_but(before, root)
         raise
 
@@ -95,6 +106,27 @@ def sole_trainer(root: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def space_set_aside(root: Path) -> Iterator[None]:
+    """Reserve disk space with a file during the block, so that a run that fills its disk can free it and record how it ended.
+
+    Raises ValueError where there is no space.
+    """
+    try:
+        with writable(root):
+            (root / RESERVE).parent.mkdir(exist_ok=True)
+            # Zeros would take no space where files are compressed.
+            (root / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
+        yield
+    finally:
+        free_space(root)
+
+
+def free_space(root: Path) -> None:
+    """Delete the file of `space_set_aside`, if it still exists."""
+    (root / RESERVE).unlink(missing_ok=True)
+
+
 def is_locked(root: Path) -> bool:
     """Whether a trainer or an evaluation works in the directory at the moment."""
     with contextlib.suppress(FileNotFoundError), (root / LOCK).open() as lock:
@@ -105,10 +137,38 @@ def is_locked(root: Path) -> bool:
     return False
 
 
+def read_state(run_dir: Path, steps: Iterable[StepRow], endings: Sequence[EndRow]) -> RecordedState:
+    """The state of the run in `run_dir`, whose journal holds `steps` and `endings`.
+
+    A trainer that was killed leaves no EndRow, and the operating system releases its lock.
+    """
+    last_step = max((row.step for row in steps), default=0)
+    newest = endings[-1] if endings and endings[-1].step >= last_step else None
+    if newest is not None and newest.is_complete:
+        return RecordedState(state=_reason(newest), sentence=newest.detail or newest.reason)
+    if is_locked(run_dir):
+        return RecordedState(state="running", sentence="still running")
+    if newest is not None:
+        how = newest.detail or f"{newest.reason} at step {newest.step}"
+        return RecordedState(state=_reason(newest), sentence=f"{how}; {_resume_hint(run_dir)}")
+    how = f"crashed after step {last_step}: its trainer is gone and recorded no ending"
+    return RecordedState(state="crashed", sentence=f"{how}; {_resume_hint(run_dir)}")
+
+
 def _remove_all_but(kept: set[Path] | None, root: Path) -> None:
-    """Remove `root`, or, if there was something in it before, the rest."""
+    """Removes `root`, or only the new entries in it if it existed before."""
     if kept is None:
         shutil.rmtree(root)
         return
     for path in set(root.iterdir()) - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _reason(row: EndRow) -> EndReason:
+    return msgspec.convert(row.reason, EndReason)
+
+
+def _resume_hint(run_dir: Path) -> str:
+    recipe = run_dir / RECIPE
+    named = str(recipe) if recipe.exists() else "RECIPE.toml"
+    return f"resume with `python -m trainer.run {named} --run-dir {run_dir} --resume`"

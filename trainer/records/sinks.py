@@ -1,7 +1,7 @@
-"""Where the rows of a run go: the journal first, then every sink.
+"""The receivers of a run's rows: first the journal, then every sink.
 
-A sink shows rows to people while the run goes on: the console, the metrics of the process, and what the recipe's `[sinks]` names. Nothing
-is read back from a sink. To add one, write a class with `show` in a file of its own, which takes the numbers and their names from
+A sink shows rows to people while the run continues: the console, the metrics of the process, and the sinks of the recipe's `[sinks]`.
+Nothing is read back from a sink. To add one, write a class with `show` in a file of its own, which takes the numbers and their names from
 `points.py`, and add one line to `open_sinks`.
 """
 
@@ -16,18 +16,16 @@ from typing import Protocol
 
 import msgspec
 
+from pipeline.journal.rows import Row
 from pipeline.metrics import meter
 from pipeline.settings import telemetry_settings
+from trainer.learner import directories
 from trainer.recipe import MlflowRecipe, Recipe, WandbRecipe
 from trainer.records.alarms import Alarms
-from trainer.records.background import ClosableSink, InBackground
-from trainer.records.journal import Journal
-from trainer.records.meters import Meters
-from trainer.records.metrics_file import MetricsFile
-from trainer.records.row import Row
-from trainer.records.tensorboard import Board
+from trainer.records.background import ClosableSink, InBackground, Webhook
+from trainer.records.journal_writer import Journal
+from trainer.records.points import Board, Meters, MetricsFile
 from trainer.records.traces import TraceSink
-from trainer.records.webhook import Webhook
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -35,8 +33,8 @@ METRICS_FILE = "metrics.jsonl"
 class Sink(Protocol):
     """Shows the rows that it knows (StepRow, EvaluationRow, PublicationRow, EndRow, ...) and ignores the others.
 
-    `show` is called on the trainer's event loop and must return at once: a sink that talks to a server sends from a thread of
-    its own, and keeps that server's failures to itself.
+    `show` is called on the trainer's event loop and must return at once: a sink for a server sends from a separate thread, and handles that
+    server's failures itself.
     """
 
     def show(self, row: Row) -> None: ...
@@ -44,7 +42,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a sink may want to know of its run."""
+    """The facts about its run that a sink may need."""
 
     run_id: str
     directory: Path
@@ -67,7 +65,7 @@ def check_sinks(recipe: Recipe) -> None:
 def open_sinks(run: RunFacts, console: Sink) -> Iterator[list[Sink]]:
     """The sinks of a run; closed afterwards, except for the console, which belongs to the caller.
 
-    Raises ValueError as `check_sinks`.
+    Raises ValueError like `check_sinks`.
     """
     check_sinks(run.recipe)
     chosen, resumed_at = run.recipe.sinks, run.resumed_at
@@ -97,7 +95,7 @@ def _require(package: str, key: str, fix: str) -> None:
 
 
 def _webhook_url(variable: str) -> str:
-    """Never named in an error, because it may be a secret."""
+    """The URL of the webhook. No error contains it, because it may be a secret."""
     url = os.environ.get(variable, "")
     if not url.startswith(("http://", "https://")):
         fault = "holds no URL" if url else "is not set"
@@ -109,7 +107,7 @@ def _webhook_url(variable: str) -> str:
 
 
 def _wandb(recipe: WandbRecipe, run: RunFacts) -> ClosableSink:
-    from trainer.records.wandb_run import WandbRun  # takes a second and a package that few have
+    from trainer.records.wandb_run import WandbRun
 
     return WandbRun(recipe, run.directory, run.run_id, msgspec.to_builtins(run.recipe))
 
@@ -121,7 +119,7 @@ def _mlflow(recipe: MlflowRecipe, run: RunFacts) -> ClosableSink:
 
 
 class Records:
-    """Appends rows to the journal and forwards them to the sinks, with the alarms that they bring about."""
+    """Appends rows to the journal and forwards them to the sinks, followed by the alarms that they cause."""
 
     def __init__(self, journal: Journal, sinks: Sequence[Sink], alarms: Alarms) -> None:
         self._journal = journal
@@ -129,13 +127,14 @@ class Records:
         self._alarms = alarms
 
     def append(self, row: Row) -> None:
-        """Write one row; the sinks see it as it was written, after it was. Alarms that begin or end by it come after it."""
+        """Writes one row; then the sinks get it in its written form. Alarms that begin or end because of it come afterwards."""
         written = self._journal.append(row)
-        for sink in self._sinks:
-            sink.show(written)
+        with directories.writing(self._journal.directory):  # some sinks write into the same directory
+            for sink in self._sinks:
+                sink.show(written)
         for alarm in self._alarms.observe(written):
             self.append(alarm)
 
     def checkpoint(self) -> dict[str, int]:
-        """As the journal's."""
+        """Forces the journal to disk; returns the lengths of its files, for the checkpoint."""
         return self._journal.checkpoint()

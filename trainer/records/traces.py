@@ -1,22 +1,21 @@
 """The trainer's part of the traces, made of the rows of the journal as they are written.
 
 A rollout's trace ends when its row is written. The children of its root follow one another without a gap: the wait in the queue and the
-attempt, which the worker writes, then the stream, the intake, the wait for the group, the wait for the step, the step and the
-publication. The step has a trace of its own, which links the rollouts that it trained, and each of those links the step; so it is
-with a publication and its step. [docs/traces.md](../../docs/traces.md) has all spans.
+attempt, which the worker writes, then the stream, the intake, the wait for the group, the wait for the step, the step and the publication.
+The step has a trace of its own, which links the rollouts that it trained, and each of those links the step; the same holds for a
+publication and its step. [docs/traces.md](../../docs/traces.md) has all spans.
 """
 
 from dataclasses import dataclass
 
-from pipeline import trace_ids
+from pipeline import telemetry
+from pipeline.journal.rows import DeliveryRow, EpisodeRow, PublicationRow, Row, StepRow
 from pipeline.kinds import ROLLOUT
 from pipeline.telemetry import Attribute, record
-from trainer.records.journal import DeliveryRow, EpisodeRow, PublicationRow, StepRow
-from trainer.records.row import Row
 
 
 class TraceSink:
-    """Writes spans as soon as the rows of a run tell them: a sink."""
+    """A sink that writes spans as soon as the rows of a run contain their data."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -40,7 +39,7 @@ class TraceSink:
                 pass
 
     def close(self) -> None:
-        """Nothing waits here."""
+        """Does nothing, because spans are written at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,18 @@ class TrainedStep:
 
     @property
     def published(self) -> PublicationRow | None:
-        """The row of a step follows its publication. A run that another has superseded publishes nothing."""
+        """The row of the publication;
+
+        None if there was none. The row of a step follows its publication. A run that another has superseded publishes nothing.
+        """
         return self.newest if self.newest is not None and self.newest.step == self.row.step else None
 
     @property
     def traceparent(self) -> str:
-        return trace_ids.step(self.run_id, self.row.step)
+        return telemetry.step(self.run_id, self.row.step)
 
     def write(self) -> None:
-        """The step's own trace."""
+        """Write the trace of the step."""
         row = self.row
         record(
             "step",
@@ -69,7 +71,7 @@ class TrainedStep:
             row.at,
             parent="",
             own=self.traceparent,
-            links=[trace_ids.rollout(one) for one in row.request_ids],
+            links=[telemetry.rollout(one) for one in row.request_ids],
             run=self.run_id,
             step=row.step,
             version=row.version,
@@ -82,19 +84,19 @@ class TrainedStep:
         self._child("train", row.began_at, row.trained_at)
         audited_from = row.trained_at
         if self.published is not None:
-            link = trace_ids.publication(self.run_id, self.published.version)
+            link = telemetry.publication(self.run_id, self.published.version)
             self._child("publish weights", row.trained_at, self.published.at, links=(link,))
             audited_from = self.published.at
         self._child("audit", audited_from, row.at)
 
     def _child(self, name: str, started_at: float, ended_at: float, links: tuple[str, ...] = ()) -> None:
-        own = trace_ids.named(self.traceparent, name)
+        own = telemetry.named(self.traceparent, name)
         record(name, started_at, ended_at, parent=self.traceparent, own=own, links=links)
 
 
 def _rollout(run_id: str, row: EpisodeRow, step: TrainedStep | None) -> None:
-    """The root of a rollout's trace and the children that the trainer knows."""
-    root = trace_ids.rollout(row.request_id)
+    """Writes the root span of a rollout's trace and the child spans that the trainer knows."""
+    root = telemetry.rollout(row.request_id)
     published = step.published if step is not None else None
     end = row.at if step is None else published.at if published is not None else step.row.trained_at
     named: dict[str, Attribute] = {"gen_ai.conversation.id": row.request_id}
@@ -119,23 +121,23 @@ def _rollout(run_id: str, row: EpisodeRow, step: TrainedStep | None) -> None:
         outcome=row.outcome,
     )
     stages = _Stages(root, row.enqueued_at)
-    if not row.attempt:  # no worker wrote it: the request was withdrawn, or nobody could carry it out
+    if not row.attempt:  # no worker wrote it: the request was withdrawn, or no worker could carry it out
         stages.enter(
-            "queue wait", row.stamps.published_at or end, own=trace_ids.queue_wait(root, ROLLOUT.name)
+            "queue wait", row.stamps.published_at or end, own=telemetry.queue_wait(root, ROLLOUT.name)
         )
     if row.stamps.published_at:
         _after_publishing(stages, row, step, end)
 
 
 def _after_publishing(stages: "_Stages", row: EpisodeRow, step: TrainedStep | None, end: float) -> None:
-    """From the stream to the end of the trace."""
+    """Writes the spans from the stream to the end of the trace."""
     stamps, stages.at = row.stamps, row.stamps.published_at
     stages.enter("stream", stamps.read_at)
     stages.enter("intake", stamps.joined_at or end)
     if row.purpose == "eval":
         return stages.enter("evaluation wait", end)
     left_at = stamps.released_at or (step.row.began_at if step is not None else end)
-    waiting = trace_ids.group_wait(row.request_id)
+    waiting = telemetry.group_wait(row.request_id)
     inside = _Stages(waiting, stages.at)
     stages.enter("group wait", min(left_at, end), own=waiting)
     if stamps.closed_at and stamps.closed_at != stamps.released_at:
@@ -147,7 +149,7 @@ def _after_publishing(stages: "_Stages", row: EpisodeRow, step: TrainedStep | No
     stages.enter("trained", step.row.trained_at, links=(step.traceparent,), version=step.row.version)
     if step.published is not None:
         version = step.published.version
-        link = trace_ids.publication(step.run_id, version)
+        link = telemetry.publication(step.run_id, version)
         stages.enter("publication", step.published.at, links=(link,), version=version)
     return None
 
@@ -157,7 +159,7 @@ class _Stages:
     """Spans that follow one another under one parent."""
 
     parent: str
-    at: float  # where the next one begins, Unix seconds
+    at: float  # Unix seconds, where the next span begins
 
     def enter(
         self,
@@ -168,10 +170,10 @@ class _Stages:
         links: tuple[str, ...] = (),
         version: int | None = None,
     ) -> None:
-        """The stage from the end of the one before to `until`; none if nothing was waited for."""
+        """Writes the span of a stage from the end of the previous stage to `until`; no span if the stage took no time."""
         if until == self.at:
             return
-        own = own or trace_ids.named(self.parent, name)
+        own = own or telemetry.named(self.parent, name)
         named: dict[str, Attribute] = {} if version is None else {"swerve.version": version}
         record(name, self.at, until, parent=self.parent, own=own, links=links, named=named)
         self.at = max(self.at, until)
@@ -183,8 +185,8 @@ def _publication(run_id: str, row: PublicationRow) -> None:
         row.began_at,
         row.at,
         parent="",
-        own=trace_ids.publication(run_id, row.version),
-        links=(trace_ids.step(run_id, row.step),) if row.step else (),
+        own=telemetry.publication(run_id, row.version),
+        links=(telemetry.step(run_id, row.step),) if row.step else (),
         run=run_id,
         version=row.version,
         step=row.step,
@@ -193,7 +195,7 @@ def _publication(run_id: str, row: PublicationRow) -> None:
 
 
 def _delivery(run_id: str, row: DeliveryRow) -> None:
-    above = trace_ids.publication(run_id, row.version)
-    own = trace_ids.named(above, "deliver weights")
+    above = telemetry.publication(run_id, row.version)
+    own = telemetry.named(above, "deliver weights")
     started_at = row.at - row.update_s
     record("deliver weights", started_at, row.at, parent=above, own=own, engines=tuple(row.engines))

@@ -1,6 +1,6 @@
 """A sink that shows the numbers of a run, and a table of its rollouts, in Weights & Biases.
 
-A resumed run goes on in the same W&B run. Steps that are taken again are logged again, at the same value of `step`.
+A resumed run continues the same W&B run. Steps that are taken again are logged again, at the same value of `step`.
 """
 
 import os
@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import wandb
 
+from pipeline.journal.rows import EpisodeRow, Row, StepRow
 from trainer.recipe import WandbRecipe
-from trainer.records.journal import EpisodeRow, StepRow
 from trainer.records.points import points
-from trainer.records.row import Row
 
 COLUMNS = (
     *("request_id", "task_id", "purpose", "fate", "outcome", "reward", "num_turns", "sampled_tokens"),
@@ -22,10 +21,10 @@ COLUMNS = (
 
 
 class WandbRun:
-    """Opened, used and closed in one thread."""
+    """A sink that is opened, used and closed in the same thread."""
 
     def __init__(self, recipe: WandbRecipe, directory: Path, run_id: str, config: dict[str, Any]) -> None:
-        """Raises wandb's errors, for example where nobody is logged in."""
+        """Opens the run. Raises wandb's errors, for example if nobody is logged in."""
         directory.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._run = wandb.init(
@@ -45,7 +44,7 @@ class WandbRun:
         self._episodes: list[EpisodeRow] = []
 
     def show(self, row: Row) -> None:
-        """Numbers at once; the rollouts that were settled since the step before with each step."""
+        """Sends numbers at once, and with each step the rollouts that were settled since the step before."""
         if isinstance(row, EpisodeRow):
             self._episodes.append(row)
         for point in points(row):

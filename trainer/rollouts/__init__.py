@@ -1,1 +1,1 @@
-"""What the trainer enqueues and what comes back: requests out, trajectories in, groups, and the ledger of both."""
+"""The trainer's requests and their results: dispatch, intake, groups, and the ledger of all of them."""

@@ -1,9 +1,9 @@
 """`python -m trainer.rollouts export RUN_DIR --format traj|sft|messages|parquet --out DIR`: kept rollouts for other tools.
 
-Reads the rollouts in the directory of a run or of an evaluation (docs/rollouts.md), without Redis, also while the run goes on.
+Reads the rollouts in the directory of a run or of an evaluation (docs/rollouts.md), without Redis, also while the run continues.
 traj: mini-swe-agent's ID/ID.traj.json for each request, and folders INSTANCE__NANOSECONDS with traj.json, patch.diff and
-meta.json. sft: sft.jsonl, chats with what is trained of each message, and of each token. messages: messages.jsonl, plain chats.
-parquet: rollouts.parquet, one row per rollout. sft and messages leave held-out rollouts out, unless told otherwise.
+meta.json. sft: sft.jsonl, chats with the trained parts of each message, and of each token. messages: messages.jsonl, plain chats.
+parquet: rollouts.parquet, one row per rollout. sft and messages leave held-out rollouts out, unless --purpose says otherwise.
 Exit status 0; 1 if a rollout could not be read or a file not be written; 2 for a malformed command line.
 """
 
@@ -12,31 +12,83 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.commandline import VERB_PARSER, directory, program
 from pipeline.errors import describe_error
 from pipeline.judge import Judgement
 from pipeline.request import Purpose
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.record import StoredHead
 from pipeline.trajectory import Trajectory
-from trainer.rollouts.export.folders import MiniFolders, SlimeFolders
-from trainer.rollouts.export.jsonl import FineTuning, Messages
-from trainer.rollouts.export.selection import Versions, Wanted
+from trainer.rollouts.export_files import FineTuning, Messages, MiniFolders, SlimeFolders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """An inclusive range of weight versions; None: open on that side."""
+
+    first: int | None = None
+    last: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Versions":
+        """Parse "3", "3..5", "3.." or "..5". Raises ValueError."""
+        first, dots, last = text.partition("..")
+        if not dots:
+            last = first
+        if not (first or last) or not all(one.isdecimal() for one in (first, last) if one):
+            raise ValueError(f"{text!r}: give a version or a range, as in 3, 3..5, 3.. or ..5")
+        found = Versions(first=int(first) if first else None, last=int(last) if last else None)
+        if found.first is not None and found.last is not None and found.first > found.last:
+            raise ValueError(f"{text!r}: the first version is above the last")
+        return found
+
+    def contains(self, first: int, last: int) -> bool:
+        return (self.first is None or self.first <= first) and (self.last is None or last <= self.last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The selection that a command line makes. The default is every rollout."""
+
+    rewards: tuple[float | None, ...] = ()  # allowed rewards; None: without a reward; empty: any
+    tasks: tuple[str, ...] = ()  # shell patterns, one of which must match the task id; empty: any
+    versions: Versions | None = None  # versions of the weights that sampled all its tokens; None: any
+    purpose: Purpose | None = None
+    outcome: str = ""  # a shell pattern
+
+    def matches(self, stored: StoredHead) -> bool:
+        head = stored.head
+        if self.purpose is not None and head.purpose != self.purpose:
+            return False
+        if self.rewards and head.reward not in self.rewards:
+            return False
+        if self.tasks and not any(fnmatchcase(head.task_id, pattern) for pattern in self.tasks):
+            return False
+        if self.outcome and not fnmatchcase(head.outcome, self.outcome):
+            return False
+        if self.versions is None:
+            return True
+        first, last = head.version_first, head.version_last
+        return first is not None and last is not None and self.versions.contains(first, last)
+
 
 FORMATS = ("traj", "sft", "messages", "parquet")
 LAYOUTS = ("mini", "slime", "both")
 
 
 class RolloutSink(Protocol):
-    """Where rollouts are written, one after the other."""
+    """A destination to which rollouts are written one after the other."""
 
     @property
     def place(self) -> Path: ...
 
     def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
-        """False for one that has nothing for this format."""
+        """Writes the rollout; returns False if it has nothing for this format."""
         ...
 
 
@@ -86,13 +138,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _purpose(options: argparse.Namespace) -> Purpose | None:
-    """What is trained on must not hold held-out tasks unless somebody says so."""
+    """The purpose of the exported rollouts. Training data must not contain held-out tasks unless the user asks for it."""
     chosen = options.purpose or ("train" if options.format in ("sft", "messages") else "all")
     return None if chosen == "all" else chosen
 
 
 class _Tally:
-    """How many rollouts were exported, and why the others were not."""
+    """The number of exported rollouts, and the reasons why others were not exported."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -132,19 +184,19 @@ def _sinks(options: argparse.Namespace) -> list[AbstractContextManager[RolloutSi
         case "messages":
             return [Messages(out)]
         case _:
-            from trainer.rollouts.export.table import RolloutTable  # pyarrow is needed for this format only
+            from trainer.rollouts.export_table import RolloutTable  # pyarrow is needed for this format only
 
             return [RolloutTable(out)]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.rollouts", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser = argparse.ArgumentParser(prog=program("trainer.rollouts"), description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=VERB_PARSER, metavar="VERB")
     export = verbs.add_parser(
         "export", help="write kept rollouts in the shape of another tool", description=__doc__
     )
     export.add_argument(
-        "run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run, as in runs/demo"
+        "run_dir", type=directory, metavar="RUN_DIR", help="the directory of a run, as in runs/demo"
     )
     export.add_argument("--format", choices=FORMATS, required=True)
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
@@ -167,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="GLOB",
-        help="only of tasks whose id matches, as in 'demo:*'; may be repeated",
+        help="only of tasks whose id matches, as in 'fleet:*'; may be repeated",
     )
     export.add_argument(
         "--version",
@@ -181,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("train", "eval", "all"),
         help="training or held-out rollouts; default train for sft and messages, all for traj and parquet",
     )
-    export.add_argument("--limit", type=int, default=0, metavar="N", help="no more than so many, the oldest")
+    export.add_argument("--limit", type=int, default=0, metavar="N", help="no more than N, the oldest")
     return parser
 
 

@@ -1,29 +1,128 @@
-"""Requests out: which task comes next, in groups.
+"""Dispatches requests: decides which task comes next, in groups, and which tasks are left out for the rest of the run.
 
-The order of tasks is a pure function of the seed and the cursor, so a resumed run continues where it was. Places whose task is in
-quarantine are skipped, and no other task moves. A member that failed is enqueued again by itself, as a new request of its
-group. Every request opens a trace of its own, which its rollout and the step that trains it join.
+The order of tasks is a pure function of the seed and the cursor, so a resumed run continues at the same position. Positions whose task is
+in quarantine are skipped, and no other task moves. A member that failed is enqueued again by itself, as a new request of its group. Every
+request opens a trace of its own, which its rollout and the step that trains it join.
+
+Training tasks whose grader cannot be trusted are in quarantine. There are two reasons: the same patch, byte for byte, was judged
+differently; or MAX_GRADER_FAILURES requests in a row returned without a verdict because the grader broke, while it went on judging
+other tasks. The evidence is in the journal's episode rows, so a resumed run restores it from the journal of its checkpoint.
+
+The first reason does not apply to a calibrated task: its tests were steady with the known fix in some ten runs, so a patch that is
+judged differently is itself unsteady. A policy could otherwise get rid of a task by patches that act at random.
 """
 
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import queue, trace_ids
+from pipeline import queue, telemetry
+from pipeline.deadletters import DeadLetter
+from pipeline.harness import Harness
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, QuarantineRow
 from pipeline.kinds import ROLLOUT
 from pipeline.request import Context, Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import span
-from trainer.records.episodes import OutstandingRequest
+from pipeline.trajectory import TrajectoryHead
+from trainer.records.journal_writer import Journal, OutstandingRequest
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
-from trainer.rollouts.quarantine import Quarantine
+
+MAX_GRADER_FAILURES = 3
+GRADER_FAILED = "failed:grader"
+
+
+class Quarantine:
+    """The tasks of one run that are no longer played, and the evidence about the others."""
+
+    def __init__(self, journal: Journal, calibrated: Container[str] = ()) -> None:
+        """Starts from the contents of `journal`, which must have been cut back to its checkpoint. `calibrated` are ids of tasks."""
+        self._journal = journal
+        self._calibrated = calibrated
+        # Calibrated tasks one of whose patches got different verdicts, and a description of these.
+        self.unsteady: dict[str, str] = {}
+        # Reward and request id, by task and patch
+        self._verdicts: dict[str, dict[str, tuple[float, str]]] = {}
+        # Number of verdicts seen before the failure, by task and request id
+        self._failures: dict[str, dict[str, int]] = {}
+        self._num_verdicts = 0
+        self._reasons = {row.task_id: row.reason for row in read(journal.directory, QuarantineRow)}
+        for row in read(journal.directory, EpisodeRow):
+            if row.purpose == "train":
+                self._notice(row)
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._reasons
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reasons)
+
+    def reason(self, task_id: str) -> str:
+        return self._reasons[task_id]
+
+    def notice(self, head: TrajectoryHead) -> str:
+        """The reason why the task of this trajectory belongs in quarantine from now on; "" if it does not, or is in quarantine already."""
+        fault = self._notice(head)
+        return "" if head.task_id in self else fault
+
+    def observe(self, head: TrajectoryHead, letter: DeadLetter | None) -> None:
+        """Takes a trajectory into account, and quarantines its task if its grader cannot be trusted.
+
+        `letter` is the dead letter of a failed trajectory.
+        """
+        reason = self.notice(head)
+        if not reason:
+            return
+        if head.outcome == GRADER_FAILED and letter is not None and letter.failures:
+            reason += f", the last time with: {letter.failures[-1].message}"
+        self.put(head.task_id, reason, request_id=head.request_id)
+
+    def put(self, task_id: str, reason: str, *, request_id: str) -> None:
+        """Puts the task into quarantine; `request_id` is that of the deciding trajectory."""
+        self._reasons[task_id] = reason
+        self._journal.append(QuarantineRow(task_id=task_id, reason=reason, request_id=request_id))
+
+    def _notice(self, answer: TrajectoryHead | EpisodeRow) -> str:
+        if answer.reward is not None:
+            return self._contradiction(answer, answer.reward)
+        if answer.outcome == GRADER_FAILED:
+            return self._failure(answer)
+        return ""
+
+    def _contradiction(self, answer: TrajectoryHead | EpisodeRow, reward: float) -> str:
+        self._num_verdicts += 1
+        self._failures.pop(answer.task_id, None)
+        if not answer.patch:
+            return ""
+        verdicts = self._verdicts.setdefault(answer.task_id, {})
+        before, request_id = verdicts.setdefault(answer.patch, (reward, answer.request_id))
+        if before == reward:
+            return ""
+        found = f"the same patch was worth {before:g} in {request_id} and {reward:g} in {answer.request_id}"
+        if answer.task_id not in self._calibrated:
+            return f"flaky: {found}"
+        self.unsteady.setdefault(answer.task_id, found)
+        return ""
+
+    def _failure(self, answer: TrajectoryHead | EpisodeRow) -> str:
+        failures = self._failures.setdefault(answer.task_id, {})
+        failures.setdefault(answer.request_id, self._num_verdicts)
+        judges_others = self._num_verdicts > next(iter(failures.values()))
+        if len(failures) < MAX_GRADER_FAILURES or not judges_others:
+            return ""
+        return f"the grader broke on it {len(failures)} times in a row, though not on others"
+
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -37,7 +136,7 @@ def new_ids() -> Iterator[str]:
 
 
 class TaskOrder:
-    """All tasks once per epoch, shuffled anew each time. Raises ValueError if there are none."""
+    """All tasks once per epoch, in a new random order each time. Raises ValueError if there are none."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: int) -> None:
         if not tasks:
@@ -55,16 +154,19 @@ class TaskOrder:
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """What all requests of a run have in common."""
+    """The part that all requests of a run have in common."""
 
     run_id: str
     limits: Limits
     agent_config: str
     tokenizer: str
     ids: Iterator[str]
-    control_share: float = 1.0  # of the passes, drawn by chance, that are followed by a control run
+    control_share: float = 1.0  # share of gradings, drawn by chance, that have control runs
+    num_controls: int = 1  # number of control runs of each such grading
     context: Context = field(default_factory=Context)
-    report_routing: bool = False  # of experts, by requests that are trained on
+    report_routing: bool = False  # whether requests that are trained on report the experts of each token
+    harness: Harness | None = None  # the agent program that plays; None: the built-in loop
+    asides_are_trained: bool = False
 
     def fill(
         self,
@@ -96,15 +198,22 @@ class RequestForm:
             group_asked_at=group_asked_at,
             cursor=cursor,
             control_share=self.control_share,
+            num_controls=self.num_controls,
             context=self.context,
             report_routing=self.report_routing and purpose == "train",
+            harness=self.harness,
+            asides_are_trained=self.asides_are_trained,
         )
+
+    def again(self, request: RolloutRequest) -> RolloutRequest:
+        """The same request as a new one, enqueued now."""
+        return replace(request, id=next(self.ids), enqueued_at=time.time())
 
 
 async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
     """Enqueue `request` with a trace of its own. Repeating the call after a broken connection changes nothing."""
-    root = trace_ids.rollout(request.id)
-    with span("enqueue", traceparent=trace_ids.queue_wait(root, ROLLOUT.name), request=request.id):
+    root = telemetry.rollout(request.id)
+    with span("enqueue", traceparent=telemetry.queue_wait(root, ROLLOUT.name), request=request.id):
         await queue.enqueue(redis, replace(request, traceparent=root))
 
 
@@ -132,13 +241,15 @@ class Dispatcher:
         self._group_size = group_size
         self._sampling = sampling
         self._unsent: deque[RolloutRequest] = deque()
-        self._refills: dict[tuple[int, int], None] = {}  # (cursor, member), in order
-        self.cursor = 0  # of the next group
+        # Keys are (cursor, member), in the order in which `refill` was called.
+        self._refills: dict[tuple[int, int], None] = {}
+        self.cursor = 0  # task-order position of the next group
         self.num_enqueued = 0
 
     async def open_groups(self, num_groups: int, *, version: int) -> None:
-        """Enqueue what is to be refilled, then the next groups. After an error, the next call goes on with the request that
-        failed.
+        """Enqueues the replacements that are due, then the next groups.
+
+        After an error, the next call continues with the request that failed.
         """
         for cursor, member in self._refills:
             if not self._ledger.is_closed(cursor):
@@ -154,23 +265,23 @@ class Dispatcher:
 
     @property
     def is_exhausted(self) -> bool:
-        """Every task is in quarantine."""
+        """Whether every task is in quarantine."""
         return len(self._quarantine) >= len(self._order)
 
     def has_yet_to_send(self, request_id: str) -> bool:
-        """Whether it is made and not enqueued yet, for Redis did not answer."""
+        """Whether the request was made but not enqueued yet, because Redis did not answer."""
         return any(request.id == request_id for request in self._unsent)
 
     def refill(self, cursor: int, member: int) -> None:
-        """Have a member of an open group enqueued again by the next call of `open_groups`. Repeating it changes nothing."""
+        """Makes the next call of `open_groups` enqueue a member of an open group again. Repeating it changes nothing."""
         self._refills[cursor, member] = None
 
     def give_up(self, request_ids: Collection[str]) -> None:
-        """Do not enqueue these any more, if that has not happened yet."""
+        """Drops these requests if they have not been enqueued yet."""
         self._unsent = deque(request for request in self._unsent if request.id not in request_ids)
 
     def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
-        """Make the requests of these members. False if the task is in quarantine: then its place is skipped."""
+        """Makes the requests of these members. Returns False if the task is in quarantine: its position is then skipped."""
         task = self._order[cursor]
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)

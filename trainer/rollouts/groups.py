@@ -1,37 +1,86 @@
-"""Groups from their first request to the step that trains them. Pure bookkeeping: no Redis, no clock of its own. What is needed
-with every trajectory is kept as a count, so the cost of a trajectory does not grow with the number of groups.
+"""Groups from their first request to the step that trains them. Pure bookkeeping: no Redis, and no clock of its own. Numbers that every
+trajectory needs are kept as counts, so the cost of a trajectory does not grow with the number of groups.
 
-A group closes when every member has arrived; a failed one counts, without a reward. It also closes when its deadline has passed
-and enough members are valid: those with a reward and sound samples. With too few of them, or all with the same reward, the group
-is dropped. Otherwise it is ready, and the oldest ready group goes first; one that waits for judgements is passed over, as long as
-it is not trained too late for that. Requests still outstanding when their group leaves the book are surplus, to be withdrawn.
+A group closes when every member has arrived; a failed one counts, without a reward. It also closes when its deadline has passed and enough
+members are valid: those with a reward and sound samples. With too few of them, or all with the same reward, the group is dropped. Otherwise
+it is ready, and the oldest ready group goes first; one that waits for judgements is skipped, unless it would then be trained too late.
+Requests still outstanding when their group leaves the book are surplus, to be withdrawn.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.journal.rows import NO_STAMPS, EpisodeStamps, Fate, JudgedTurn, JudgementFate, JudgementRow
 from pipeline.trajectory import TrajectoryHead
-from trainer.batching.advantages import has_signal
+from trainer.batching.batch import Sample
+from trainer.batching.credit import has_signal
 from trainer.recipe import Stragglers
-from trainer.records.episodes import OutstandingRequest
-from trainer.records.journal import Fate
+from trainer.records.journal_writer import OutstandingRequest
 from trainer.rollouts.admission import Admission
-from trainer.rollouts.members import Member
+
+
+@dataclass(slots=True)
+class MemberJudgement:
+    """The fate of the request to judge a member. A judgement joins at most once, and never changes a member that a step has taken."""
+
+    fate: JudgementFate
+    turns: tuple[JudgedTurn, ...] = ()
+    judge: str = ""  # model and weights that judged, or the rule
+    error: str = ""  # why the judge failed
+    waited_s: float = 0.0  # time from its enqueueing until it arrived or was withdrawn
+    # Its stream entries: none if the request was withdrawn, more than one only if it was delivered twice.
+    entries: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True)
+class Member:
+    """A trajectory in its group. `entries` are its stream entries: more than one only if it was delivered twice."""
+
+    head: TrajectoryHead
+    samples: tuple[Sample, ...]
+    entries: list[str]
+    fault: str = ""  # the reason why its tokens must not reach the learner
+    is_altered: bool = False  # whether the fault is that its tokens are not those that the engine sampled
+    judgement: MemberJudgement | None = None
+    awaits_judgement: bool = False  # whether a request to judge it is outstanding
+    stamps: EpisodeStamps = NO_STAMPS  # times of the stages until it joined its group
+
+    @property
+    def is_valid(self) -> bool:
+        return self.head.reward is not None and not self.fault
+
+    @property
+    def scores(self) -> Mapping[int, float] | None:
+        """The scores that a judge gave in time, by turn; None without a judgement."""
+        if self.judgement is None or self.judgement.fate != "joined":
+            return None
+        return {one.turn: one.score for one in self.judgement.turns if one.score is not None}
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its samples."""
+        return sum(sample.num_bytes for sample in self.samples)
+
+    @property
+    def lag_from(self) -> int:
+        """The oldest weight version that sampled one of its tokens; without a sampled token, the version of its request."""
+        return self.head.version_at_enqueue if self.head.version_first is None else self.head.version_first
+
 
 _PREFIX = "g"
 
 Lag = Callable[[int], int]
-"""How far a weight version is behind the newest, as `Timeline.lag` says."""
+"""The lag of a weight version, as computed by `Timeline.lag`."""
 
 
 def group_id_of(cursor: int) -> str:
-    """The id of the run's group at `cursor`; sorts as cursors do."""
+    """The id of the run's group at `cursor`. The ids sort in the order of the cursors."""
     return f"{_PREFIX}{cursor:08d}"
 
 
 def cursor_of(group_id: str) -> int:
-    """Inverse of `group_id_of`. Raises ValueError for anything else."""
+    """Returns the cursor of a group id; the inverse of `group_id_of`. Raises ValueError for any other text."""
     if not group_id.startswith(_PREFIX) or not group_id[1:].isdigit():
         raise ValueError(f"{group_id!r} is no group of a training run")
     return int(group_id[1:])
@@ -44,12 +93,12 @@ class Group:
     enqueued_version: int
     task_id: str
     members: dict[int, Member] = field(default_factory=dict[int, Member])
-    # By member: the one that counts now.
+    # The request that currently counts for each member, by member.
     requests: dict[int, OutstandingRequest] = field(default_factory=dict[int, OutstandingRequest])
     enqueued_at: float = 0.0  # when it was first enqueued, Unix seconds
-    started_at: float | None = None  # first claim of a member, on the caller's clock
-    closed_at: float = 0.0  # when it left the open ones, Unix seconds
-    # When no judgement was waited for any more, Unix seconds; 0.0: that has not happened.
+    started_at: float | None = None  # time of a member's first claim, on the caller's clock
+    closed_at: float = 0.0  # Unix seconds, when it ceased to be open
+    # When it stopped waiting for judgements, in Unix seconds; 0.0 if it has not.
     released_at: float = 0.0
 
     @property
@@ -77,14 +126,14 @@ class Group:
 
     @property
     def rewards(self) -> dict[int, float]:
-        """Of the valid members."""
+        """Rewards of the valid members, by number."""
         found = {
             number: member.head.reward for number, member in sorted(self.members.items()) if member.is_valid
         }
         return {number: reward for number, reward in found.items() if reward is not None}
 
     def fates(self, valid: Fate) -> dict[int, Fate]:
-        """What becomes of each member if the valid ones meet `valid`."""
+        """The fate of each member if the fate of the valid ones is `valid`."""
         return {number: _fate(member, valid) for number, member in self.members.items()}
 
 
@@ -100,7 +149,7 @@ class GroupBook:
         train_without_signal: bool = False,
         requires_judgements: bool = False,
     ) -> None:
-        """`requires_judgements`: a group that waits for judgements is not taken, however late it becomes."""
+        """`requires_judgements`: a group that waits for judgements is never taken without them, however late it becomes."""
         self._admission = admission
         self._min_valid_members = min_valid_members
         self._stragglers = stragglers
@@ -110,13 +159,14 @@ class GroupBook:
         self._ready: dict[int, Group] = {}
         self._unjudged: set[int] = set()  # ready groups that wait for judgements
         self._taken: set[int] = set()
-        # By request id: outstanding when their groups left the book.
+        # Requests that were still outstanding when their groups left the book, by request id.
         self.surplus: dict[str, OutstandingRequest] = {}
-        self._live_by_version: Counter[int] = Counter()  # by the weights that groups were enqueued with
+        # Number of groups in the book, by the version of the weights that they were enqueued with.
+        self._live_by_version: Counter[int] = Counter()
         self.num_awaited = 0  # members whose trajectories have not arrived
-        self.held_bytes = 0  # of memory that the samples of all groups in the book take
-        self.largest_bytes = 0  # of one member's samples, so far
-        self.largest_body_bytes = 0  # of one member's body in Redis, so far
+        self.held_bytes = 0  # memory that the samples of all groups in the book take
+        self.largest_bytes = 0  # size of the largest samples of one member so far
+        self.largest_body_bytes = 0  # size of the largest body of one member in Redis so far
 
     @property
     def num_live(self) -> int:
@@ -132,12 +182,12 @@ class GroupBook:
 
     @property
     def num_unjudged(self) -> int:
-        """Ready groups that wait for judgements."""
+        """The number of ready groups that wait for judgements."""
         return len(self._unjudged)
 
     @property
     def needed(self) -> int:
-        """The fewest trajectories that could complete the next step's groups, if none is dropped."""
+        """The smallest number of trajectories that could complete the next step's groups, if none is dropped."""
         short = self._admission.groups_per_step - len(self._ready)
         return sum(sorted(group.num_missing for group in self._open.values())[: max(0, short)])
 
@@ -148,20 +198,20 @@ class GroupBook:
 
     @property
     def end(self) -> int:
-        """Above every cursor in the book."""
+        """The cursor after the last one in the book."""
         return max([*self._open, *self._ready], default=-1) + 1
 
     def withdraw(self) -> list[Group]:
-        """Take every group out of the book, for the run ends."""
+        """Removes every group from the book, because the run ends."""
         return [self._leave(cursor) for cursor in sorted({**self._open, **self._ready})]
 
     def withdraw_task(self, task_id: str) -> list[Group]:
-        """Take every group of this task out of the book."""
+        """Removes every group of this task from the book."""
         live = {**self._open, **self._ready}
         return [self._leave(cursor) for cursor, group in sorted(live.items()) if group.task_id == task_id]
 
     def expect(self, cursor: int, *, size: int, version: int, task_id: str) -> Group:
-        """The group at `cursor`, put among the open ones if the book does not know it."""
+        """Returns the group at `cursor`. If the book does not know it, it is added to the open groups."""
         known = self._open.get(cursor) or self._ready.get(cursor)
         if known is not None:
             return known
@@ -171,7 +221,7 @@ class GroupBook:
         return group
 
     def expect_request(self, request: OutstandingRequest) -> None:
-        """Let this request of an expected group count for its member from now on, instead of an earlier one."""
+        """Makes this request of an expected group the one that counts for its member, replacing an earlier request."""
         group = self._open.get(request.cursor)
         if group is not None:
             group.requests[request.member] = request
@@ -187,7 +237,7 @@ class GroupBook:
         return next((member for member in members if member.head.request_id == rollout_id), None)
 
     def enqueued_at(self, cursor: int) -> float:
-        """When the group was first enqueued (Unix s); 0 if the book does not know it."""
+        """The time when the group was first enqueued (Unix seconds); 0 if the book does not know it."""
         group = self._open.get(cursor) or self._ready.get(cursor)
         return group.enqueued_at if group else 0.0
 
@@ -198,11 +248,14 @@ class GroupBook:
         return group is None or (request is not None and request.request_id == head.request_id)
 
     def has_taken(self, cursor: int) -> bool:
-        """Whether a step has taken the group: what still arrives for it is too late."""
+        """Whether a step has taken the group, so that a trajectory that arrives now is too late."""
         return cursor in self._taken
 
     def missing(self, cursor: int, *, size: int) -> list[int]:
-        """Members that have neither arrived nor an outstanding request, of a group of `size` if the book does not know it."""
+        """Members without a trajectory and without an outstanding request.
+
+        If the book does not know the group, these are all `size` members.
+        """
         if cursor in self._ready:
             return []
         group = self._open.get(cursor)
@@ -210,7 +263,7 @@ class GroupBook:
         return [number for number in range(size) if number not in known]
 
     def forget(self, cursor: int, member: int) -> None:
-        """The request that counted for this member failed or was lost, and its group stays open."""
+        """Removes the request that counted for this member, because it failed or was lost. The group stays open."""
         group = self._open.get(cursor)
         if group is not None:
             group.requests.pop(member, None)
@@ -219,21 +272,21 @@ class GroupBook:
 
     @property
     def unclaimed(self) -> list[str]:
-        """Requests of the open groups of which no claim is known yet."""
+        """Ids of the requests of open groups for which no claim of any request is known yet."""
         fresh = (group for group in self._open.values() if group.started_at is None)
         return [request.request_id for group in fresh for request in group.requests.values()]
 
     def note_claims(self, ages_s: Mapping[str, float], now: float) -> None:
-        """How long ago requests were claimed for the first time: a group's time runs from the first of them."""
+        """Starts the deadline of each group at its first claim. `ages_s` is the time since the first claim of each request."""
         for group in (group for group in self._open.values() if group.started_at is None):
             ages = [ages_s[one.request_id] for one in group.requests.values() if one.request_id in ages_s]
             if ages:
                 group.started_at = now - max(ages)
 
     def overdue(self, now: float, deadline_s: float) -> list[Group]:
-        """Open groups whose deadline has passed and that can be judged as they are, oldest first.
+        """Open groups whose deadline has passed and that have enough valid members, oldest first.
 
-        One with too few valid members waits on: a late group is better than none.
+        A group with too few valid members continues to wait: a late group is better than none.
         """
         return [
             group
@@ -242,7 +295,7 @@ class GroupBook:
         ]
 
     def unclaimed_since(self, now: float, queue_s: float) -> list[Group]:
-        """Open groups that were enqueued `queue_s` before `now` (Unix s), and of which nobody has claimed a member."""
+        """Open groups that were enqueued at least `queue_s` before `now` (Unix s), and of which no member has been claimed."""
         return [
             group
             for _, group in sorted(self._open.items())
@@ -250,9 +303,7 @@ class GroupBook:
         ]
 
     def hold(self, cursor: int, member: Member) -> Group | None:
-        """Put a trajectory into its group. Returns the group if that completed it: `verdict` says what becomes
-        of it.
-        """
+        """Puts a trajectory into its group. Returns the group if that completed it; `verdict` then decides its fate."""
         head = member.head
         group = self.expect(
             cursor, size=head.group_size, version=head.version_at_enqueue, task_id=head.task_id
@@ -266,9 +317,7 @@ class GroupBook:
         return group if group.is_complete else None
 
     def verdict(self, group: Group) -> Fate:
-        """What becomes of a group that closes: "trained", or the reason why not. Moves it to the ready ones,
-        or out of the book.
-        """
+        """The fate of a group that closes: "trained", or the reason why not. Moves the group to the ready ones, or out of the book."""
         self._leave(group.cursor)
         rewards = list(group.rewards.values())
         if len(rewards) < self._min_valid_members:
@@ -281,16 +330,14 @@ class GroupBook:
         return "trained"
 
     def take(self, lag_of: Lag) -> list[Group] | None:
-        """The groups of the next step, oldest first; None while there are too few, or while one must be
-        waited for.
-        """
+        """The groups of the next step, oldest first; None if there are too few, or if the step must wait for one."""
         chosen = self._choose(self._admission.groups_per_step, lag_of)
         return None if chosen is None else self._take(chosen)
 
     def take_some(self, lag_of: Lag, *, num_taken: int) -> list[Group] | None:
         """Groups that a step which has taken `num_taken` can train already, oldest first; None if there is none.
 
-        They leave room in the step for the groups that would otherwise be trained too late.
+        The step keeps room for the groups that would otherwise be trained too late.
         """
         free = self._admission.groups_per_step - num_taken
         for number in range(min(free, len(self._ready)), 0, -1):
@@ -302,12 +349,12 @@ class GroupBook:
     # Judgements
 
     def hold_back(self, cursor: int) -> None:
-        """A ready group waits for judgements."""
+        """Makes a ready group wait for judgements."""
         assert cursor in self._ready, "only a ready group can wait for judgements"
         self._unjudged.add(cursor)
 
     def release(self, cursor: int) -> None:
-        """The group waits for no judgement any more."""
+        """Ends the group's wait for judgements."""
         self._unjudged.discard(cursor)
 
     @property
@@ -316,7 +363,7 @@ class GroupBook:
         return [self._ready[cursor] for cursor in sorted(self._unjudged)]
 
     def put_back(self, groups: Iterable[Group]) -> None:
-        """No step trains these after all, which it had taken."""
+        """Return groups that a step had taken and did not train to the ready groups."""
         for group in groups:
             self._taken.discard(group.cursor)
             self._ready[group.cursor] = group
@@ -324,9 +371,9 @@ class GroupBook:
             self.held_bytes += group.num_bytes
 
     def _choose(self, number: int, lag_of: Lag, *, num_free: int = 0) -> list[int] | None:
-        """So many ready groups, oldest first; None if there are too few, or if one must be waited for.
+        """`number` ready groups, oldest first; None if there are too few, or if the step must wait for one.
 
-        Groups that wait for judgements are passed over. Where that would make one of them too late, it goes without.
+        Groups that wait for judgements are skipped. A group that would become too late by waiting is chosen without its judgements.
         """
         judged = sorted(self._ready.keys() - self._unjudged)[:number]
         if len(judged) < number:
@@ -359,8 +406,8 @@ class GroupBook:
         return group
 
     def _leaves_late(self, chosen: list[int], lag_of: Lag, *, num_free: int = 0) -> bool:
-        """Whether taking `chosen` would leave an older group behind for longer than the lag allows, although the step has room
-        for `num_free` more groups. Of open groups that counts only if stragglers are waited for.
+        """Whether taking `chosen` would postpone an older group for longer than the lag allows, although the step has room
+        for `num_free` more groups. Open groups count only if the step waits for stragglers.
         """
         waits = self._stragglers == "wait"
         passed_over = {*(self._open if waits else ()), *self._unjudged.difference(chosen)}
@@ -389,3 +436,20 @@ def _fate(member: Member, valid: Fate) -> Fate:
     if member.is_altered:
         return "altered"
     return "refused" if member.fault else valid
+
+
+def judgement_row(head: TrajectoryHead, judgement: MemberJudgement, *, cursor: int) -> JudgementRow:
+    """The row of a judgement, for the rollout with this head."""
+    return JudgementRow(
+        rollout_id=head.request_id,
+        group_id=head.group_id,
+        task_id=head.task_id,
+        cursor=cursor,
+        fate=judgement.fate,
+        turns=judgement.turns,
+        version_first=head.version_first,
+        num_turns=head.num_turns,
+        judge=judgement.judge,
+        error=judgement.error,
+        waited_s=judgement.waited_s,
+    )

@@ -1,15 +1,14 @@
 """Held-out evaluation: episodes on the same queue as training, counted per weight version, never trained.
 
-One evaluation at a time, under one version: a publication waits until it is finished. Episodes without a reward are
-infrastructure failures; they are counted and left out of the mean. An evaluation is settled as a whole, so that a checkpoint
-holds all of it or nothing.
+There is one evaluation at a time, of one version: a publication waits until it is finished. Episodes without a reward are infrastructure
+failures; they are counted and left out of the mean. An evaluation is settled as a whole, so that a checkpoint contains all of it or
+nothing.
 """
 
 import asyncio
-import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -17,14 +16,14 @@ import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
+from pipeline.intervals import Estimate, mean
+from pipeline.journal.rows import EpisodeStamps, EvaluationRow
 from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
 from pipeline.task import Task
 from pipeline.trajectory import TrajectoryHead
 from trainer.recipe import EvaluationRecipe
-from trainer.records.episodes import OutstandingRequest
-from trainer.records.journal import EvaluationRow
-from trainer.records.stamps import EpisodeStamps
+from trainer.records.journal_writer import OutstandingRequest
 from trainer.records.statistics import pass_at
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
@@ -45,7 +44,7 @@ class Round:
 
 
 class HeldOut:
-    """The held-out tasks, and the one evaluation that may be under way."""
+    """The held-out tasks, and the current evaluation, if any."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class HeldOut:
         sampling: Sampling,
         seed: int,
         ledger: Ledger,
-        report: Callable[[EvaluationRow], None],
+        report: Callable[[EvaluationRow], object],
     ) -> None:
-        """`report` is given each finished row. There are at least as many tasks as the recipe plays; of the further `sets`, by
-        name, a smaller one is played whole.
+        """`report` gets each finished row. There must be at least as many tasks as the recipe plays. The further `sets` by name may be
+        smaller; a smaller one is played as a whole.
         """
         self._redis = redis
         self._form = form
@@ -77,8 +76,8 @@ class HeldOut:
         self._step = 0
         self._version = 0
         self._unsent: deque[RolloutRequest] = deque()
-        self._awaited: dict[str, OutstandingRequest] = {}
-        self._parts: dict[str, _EvaluationPart] = {}  # of the evaluation under way, by request id
+        self._awaited: dict[str, RolloutRequest] = {}
+        self._parts: dict[str, _EvaluationPart] = {}  # parts of the current evaluation, by request id
         self._arrived: list[tuple[Delivery, EpisodeStamps]] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,7 +88,7 @@ class HeldOut:
 
     @property
     def progress(self) -> str:
-        """For people; empty when nothing is under way."""
+        """The progress as text; empty if no evaluation is running."""
         if self._idle.is_set():
             return ""
         total = len(self._arrived) + len(self._awaited)
@@ -97,8 +96,8 @@ class HeldOut:
 
     @property
     def outstanding(self) -> list[OutstandingRequest]:
-        """Outstanding requests of the evaluation under way."""
-        return list(self._awaited.values())
+        """Outstanding requests of the current evaluation."""
+        return [OutstandingRequest.of(request) for request in self._awaited.values()]
 
     def start(self, name: str, *, version: int, step: int) -> None:
         """Make the requests of an evaluation; `send` enqueues them. The weights must not change until it is finished."""
@@ -108,22 +107,37 @@ class HeldOut:
         for part, request in self._requests():
             self._unsent.append(request)
             self._parts[request.id] = part
-        self._awaited = {request.id: OutstandingRequest.of(request) for request in self._unsent}
+        self._awaited = {request.id: request for request in self._unsent}
         self._arrived = []
         self._idle.clear()
 
     async def send(self) -> None:
-        """Enqueue the episodes. After an error, the next call goes on with the request that failed."""
+        """Enqueues the episodes. After an error, the next call continues with the request that failed."""
         while self._unsent:
             await enqueue(self._redis, self._unsent[0])
             self._unsent.popleft()
 
+    def replace(self, known: Collection[str]) -> int:
+        """Makes `send` enqueue requests again that were sent and are not in `known`, the requests that Redis knows. Returns their number.
+        Each gets a new id, because a worker may still play the old one.
+        """
+        kept = {*known, *(request.id for request in self._unsent)}
+        forgotten = [request for request in self._awaited.values() if request.id not in kept]
+        for request in forgotten:
+            self._ledger.withdraw(OutstandingRequest.of(request), evaluation=self._name)
+            again = self._form.again(request)
+            del self._awaited[request.id]
+            self._awaited[again.id] = again
+            self._parts[again.id] = self._parts.pop(request.id)
+            self._unsent.append(again)
+        return len(forgotten)
+
     def awaits(self, request_id: str) -> bool:
-        """Whether the evaluation under way waits for this request's trajectory."""
+        """Whether the current evaluation waits for this request's trajectory."""
         return request_id in self._awaited
 
     def accept(self, delivery: Delivery) -> None:
-        """Take a trajectory that it waits for; the last one settles the evaluation."""
+        """Accepts a trajectory for which the evaluation waits; the last one settles the evaluation."""
         del self._awaited[delivery.head.request_id]
         stamps = EpisodeStamps(
             published_at=delivery.published_at, read_at=delivery.read_at, joined_at=time.time()
@@ -133,7 +147,7 @@ class HeldOut:
             self._settle()
 
     async def finished(self) -> None:
-        """Return when no evaluation is under way."""
+        """Returns when no evaluation is running."""
         await self._idle.wait()
 
     def _requests(self) -> Iterator[tuple["_EvaluationPart", RolloutRequest]]:
@@ -180,14 +194,17 @@ class HeldOut:
 
     def _row(self, part: "_EvaluationPart", heads: Sequence[TrajectoryHead]) -> EvaluationRow:
         graded = [head for head in heads if head.reward is not None]
-        mean = _mean([head.reward or 0.0 for head in graded])
+        rewards = _rewards(graded)
+        found = mean(list(rewards.values())) or Estimate(0.0, 0.0, 1.0, 0)
         return EvaluationRow(
             name=self._name,
             tasks=part.tasks,
             version=self._version,
             greedy=part.greedy,
-            success=mean,
-            standard_error=standard_error(mean, len(graded)),
+            success=found.value,
+            success_low=found.low,
+            success_high=found.high,
+            rewards=rewards,
             num_episodes=len(graded),
             num_failed=len(heads) - len(graded),
             step=self._step,
@@ -201,10 +218,17 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class _EvaluationPart:
-    """The episodes of an evaluation that are one row: a held-out set, sampled or greedily."""
+    """The episodes of an evaluation that make up one row: a held-out set, sampled or greedy."""
 
     tasks: str
     greedy: bool
+
+
+def _rewards(graded: Iterable[TrajectoryHead]) -> dict[str, tuple[float, ...]]:
+    by_task = defaultdict[str, list[float]](list)
+    for head in sorted(graded, key=lambda head: (head.task_id, head.member)):
+        by_task[head.task_id].append(head.reward or 0.0)
+    return {task: tuple(rewards) for task, rewards in by_task.items()}
 
 
 def _pass_at(graded: Sequence[TrajectoryHead], samples: int) -> dict[str, float]:
@@ -222,8 +246,3 @@ def _mean(values: Sequence[float]) -> float:
 def evaluation_of(group_id: str) -> str:
     """The name of the evaluation that a group belongs to."""
     return group_id.partition(":")[0]
-
-
-def standard_error(mean: float, num_episodes: int) -> float:
-    """Of a share in [0, 1] over independent episodes: sqrt(p (1 - p) / n); 0 of no episodes."""
-    return math.sqrt(mean * (1 - mean) / num_episodes) if num_episodes else 0.0

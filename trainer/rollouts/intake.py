@@ -1,69 +1,70 @@
-"""What becomes of each trajectory that arrives. Three stages: look up what Redis knows of it, decide, apply the decision.
+"""Reads the streams of a run so that each entry is accepted once, and decides the fate of each trajectory that arrives.
 
-There are five decisions. A trajectory belongs to the evaluation under way; or it joins its group; or it failed through no fault
-of policy or task, and its member is enqueued again; or it repeats one that its group holds; or nobody waits for it, and it is
-dropped. Whatever the decision, its stream entry ends up settled in the ledger.
+Intake has three stages: look up what Redis knows about a trajectory, decide, apply the decision. There are five decisions. A trajectory
+belongs to the current evaluation; or it joins its group; or it failed through no fault of policy or task, and its member is enqueued again;
+or it repeats one that its group holds; or it is no longer needed, and is dropped. In every case, its stream entry is settled in the ledger.
+
+A connection that breaks during a read leaves entries that Redis counts as delivered and that nobody has seen. After any error,
+and after a restart, a reader therefore starts with entries that were delivered and not acknowledged. Trajectories are read before
+judgements, so that a judgement finds its member. Both are acknowledged with the checkpoint that contains their fates.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, assert_never
 
 from arq.connections import ArqRedis
 from msgspec import structs
 
 from pipeline import deadletters, keys, stream
 from pipeline.errors import FailureClass
+from pipeline.journal.rows import EpisodeStamps, Fate
+from pipeline.kinds import JUDGE, ROLLOUT, H, JobKind
 from pipeline.message import MalformedMessage
 from pipeline.stream import Delivery
-from pipeline.trajectory import Trajectory, TrajectoryHead
+from pipeline.trajectory import TrajectoryHead
 from trainer.batching.batch import Sample
-from trainer.batching.provenance import AlteredReply
-from trainer.records.journal import Fate
-from trainer.records.stamps import EpisodeStamps
-from trainer.rollouts.closing import GroupCloser
-from trainer.rollouts.groups import GroupBook, cursor_of
+from trainer.batching.samples import AlteredReply, samples_of
+from trainer.learner.architecture import read_architecture
+from trainer.recipe import Recipe
+from trainer.records.alarms import FORMAT_ERRORS
+from trainer.rollouts.books import Books
+from trainer.rollouts.groups import Member, cursor_of
 from trainer.rollouts.heldout import evaluation_of
-from trainer.rollouts.ledger import Ledger
-from trainer.rollouts.members import Member
-from trainer.rollouts.quarantine import Quarantine
+from trainer.rollouts.judging import JudgementIntake
+from trainer.rollouts.ledger import LedgerState
+from trainer.rollouts.recording import RolloutRecorder
 
 log = logging.getLogger("swerve.trainer")
 
 REFILLED: tuple[FailureClass, ...] = ("infrastructure", "grader")
-"""Failures that say nothing about the policy or the task: the member is enqueued once more."""
-
-
-class HeldOutEpisodes(Protocol):
-    """The held-out evaluation that may be under way."""
-
-    def awaits(self, request_id: str) -> bool: ...
-
-    def accept(self, delivery: Delivery) -> None: ...
+"""Failures that are no evidence about the policy or the task: the member is enqueued once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What Redis knows of a trajectory beside its head, as far as the decision needs it."""
+    """Redis's data about a trajectory besides its head, as far as the decision needs it."""
 
     samples: tuple[Sample, ...] = ()
-    fault: str = ""  # why its tokens must not reach the learner
-    is_altered: bool = False  # the fault: they are not what the engine sampled
-    letter: deadletters.DeadLetter | None = None  # of a failed one
+    fault: str = ""  # the reason why its tokens must not reach the learner
+    is_altered: bool = False  # whether the fault is that the tokens are not those that the engine sampled
+    letter: deadletters.DeadLetter | None = None  # the dead letter of a failed request
     is_copy: bool = False  # a second copy of a publication, under another entry
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """It belongs to the evaluation under way."""
+    """The trajectory belongs to the current evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """It joins its group as this member."""
+    """The trajectory joins its group as this member."""
 
     cursor: int
     member: Member
@@ -71,21 +72,24 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """It failed through no fault of policy or task: its member is enqueued again."""
+    """The trajectory failed through no fault of policy or task: its member is enqueued again."""
 
     cursor: int
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """It is a second copy of what its group holds: its entry is acknowledged with the first."""
+    """The trajectory is a second copy of one that its group holds: its entry is acknowledged with the first."""
 
     of: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Nobody waits for it. Settled with `fate`; without one, only acknowledged: it is a copy of what was settled."""
+    """The trajectory is not needed.
+
+    It is settled with `fate`; without one it is only acknowledged, because it is a copy of a settled one.
+    """
 
     why: str
     fate: Fate | None
@@ -97,42 +101,35 @@ Decision = Evaluate | Join | Refill | Repeat | Drop
 
 
 class Intake:
-    """Of one run."""
+    """The intake of one run."""
 
-    def __init__(
-        self,
-        redis: ArqRedis,
-        *,
-        book: GroupBook,
-        ledger: Ledger,
-        quarantine: Quarantine,
-        closer: GroupCloser,
-        heldout: HeldOutEpisodes,
-        refill: Callable[[int, int], None],
-        judge: Callable[[int, Member], None],
-        samples_of: Callable[[Trajectory], tuple[Sample, ...]],
-        max_refills: int,
-    ) -> None:
-        """`refill` has a member of the group at a cursor enqueued again, which happens to at most `max_refills` members of a
-        group. `judge` is given each member that has joined the group at a cursor. `samples_of` raises ValueError for a trajectory
-        whose tokens must not reach the learner.
-        """
-        self._redis = redis
-        self._book = book
-        self._ledger = ledger
-        self._quarantine = quarantine
-        self._closer = closer
-        self._heldout = heldout
-        self._refill = refill
-        self._judge = judge
-        self._samples_of = samples_of
-        self._max_refills = max_refills
+    def __init__(self, books: Books) -> None:
+        self._redis = books.redis
+        self._book = books.groups
+        self._ledger = books.ledger
+        self._quarantine = books.quarantine
+        self._closer = books.closer
+        self._heldout = books.heldout
+        self._refill = books.dispatcher.refill
+        self._judge = books.judging.requests.want
+        self._max_refills = books.recipe.group_refills
+        self._samples_of = partial(
+            samples_of,
+            vocab_size=books.inputs.tokenizer.vocab_size,
+            max_tokens=books.recipe.learner.micro_batch_tokens,
+            routing_width=_routing_width(books.recipe),
+        )
         self.num_arrived = 0
         self.num_refused = 0
         self.last_failed = ""  # request id
+        # Request id, and the first reply without a command, of the first episode that format errors ended.
+        self.first_unusable: tuple[str, str] | None = None
 
     async def accept(self, delivery: Delivery) -> None:
-        """Decide what becomes of a trajectory, and do it. May be called again if Redis went away during the look-up."""
+        """Decides the fate of a trajectory, and applies the decision.
+
+        The call may be repeated if Redis became unavailable during the look-up.
+        """
         findings = await self._look_up(delivery)
         self._apply(delivery, self._decide(delivery.head, findings))
 
@@ -149,11 +146,14 @@ class Intake:
         return await self._load(head)
 
     async def _load(self, head: TrajectoryHead) -> Findings:
-        """The samples of a graded trajectory, or what is wrong with it."""
+        """The samples of a graded trajectory, or the reason why it has none."""
         try:
             trajectory = await stream.read_body(self._redis, head.request_id)
             if trajectory is None:
                 raise ValueError("its body is not in Redis")
+            if head.outcome == FORMAT_ERRORS and self.first_unusable is None:
+                replies = (turn.text for turn in trajectory.turns if not turn.actions)
+                self.first_unusable = head.request_id, next(replies, "")
             samples = await asyncio.to_thread(self._samples_of, trajectory)
         except (MalformedMessage, ValueError) as error:
             self.num_refused += 1
@@ -162,7 +162,7 @@ class Intake:
         return Findings(samples)
 
     def _decide(self, head: TrajectoryHead, findings: Findings) -> Decision:
-        """From the books as they are now: while it looked them up, a step may have taken the group."""
+        """Decides from the present state of the books: during the look-up, a step may have taken the group."""
         cursor = _cursor(head)
         if not self._is_wanted(cursor, head):
             return self._drop(cursor, head, findings)
@@ -191,7 +191,7 @@ class Intake:
         return Drop("arrived when its group no longer waited for it", fate, cursor)
 
     def _apply(self, delivery: Delivery, decision: Decision) -> None:
-        """The one place where a trajectory changes the books."""
+        """Applies the decision. No other function changes the books for a trajectory."""
         head, entries = delivery.head, [delivery.entry_id]
         stamps = EpisodeStamps(published_at=delivery.published_at, read_at=delivery.read_at)
         match decision:
@@ -226,7 +226,7 @@ class Intake:
                 assert_never(decision)
 
     def _join(self, cursor: int, member: Member) -> None:
-        """Put the member into its group, in place of a failed one, and close the group if that completes it."""
+        """Puts the member into its group, replacing a failed one, and closes the group if that completes it."""
         head = member.head
         if head.reward is None:
             self.last_failed = head.request_id
@@ -246,7 +246,7 @@ class Intake:
             self._closer.close(group)
 
     def _is_wanted(self, cursor: int | None, head: TrajectoryHead) -> bool:
-        """Whether somebody waits for it, or holds the same trajectory already."""
+        """Whether its group or evaluation waits for it, or holds the same trajectory already."""
         if head.purpose == "eval":
             return self._heldout.awaits(head.request_id)
         if cursor is None or self._ledger.is_closed(cursor) or self._book.has_taken(cursor):
@@ -257,7 +257,7 @@ class Intake:
         return held.head.request_id == head.request_id or _replaces(head, held.head)
 
     def _is_held(self, cursor: int | None, head: TrajectoryHead) -> bool:
-        """Whether its group holds the very same trajectory."""
+        """Whether its group holds the same trajectory."""
         held = None if cursor is None else self._book.find(cursor, head.member)
         return held is not None and held.head.request_id == head.request_id and not _replaces(head, held.head)
 
@@ -272,8 +272,15 @@ class Intake:
         )
 
 
+def _routing_width(recipe: Recipe) -> int:
+    """The number of experts that engines report for each token. The model is read only if the recipe asks for them."""
+    if not recipe.learner.routing_replay:
+        return 0
+    return read_architecture(Path(recipe.model)).reported_experts(recipe.learner)
+
+
 def _cursor(head: TrajectoryHead) -> int | None:
-    """The place of its group in the task order; None of what is no training group."""
+    """The position of its group in the task order; None if it belongs to no training group."""
     try:
         return cursor_of(head.group_id)
     except ValueError:
@@ -281,5 +288,115 @@ def _cursor(head: TrajectoryHead) -> int | None:
 
 
 def _replaces(new: TrajectoryHead, old: TrajectoryHead) -> bool:
-    """A dead request that a person requeued may still complete its group."""
+    """Whether `new` may replace `old`: a dead request that a person requeued may still complete its group."""
     return old.reward is None and new.reward is not None
+
+
+READ_AT_ONCE = 64
+
+
+class StreamReader(Generic[H]):
+    """The trainer's side of the stream of one run and one kind of job; one reader at a time."""
+
+    def __init__(
+        self,
+        redis: ArqRedis,
+        run_id: str,
+        accept: Callable[[Delivery[H]], Awaitable[None]],
+        *,
+        record: Callable[[Delivery[H]], Awaitable[None]],
+        kind: JobKind[Any, Any, H] = ROLLOUT,
+    ) -> None:
+        """Each entry is passed to `record`, which stores it, and then to `accept`.
+
+        If one of them raises, both get the same entry again later.
+        """
+        self._kind = kind
+        self._redis = redis
+        self._run_id = run_id
+        self._accept = accept
+        self._record = record
+        self._turn = asyncio.Lock()
+        self._accepted: set[str] = set()  # entries that are not acknowledged
+        self._may_have_lost = False  # whether a read failed since the last recovery
+
+    async def recover(self) -> int:
+        """Accepts entries that were delivered before and neither accepted nor acknowledged; returns their number."""
+        async with self._turn:
+            return await self._recover()
+
+    async def read(self, *, block_ms: int | None) -> int:
+        """Accepts new entries, waiting up to `block_ms` for the first (None: not at all).
+
+        After an error, accepts those that were lost in it. Returns their number.
+        """
+        async with self._turn:
+            if self._may_have_lost:
+                return await self._recover()
+            self._may_have_lost = True
+            num_accepted = await self._accept_all(
+                await stream.read_new(
+                    self._redis, self._run_id, count=READ_AT_ONCE, block_ms=block_ms, kind=self._kind
+                )
+            )
+            self._may_have_lost = False
+            return num_accepted
+
+    def forget(self, acknowledged: Iterable[tuple[str, str]]) -> None:
+        """These (stream entry, request id) pairs will not be delivered again."""
+        self._accepted.difference_update(entry for entry, _ in acknowledged)
+
+    async def _recover(self) -> int:
+        self._may_have_lost = True
+        await stream.open_reader(self._redis, self._run_id, self._kind)
+        deliveries = await stream.read_unacknowledged(self._redis, self._run_id, self._kind)
+        num_accepted = await self._accept_all(deliveries)
+        self._may_have_lost = False
+        return num_accepted
+
+    async def _accept_all(self, deliveries: list[Delivery[H]]) -> int:
+        """Accepts the deliveries that were not accepted before: a Redis restored from an older snapshot delivers some again as new."""
+        new = [delivery for delivery in deliveries if delivery.entry_id not in self._accepted]
+        for delivery in new:
+            await self._record(delivery)
+            await self._accept(delivery)
+            self._accepted.add(delivery.entry_id)
+        return len(new)
+
+
+class RunStreams:
+    """The two streams of one run."""
+
+    def __init__(self, books: Books, intake: Intake, recorder: RolloutRecorder) -> None:
+        """Each arrival is first recorded and then accepted."""
+        self._redis = redis = books.redis
+        self._run_id = run_id = books.run_id
+        self._rollouts = StreamReader(redis, run_id, intake.accept, record=recorder.record)
+        self._judgements = StreamReader(
+            redis,
+            run_id,
+            JudgementIntake(redis, books.groups, books.ledger, books.judging.requests).accept,
+            record=recorder.record_judgement,
+            kind=JUDGE,
+        )
+
+    async def open(self) -> bool:
+        """Makes the trainer's consumer groups, once. Returns False if both existed."""
+        was_made = await stream.open_reader(self._redis, self._run_id)
+        return await stream.open_reader(self._redis, self._run_id, JUDGE) or was_made
+
+    async def acknowledge(self, state: LedgerState) -> None:
+        """Acknowledge what is settled in a checkpoint. Repeating it changes nothing."""
+        await stream.acknowledge(self._redis, self._run_id, state.pending)
+        self._rollouts.forget(state.pending)
+        await stream.acknowledge(self._redis, self._run_id, state.pending_judgements, JUDGE)
+        self._judgements.forget(state.pending_judgements)
+
+    async def recover(self) -> int:
+        """Accepts entries that were delivered before and neither accepted nor acknowledged. Returns their number."""
+        return await self._rollouts.recover() + await self._judgements.recover()
+
+    async def read(self, *, block_ms: int) -> int:
+        """Accepts new entries, waiting up to `block_ms` for a trajectory. Returns their number."""
+        num_rollouts = await self._rollouts.read(block_ms=block_ms)
+        return num_rollouts + await self._judgements.read(block_ms=None)

@@ -1,12 +1,11 @@
-"""What has been settled, and which of it a checkpoint holds: why nothing is trained twice or forgotten.
+"""The settled trajectories, and those of them that a checkpoint contains. The ledger prevents that anything is trained twice or forgotten.
 
-Settling a trajectory writes its row to the journal and remembers its stream entry; its judgement is settled with it. Only when
-a checkpoint that contains the settlement is complete on disk are the entries acknowledged. A trainer that dies before reads
-them again and has no trace of using them, because its weights and journal go back to the same checkpoint; one that dies
-between checkpoint and acknowledgement finds the entries listed in `LedgerState` and acknowledges them without training.
+Settling a trajectory writes its row to the journal and remembers its stream entry; its judgement is settled with it. Only when a checkpoint
+that contains the settlement is complete on disk are the entries acknowledged. A trainer that dies before that reads them again and has no
+trace of using them, because its weights and journal return to the same checkpoint; one that dies between checkpoint and acknowledgement
+finds the entries listed in `LedgerState` and acknowledges them without training.
 
-Settled groups are known by cursor, their place in the run's task order: all below a watermark, and a few
-above.
+Settled groups are stored by cursor, their position in the run's task order: all below a watermark, and a few above it.
 """
 
 import time
@@ -15,21 +14,17 @@ from typing import Protocol
 
 from msgspec import field, structs
 
+from pipeline.journal.rows import NO_STAMPS, EpisodeStamps, Fate, JudgementRow, Row, SkippedRow
 from pipeline.judge import judge_request_id
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
-from trainer.records.episodes import OutstandingRequest, episode_row, withdrawn_row
-from trainer.records.journal import Fate, SkippedRow
-from trainer.records.judgement_row import JudgementRow
-from trainer.records.row import Row
-from trainer.records.stamps import NO_STAMPS, EpisodeStamps
+from trainer.records.journal_writer import OutstandingRequest, episode_row, withdrawn_row
 from trainer.rollouts.admission import Brake
-from trainer.rollouts.groups import Group
-from trainer.rollouts.members import judgement_row
+from trainer.rollouts.groups import Group, judgement_row
 
 
 class Rows(Protocol):
-    """The run's journal, or what forwards rows to it."""
+    """The run's journal, or an object that forwards rows to it."""
 
     def append(self, row: Row) -> object: ...
 
@@ -39,37 +34,38 @@ class Rows(Protocol):
 
 
 class SinceStep(Message, frozen=True, kw_only=True):
-    """What was settled since the last optimizer step; goes into the next step's row."""
+    """The counts of what was settled since the last optimizer step, for the next step's row."""
 
-    zero_variance: int = 0  # groups dropped
-    invalid: int = 0  # groups dropped for too few graded members
-    reward_sum: float = 0.0  # over graded members of all closed groups, dropped ones included
+    zero_variance: int = 0  # number of dropped groups
+    invalid: int = 0  # number of groups dropped for too few graded members
+    reward_sum: float = 0.0  # sum over graded members of all closed groups, dropped ones included
     num_rewards: int = 0
     refilled: int = 0  # members that failed and were enqueued again
     withdrawn: int = 0  # members whose groups closed without them
 
 
 class LedgerState(Message, frozen=True, kw_only=True):
-    """What a checkpoint carries beside weights and optimizer."""
+    """The trainer's state in a checkpoint, besides weights and optimizer."""
 
     step: int = 0
-    version: int = -1  # newest published when it was written
-    cursor: int = 0  # of the next group to enqueue
+    version: int = -1  # newest published version when it was written
+    cursor: int = 0  # task-order position of the next group to enqueue
     closed_below: int = 0
     closed_above: tuple[int, ...] = ()
     # (stream entry, request id) pairs that are settled in this checkpoint and not yet acknowledged:
     pending: tuple[tuple[str, str], ...] = ()
-    journal: dict[str, int] = field(default_factory=dict)  # bytes per file
-    evaluations: tuple[str, ...] = ()  # finished, by name
-    groups_without_signal: int = 0  # in a row
+    journal: dict[str, int] = field(default_factory=dict)  # size of each file in bytes
+    evaluations: tuple[str, ...] = ()  # names of finished evaluations
+    groups_without_signal: int = 0  # number in a row
     since_step: SinceStep = SinceStep()
-    refills: dict[int, int] = field(default_factory=dict)  # of open groups by cursor: members enqueued again
-    # As `pending`, of the stream of judgements.
+    # Number of members enqueued again in each open group, by cursor
+    refills: dict[int, int] = field(default_factory=dict)
+    # The pairs of `pending`, for the stream of judgements.
     pending_judgements: tuple[tuple[str, str], ...] = ()
 
 
 class Ledger:
-    """Settlements of one run. Touched from the event loop only."""
+    """The settlements of one run. Only the event loop may use it."""
 
     def __init__(self, rows: Rows, state: LedgerState | None = None) -> None:
         state = state or LedgerState()
@@ -86,7 +82,7 @@ class Ledger:
 
     @property
     def end(self) -> int:
-        """Above every settled cursor."""
+        """The cursor after the last settled group."""
         return max(self._closed_above, default=self._closed_below - 1) + 1
 
     @property
@@ -107,7 +103,7 @@ class Ledger:
         return [cursor for cursor in range(self._closed_below, end) if cursor not in self._closed_above]
 
     def close(self, cursor: int) -> None:
-        """Mark the group at `cursor` as settled; what still arrives for it is late."""
+        """Settles the group at `cursor`; later arrivals for it are late."""
         self._closed_above.add(cursor)
         self._refills.pop(cursor, None)
         while self._closed_below in self._closed_above:
@@ -115,7 +111,7 @@ class Ledger:
             self._closed_below += 1
 
     def skip(self, cursor: int, task_id: str) -> None:
-        """Enqueue nothing at `cursor`: its task is in quarantine."""
+        """Skips the position `cursor`, because its task is in quarantine."""
         self._rows.append(SkippedRow(cursor=cursor, task_id=task_id))
         self.close(cursor)
 
@@ -130,13 +126,13 @@ class Ledger:
         self.close(group.cursor)
 
     def num_refills(self, cursor: int) -> int:
-        """How many members of the open group have been enqueued again."""
+        """The number of members of the open group that have been enqueued again."""
         return self._refills.get(cursor, 0)
 
     def refill(
         self, head: TrajectoryHead, entries: Iterable[str], *, cursor: int, stamps: EpisodeStamps
     ) -> None:
-        """Settle a failed member whose group stays open: another request takes its place."""
+        """Settles a failed member whose group stays open, because another request replaces it."""
         self._refills[cursor] = self.num_refills(cursor) + 1
         self.since_step = structs.replace(self.since_step, refilled=self.since_step.refilled + 1)
         self.settle(head, entries, "failed", cursor=cursor, stamps=stamps)
@@ -148,7 +144,7 @@ class Ledger:
         self.since_step = structs.replace(since, withdrawn=since.withdrawn + (request.purpose == "train"))
 
     def note_signal(self) -> None:
-        """A group with a signal came back: the streaks of groups without signal and of failures end."""
+        """Records that a group with a signal was found, which ends the streaks of groups without signal and of failures."""
         self.groups_without_signal = 0
         self.brake = Brake(failed_groups=0, last_failed_at=0.0)
 
@@ -179,21 +175,21 @@ class Ledger:
         evaluation: str = "",
         stamps: EpisodeStamps = NO_STAMPS,
     ) -> None:
-        """Write down what became of a trajectory; its stream entries wait for the next checkpoint."""
+        """Writes the row of a trajectory's fate; its stream entries are acknowledged after the next checkpoint."""
         self._rows.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation, stamps=stamps))
         self.release(head, entries)
 
     def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:
-        """Acknowledge these with the next checkpoint, without a row: they are second copies of what is settled."""
+        """Has these entries acknowledged after the next checkpoint, without a row: they are second copies of a settled trajectory."""
         self._pending += [(entry, head.request_id) for entry in entries]
 
     def settle_judgement(self, row: JudgementRow, entries: Iterable[str]) -> None:
-        """Write down what became of a request to judge a rollout; its stream entries wait for the next checkpoint."""
+        """Writes the row of a judge request's fate; its stream entries are acknowledged after the next checkpoint."""
         self._rows.append(row)
         self.release_judgement(row.rollout_id, entries)
 
     def release_judgement(self, rollout_id: str, entries: Iterable[str]) -> None:
-        """As `release`, of a judgement."""
+        """Has these entries of a judgement acknowledged after the next checkpoint, without a row."""
         request_id = judge_request_id(rollout_id)
         self._pending_judgements += [(entry, request_id) for entry in entries]
 
@@ -217,7 +213,7 @@ class Ledger:
         )
 
     def acknowledged(self, state: LedgerState) -> None:
-        """Note that what is pending in `state` has been acknowledged; what was settled since then still waits."""
+        """Records that the pending entries in `state` have been acknowledged; entries settled since then still wait."""
         settled = {*state.pending, *state.pending_judgements}
         self._pending = [pair for pair in self._pending if pair not in settled]
         self._pending_judgements = [pair for pair in self._pending_judgements if pair not in settled]

@@ -1,14 +1,15 @@
 """Each rollout that arrives is written to the run's store before its stream entry is acknowledged.
 
-A thread packs and writes, so that the event loop goes on. What waits for it is bounded in bytes: beyond that, taking in
-trajectories waits for the disk.
+A thread packs and writes, so that the event loop is never blocked. The waiting data is bounded in bytes: above the bound, intake waits for
+the disk.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +22,11 @@ from pipeline.judge import Judgement, JudgementHead
 from pipeline.kinds import JUDGE
 from pipeline.message import MalformedMessage, decode_body
 from pipeline.rollout_store.reading import DIRECTORY
-from pipeline.rollout_store.record import StoredRollout
-from pipeline.rollout_store.trained import TrainedHead
+from pipeline.rollout_store.record import StoredRollout, TrainedHead
 from pipeline.stream import Delivery
 from pipeline.trajectory import Trajectory, TrajectoryHead
-from trainer.batching.batch import Batch
-from trainer.batching.trained_tokens import SampleTokens, num_tokens, trained_tokens
+from trainer.batching.batch import Batch, SampleTokens, num_tokens, trained_tokens
+from trainer.learner import directories
 from trainer.recipe import RolloutsRecipe
 from trainer.records.rollout_writer import RolloutWriter
 
@@ -35,14 +35,14 @@ log = logging.getLogger("swerve.trainer")
 Keep = Literal["all", "none"] | float
 T = TypeVar("T")
 
-MAX_WAITING_BYTES = 64 * 1024**2  # of bodies as they came
+MAX_WAITING_BYTES = 64 * 1024**2  # size of the bodies that wait, still compressed
 
 
 class RolloutRecorder:
-    """Of one run. Use it as a context manager: leaving it writes what waits and closes the store."""
+    """Records the rollouts of one run. It is a context manager: leaving it writes what waits and closes the store."""
 
     def __init__(self, redis: ArqRedis, run_id: str, run_dir: Path, recipe: RolloutsRecipe) -> None:
-        """Raises ValueError where the store cannot be written."""
+        """Opens the store. Raises ValueError if it cannot be written, DiskFull if a full disk is the reason."""
         self._redis = redis
         self._run_id = run_id
         self._place = run_dir / DIRECTORY
@@ -52,10 +52,8 @@ class RolloutRecorder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollouts")
         self._writer = None
         if recipe.keep != "none":
-            try:
+            with self._named():
                 self._writer = RolloutWriter(self._place, max_bytes=recipe.max_bytes)
-            except OSError as error:
-                raise self._unwritable(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -63,18 +61,22 @@ class RolloutRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises ValueError if something could not be written, unless the block raised already."""
+        """Raises ValueError or DiskFull if something could not be written, unless the block raised already."""
         try:
             if self._writer is not None:
-                self._thread.submit(self._writer.close).result()
-        except OSError as unwritten:
+                with self._named():
+                    self._thread.submit(self._writer.close).result()
+        except (OSError, ValueError):
             if error is None:
-                raise self._unwritable(unwritten) from unwritten
+                raise
         finally:
             self._thread.shutdown()
 
     async def record(self, delivery: Delivery) -> None:
-        """Have the rollout written. Repeating it changes nothing. Raises ValueError if an earlier one could not be written."""
+        """Queues the rollout for writing.
+
+        Repeating it changes nothing. Raises ValueError or DiskFull if an earlier one could not be written.
+        """
         head, writer = delivery.head, self._writer
         if writer is None or not is_kept(head, self._keep):
             return
@@ -96,7 +98,7 @@ class RolloutRecorder:
         self._write_beside(write, len(body or b""))
 
     async def record_judgement(self, delivery: Delivery[JudgementHead]) -> None:
-        """Have the judgement of a rollout that is kept written, with the text of its votes. As `record` otherwise."""
+        """Queues the judgement of a kept rollout for writing, with the text of its votes. It behaves like `record` otherwise."""
         head, writer = delivery.head, self._writer
         if writer is None or not is_group_kept(head.run_id, head.group_id, self._keep):
             return
@@ -113,8 +115,8 @@ class RolloutRecorder:
         self._write_beside(write, len(body))
 
     def record_trained(self, batch: Batch, tokens: Sequence[SampleTokens], *, version: int) -> None:
-        """Have written what a step did with the tokens of the rollouts that are kept. No step waits for the disk: where too much waits
-        for it already, these are left out with a warning.
+        """Queues for writing what a step did with the tokens of the kept rollouts. No step waits for the disk: if too much is waiting
+        already, these are left out with a warning.
         """
         writer = self._writer
         if writer is None or not tokens:
@@ -139,7 +141,7 @@ class RolloutRecorder:
         self._write_beside(write, sum(one.num_bytes for one in kept))
 
     async def flush(self) -> None:
-        """Return when everything recorded is on the disk. Raises ValueError if it cannot be written."""
+        """Returns when everything recorded is on disk. Raises ValueError or DiskFull if it cannot be written."""
         if self._writer is None:
             return
         for written, _ in list(self._waiting):
@@ -147,7 +149,7 @@ class RolloutRecorder:
         await self._carry_out(asyncio.get_running_loop().run_in_executor(self._thread, self._writer.sync))
 
     def _write_beside(self, write: Callable[[], None], num_bytes: int) -> None:
-        """Have a body of so many bytes written by the thread."""
+        """Has the thread write a body of `num_bytes`."""
         self._waiting.append((asyncio.get_running_loop().run_in_executor(self._thread, write), num_bytes))
         self._waiting_bytes += num_bytes
 
@@ -156,36 +158,45 @@ class RolloutRecorder:
         return sum(num_bytes for written, num_bytes in self._waiting if not written.done())
 
     async def _make_room(self) -> None:
-        """Wait until no more than MAX_WAITING_BYTES are waiting; what failed meanwhile is raised."""
+        """Waits until at most MAX_WAITING_BYTES are waiting; raises errors that occurred in the meantime."""
         while self._waiting and (self._waiting[0][0].done() or self._waiting_bytes > MAX_WAITING_BYTES):
             written, num_bytes = self._waiting[0]
             await self._carry_out(written)
-            if self._waiting and self._waiting[0][0] is written:  # not taken off by another call meanwhile
+            # Another call may have removed it in the meantime
+            if self._waiting and self._waiting[0][0] is written:
                 self._waiting.popleft()
                 self._waiting_bytes -= num_bytes
 
     async def _carry_out(self, written: asyncio.Future[None]) -> None:
-        try:
+        with self._named():
             await asyncio.shield(written)
-        except OSError as error:
-            raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> ValueError:
-        return ValueError(
-            f"{self._place} cannot be written ({error.strerror or error}): make room for it, lower rollouts.max_bytes, "
-            'or set rollouts.keep to "none"'
-        )
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turns an OSError raised in the block, which writes to the store, into a ValueError with the fix; a full disk still raises
+        DiskFull.
+        """
+        try:
+            with directories.writing(self._place):
+                yield
+        except directories.DiskFull:
+            raise
+        except OSError as error:
+            raise ValueError(
+                f"{self._place} cannot be written ({error.strerror or error}): correct its permissions, or set "
+                'rollouts.keep to "none"'
+            ) from error
 
 
 def is_kept(head: TrajectoryHead, keep: Keep) -> bool:
-    """Whether a rollout is kept. Of a share, whole groups are drawn by their name, and every failure is kept."""
+    """Whether a rollout is kept. If `keep` is a share, a hash of the group's name selects whole groups, and every failure is kept."""
     return (head.reward is None and not isinstance(keep, str)) or is_group_kept(
         head.run_id, head.group_id, keep
     )
 
 
 def is_group_kept(run_id: str, group_id: str, keep: Keep) -> bool:
-    """Whether a rollout of this group is kept that did not fail."""
+    """Whether the rollouts of this group that did not fail are kept."""
     if isinstance(keep, str):
         return keep == "all"
     drawn = hashlib.blake2b(f"{run_id}/{group_id}".encode(), digest_size=8).digest()
@@ -193,7 +204,7 @@ def is_group_kept(run_id: str, group_id: str, keep: Keep) -> bool:
 
 
 def _decoded(body: bytes, kind: type[T]) -> T | None:
-    """None of a body that no release of ours wrote: its head is kept all the same."""
+    """The decoded body; None if no release of ours wrote it: its head is kept nevertheless."""
     try:
         return decode_body(body, kind)
     except MalformedMessage:

@@ -1,1 +1,1 @@
-"""Imitation of the demonstration's teacher, before there is anything to reinforce."""
+"""Imitation of the demonstration's teacher, which precedes reinforcement learning."""

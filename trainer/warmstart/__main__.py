@@ -1,4 +1,4 @@
-"""``python -m trainer.warmstart --out DIR``: a policy that imitates the demonstration's hasty teacher, as a Hugging Face directory.
+"""``python -m trainer.warmstart --out DIR``: a policy that imitates the demonstration's teacher, as a Hugging Face directory.
 
 With ``--model DIR`` a pretrained model imitates, in its own tokenizer and chat template; otherwise a tiny Llama from random weights
 does. Exit status: 0 the directory is complete; 2 a user's mistake.
@@ -8,13 +8,13 @@ import argparse
 import sys
 from pathlib import Path
 
-DESCRIPTION = (
-    "Train a policy to imitate the demonstration's hasty teacher, and write its Hugging Face directory."
-)
+from pipeline.commandline import program
+
+DESCRIPTION = "Train a policy to imitate the demonstration's teacher, and write its Hugging Face directory."
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.warmstart", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog=program("trainer.warmstart"), description=DESCRIPTION)
     parser.add_argument("--out", type=Path, required=True, help="the Hugging Face directory to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -23,7 +23,9 @@ def main() -> int:
         help="the directory of a pretrained Llama, which imitates instead of a policy from random weights; if killed, "
         "the same command goes on",
     )
-    parser.add_argument("--lessons", type=int, help="with --model: how many episodes of the teacher it sees")
+    parser.add_argument(
+        "--lessons", type=int, help="number of the teacher's episodes that the model of --model sees"
+    )
     options = parser.parse_args()
     if options.lessons is not None and options.model is None:
         parser.error("--lessons needs --model: the policy from random weights has its own number")

@@ -1,15 +1,14 @@
-"""A pretrained Llama that imitates the demonstration's hasty teacher, all its weights trained.
+"""A pretrained Llama that imitates the demonstration's teacher, all its weights trained.
 
-The first lessons are a patient teacher's, who reads, tests and is right, and teach the skills; the last are a hasty one's, who often
-guesses. What is left to learn is when to do which. A model that has seen only the patient one leaves nothing to learn: nearly all
-members of its groups succeed, and a group without a difference has no signal.
+Lessons are fed and sampled as in a rollout, so that a policy which imitates them gets the same token ids in training.
 
-The state is saved every few minutes, and a killed command goes on from there.
+The state is saved every few minutes, and a killed command continues from there.
 """
 
 import contextlib
 import functools
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,66 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainer.demo.teacher import HASTY, PATIENT
-from trainer.warmstart.lessons import LessonBook, TokenLesson
+from pipeline.chat import ChatMessage
+from pipeline.chat_template import ChatTemplate
+from pipeline.errors import RequestError
+from pipeline.tokenizer import read_bundle
+from trainer.demo.family import make_task
+from trainer.demo.lessons import EpisodeMessage, Templates, teach
+
+
+class TokenLesson(msgspec.Struct, frozen=True):
+    """One episode: its token ids, and a flag for each that the teacher writes."""
+
+    ids: list[int]
+    is_reply: list[bool]
+
+
+class LessonBook:
+    """Lessons by number. A lesson depends only on its number, not on the order of the calls."""
+
+    def __init__(self, model: Path, *, seed: int) -> None:
+        """`model` is a Hugging Face directory. Raises ValueError if its chat template cannot be used."""
+        from tokenizers import Tokenizer
+
+        bundle = read_bundle(model)
+        try:
+            self._template = ChatTemplate(bundle)
+        except RequestError as error:
+            raise ValueError(f"{model}: {error}") from error
+        self._tokenizer: Tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
+        self._stop_ids = bundle.stop_token_ids
+        self._texts = Templates()
+        self._seed = seed
+        (self._end_id, *_) = self._encode(self._template.end_of_reply)
+        if self._end_id not in self._stop_ids:
+            raise ValueError(
+                f"{model}: its chat template ends a reply with {self._template.end_of_reply!r}, at which sampling does not "
+                "end; add its first token to eos_token_id in config.json"
+            )
+
+    def lesson(self, number: int) -> TokenLesson:
+        """The teacher's episode on the task of that number."""
+        rng = random.Random(f"{self._seed}/{number}")
+        messages = teach(make_task(self._seed, "warmstart", number), rng, self._texts).messages
+        ids = self._encode(self._template.render(_chat(messages[:2])))
+        is_reply = [False] * len(ids)
+        for place in range(2, len(messages), 2):
+            reply = [*self._encode(messages[place].content), self._end_id]
+            told = messages[place + 1 : place + 2]
+            # The first token after a reply, the end of its turn, is already part of the reply.
+            fed = self._encode(self._template.after_reply(_chat(told)))[1:] if told else []
+            ids += reply + fed
+            is_reply += [True] * len(reply) + [False] * len(fed)
+        return TokenLesson(ids, is_reply)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _chat(messages: list[EpisodeMessage]) -> list[ChatMessage]:
+    return [ChatMessage(message.role, message.content) for message in messages]
+
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,20 +84,22 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 FIRST_PROBE = 1_000_000
-"""Lessons from this number on are not learned from; they measure what was learned."""
+"""Lessons from this number on are not used for training; they measure the result."""
 
 PASS_TOKENS = 1200
-"""Of one forward and backward pass: it bounds the memory, 1.2 GB of activations for a model of 135 million parameters."""
+"""The number of tokens of one forward and backward pass.
+
+They bound the memory: 1.2 GB of activations for a model of 135 million parameters.
+"""
 
 REPORT_S = 20.0
 
 
 class Imitation(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the imitation. The number of lessons decides how long it takes: 440 tokens each."""
+    """The settings of the imitation. The number of lessons, of about 440 tokens each, determines the duration."""
 
     seed: int = 0
     num_lessons: int = 640
-    hasty_share: float = 0.15  # of the lessons, the last
     lessons_per_update: int = 8
     peak_lr: float = 2e-4
     warmup_updates: int = 10
@@ -52,7 +111,7 @@ class Imitation(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.num_lessons // self.lessons_per_update)
 
     def lr_at(self, update: int) -> float:
-        """Of an update (first: 0): linear up in the warm-up, then linear down to a twentieth."""
+        """The learning rate of an update (first: 0): linear up in the warm-up, then linear down to a twentieth."""
         left = 1 - update / self.num_updates
         return self.peak_lr * min(1.0, (update + 1) / self.warmup_updates) * max(left, 0.05)
 
@@ -60,21 +119,20 @@ class Imitation(msgspec.Struct, frozen=True, kw_only=True):
         """The lessons of an update."""
         first = update * self.lessons_per_update
         numbers = range(first, min(first + self.lessons_per_update, self.num_lessons))
-        patient = self.num_lessons * (1 - self.hasty_share)
-        return [book.lesson(number, PATIENT if number < patient else HASTY) for number in numbers]
+        return [book.lesson(number) for number in numbers]
 
 
 class Imitated(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a model predicts what the teacher writes in lessons that it did not learn from."""
+    """The quality of a model's predictions of the teacher's text, in lessons that it was not trained on."""
 
     loss: float  # nats per token
-    right_share: float  # of the tokens, those that greedy decoding would have chosen
+    right_share: float  # share of the tokens that greedy decoding would have chosen
 
 
 def imitate(model: Path, out: Path, settings: Imitation) -> None:
-    """Train the model in `model` and write the result to `out`, whole or not at all. A complete directory is kept.
+    """Train the model in `model` and write the result to `out`, completely or not at all. A complete directory is kept.
 
-    Raises ValueError for a directory that is no model, and for the state of a command with other settings.
+    Raises ValueError for a directory without a model, and for a saved state with other settings.
     """
     if (out / "config.json").exists():
         print(f"{out} is complete", flush=True)
@@ -105,15 +163,12 @@ class _Run:
             self._policy.parameters(), lr=settings.peak_lr, betas=(0.9, 0.95), weight_decay=0.0
         )
         self._update = 0
-        self._probes = [
-            self._book.lesson(FIRST_PROBE + number, HASTY if number % 2 else PATIENT)
-            for number in range(settings.num_probes)
-        ]
+        self._probes = [self._book.lesson(FIRST_PROBE + number) for number in range(settings.num_probes)]
         partial.mkdir(parents=True, exist_ok=True)
         self._restore()
 
     def train(self) -> None:
-        """The remaining updates, with a line every REPORT_S, and a measurement whenever the state is saved."""
+        """Makes the remaining updates, with a line every REPORT_S, and a measurement whenever the state is saved."""
         settings, began, reported_at = self._settings, time.monotonic(), 0.0
         first, num_tokens = self._update, 0
         if not first:
@@ -174,7 +229,7 @@ class _Run:
         return self._partial / "state.pt"
 
     def _save(self) -> None:
-        """Whole or not at all: a kill leaves the state before."""
+        """Saves the state completely or not at all: after a kill, the previous state is still there."""
         import torch
 
         written = self._state.with_suffix(".new")
@@ -206,7 +261,7 @@ class _Run:
 
 
 def measure(policy: "LlamaForCausalLM", lessons: Sequence[TokenLesson]) -> Imitated:
-    """How well `policy` predicts the replies in these lessons."""
+    """The quality of `policy`'s predictions of the replies in these lessons."""
     import torch
 
     loss, num_right, num_tokens = 0.0, 0, 0
@@ -219,7 +274,10 @@ def measure(policy: "LlamaForCausalLM", lessons: Sequence[TokenLesson]) -> Imita
 
 
 def _errors(policy: "LlamaForCausalLM", ids: "Tensor", targets: "Tensor") -> "tuple[Tensor, int]":
-    """The summed cross-entropy of the targets, and how many of them are the most probable token. Logits are of targets only."""
+    """The summed cross-entropy of the targets, and the number of targets that are the most probable token.
+
+    Logits are computed for targets only.
+    """
     import torch
 
     counted = targets >= 0
@@ -232,14 +290,17 @@ def _errors(policy: "LlamaForCausalLM", ids: "Tensor", targets: "Tensor") -> "tu
 
 @functools.cache
 def _multiplies_bf16() -> bool:
-    """Whether this processor multiplies matrices of bfloat16 by itself, some five times as fast as those of fp32. Others emulate it."""
+    """Whether this processor has instructions for matrix products in bfloat16, which are about five times as fast as in fp32.
+
+    Other processors emulate them.
+    """
     import torch
 
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _passes(lessons: Sequence[TokenLesson]) -> "Iterator[tuple[Tensor, Tensor]]":
-    """Lessons of similar length together, at most PASS_TOKENS padded tokens of them unless one is longer."""
+    """Batches of lessons of similar length, with at most PASS_TOKENS padded tokens each, unless one lesson is longer."""
     chosen: list[TokenLesson] = []
     for lesson in sorted(lessons, key=lambda one: len(one.ids)):
         if chosen and (len(chosen) + 1) * len(lesson.ids) > PASS_TOKENS:
@@ -251,7 +312,7 @@ def _passes(lessons: Sequence[TokenLesson]) -> "Iterator[tuple[Tensor, Tensor]]"
 
 
 def _padded(lessons: Sequence[TokenLesson]) -> "tuple[Tensor, Tensor]":
-    """Inputs, padded at the end, and the targets that the teacher writes; -1 where there is none."""
+    """Inputs, padded at the end, and the targets that the teacher writes; -1 at other positions."""
     import torch
 
     width = max(len(lesson.ids) for lesson in lessons)

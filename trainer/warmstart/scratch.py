@@ -1,9 +1,9 @@
-"""A tiny Llama from random weights, trained to imitate the demonstration's hasty teacher.
+"""A tiny Llama from random weights, trained to imitate the demonstration's teacher.
 
 It runs on one thread from one seed, so the same command gives the same policy on the same machine.
 
-The lessons use function names of the ``warmstart`` split only. Before them and between them the model
-repeats random token sequences, which is how it learns to copy.
+The lessons use function names of the ``warmstart`` split only. Before them and between them the model repeats random token sequences, from
+which it learns to copy.
 """
 
 import random
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainer.demo.conversation import END, PAD, EpisodeMessage, Templates
 from trainer.demo.family import make_task
-from trainer.demo.teacher import HASTY, PATIENT, teach
+from trainer.demo.lessons import END, PAD, EpisodeMessage, Templates, teach
 from trainer.demo.tokenizer import CONTEXT_TOKENS, build_tokenizer, padded_vocabulary_size, save_tokenizer
 
 if TYPE_CHECKING:
@@ -29,19 +28,18 @@ if TYPE_CHECKING:
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the warm start.
 
-    `context_weight` is the loss weight of the tokens that the policy reads and does not write. `sharpness` multiplies the
+    `context_weight` is the loss weight of the tokens that the policy reads but does not write. `sharpness` multiplies the
     finished policy's logits, because after so short a training even its most probable tokens are too improbable.
     """
 
-    num_lessons: int = 28_672
-    hasty_share: float = 0.12
+    num_lessons: int = 40_960
     num_repeat_steps: int = 300
     repeat_every: int = 8
     repeat_length: int = 64
     batch_tokens: int = 2_560
     peak_lr: float = 4e-3
     context_weight: float = 0.1
-    sharpness: float = 1.4
+    sharpness: float = 1.8
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -58,7 +56,7 @@ class LessonBatch(msgspec.Struct, frozen=True, kw_only=True):
 def encode(
     tokenizer: "Tokenizer", messages: list[EpisodeMessage], context_weight: float
 ) -> tuple[list[int], list[float]]:
-    """An episode's ids and loss weights: 1 for what the assistant writes, its end token included, else `context_weight`."""
+    """An episode's ids and loss weights: 1 for the assistant's text, including its end token, otherwise `context_weight`."""
     ids: list[int] = []
     weights: list[float] = []
     for message in messages:
@@ -75,9 +73,8 @@ def lesson_batches(tokenizer: "Tokenizer", rng: random.Random, settings: WarmSta
     pad = tokenizer.token_to_id(PAD)
     sorted_at_once = 512
     for start in range(0, settings.num_lessons, sorted_at_once):
-        habits = PATIENT if start < settings.num_lessons * (1 - settings.hasty_share) else HASTY
         encoded = [
-            encode(tokenizer, teach(make_task(0, "warmstart", start + k), rng, templates, habits).messages,
+            encode(tokenizer, teach(make_task(0, "warmstart", start + k), rng, templates).messages,
                    settings.context_weight)
             for k in range(sorted_at_once)
         ]  # fmt: skip
@@ -203,7 +200,7 @@ def _step(policy: "LlamaForCausalLM", optimizers: list["Optimizer"], batch: Less
 
 
 def sharpen(policy: "LlamaForCausalLM", sharpness: float) -> None:
-    """Multiply every logit, by way of the last norm's weight. Greedy decoding does not change."""
+    """Multiplies every logit, through the last norm's weight. Greedy decoding does not change."""
     import torch
 
     with torch.no_grad():

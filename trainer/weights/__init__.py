@@ -1,1 +1,1 @@
-"""From the learner to the engines: a new version on disk, then in every engine, while episodes go on."""
+"""The delivery of weights from the learner to the engines: a new version on disk, then in every engine, while episodes continue."""

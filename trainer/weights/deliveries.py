@@ -1,10 +1,9 @@
-"""The newest weight version to every engine, beside training: each engine has a delivery of its own, with a deadline.
+"""Delivers the newest weight version to every engine in parallel to training. Each engine has its own delivery, with a deadline.
 
-Promises. An engine is given the newest version there is when its turn comes, never a queue of older ones. An engine that was
-paused is told to go on, whatever happened in between. An engine that fails, or that takes much longer than another one needed,
-is taken out of routing as soon as another one serves the version; it is tried again for as long as it is known, and comes back
-when it confirms. If no engine at all confirms, routing stays as it was, and `trouble` says so. Nothing here is ever awaited by
-a training step.
+Promises. When its turn comes, an engine gets the version that is newest then, never a queue of older ones. An engine that was paused is
+always continued. An engine that fails, or that takes much longer than another one needed, is taken out of routing as soon as another one
+serves the version; it is tried again for as long as it is known, and returns when it confirms the version. If no engine confirms, routing
+does not change, and `trouble` says so. No training step ever waits for anything here.
 """
 
 import asyncio
@@ -17,60 +16,60 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from pipeline import retry, weights
+from pipeline.journal.rows import EnginePause
 from pipeline.weights import ServedWeights, WeightVersion
-from trainer.records.time_rows import EnginePause
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, RoutedEngine, Served
 from trainer.weights.transport import WeightTransport
 
 log = logging.getLogger("swerve.weights")
 
 LOOK_S = 1.0
-"""Between two looks at what an engine serves: one small question each."""
+"""Pause between two looks at the version that an engine serves; each look is one small request."""
 
 LONGEST_PAUSE_S = 30.0
-"""Between two visits of an engine that fails; the pause doubles until then, and a new version ends it."""
+"""The longest pause between two visits of an engine that fails. It doubles up to this, and a new version ends it."""
 
 TRIES = 2
 """Failures in a row after which an engine is taken out of routing."""
 
 LATE_FACTOR, LATE_S = 3.0, 5.0
-"""An engine is late when it takes LATE_S more than LATE_FACTOR times what the fastest one took for this version, or, while none
-serves it, for the one before.
+"""An engine is late when it takes LATE_S longer than LATE_FACTOR times the time of the fastest one, for this version or, while none serves
+it, for the version before.
 """
 
 STOP_S = 5.0
-"""How long the engines under way may take to go on when deliveries end."""
+"""The longest time that running engine updates may take when deliveries end."""
 
 Report = Callable[[ServedWeights, float], None]
-"""Told which version all engines in routing serve from now on, and the seconds since that version was offered."""
+"""Called with the version that all engines in routing serve from now on, and the seconds since that version was offered."""
 
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """One engine and what is known of it."""
+    """One engine and its known state."""
 
     url: str
     served: int | None = None  # the version that it confirmed last
-    tried: int | None = None  # the version that it was told to load last
-    num_failures: int = 0  # in a row
-    fault: str = ""  # of the last failure, or that it is late
-    visit: asyncio.Task[None] | None = None  # under way
-    visit_at: float = 0.0  # when it is visited next, on the monotonic clock
-    busy_since: float | None = None  # when the update under way began; None while it waits for its turn
+    tried: int | None = None  # the version that it had to load last
+    num_failures: int = 0  # number in a row
+    fault: str = ""  # the last failure, or the fact that the engine is late
+    visit: asyncio.Task[None] | None = None  # the current visit, if any
+    visit_at: float = 0.0  # time of its next visit, on the monotonic clock
+    busy_since: float | None = None  # when the current update began; None while it waits for its turn
     has_turn: bool = False
-    is_late: bool = False  # with the update under way
+    is_late: bool = False  # whether the current update is late
 
     @property
     def has_failed(self) -> bool:
         return self.is_late or self.num_failures >= TRIES
 
     def refuses(self, version: int) -> bool:
-        """Whether it failed to take this very version, or hangs."""
+        """Whether it failed to take this version, or hangs."""
         return self.has_failed and (self.is_late or (self.visit is None and self.tried == version))
 
 
 class Deliveries:
-    """Of one run. `run` does the work; every other method returns at once, or waits for what `run` does."""
+    """Delivers the versions of one run. `run` does the work; every other method returns at once, or waits for `run`."""
 
     def __init__(
         self,
@@ -83,8 +82,8 @@ class Deliveries:
         deadline_s: float,
         at_once: int,
     ) -> None:
-        """`deadline_s`: for one engine to take one version. `at_once`: how many engines in routing may change weights at the same
-        time, 0 for all of them. Without engines, every version counts as served when it is offered.
+        """`deadline_s`: the limit for one engine to take one version. `at_once`: the number of engines in routing that may change weights
+        at the same time, 0 for all of them. Without engines, every version counts as served when it is offered.
         """
         self._redis = redis
         self._run_id = run_id
@@ -96,34 +95,35 @@ class Deliveries:
         self._report: Report = lambda served, seconds: None
         self._newest: WeightVersion | None = None
         self._pinned: WeightVersion | None = None
-        self._offered_at: dict[int, float] = {}  # by version, those that not all engines serve yet
+        # Time of the offer by version, for versions that some engine does not serve yet
+        self._offered_at: dict[int, float] = {}
         self._known: dict[str, _Engine] = {}
         self._routed: dict[str, RoutedEngine] = {}
         self._out: set[str] | None = None  # urls that were taken out of routing; None before the first look
         self._fastest_of = -1  # the version that was delivered last
         self._fastest_s = 0.0  # the quickest delivery of that version
         self._recorded: ServedWeights | None = None
-        self._version = -1  # that all engines in routing serve
+        self._version = -1  # the version that all engines in routing serve
         self._look_again = asyncio.Event()
         self._changed = asyncio.Condition()
         self._pauses: list[EnginePause] = []
         self.trouble = ""
-        """Why no engine serves the newest version, for people; empty while one does, or while it is on its way."""
+        """The reason why no engine serves the newest version; empty while one does, or while the delivery is in progress."""
 
     @property
     def oldest_needed(self) -> int:
-        """The oldest version that an engine may still be told to load."""
+        """The oldest version that an engine may still have to load."""
         return min((one.version for one in (self._pinned, self._newest) if one is not None), default=0)
 
     def offer(self, version: WeightVersion) -> None:
-        """Bring this version, which is announced and the newest, to every engine from now on."""
+        """Delivers this version, which is announced and the newest, to every engine from now on."""
         self._newest = version
         self.trouble = ""
         self._offered_at[version.version] = time.monotonic()
         self._look_again.set()
 
     def pin(self) -> None:
-        """Bring no version newer than the present one to the engines until `unpin`: an evaluation needs it."""
+        """Delivers no version newer than the present one until `unpin`, because an evaluation needs it."""
         self._pinned = self._newest
 
     def unpin(self) -> None:
@@ -131,23 +131,23 @@ class Deliveries:
         self._look_again.set()
 
     async def served(self, version: int) -> None:
-        """Return when all engines in routing serve `version` or a newer one."""
+        """Returns when all engines in routing serve `version` or a newer one."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._version >= version)
 
     def take_pauses(self) -> tuple[EnginePause, ...]:
-        """For how long engines were paused since the last call."""
+        """The pauses of engines since the last call."""
         pauses, self._pauses = tuple(self._pauses), []
         return pauses
 
     async def settled(self, version: int) -> bool:
-        """As `served`, but give up when no engine takes the version. Returns whether it is served."""
+        """Waits like `served`, but returns when no engine accepts the version. Returns whether it is served."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._version >= version or self.trouble)
         return self._version >= version
 
     async def run(self, report: Report, *, while_ours: Callable[[], bool] = lambda: True) -> None:
-        """Deliver until cancelled, or until `while_ours` says that the engines belong to another run."""
+        """Delivers until cancelled, or until `while_ours` reports that the engines belong to another run."""
         self._report = report
         try:
             while while_ours():
@@ -172,7 +172,7 @@ class Deliveries:
         return self._pinned or self._newest
 
     async def _look(self) -> None:
-        """Start the visits that are due, and bring routing and the record in line with what earlier ones found."""
+        """Starts the visits that are due, and updates routing and the record from the results of earlier ones."""
         target = self._target
         if target is None:
             return
@@ -182,20 +182,20 @@ class Deliveries:
         try:
             self._routed = {engine.url: engine for engine in await self._engines.routed()}
         except EngineFailure as error:
-            await self._say_trouble(f"no engine can be told of weight version {target.version}: {error}")
+            await self._say_trouble(f"no engine can be given weight version {target.version}: {error}")
             return
         await self._meet()
         for engine in self._known.values():
             if engine.visit is not None and engine.visit.done():
-                engine.visit.result()  # raises what no failure of an engine explains
+                engine.visit.result()  # raises an error that is no failure of an engine
                 engine.visit = None
             if engine.visit is None and self._is_due(engine, target):
-                engine.visit = asyncio.create_task(self._visit(engine))
+                engine.visit = asyncio.create_task(self._visit(engine), name=f"visit {engine.url}")
         self._find_late(target)
         await self._settle(target)
 
     async def _meet(self) -> None:
-        """Every engine that must get the weights: those in routing, and those that we took out of it.
+        """Finds every engine that must get the weights: those in routing, and those that we took out of it.
 
         A router that knows no engine has restarted and forgotten them. If it knows some, the others were removed on purpose.
         """
@@ -217,7 +217,7 @@ class Deliveries:
         return is_new or time.monotonic() >= engine.visit_at
 
     async def _visit(self, engine: _Engine) -> None:
-        """Ask the engine what it serves, and bring it the newest version if that is another."""
+        """Asks the engine which version it serves, and loads the newest one if that is another."""
         try:
             version = await self._bring(engine)
         except EngineFailure as error:
@@ -244,11 +244,11 @@ class Deliveries:
         began = engine.busy_since = time.monotonic()
         served = await self._engines.served(engine.url)
         if self._is_current(served, target):
-            if engine.served is None:  # perhaps left paused by a trainer that died
+            if engine.served is None:  # a trainer that died may have left it paused
                 await self._engines.resume(engine.url)
             return target.version
         if engine.served is not None and served.weight_version != self._name(engine.served):
-            engine.served = None  # it restarted, or somebody else gave it weights
+            engine.served = None  # it restarted, or another program gave it weights
         async with self._deadline(engine.url, target):
             await self._transport.prefetch(engine.url, target)
         if self._turns is not None and engine.url in self._routed:
@@ -304,8 +304,9 @@ class Deliveries:
             self._turns.release()
 
     def _find_late(self, target: WeightVersion) -> None:
-        """Give up on engines that take much longer than the fastest did, of this version or of the one before: they go on, but
-        nothing waits for them.
+        """Gives up on engines that take much longer than the fastest one did, for this version or the one before.
+
+        They continue, but nothing waits for them.
         """
         if self._fastest_of < 0:
             return
@@ -320,7 +321,7 @@ class Deliveries:
                 self._end_turn(engine)
 
     async def _settle(self, target: WeightVersion) -> None:
-        """Route requests to the engines that confirmed, and note what they serve."""
+        """Routes requests to the engines that confirmed the version, and records what they serve."""
         assert self._out is not None
         confirmed = {url for url, engine in self._known.items() if engine.served == target.version}
         failed = {url for url, engine in self._known.items() if engine.has_failed}
@@ -344,7 +345,7 @@ class Deliveries:
         return self._engines.router_url if self._engines is not None else ""
 
     async def _route(self, confirmed: set[str], failed: set[str]) -> None:
-        """What the router refuses is tried again at the next look."""
+        """Changes the router's list. What the router refuses is tried again at the next look."""
         assert self._engines is not None
         out = [self._engines.quarantine(self._routed[url]) for url in failed if url in self._routed]
         back = [self._engines.readmit(url) for url in confirmed if url not in self._routed]
@@ -355,7 +356,7 @@ class Deliveries:
                 raise refusal
 
     async def _note_served(self, version: int, engines: tuple[str, ...], out: tuple[str, ...]) -> None:
-        """Record what is served, if that changed, and report a version that all engines in routing serve now."""
+        """Records the served version, if it changed, and reports a version that all engines in routing serve now."""
         served = ServedWeights(version=version, engines=engines, quarantined=out)
         if self._recorded is None or served != _timeless(self._recorded):
             self._recorded = None

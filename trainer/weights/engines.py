@@ -1,6 +1,6 @@
-"""The engines as the trainer sees them: their control endpoints, and the router's list of which ones get requests.
+"""The trainer's access to the engines: their control endpoints, and the router's list of engines that get requests.
 
-SGLang's router forwards sampling only, so each engine is paused, updated and asked for its version at its own address. Every
+SGLang's router forwards sampling only, so the trainer pauses, updates and queries each engine at its own address. Every
 call that moves no weights has a deadline here, and every failure is an `EngineFailure` that names the engine.
 """
 
@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 
 PauseMode = Literal["retract", "in_place", "abort"]
-"""What becomes of the requests that an engine is sampling when new weights arrive.
+"""The treatment of the requests that an engine is sampling when new weights arrive.
 
-retract: they wait, lose their KV cache and go on under the new weights, which compute it afresh.
-in_place: they go on with the cache that the old weights made.
+retract: they wait, lose their KV cache and continue under the new weights, which compute it again.
+in_place: they continue with the cache that the old weights made.
 abort: they end at once, and the client continues the turn from the tokens that it received.
 """
 
@@ -30,9 +30,9 @@ class EngineFailure(Exception):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What an engine says it samples from."""
+    """The weights from which an engine samples, as it reports them."""
 
-    weight_version: str  # as `pipeline.weights.version_name` makes it, once a run has published
+    weight_version: str  # the format of `pipeline.weights.version_name`, once a run has published
     model_path: str
 
 
@@ -60,14 +60,14 @@ class _Updated(msgspec.Struct, frozen=True):
 
 
 class Engines:
-    """An async context manager around the connections; holds no state about engines."""
+    """Connections to the engines, as an async context manager; it holds no state about engines."""
 
     def __init__(self, router_url: str, *, control_s: float = CONTROL_S) -> None:
         self.router_url = router_url.rstrip("/")
         self._control_s = control_s
 
     async def __aenter__(self) -> Self:
-        # The other side may close a connection in the minutes between two publications, so none is reused.
+        # The server may close an idle connection in the minutes between two publications, so none is reused.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout()
         )
@@ -84,7 +84,7 @@ class Engines:
         return tuple(_decode(answer, _RoutedEngines, self.router_url).workers)
 
     async def quarantine(self, engine: RoutedEngine) -> None:
-        """Take an engine out of routing. Requests that it is sampling go on."""
+        """Takes an engine out of routing. Requests that it is sampling continue."""
         await self._call("DELETE", f"{self.router_url}/workers/{engine.id}", timeout_s=self._control_s)
 
     async def readmit(self, engine_url: str) -> None:
@@ -96,13 +96,11 @@ class Engines:
         return _decode(answer, Served, engine_url)
 
     async def pause(self, engine_url: str, mode: PauseMode) -> None:
-        """Sample no further token; requests that arrive meanwhile wait."""
+        """Makes the engine sample no further token; requests that arrive in the meantime wait."""
         await self._call("POST", f"{engine_url}/pause_generation", {"mode": mode}, timeout_s=self._control_s)
 
     async def update(self, engine_url: str, *, directory: str, weight_version: str, mode: PauseMode) -> None:
-        """Load the weights in `directory`, which the engine must be able to read under that very path. The deadline is the
-        caller's.
-        """
+        """Loads the weights in `directory`, which the engine must be able to read under the same path. The deadline is the caller's."""
         body = {
             "model_path": directory,
             "weight_version": weight_version,
@@ -118,20 +116,23 @@ class Engines:
         return _decode(answer, EngineLayout, engine_url)
 
     async def command(self, engine_url: str, path: str, body: dict[str, Any]) -> None:
-        """One of SGLang's calls that answer with success and a message, and that may move weights. The deadline is the caller's."""
+        """Calls one of SGLang's endpoints that answer with success and a message, and that may move weights.
+
+        The deadline is the caller's.
+        """
         answer = await self._call("POST", f"{engine_url}/{path}", body, timeout_s=None)
         done = _decode(answer, _Updated, engine_url)
         if not done.success:
             raise EngineFailure(f"{engine_url}/{path}: {done.message}")
 
     async def resume(self, engine_url: str) -> None:
-        """Sample again; harmless if the engine was not paused."""
+        """Makes the engine continue sampling; harmless if it was not paused."""
         await self._call("POST", f"{engine_url}/continue_generation", {}, timeout_s=self._control_s)
 
     async def _call(
         self, method: str, url: str, body: dict[str, Any] | None = None, *, timeout_s: float | None
     ) -> bytes:
-        """The one place where aiohttp's errors become ours."""
+        """Makes the call. Only this function translates aiohttp's errors into ours."""
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -1,36 +1,45 @@
-"""How weights get from the learner into one engine: through a shared directory (`disk.py`), as changes to a receiver on the engine's host
-(`delta.py`), or by broadcast (`distributed.py`).
+"""The interface of transports, which deliver weights from the learner to one engine, and the first transport: a directory that the trainer
+writes and every engine reads under the same path. The others send changes to a receiver on the engine's host (`delta.py`) or broadcast
+(`distributed.py`).
 
-Another way is another class with these methods in a file of its own, chosen in `selection.py`.
+A directory is complete and forced to disk before its name exists. A version that is being written has a hidden name.
+
+A further transport is a class with the methods of `WeightTransport` in a file of its own, chosen in `publish.py`.
 """
 
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from pipeline.weights import WeightVersion
+from pipeline.weights import WeightVersion, version_name
+from trainer.learner import directories
 from trainer.weights.engines import Engines, PauseMode, Served
 
 
 class WeightTransport(Protocol):
-    """Used by one run. It makes one version ready at a time; deliveries to several engines, also of different versions,
-    may go on at once.
+    """The transport of one run. It makes one version ready at a time; deliveries to several engines, even of different versions, may run at
+    the same time.
     """
 
     async def prepare(self, version: int, step: int) -> WeightVersion:
-        """Make the learner's present weights ready for delivery under a number, before anybody is told of them."""
+        """Make the learner's present weights ready for delivery under a number, before they are announced."""
         ...
 
     async def is_available(self, version: WeightVersion) -> bool:
-        """Whether an earlier version can still be delivered, also one that a trainer before this one made ready."""
+        """Whether an earlier version can still be delivered, even one that an earlier trainer made ready."""
         ...
 
     def is_current(self, served: Served, version: WeightVersion) -> bool:
-        """Whether an engine that reports the name of `version` was given it by this transport."""
+        """Whether this transport delivered `version` to an engine that reports its name."""
         ...
 
     async def prefetch(self, engine_url: str, version: WeightVersion) -> None:
         """Bring the bytes of `version` to the engine's host while the engine still samples, so that the pause is short.
 
-        Raises EngineFailure. `deliver` does what is missing if this was not called.
+        Raises EngineFailure. `deliver` does this itself if it was not called.
         """
         ...
 
@@ -41,5 +50,100 @@ class WeightTransport(Protocol):
         ...
 
     async def discard_old(self, oldest_needed: int) -> None:
-        """Free what older versions take up. Engines may still be told to load `oldest_needed` and those after it."""
+        """Frees the space of older versions. Engines may still have to load `oldest_needed` and later versions."""
         ...
+
+
+Export = Callable[[Path], object]
+"""Writes the learner's weights as a Hugging Face directory at the given path. It may block; a thread calls it."""
+
+
+class DiskTransport:
+    """A `WeightTransport`. Keeps the `keep` newest versions in `directory`."""
+
+    def __init__(self, run_id: str, *, directory: Path, export: Export, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(
+                f"weights.keep must be 1 or more, not {keep}: the engines read the newest version from disk"
+            )
+        self._run_id = run_id
+        self._directory = directory.absolute()
+        self._export = export
+        self._keep = keep
+
+    async def prepare(self, version: int, step: int) -> WeightVersion:
+        """Exports the weights. Raises the errors of the export; the version then has no directory."""
+        return await asyncio.to_thread(self._write, version, step)
+
+    async def is_available(self, version: WeightVersion) -> bool:
+        return await asyncio.to_thread(Path(version.directory).is_dir)
+
+    def is_current(self, served: Served, version: WeightVersion) -> bool:
+        """Whether the engine serves this version from this directory: an engine started from another directory may report the same name by
+        chance.
+        """
+        return served.model_path == version.directory
+
+    async def prefetch(self, engine_url: str, version: WeightVersion) -> None:
+        """Does nothing: engines read the trainer's directory."""
+
+    async def deliver(
+        self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
+    ) -> None:
+        name = version_name(version.run_id, version.version)
+        await engines.update(engine_url, directory=version.directory, weight_version=name, mode=mode)
+
+    async def discard_old(self, oldest_needed: int) -> None:
+        """Remove all but the newest versions and those that are needed."""
+        await asyncio.to_thread(_prune, self._directory, self._keep, oldest_needed)
+
+    def directory_of(self, version: int) -> Path:
+        """The directory of a version, if it is kept."""
+        return self._directory / _name(version)
+
+    def kept_versions(self) -> set[int]:
+        return {int(path.name[1:]) for path in self._directory.glob("v[0-9]*")}
+
+    def _write(self, version: int, step: int) -> WeightVersion:
+        target = self.directory_of(version)
+        partial = self._directory / f".{target.name}.writing"
+        # A trainer that died before it could announce the version left them
+        for leftover in (partial, target):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._export(partial)
+        num_bytes = _seal(partial)
+        partial.rename(target)
+        directories.sync(self._directory)
+        return WeightVersion(
+            run_id=self._run_id,
+            version=version,
+            step=step,
+            directory=str(target),
+            num_bytes=num_bytes,
+            published_at=time.time(),
+        )
+
+
+def _seal(directory: Path) -> int:
+    """Forces every file to disk. Returns the weight files' size."""
+    num_bytes = 0
+    for path in directory.iterdir():
+        if path.is_file():
+            if path.suffix == ".safetensors":
+                num_bytes += path.stat().st_size
+            directories.sync(path)
+    directories.sync(directory)
+    if not num_bytes:
+        raise ValueError(f"{directory}: the export left no .safetensors file")
+    return num_bytes
+
+
+def _prune(directory: Path, keep: int, oldest_needed: int) -> None:
+    for old in sorted(directory.glob("v[0-9]*"))[:-keep]:
+        if old.name < _name(oldest_needed):
+            shutil.rmtree(old)
+
+
+def _name(version: int) -> str:
+    return f"v{version:06d}"

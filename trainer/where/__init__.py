@@ -1,1 +1,1 @@
-"""Where the time of a run went, from its records, and the one change that would help most."""
+"""Accounts for the time of a run, from its records, and the change that would help most."""

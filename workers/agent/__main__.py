@@ -1,7 +1,8 @@
-"""`python -m workers.agent FILE…`: what becomes of each key of an agent file, before it is used anywhere.
+"""`python -m workers.agent FILE…`: shows what happens to each key of an agent file, before it is used anywhere.
 
-FILE is a YAML of mini-swe-agent 1.x or 2.x, or a value as in agent.step_limit=50; several are merged, the later one wins. Prints the
-version whose defaults hold, how commands are read, and for each key whether it is used, without effect here and why, or refused.
+FILE is a YAML of mini-swe-agent 1.x or 2.x, or a value as in agent.step_limit=50; several are merged, and the later one wins. It prints the
+version whose defaults hold, how commands are read, and for each key whether it is used, has no effect here (with the reason), or is
+refused.
 
 Exit status: 0 the file can be used; 2 it cannot, or misuse.
 """
@@ -11,35 +12,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from pipeline.agent.config import load_agent
-from pipeline.agent.example import doubts, example
 from pipeline.agent.files import merged, parse, to_text
 from pipeline.agent.keys import KeyFate, fates
-from pipeline.agent.option import read_agent
-from pipeline.agent.versions import Flavour, flavour_of
+from pipeline.agent.option import doubts, example, read_agent
+from pipeline.agent.upstream import Flavour, flavour_of
+from pipeline.commandline import MISUSE, program
 from pipeline.errors import RequestError
+from pipeline.message import json_line
 from pipeline.request import Limits
+from pipeline.screen import visible, visible_line
 from pipeline.task import Task
 from pipeline.taskfile import read_tasks
-from pipeline.visible import visible
-
-MISUSE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(argv)  # files may stand behind options
+    options = _parser().parse_intermixed_args(argv)  # files may follow options
     try:
         return _tell(options)
     except (OSError, ValueError, RequestError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible_line(str(error))}", file=sys.stderr)
         return MISUSE
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.agent",
+        prog=program("workers.agent"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,7 +60,7 @@ def _tell(options: argparse.Namespace) -> int:
     flavour = flavour_of(tree)
     found = fates(tree, flavour)
     if options.json:
-        print(msgspec.json.encode(found).decode())
+        print(json_line(found))
     else:
         print(_heading(flavour, exact=tree.get("swerve", {}).get("exact") is True))
         print(_table(found))
@@ -83,8 +81,10 @@ def _heading(flavour: Flavour, *, exact: bool) -> str:
 
 
 def _table(found: list[KeyFate]) -> str:
-    width = max(len(one.key) for one in found)
-    return "\n".join(f"{visible(one.key):{width}}  {one.fate:14}  {visible(one.why)}" for one in found)
+    width = max((len(one.key) for one in found), default=0)
+    return "\n".join(
+        f"{visible_line(one.key):{width}}  {one.fate:14}  {visible_line(one.why)}" for one in found
+    )
 
 
 def _example(text: str, task: Task) -> str:

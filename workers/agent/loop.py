@@ -1,11 +1,10 @@
-"""The episode: the policy replies, its commands run, and it is shown their output, until it submits or reaches a limit.
+"""The episode: the policy replies, its commands run, and it sees their output, until it submits or reaches a limit.
 
-A turn is in `turns` as soon as it was sampled, so nothing sampled is lost if something breaks later. At a limit the
-submitted patch is the repository's diff at that moment. The policy's mistakes are observations; failures of sandbox or
-engine pass through as rollout errors.
+A turn is in `turns` as soon as it was sampled, so nothing sampled is lost if something breaks later. At a limit the submitted patch is the
+repository's diff at that moment. The policy's mistakes are observations; failures of sandbox or engine propagate as rollout errors.
 
-An agent file that is `exact` gets mini-swe-agent's own behaviour of its version also where ours is the better one: nothing is
-submitted at a limit, 2.x takes a reply that is a format error out of the context, limits are the file's alone.
+An `exact` agent file gets the behaviour of its version of mini-swe-agent even where ours is better: nothing is submitted at a limit, 2.x
+removes a reply with a format error from the context, and only the file's limits apply.
 """
 
 import asyncio
@@ -22,20 +21,19 @@ from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
 from pipeline.telemetry import span
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
-from workers.agent.commands import AgentSandbox, CommandRunner
-from workers.agent.observation import exact_submission, observe, submission, text_of
+from workers.agent.commands import AgentSandbox, CommandRunner, exact_submission, observe, submission, text_of
 from workers.agent.reply import BashCommand, FormatError, read_reply
 from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end
-# Of an output that a template without a limit of its own shows in exact mode.
+# Characters of an output that a template without a limit of its own shows in exact mode.
 EXACT_OBSERVATION_CHARS = 2_000_000
 
 Limit = Literal["turns", "context", "wall_s", "format_errors"]
 
 
 class Watcher(Protocol):
-    """Is told of an episode as it happens."""
+    """Watches an episode while it is played."""
 
     def told(self, messages: Sequence[ChatMessage]) -> None:
         """The policy is about to be shown `messages`."""
@@ -51,16 +49,16 @@ class Watcher(Protocol):
 
 
 class Policy(Protocol):
-    """One episode's conversation. Its turns lack actions. Raises EngineError."""
+    """One episode's conversation. Its turns have no actions yet. Raises EngineError."""
 
     async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
-        """The first reply. None: the context has no room for one."""
+        """The first reply; None if the context has no room for one."""
         ...
 
     async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn | None:
-        """The next reply, after `messages`. None: the context has no room for one.
+        """The next reply, after `messages`; None if the context has no room for one.
 
-        `forget_reply`: the last reply is taken out of the context before the messages are put into it.
+        `forget_reply`: the last reply is removed from the context before the messages are added.
         """
         ...
 
@@ -75,7 +73,7 @@ async def play(
 ) -> Submitted | Exhausted:
     """Play `request` to its end. Appends to `turns`.
 
-    Raises RequestError for an agent config that cannot be used, and what policy and sandbox raise.
+    Raises RequestError for an agent config that cannot be used, and the errors of policy and sandbox.
     """
     config = load_agent(request.agent_config)
     runner = CommandRunner.of(config, sandbox)
@@ -90,7 +88,7 @@ async def play(
 
 @dataclass(slots=True)
 class _Play:
-    """One episode under way."""
+    """One episode while it is played."""
 
     request: RolloutRequest
     config: AgentConfig
@@ -98,7 +96,7 @@ class _Play:
     runner: CommandRunner
     turns: list[Turn]
     watcher: Watcher
-    format_errors: int = 0  # consecutive
+    format_errors: int = 0  # number of consecutive ones
     started_at: float = field(default_factory=time.monotonic)
 
     async def start_up(self) -> None:
@@ -123,7 +121,7 @@ class _Play:
         return "turns"
 
     async def _turn(self, messages: list[ChatMessage]) -> list[ChatMessage] | Submitted | Limit:
-        """A reply to `messages` and what it leads to: the next messages, or how the episode ends."""
+        """Gets a reply to `messages`, and returns the next messages, or the end of the episode."""
         turn = await self._sample(messages)
         if not isinstance(turn, Turn):
             return turn
@@ -187,7 +185,7 @@ class _Play:
         return self._told_of(commands, results)
 
     async def _run(self, command: str) -> CommandResult:
-        # At the episode's deadline a command is killed, not cancelled: the sandbox is still needed for the diff.
+        # A command is killed at the episode's deadline, not cancelled: the sandbox is still needed for the diff.
         limit_s = max(min(self._command_s, self._left_s), MIN_COMMAND_S)
         named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "bash"}
         with span("command", named=named) as current:
@@ -198,11 +196,11 @@ class _Play:
 
     async def _submission(self, result: CommandResult) -> bytes | None:
         patch = exact_submission(result, self.config.upstream) if self.config.exact else submission(result)
-        # The middle of a patch that is too long for the sandbox to keep is missing: take it from the repository.
+        # A patch too long for the sandbox to keep has lost its middle: it is read from the repository instead.
         return await self.runner.sandbox.diff() if patch is not None and result.dropped_bytes else patch
 
     def _refusal(self, turn: Turn, wrong: FormatError) -> list[ChatMessage]:
-        """What the policy is told of a format error. A reply that stays in the context has its calls answered one by one."""
+        """The messages to the policy about a format error. If the reply stays in the context, each of its calls gets an answer."""
         calls = turn.said.tool_calls
         ours = "length" if turn.stop != "stop" else "tool_calls" if calls else "stop"
         text = self.config.format_error(
@@ -239,8 +237,8 @@ class _Play:
         ]
 
     def _shown(self, result: CommandResult) -> str:
-        """The output for the observation template: whole if that keeps to the limit by itself, because cutting twice would misstate
-        what is missing.
+        """The output for the observation template. It is complete if the template itself limits it, because after two cuts the number of
+        omitted characters would be wrong.
         """
         limit, shows = self.request.limits.observation_chars, self.config.shows_chars
         if self.config.exact:
@@ -250,7 +248,9 @@ class _Play:
         return observe(result, limit_chars=limit, exact=self._has_one_line_end(result)).output
 
     def _has_one_line_end(self, result: CommandResult) -> bool:
-        """Whether upstream reads the output in text mode. 1.x takes what a killed command printed as it is."""
+        """Whether upstream reads the output in text mode, with one kind of line end. 1.x does not do that for the output of a killed
+        command.
+        """
         return self.config.exact and (result.exit_code is not None or self.config.upstream == "2.4")
 
     @property
@@ -259,7 +259,7 @@ class _Play:
 
     @property
     def _max_format_errors(self) -> int:
-        """0: no limit."""
+        """The limit of consecutive format errors; 0: no limit."""
         said = self.config.max_format_errors
         if self.config.exact and said is not None:
             return said
@@ -275,7 +275,7 @@ class _Play:
 
     @property
     def _left_s(self) -> float:
-        """Until a running command is killed. Upstream looks at the file's limit between turns only."""
+        """The seconds until a running command is killed. Upstream checks the file's limit only between turns."""
         own = None if self.config.exact else self.config.wall_s
         return min(self.request.limits.wall_s, own or self.request.limits.wall_s) - self._elapsed_s
 

@@ -1,8 +1,8 @@
-"""Finds the commands in a policy's reply; a reply that is not as its dialect demands is a format error.
+"""Finds the commands in a policy's reply. A reply that does not follow its dialect is a format error.
 
 The rules are mini-swe-agent's. Text: every match of the action's regular expression counts, each is stripped, and there must be
 exactly one. Tool calls: at least one, each of them of the one tool, with its argument. Submission is recognised in a command's
-output, see observation.py.
+output, see commands.py.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from pipeline.agent.config import AgentConfig
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ToolCall
+from pipeline.chat import ToolCall, storable
 from pipeline.trajectory import Turn
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 
-SEARCH_CPU_S = 2  # for one reply; milliseconds are usual
+SEARCH_CPU_S = 2  # limit for one reply; milliseconds are usual
 TOOL: str = BASH_TOOL["function"]["name"]
 NO_CALL = "No tool calls found in the response. Every response MUST include at least one tool call."
 
@@ -26,12 +26,12 @@ NO_CALL = "No tool calls found in the response. Every response MUST include at l
 @dataclass(frozen=True, slots=True)
 class BashCommand:
     text: str
-    tool_call_id: str = ""  # of the call that asks for it; "" where commands are text
+    tool_call_id: str = ""  # the id of the call that asks for it; "" where commands are text
 
 
 @dataclass(frozen=True, slots=True)
 class FormatError:
-    """`actions` are the commands found in a text: none, or more than one, or one that no shell can be given."""
+    """`actions` are the commands found in a text: none, more than one, or one that cannot be passed to a shell."""
 
     reason: str
     actions: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ async def read_reply(turn: Turn, config: AgentConfig) -> tuple[BashCommand, ...]
 
 
 def _searchable(turn: Turn, config: AgentConfig) -> str:
-    """The reply without its thoughts; exact, all that was sampled, because upstream searches all that a server sends."""
+    """The reply without its thoughts. If exact, it is all sampled text, because upstream searches everything that a server sends."""
     if config.exact and turn.sampled:
         return turn.text
     return turn.said.content
 
 
 async def search(text: str, action: re.Pattern[str]) -> tuple[str, ...] | FormatError:
-    """What the expression finds. The search runs in a process of its own: it backtracks, so a policy can write a reply for which
+    """The matches of the expression. The search runs in a process of its own, because it backtracks: a policy can write a reply for which
     it takes hours.
     """
     try:
@@ -95,12 +95,12 @@ def called(calls: Sequence[ToolCall]) -> tuple[BashCommand, ...] | FormatError:
             wrong += "The command contains a NUL character."
         if wrong:
             return FormatError(wrong.strip())
-        commands.append(BashCommand(cast(str, command), call.id))
+        commands.append(BashCommand(storable(cast(str, command)), call.id))
     return tuple(commands)
 
 
 def _arguments(text: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a call, and what is wrong with their text."""
+    """The arguments of a call, and the error in their text, if any."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

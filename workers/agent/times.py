@@ -1,4 +1,4 @@
-"""Where the time of an episode goes on its worker, charged as it happens."""
+"""The parts of a worker's time in an episode, charged while they happen."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,20 +12,23 @@ from workers.agent.commands import AgentSandbox
 from workers.agent.loop import Policy
 from workers.sandbox.protocol import CommandResult
 
-EpisodePart = Literal["open", "policy", "command", "close", "grade", "other"]
+EpisodePart = Literal["open", "policy", "command", "program", "close", "grade", "other"]
 
 
 class EpisodeTimes(PartTimes[EpisodePart]):
-    """A clock that the coroutine of one episode tells what it does."""
+    """The clock of one episode. The episode's coroutine names the current part."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(get_args(EpisodePart), "other", clock)
 
     def seconds(self, turns: Sequence[Turn]) -> EpisodeSeconds:
-        """What has passed since the last call, of an episode with these turns. While the policy was asked, all but the time that
-        engines worked on the turns was spent waiting, also where no turn came of it.
+        """The times since the last call, for an episode with these turns. While the policy was asked, all time except the engines' work on
+        the turns counts as waiting, even if no turn resulted. An agent program's time without a pending reply counts as that of its
+        commands; simultaneous replies count one after the other.
         """
         spent = self.lap()
+        spent["policy"] += (asked_s := min(spent["program"], sum(turn.generate_s for turn in turns)))
+        spent["command"] += spent["program"] - asked_s
         generate_s = min(spent["policy"], sum(turn.generate_s - turn.engine_wait_s for turn in turns))
         return EpisodeSeconds(
             open_s=spent["open"],
@@ -40,7 +43,7 @@ class EpisodeTimes(PartTimes[EpisodePart]):
 
 @dataclass(frozen=True, slots=True)
 class TimedPolicy:
-    """A policy whose time is charged."""
+    """A policy whose time is measured."""
 
     policy: Policy
     times: EpisodeTimes
@@ -56,7 +59,7 @@ class TimedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TimedSandbox:
-    """A sandbox whose time is charged."""
+    """A sandbox whose time is measured."""
 
     sandbox: AgentSandbox
     times: EpisodeTimes

@@ -1,6 +1,7 @@
-"""The address of a Docker host and the certificates for it, in one value.
+"""The address of a Docker host and the certificates for it in one value, and the labels of our containers, images and volumes there.
 
-Parsing is strict: an address that Docker's own clients would read differently is refused.
+Parsing is strict: an address that Docker's own clients would read differently is refused. By the labels we find our own containers and
+images again; each value is text.
 """
 
 import ssl
@@ -8,6 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
+
+# Labels of every container.
+FLEET = "swerve.fleet"  # containers of other fleets on the same Docker host are left alone
+RUN = "swerve.run"
+REQUEST = "swerve.request"
+ATTEMPT = "swerve.attempt"
+LEASE = "swerve.lease"  # the Redis key that holds the lease
+WORKER = "swerve.worker"
+ROLE = "swerve.role"
+DEADLINE = "swerve.deadline"  # Unix seconds; the container ends by itself then
+
+# Labels of every image that was made for agents out of a task's image.
+AGENT_IMAGE = "swerve.agent-image"  # "1"
+SOURCE = "swerve.source"  # name of the task's image
+
+# Labels of every image with an agent program, and of the volumes that are filled from it.
+HARNESS = "swerve.harness"  # its name
+HARNESS_VERSION = "swerve.harness-version"
+CONTENT = "swerve.content"  # "sha256:..." of its manifest
+# Labels of the volumes alone.
+CREATED = "swerve.created"  # Unix seconds
+GENERATION = "swerve.generation"  # random: tells a volume from the one of the same name before it
+# Label of the containers that fill them.
+FILLER = "swerve.filler"  # name of the volume; DEADLINE is the time after which no process waits for it
 
 LOCAL = "unix:///var/run/docker.sock"
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
@@ -34,7 +59,7 @@ class DockerHost:
 
     @property
     def socket_path(self) -> str:
-        """Path of a local Docker host's socket; "" for one that is reached over TCP."""
+        """The path of a local Docker host's socket; "" for a host that is reached over TCP."""
         return self.url.removeprefix("unix://") if self.url.startswith("unix://") else ""
 
     @property
@@ -46,7 +71,7 @@ class DockerHost:
         return parts.hostname, parts.port
 
     def tls(self) -> ssl.SSLContext | None:
-        """None: the connection is not encrypted. Raises OSError if a certificate cannot be used."""
+        """The TLS settings; None: the connection is not encrypted. Raises OSError if a certificate cannot be used."""
         if self.certificates is None:
             return None
         authority = self.certificates / AUTHORITY if self.verify else None

@@ -1,12 +1,12 @@
-"""`python -m workers.grade TASKS.jsonl PREDICTIONS`: what are patches from elsewhere worth, in the eyes of the grader of training?
+"""`python -m workers.grade TASKS.jsonl PREDICTIONS`: grades patches from other systems with the grader of training
 
 Each patch is graded in real containers, with the hidden tests and, after a pass, with a control run in which the same tests
 must fail. PREDICTIONS is a preds.json, {ID: {"model_patch": ...}}, or a JSONL of {"instance_id": ..., "model_patch": ...};
-ids may be without their source's prefix. Needs Docker and the tasks' images; no Redis, no SGLang, no GPU. Controls come from
+ids may omit their source's prefix. The command needs Docker and the tasks' images; no Redis, no SGLang, no GPU. Controls come from
 TASKS.verified.jsonl, which `python -m workers.verify` writes.
 
-Exit status: 0 every patch has a verdict; 1 an infrastructure failure kept one from it; 2 misuse, or results that cannot be
-written; 130 after Ctrl-C. The same command then goes on where it was.
+Exit status: 0 every patch has a verdict; 1 an infrastructure failure prevented one; 2 misuse, or results that cannot be
+written; 130 after Ctrl-C. The same command then continues where it stopped.
 """
 
 import argparse
@@ -19,20 +19,27 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.commandline import program
 from pipeline.request import Limits
-from workers.grade.predictions import Prediction, matched, read_predictions
-from workers.grade.results import PredictionResult, VerdictJournal
+from workers.grade.run import Prediction, PredictionResult, VerdictJournal, matched, read_predictions
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued.ending import exit_status, misuse
-from workers.unqueued.options import add_grading_options, limits_of
-from workers.unqueued.outputs import LogDirectory, must_be_writable, writing
-from workers.unqueued.tasks import TaskIndex, calibrated_tasks
+from workers.unqueued import (
+    LogDirectory,
+    TaskIndex,
+    add_grading_options,
+    exit_status,
+    limits_of,
+    misuse,
+    must_be_writable,
+    verified_tasks,
+    writing,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GradingWork:
-    """What is to be graded, how, and where the results go."""
+    """The predictions to grade, the settings, and the destination of the results."""
 
     predictions: list[Prediction]
     limits: Limits
@@ -42,7 +49,7 @@ class GradingWork:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(argv)  # PREDICTIONS may stand behind options
+    options = _parser().parse_intermixed_args(argv)  # PREDICTIONS may follow options
     try:
         work = _read(options)
         sandboxes = command_sandboxes(fleet=f"grade-{os.getpid()}")
@@ -60,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.grade",
+        prog=program("workers.grade"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(options: argparse.Namespace) -> GradingWork:
-    """Raises ValueError or OSError for what cannot be graded at all."""
+    """Reads the work from the options. Raises ValueError or OSError for input that cannot be graded at all."""
     limits, logs = limits_of(options), LogDirectory(options.logs)
-    tasks = calibrated_tasks(options.tasks)
+    tasks = verified_tasks(options.tasks)
     predictions = _predictions(options, TaskIndex(options.tasks, tasks))
     if options.json:
         must_be_writable(options.json, "--json")
@@ -112,7 +119,7 @@ def _predictions(options: argparse.Namespace, index: TaskIndex) -> list[Predicti
 
 
 def _grade(work: GradingWork, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
-    """Grades what has to be, writes the results and returns the exit status. Raises Unwritable."""
+    """Grades what is not graded yet, writes the results and returns the exit status. Raises Unwritable."""
     from workers.grade.run import grade_all
 
     _say_what_has_no_controls(work, options.tasks)

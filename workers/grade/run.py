@@ -1,22 +1,278 @@
-"""Grades predictions side by side with the production grader, keeps each verdict as soon as it is there, and shows progress."""
+"""Grades predictions in parallel with the production grader. Each verdict is stored as soon as it exists, and shown in a row.
 
+The results are those of --json. The journal, a file beside the results, lets an interrupted command continue: it has one finished verdict
+per line, under a key of everything that the verdict depends on. An infrastructure failure is no verdict and is not stored, so that the next
+call tries again.
+
+Predictions are patches that another system's agent made for our tasks. Their file is a preds.json as mini-swe-agent writes it, `{ID:
+{"model_patch": ...}}`, a JSON list of `{"instance_id": ..., "model_patch": ...}`, or one such object per line (JSONL). The content of the
+file shows which.
+"""
+
+import hashlib
+import json
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+import msgspec
+from rich.text import Text
 
 from pipeline.request import Claim, Limits
+from pipeline.screen import visible_line
 from pipeline.task import Task
-from workers.grade.display import ResultTable, open_table
-from workers.grade.predictions import Prediction
-from workers.grade.results import PredictionResult, VerdictJournal, key_of, result_of
+from pipeline.taskfile import fingerprint
+from pipeline.trajectory import Control, Reward
+from workers.display import Display, open_display
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued.attempts import Broken, tried
-from workers.unqueued.claims import unqueued_claim
-from workers.unqueued.outputs import LogDirectory
-from workers.unqueued.parallel import side_by_side
-from workers.unqueued.session import session
+from workers.unqueued import (
+    Broken,
+    LogDirectory,
+    TaskIndex,
+    Unwritable,
+    must_be_writable,
+    session,
+    side_by_side,
+    tried,
+    unqueued_claim,
+    writing,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A patch for a task."""
+
+    task: Task
+    patch: bytes
+
+
+def read_predictions(path: Path) -> list[tuple[str, bytes]]:
+    """The given ids, and the patches, in order. Raises ValueError naming the entry that is no prediction."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}; give the predictions as JSON or JSONL") from error
+    found = list(_predictions(path, text))
+    if not found:
+        raise ValueError(
+            f'{path} holds no prediction; it must be {{ID: {{"model_patch": ...}}}}, or one '
+            '{"instance_id": ..., "model_patch": ...} a line'
+        )
+    return found
+
+
+def matched(path: Path, given: Sequence[tuple[str, bytes]], index: TaskIndex) -> list[Prediction]:
+    """Each prediction of the file `path` with its task. Raises ValueError for unknown ids, and for two patches of one task."""
+    index.require([task_id for task_id, _ in given], where=str(path))
+    found: dict[str, Prediction] = {}
+    for task_id, patch in given:
+        task = index.find(task_id)
+        assert task is not None
+        if task.id in found:
+            raise ValueError(f"{path}: two predictions for {task.id}: leave one of them out")
+        found[task.id] = Prediction(task, patch)
+    return list(found.values())
+
+
+def _predictions(path: Path, text: str) -> Iterable[tuple[str, bytes]]:
+    try:
+        whole = json.loads(text, object_pairs_hook=_Pairs)
+    except RecursionError as error:
+        raise ValueError(f"{path}: nested too deeply to be predictions") from error
+    except json.JSONDecodeError:
+        return [
+            _of_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
+        ]
+    if isinstance(whole, _Pairs):
+        if "model_patch" in dict(whole):
+            return [_record(str(path), whole)]
+        return [(task_id, _patch(f"{path}: {task_id}", value)) for task_id, value in whole]
+    if isinstance(whole, list):
+        rows = cast(list[object], whole)
+        return [_record(f"{path}: element {number}", row) for number, row in enumerate(rows, 1)]
+    raise ValueError(f"{path}: neither an object nor a list, so it holds no predictions")
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object in its written form, in which repeated keys are visible."""
+
+
+def _of_line(path: Path, number: int, line: str) -> tuple[str, bytes]:
+    where = f"{path}:{number}"
+    try:
+        return _record(where, json.loads(line, object_pairs_hook=_Pairs))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error.msg}; each line is one prediction") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}: nested too deeply to be a prediction") from error
+
+
+def _record(where: str, row: object) -> tuple[str, bytes]:
+    task_id = dict(row).get("instance_id") if isinstance(row, _Pairs) else None
+    if not isinstance(task_id, str):
+        raise ValueError(
+            f'{where}: instance_id: not a text; a prediction is {{"instance_id": ..., "model_patch": ...}}'
+        )
+    return task_id, _patch(where, row)
+
+
+def _patch(where: str, row: object) -> bytes:
+    """The patch of a prediction; null, as harnesses write for an agent that submitted nothing, is an empty one."""
+    if not isinstance(row, _Pairs) or "model_patch" not in dict(row):
+        raise ValueError(f'{where}: no "model_patch"; give the patch there, "" for none')
+    patch = dict(row)["model_patch"]
+    if patch is None:
+        return b""
+    if not isinstance(patch, str):
+        raise ValueError(f"{where}: model_patch: not a text")
+    try:
+        return patch.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: model_patch: {error.reason}: not Unicode text") from error
+
+
+SUFFIX = ".unfinished.jsonl"
+
+
+class PredictionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of --json's list. `value` is None for an infrastructure failure, and `error` says what failed."""
+
+    task: str
+    value: float | None
+    decided_by: str = ""
+    applied_by: str = ""
+    tests: dict[str, str] = msgspec.field(default_factory=dict[str, str])  # outcomes by name of the test
+    control: Control = ""
+    seconds: float
+    error: str = ""
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the journal."""
+
+    key: str
+    result: PredictionResult
+
+
+def result_of(task_id: str, reward: Reward, *, seconds: float) -> PredictionResult:
+    """A verdict as a result."""
+    return PredictionResult(
+        task=task_id,
+        value=reward.value,
+        decided_by=reward.decided_by,
+        applied_by=reward.applied_by,
+        tests=reward.tests,
+        control=reward.control,
+        seconds=round(seconds, 2),
+    )
+
+
+def key_of(prediction: Prediction, limits: Limits) -> str:
+    """A key that is equal only for the same patch, task, calibration and limits."""
+    task = prediction.task
+    said = (fingerprint(task), task.calibration, prediction.patch, limits.grade_cpu_s, limits.grade_wall_s)
+    return hashlib.sha256(msgspec.msgpack.encode(said)).hexdigest()
+
+
+@dataclass(slots=True)
+class VerdictJournal:
+    """Finished verdicts by key, in a file that is removed when nothing is left to continue."""
+
+    path: Path | None  # None: they are not stored
+    known: dict[str, PredictionResult] = field(default_factory=dict[str, PredictionResult])
+
+    @classmethod
+    def beside(cls, path: Path, *, option: str) -> Self:
+        """The journal beside `path`, which `option` names. Raises Unwritable if none can be kept there."""
+        journal = path.with_name(f"{path.name}{SUFFIX}")
+        try:
+            must_be_writable(journal, option)
+        except Unwritable as error:
+            raise Unwritable(f"{error}; --json OUT keeps this file beside OUT") from error
+        entries = map(_entry, journal.read_bytes().split(b"\n")) if journal.exists() else ()
+        return cls(journal, {one.key: one.result for one in entries if one})
+
+    def enter(self, key: str, result: PredictionResult) -> None:
+        """Stores the verdict. Raises Unwritable."""
+        # The newline ends a partial last line that a killed process may have left.
+        line = b"\n" + msgspec.json.encode(_Entry(key=key, result=result)) + b"\n"
+        if self.path:
+            with writing("journal", self.path), self.path.open("ab") as file:
+                file.write(line)
+        self.known[key] = result
+
+    def remove(self) -> None:
+        """Removes the journal, because everything is graded. Raises Unwritable."""
+        if self.path:
+            with writing("journal", self.path):
+                self.path.unlink(missing_ok=True)
+
+
+def _entry(line: bytes) -> _Entry | None:
+    """The entry in the line; None for a line that was cut short."""
+    try:
+        return msgspec.json.decode(line, type=_Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+ID_CHARS = 44
+_COLUMNS = {"value": 16, "applied by": 18, "tests": 12, "control": 11, "s": 8}
+
+
+class ResultTable:
+    """Rows on a display."""
+
+    def __init__(self, display: Display, *, width: int) -> None:
+        self._display = display
+        self._width = width
+
+    def begin(self, task_id: str) -> None:
+        """The patch of this task is now being graded."""
+        self._display.begin(task_id, "grading")
+
+    def finish(self, result: PredictionResult) -> None:
+        """The patch is graded, or could not be."""
+        self._display.finish(result.task, [row(result, self._width)], ok=result.value is not None)
+
+
+@contextmanager
+def open_table(task_ids: Sequence[str]) -> Generator[ResultTable]:
+    """A table of the patches of these tasks on standard output."""
+    width = min(max((len(visible_line(one)) for one in task_ids), default=4), ID_CHARS)
+    heading = "task".ljust(width) + "".join(name.rjust(room) for name, room in _COLUMNS.items())
+    with open_display(sys.stdout, items="patches", num_items=len(task_ids), heading=heading) as display:
+        yield ResultTable(display, width=width)
+
+
+def row(result: PredictionResult, width: int) -> Text:
+    """One patch in one line, with the deciding reason at its end."""
+    value = "infrastructure" if result.value is None else f"{result.value:g}"
+    cells = {
+        "value": value,
+        "applied by": result.applied_by or "-",
+        "tests": _passed(result.tests),
+        "control": result.control or "-",
+        "s": f"{result.seconds:.1f}",
+    }
+    text = Text(visible_line(result.task)[-width:].ljust(width))
+    for name, room in _COLUMNS.items():
+        text.append(cells[name].rjust(room), "yellow" if cells[name] == "infrastructure" else "")
+    why = visible_line(result.error if result.value is None else result.decided_by)
+    text.append(f"  {why}", "yellow" if result.value is None else "green" if result.value else "")
+    return text
+
+
+def _passed(tests: Mapping[str, str]) -> str:
+    """The number of deciding tests that passed."""
+    return f"{sum(outcome == 'PASSED' for outcome in tests.values())}/{len(tests)}" if tests else "-"
+
 
 LOG_NAME = "patch.log"
 
@@ -29,7 +285,7 @@ class PatchLogGrader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PredictionGrader:
-    """Grades predictions one by one; a verdict that the journal knows is not made again."""
+    """Grades predictions one by one; a verdict in the journal is not made again."""
 
     grader: PatchLogGrader
     journal: VerdictJournal

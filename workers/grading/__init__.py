@@ -1,1 +1,1 @@
-"""Grading: decides what a patch is worth, in a new container that the agent never saw."""
+"""Grading: decides the reward of a patch, in a new container that the agent never had access to."""

@@ -1,7 +1,7 @@
 """The only module that knows the swebench package (5.x): its log parsers and its rule for "resolved".
 
 The ordinary import of `swebench.harness` loads some eighty packages (Docker, datasets, Modal, ...) that grading a log does
-not need. An empty module in its place, with the package's real path, lets its modules be imported one by one.
+not need. An empty module with the package's real path replaces it, so that its modules can be imported one by one.
 """
 
 import functools
@@ -35,7 +35,7 @@ _constants: Any = importlib.import_module("swebench.harness.constants")
 _grading: Any = importlib.import_module("swebench.harness.grading")
 _types: Any = importlib.import_module("swebench.types")
 
-MOST_CHARS = 200  # of what a parser says of a log
+MOST_CHARS = 200  # length of a parser's own message about a log
 LOG_PARSERS = frozenset(_grading.PARSER_REGISTRY)
 _EXIT_CODE_VARIABLE = _constants.TEST_EXIT_CODE_VAR
 _MARKS: tuple[str, ...] = (
@@ -50,19 +50,17 @@ _MARKS: tuple[str, ...] = (
 
 
 class UnreadableLog(Exception):
-    """The parser broke off. Its task was verified with it, so this log is not like those of its tests."""
+    """The parser failed. It succeeded in the task's verification, so this log is not like those of the task's tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwebenchReport:
-    """`status` is swebench's word: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if it did not accept the
-    log.
-    """
+    """`status` is swebench's status: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO; "log rejected" if swebench did not accept the log."""
 
     status: str
     fail_to_pass: Tally
     pass_to_pass: Tally
-    tests: dict[str, str]  # status by name, of both lists
+    tests: dict[str, str]  # status by name, of the tests in both lists
 
     @property
     def resolved(self) -> bool:
@@ -83,16 +81,14 @@ def check(verdict: SwebenchLog) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Makes the script's marks unforgeable: each carries a nonce that only the script knows, instead of text that any test can
-    print.
-    """
+    """Makes the script's markers unforgeable: each contains a nonce that only the script knows, instead of text that any test can print."""
 
     nonce: str = field(default_factory=functools.partial(secrets.token_hex, 8))
 
     def in_script(self, script: str) -> str:
-        """`script` with its own marks, and with the test command's exit status recorded, as the official harness does."""
+        """`script` with its own markers, which also records the test command's exit status, like the official harness."""
         lines: list[str] = []
-        # Split at newlines only: other line ends belong to a patch within the script.
+        # The text is split at newlines only: other line ends belong to a patch within the script.
         for line in script.removesuffix("\n").split("\n"):
             ends = _constants.END_TEST_OUTPUT in line and _EXIT_CODE_VARIABLE not in script
             lines += [f"{_EXIT_CODE_VARIABLE}=$?"] if ends else []
@@ -104,7 +100,7 @@ class Marks:
         return text
 
     def in_log(self, log: str) -> str:
-        """`log` as the official script would have printed it. Marks that the script did not print are made unreadable."""
+        """`log` as the official script would have printed it. Markers that the script did not print are made unreadable."""
         for mark in _MARKS:
             log = log.replace(mark, f"(printed by a test) {mark[3:]}").replace(self._secret(mark), mark)
         return log
@@ -114,7 +110,7 @@ class Marks:
 
 
 def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
-    """swebench's verdict on the log of `verdict`'s eval script, with the original marks. Takes seconds for a large log."""
+    """swebench's verdict on the log of `verdict`'s eval script, with the original markers. It takes seconds for a large log."""
     spec = _spec(verdict, instance_id)
     gold = {_constants.FAIL_TO_PASS: spec.FAIL_TO_PASS, _constants.PASS_TO_PASS: spec.PASS_TO_PASS}
     statuses, accepted = _read(spec, log)
@@ -146,7 +142,7 @@ def parsed(verdict: SwebenchLog, instance_id: str, lines: str) -> dict[str, str]
 
 
 def _read(spec: Any, log: str) -> tuple[dict[str, str], bool]:
-    """Status by name, and whether swebench accepts the log, which it reads from a file; here from one without a name on disk."""
+    """Status by name, and whether swebench accepts the log. swebench reads the log from a file, which has no name on disk here."""
     with os.fdopen(os.memfd_create("log"), "wb") as file:
         file.write(log.encode("utf-8", "replace"))
         file.flush()
@@ -161,7 +157,7 @@ def _failure(error: Exception) -> str:
 
 
 def status_of(name: str, statuses: Mapping[str, str]) -> str:
-    """Status of the test `name`, "" if it is absent. A name cut within its parameters stands for every test that begins so."""
+    """The status of the test `name`, "" if it is absent. A name cut within its parameters means every test that begins with it."""
     if name in statuses or name.count("[") <= name.count("]"):
         return statuses.get(name, "")
     found = {status for other, status in statuses.items() if other.startswith(name)}

@@ -1,7 +1,10 @@
-"""Decides each kind of verdict from what a test run left behind.
+"""Decides each kind of verdict from the results of a test run.
 
-A log or an exit status that would make a patch resolved counts only if the witness, where it reported, saw the same. Each
-verdict names what decided it and keeps the outcome of every test that it names.
+A log or an exit status that would make a patch resolved counts only if the witness, if it reported, saw the same. Each verdict names its
+deciding reason and contains the outcome of every test that it names.
+
+Code under test wrote everything that is read here, so the grader calls these functions in a process of their own (`workers/isolation`).
+Parts of a result that only such functions read stay encoded in between.
 """
 
 import posixpath
@@ -12,33 +15,22 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.errors import TaskBroken
-from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, Verdict
+from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
 from pipeline.trajectory import Reward
-from workers.grading import crosscheck, swebench_rules, witness
-from workers.grading.closing_line import closing_line_fault, each_must_pass
-from workers.grading.swebench_rules import UnreadableLog
-from workers.grading.witness import WitnessedRun
+from workers.grading import swebench_rules
+from workers.grading.controls.drawing import Outcomes, outcomes
+from workers.grading.defence import after, witness
+from workers.grading.defence.after import Evidence
+from workers.grading.swebench_rules import Marks, UnreadableLog
 
-MOST_OUTCOMES = 1000  # kept for a verdict that names no tests
-# Of what code under test may have written: a reward travels with its trajectory.
+LOG_TAIL_CHARS = 4000
+MOST_OUTCOMES = 1000  # number of outcomes kept for a verdict that names no tests
+# Limits for texts that code under test may have written, because a reward travels with its trajectory.
 NAME_CHARS, STATUS_CHARS, DECIDED_BY_CHARS = 1000, 40, 2000
 R2E_STATUSES = ("PASSED", "FAILED", "ERROR")
 R2E_SUMMARY = "short test summary info"
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a finished test run left behind."""
-
-    patch: bytes
-    exit_code: int
-    log: str  # with the original marks
-    runs: tuple[WitnessedRun, ...]  # what the witness reported
-    parsed: bytes | None = None  # what the parser of a tests_json verdict wrote, None if it failed
-    # Files that are as the image has them, whatever the patch says: see `GoverningFiles.restored`.
-    restored: tuple[str, ...] = ()
 
 
 class _ParsedTest(msgspec.Struct):
@@ -48,6 +40,25 @@ class _ParsedTest(msgspec.Struct):
 
 class _Parsed(msgspec.Struct):
     tests: list[_ParsedTest]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """The output of a finished test run."""
+
+    patch: bytes
+    exit_code: int
+    log: bytes  # the log as `readable` returns it
+    notes: bytes  # the text that came over the sandbox's side channel
+    parsed: bytes | None  # output of the parser of a tests_json verdict, None if it failed
+    restored: tuple[str, ...] = ()  # see `Evidence.restored`
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The reward without the cost of grading, and the outcome of each test, encoded."""
+
+    reward: Reward
+    outcomes: msgspec.Raw
 
 
 def check(task: Task) -> None:
@@ -77,8 +88,28 @@ def check(task: Task) -> None:
                 raise TaskBroken("parser is empty: no test would ever pass")
 
 
+def readable(output: bytes, marks: Marks) -> bytes:
+    """The eval script's output as UTF-8, with its original markers."""
+    return marks.in_log(output.decode("utf-8", "replace")).encode()
+
+
+def judged(task: Task, remains: Remains) -> Judged:
+    """The verdict on one run of the tests."""
+    runs, log = witness.testimony(remains.notes), remains.log.decode()
+    evidence = Evidence(remains.patch, remains.exit_code, log, runs, remains.parsed, remains.restored)
+    reward = judge(task, evidence)
+    found = outcomes(runs, reward.tests)
+    reward = msgspec.structs.replace(reward, log_tail=log[-LOG_TAIL_CHARS:])
+    return Judged(reward, msgspec.Raw(msgspec.msgpack.encode(found)))
+
+
+def decoded(encoded: bytes) -> Outcomes:
+    """The decoded outcome of each test."""
+    return msgspec.msgpack.decode(encoded, type=Outcomes)
+
+
 def judge(task: Task, evidence: Evidence) -> Reward:
-    """The reward, without the cost of grading. May take seconds for a large log."""
+    """The reward, without the cost of grading. It may take seconds for a large log."""
     match task.verdict:
         case ExitCode() as verdict:
             return _by_exit_code(verdict, evidence)
@@ -93,15 +124,7 @@ def judge(task: Task, evidence: Evidence) -> Reward:
 def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
     refuted_by = None
     if evidence.exit_code == 0:
-        sessions = witness.sessions(evidence.runs)
-        refuted_by = witness.tampering(
-            evidence.runs, evidence.patch, hidden=_hidden(verdict), restored=evidence.restored
-        )
-        refuted_by = refuted_by or witness.failure(
-            evidence.runs, every=each_must_pass(verdict.eval_script, len(sessions))
-        )
-        if refuted_by is None and not sessions:
-            refuted_by = closing_line_fault(verdict.eval_script, evidence.log)
+        refuted_by = after.refuted_status(evidence, verdict)
     seen = witness.outcomes(evidence.runs)
     return _reward(
         f"exit status {evidence.exit_code}",
@@ -123,7 +146,7 @@ def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Rewa
 
 
 def _by_swebench_report(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:
-    """Raises UnreadableLog."""
+    """The reward by swebench's report. Raises UnreadableLog."""
     report = swebench_rules.report(verdict, task_id, evidence.log)
     refuted_by = None
     if report.resolved:
@@ -136,10 +159,7 @@ def _by_swebench_report(verdict: SwebenchLog, task_id: str, evidence: Evidence) 
         def matters(test: str) -> bool:
             return any(test.startswith(name) or name.startswith(f"{test}::") for name in names)
 
-        refuted_by = witness.tampering(
-            evidence.runs, evidence.patch, matters, _hidden(verdict), evidence.restored
-        )
-        refuted_by = refuted_by or crosscheck.disagreement(report.tests, crosscheck.seen(evidence.runs, read))
+        refuted_by = after.refuted_outcomes(evidence, verdict, report.tests, read, matters)
     reward = _reward(
         f"swebench: {report.status}", resolved=report.resolved, refuted_by=refuted_by, tests=report.tests
     )
@@ -153,20 +173,14 @@ def _by_r2e(verdict: R2eExpected, evidence: Evidence) -> Reward:
     others -= {""} if "" in expected and "" in found else set()
     refuted_by = None
     if not others:
-        seen = crosscheck.seen(evidence.runs, lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"))
-        refuted_by = witness.tampering(
-            evidence.runs,
-            evidence.patch,
-            lambda test: _r2e_name(_inside(test)) in expected.keys() - {""},
-            _hidden(verdict),
-            evidence.restored,
+        refuted_by = after.refuted_outcomes(
+            evidence,
+            verdict,
+            found,
+            read=lambda lines: r2e_statuses(f"{R2E_SUMMARY}\n{lines}"),
+            matters=lambda test: _r2e_name(_inside(test)) in expected.keys() - {""},
+            all_seen=True,
         )
-        refuted_by = refuted_by or crosscheck.disagreement(found, seen)
-        if refuted_by is None and witness.sessions(evidence.runs, "pytest"):
-            absent = [
-                name for name, status in found.items() if status == "PASSED" and name not in seen.passing
-            ]
-            refuted_by = f"{absent[0]} never ran" if absent else None
     return _reward(
         f"r2e: {len(others)} tests otherwise than the {len(expected)} expected"
         if others
@@ -181,7 +195,7 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     statuses: dict[str, str] = {}
     try:
         parsed = msgspec.json.decode(evidence.parsed or b"", type=_Parsed)
-        # A name stands for all tests that share it, and one that passed is enough: this is SWE-bench Pro's rule.
+        # A name means all tests that share it, and one pass is enough: this is SWE-bench Pro's rule.
         for test in parsed.tests:
             if statuses.get(test.name) != "PASSED":
                 statuses[test.name] = test.status
@@ -192,23 +206,13 @@ def _by_tests_json(verdict: TestsJson, evidence: Evidence) -> Reward:
     resolved = passed == len(verdict.tests)
     refuted_by = None
     if resolved:
-        refuted_by = witness.tampering(
-            evidence.runs, evidence.patch, hidden=_hidden(verdict), restored=evidence.restored
-        )
-        refuted_by = refuted_by or crosscheck.unconfirmed(verdict.tests, evidence.runs)
+        refuted_by = after.refuted_passes(evidence, verdict, verdict.tests)
     return _reward(
         decided_by,
         resolved=resolved,
         refuted_by=refuted_by,
         tests={name: statuses.get(name, "") for name in verdict.tests},
     )
-
-
-def _hidden(verdict: Verdict) -> tuple[str, ...]:
-    """Paths of the tests, files and directories."""
-    files = () if isinstance(verdict, SwebenchLog) else verdict.files
-    applied = verdict.test_patch if isinstance(verdict, ExitCode) else b""
-    return (*verdict.protected_paths, *(file.path for file in files), *witness.touched_paths(applied))
 
 
 def _reward(decided_by: str, *, resolved: bool, refuted_by: str | None, tests: dict[str, str]) -> Reward:
@@ -224,8 +228,8 @@ def _reward(decided_by: str, *, resolved: bool, refuted_by: str | None, tests: d
 def r2e_statuses(log: str) -> dict[str, str]:
     """Status by name of every test in pytest's short summary, with names as R2E-Gym shortens them.
 
-    A line without a test, for a file that cannot be collected, has the name "". The status is the line's first word; the
-    rest may be anything that code under test says.
+    A line without a test, for a file that cannot be collected, has the name "". The status is the line's first word; the rest may be any
+    text from code under test.
     """
     _, _, summary = _ANSI.sub("", log).replace("\r", "").partition(R2E_SUMMARY)
     summary = summary.partition(R2E_SUMMARY)[0]

@@ -1,7 +1,7 @@
 """`python -m workers.images pull | build | ls | evict`: the task images of this machine's Docker host.
 
-Exit status: 0 all images are there, or within the budget; 1 some are not (the last lines say which and why), or the Docker host does not
-answer; 2 misuse; 130 interrupted. `--json` prints one object per line on standard output; progress goes to standard error.
+Exit status: 0 all images are present, or within the budget; 1 some are not (the last lines name them and the reasons), or the Docker host
+does not answer; 2 misuse; 130 interrupted. `--json` prints one object per line on standard output; progress goes to standard error.
 """
 
 import argparse
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from workers.images.names import parse_name, parse_proxy
-from workers.images.sizes import parse_bytes
+from pipeline.commandline import VERB_PARSER, directory, program
+from workers.images.names import parse_bytes, parse_name, parse_proxy
 
 T = TypeVar("T")
 
@@ -26,14 +26,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.images", description="Task images on this machine's Docker host."
+        prog=program("workers.images"), description="Task images on this machine's Docker host."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object per line"
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=VERB_PARSER, metavar="VERB")
     _pull(verbs.add_parser("pull", parents=[everywhere], help="pull the images of tasks from registries"))
     _build(verbs.add_parser("build", parents=[everywhere], help="build images of task directories"))
     ls = verbs.add_parser(
@@ -96,7 +96,7 @@ def _pull(parser: argparse.ArgumentParser) -> None:
 def _build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory",
-        type=Path,
+        type=directory,
         help="holds task directories: a Dockerfile beside a task.json with an image_name",
     )
     parser.add_argument(
@@ -157,7 +157,7 @@ def _budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def _as(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For `type=`: keeps the text of a ValueError."""
+    """A `type=` for argparse that keeps the text of a ValueError."""
 
     def parsed(text: str) -> T:
         try:

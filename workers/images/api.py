@@ -1,34 +1,115 @@
-"""The calls to a Docker host that concern images. Every failed call raises ImageError.
+"""The calls to a Docker host about images, and the threads that make them. Every failed call raises ImageError.
 
 The calls block, so callers make them from threads. Nothing here pulls, tags or removes an image that the caller does not name.
+
+The threads are daemon threads, so that an interrupted command need not wait for a Docker host that does not answer. That is safe because
+all of their work may be killed at any moment.
 """
 
+import asyncio
 import contextlib
+import queue
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import requests
 from docker import auth
 from docker import errors as docker_errors
 
-from workers.docker.client import docker_client
-from workers.docker.errors import DockerFailure, translated
+from workers.docker.client import DockerFailure, docker_client, translated
 from workers.docker.host import DockerHost
-from workers.images.errors import ImageError, ImageInUse, NoSuchImage, PullStopped
 from workers.images.names import Name
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T], *, jobs: int) -> list[R]:
+    """Runs `work` for each item, `jobs` at a time; results in the order of `items`. Raises the error of the first failing call."""
+    waiting: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, R] | BaseException] = queue.SimpleQueue()
+    for numbered in enumerate(items):
+        waiting.put(numbered)
+
+    def take() -> None:
+        try:
+            while True:
+                number, item = waiting.get_nowait()
+                results.put((number, work(item)))
+        except queue.Empty:
+            return
+        except BaseException as error:  # the caller gets every error
+            results.put(error)
+
+    for _ in range(min(jobs, len(items))):
+        threading.Thread(target=take, daemon=True).start()
+    done: dict[int, R] = {}
+    while len(done) < len(items):
+        result = results.get()
+        if isinstance(result, BaseException):
+            raise result
+        done[result[0]] = result[1]
+    return [done[number] for number in range(len(items))]
+
+
+async def in_daemon(work: Callable[[], T]) -> T:
+    """Runs `work` in a daemon thread. If the caller is cancelled, it returns at once; the thread continues and its result is dropped."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:  # the caller gets every error
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop may have ended in the meantime
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await answer
+
+
+class ImageError(Exception):
+    """An image operation failed. `transient`: trying again later may help. The message is one line."""
+
+    def __init__(self, reason: str, *, transient: bool = False) -> None:
+        super().__init__(" ".join(reason.split()))
+        self.transient = transient
+
+
+class NoSuchImage(ImageError):
+    """No image has this name, on the Docker host or in the registry."""
+
+
+class ImageInUse(ImageError):
+    """A container, running or not, uses it."""
+
+
+class PullStopped(ImageError):
+    """The caller stopped the pull."""
+
 
 CALL_S = 120
 CONNECT_S = 10
-STALL_S = 180  # a pull is given up after so long without an event; Docker sends two a second
+STALL_S = 180  # a pull is given up after this long without an event; Docker sends two a second
 NUM_CONNECTIONS = 64
 CONFLICT = 409  # HTTP statuses
 NOT_FOUND = 404
 PERMANENT = (400, 401, 403, 404, 405)
-# Messages of registries and Docker hosts, in a stream that has no status any more, after which another try would not help.
+# Messages of registries and Docker hosts that mean that another try would not help. The stream that contains them has no HTTP status.
 PERMANENT_WORDS = re.compile(
     r"manifest unknown|name unknown|pull access denied|repository does not exist|unauthorized|denied:|forbidden"
     r"|no matching manifest|manifest verification failed|invalid reference|unsupported media|x509:"
@@ -46,7 +127,7 @@ class Present:
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]  # "repository@sha256:..."
-    size_bytes: int  # of all its layers, shared or not
+    size_bytes: int  # size of all its layers, shared or not
     created_at: float  # Unix seconds
     labels: Mapping[str, str]
     platform: str = ""  # "linux/amd64"; "" in listings
@@ -54,13 +135,13 @@ class Present:
 
 @dataclass(slots=True)
 class _Transfer:
-    """Bytes of a pull, layer by layer, and the manifest's digest once Docker has said it."""
+    """The bytes of a pull, layer by layer, and the manifest's digest once Docker has reported it."""
 
     digest: str = ""
     layers: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def note(self, event: Mapping[str, Any]) -> bool:
-        """Take the event in; returns whether it changed a number of bytes."""
+        """Processes the event; returns whether it changed a number of bytes."""
         status, layer = str(event.get("status", "")), str(event.get("id", ""))
         if status.startswith("Digest: "):
             self.digest = status.removeprefix("Digest: ")
@@ -125,7 +206,7 @@ class ImageApi:
         ]
 
     def used_ids(self) -> set[str]:
-        """Ids of images that some container was made of, running or not."""
+        """Ids of images that some container uses, running or not."""
         with _translated("listing containers"):
             return {container["ImageID"] for container in self._client.containers(all=True)}
 
@@ -138,9 +219,9 @@ class ImageApi:
         ]
 
     def pull(self, name: Name, *, platform: str, on_progress: OnProgress, stopping: threading.Event) -> str:
-        """Pull the layers that are missing; returns the manifest's digest, "" if Docker does not say it.
+        """Pull the layers that are missing; returns the manifest's digest, "" if Docker does not report it.
 
-        Raises PullStopped soon after `stopping` is set. Docker stops too, because we close the connection.
+        Raises PullStopped soon after `stopping` is set. Docker then stops too, because the connection is closed.
         """
         transfer = _Transfer()
         with _translated(f"pulling {name}"), contextlib.closing(self._create(name, platform)) as response:
@@ -154,7 +235,7 @@ class ImageApi:
         return transfer.digest
 
     def _create(self, name: Name, platform: str) -> requests.Response:
-        """The request for a pull. docker-py's own `pull` waits for ever if a registry stops sending."""
+        """Sends the request for a pull. docker-py's own `pull` waits without limit if a registry stops sending."""
         client = self._client
         registry = auth.resolve_repository_name(name.repository)[0]
         header = cast(Any, auth).get_config_header(client, registry)
@@ -174,7 +255,7 @@ class ImageApi:
             self._client.tag(image_id, name.repository, name.tag)
 
     def remove(self, name: str) -> bool:
-        """Remove the name, and the image with its last name; False if it was gone. Raises ImageInUse."""
+        """Removes the name, and with its last name the image; returns False if it was gone. Raises ImageInUse."""
         try:
             with _translated(f"removing {name}"):
                 self._client.remove_image(name)

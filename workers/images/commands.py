@@ -1,36 +1,113 @@
-"""What each verb of `python -m workers.images` does and prints."""
+"""The verbs of `python -m workers.images`, their output and their progress display."""
 
 import argparse
-import json
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.text import Text
+
 from pipeline.errors import describe_error
+from pipeline.message import json_line
+from pipeline.screen import visible_line
 from pipeline.taskfile import read_tasks
-from pipeline.visible import visible_line
 from workers.display import Display, open_display
-from workers.images.api import ImageApi
-from workers.images.building import Builder, BuildPlan, read_build_directories
-from workers.images.errors import ImageError
-from workers.images.eviction import evict, our_images
-from workers.images.listing import list_named, list_ours, table
-from workers.images.names import parse_name
-from workers.images.observing import Displayed
-from workers.images.parallel import in_parallel
-from workers.images.pulling import Puller, PullPlan
-from workers.images.result import ImageResult
-from workers.images.shelf import Shelf
-from workers.images.sizes import show_bytes
+from workers.images.api import ImageApi, ImageError, in_parallel
+from workers.images.eviction import Entry, OurImage, Shelf, evict, our_images, taken_bytes
+from workers.images.names import parse_name, show_bytes
+from workers.images.pulling import Builder, BuildPlan, ImageResult, Puller, PullPlan, read_build_directories
 from workers.settings import ImageSettings, docker_host, image_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One name. `managed`: Swerve pulled or built it, so eviction may remove it."""
+
+    image: str
+    present: bool
+    managed: bool = False
+    in_use: bool = False  # a container was made of it, or an episode holds it
+    size_bytes: int = 0  # size of all its layers, shared or not
+    digest: str = ""  # digest of its manifest; "" if it was built here
+    last_used_at: float = 0.0  # Unix seconds; 0: no worker has used it
+
+
+def list_ours(ours: Sequence[OurImage], shelf: Shelf) -> list[Listed]:
+    """Every name that Swerve manages, least recently used first."""
+    entries = shelf.entries()
+    return [_ours(name, image, entries.get(name)) for image in ours for name in image.names or (image.id,)]
+
+
+def list_named(names: Sequence[str], ours: Sequence[OurImage], api: ImageApi, shelf: Shelf) -> list[Listed]:
+    """Each of `names` in order, whether Swerve manages it or not."""
+    by_name = {name: image for image in ours for name in image.names}
+    entries, uses, used_ids = shelf.entries(), shelf.uses(), api.used_ids()
+
+    def listed(name: str) -> Listed:
+        if name in by_name:
+            return _ours(name, by_name[name], entries.get(name))
+        found = api.find(name)
+        if found is None:
+            return Listed(name, present=False, last_used_at=uses.get(name, 0.0))
+        digest = next((digest.partition("@")[2] for digest in found.digests), "")
+        used = found.id in used_ids
+        return Listed(name, True, False, used, found.size_bytes, digest, uses.get(name, 0.0))
+
+    return [listed(name) for name in names]
+
+
+def _ours(name: str, image: OurImage, entry: Entry | None) -> Listed:
+    digest = entry.digest if entry else ""
+    return Listed(name, True, True, image.in_use, image.size_bytes, digest, image.used_at)
+
+
+def table(rows: Sequence[Listed], ours: Sequence[OurImage]) -> Iterator[str]:
+    """The lines to print, ending with a summary."""
+    for row in rows:
+        state = ("ours" if row.managed else "there") if row.present else "missing"
+        size = show_bytes(row.size_bytes) if row.present else ""
+        used = f"used {_age(time.time() - row.last_used_at)} ago" if row.last_used_at else "never used"
+        digest = row.digest.removeprefix("sha256:")[:12]
+        yield f"{state:<8}{size:>9}  {digest:<12}  {used:<14}  {'in use' if row.in_use else '':<6}  {row.image}"
+    num_missing = sum(not row.present for row in rows)
+    yield f"{len(rows)} images, {num_missing} missing; all of Swerve's take {show_bytes(taken_bytes(ours))}"
+
+
+def _age(seconds: float) -> str:
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+class Displayed:
+    """An ImageObserver that shows progress."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def began(self, image: str) -> None:
+        self._display.begin(image)
+
+    def progress(self, image: str, done_bytes: int, total_bytes: int) -> None:
+        note = f"{show_bytes(done_bytes)} of {show_bytes(total_bytes)}"
+        self._display.advance(image, note, done=done_bytes, total=total_bytes)
+
+    def remark(self, image: str, text: str) -> None:
+        self._display.remark(image, text)
+
+    def ended(self, result: ImageResult) -> None:
+        self._display.finish(result.image, [Text(str(result))], ok=result.state != "failed")
+
 
 INTERRUPTED = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status."""
+    """Runs the verb and returns the exit status."""
     verbs = {"pull": _pull, "build": _build, "ls": _ls, "evict": _evict}
     stopping = threading.Event()
     try:
@@ -50,7 +127,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def named_images(sources: Iterable[str]) -> list[str]:
     """Images of task files and of lists (@FILE), each once, in order, as a Docker host lists them.
-
     Raises ValueError that names the file, and the line or task whose image has a malformed name.
     """
     found: list[str] = []
@@ -111,7 +187,7 @@ def _build(arguments: argparse.Namespace, settings: ImageSettings, stopping: thr
 
 
 def _display(num_images: int, arguments: argparse.Namespace) -> Display:
-    """On standard error, so that standard output has the results alone."""
+    """A display on standard error, so that standard output contains only the results."""
     return open_display(sys.stderr, items="images", num_items=num_images, plain=arguments.json)
 
 
@@ -123,7 +199,7 @@ def _report(results: Sequence[ImageResult], arguments: argparse.Namespace) -> in
         arguments.failures.write_text("".join(lines))
     if arguments.json:
         for result in results:
-            print(json.dumps(asdict(result)))
+            print(json_line(asdict(result)))
         return 1 if failed else 0
     tally = {
         state: sum(result.state == state for result in results) for state in ("pulled", "built", "present")
@@ -140,7 +216,7 @@ def _ls(arguments: argparse.Namespace, settings: ImageSettings, _: threading.Eve
     api, shelf = _host(settings)
     ours = our_images(api, shelf)
     rows = list_named(names, ours, api, shelf) if arguments.tasks else list_ours(ours, shelf)
-    lines = (json.dumps(asdict(row)) for row in rows) if arguments.json else table(rows, ours)
+    lines = (json_line(asdict(row)) for row in rows) if arguments.json else table(rows, ours)
     print(*map(visible_line, lines), sep="\n")
     return 0 if all(row.present for row in rows) else 1
 
@@ -152,7 +228,7 @@ def _evict(arguments: argparse.Namespace, settings: ImageSettings, _: threading.
     if arguments.json:
         evicted = [name for image in found.evicted for name in image.names or (image.id,)]
         facts = {"before_bytes": found.before_bytes, "after_bytes": found.after_bytes, "within": found.within}
-        print(json.dumps({"evicted": evicted, "dry_run": arguments.dry_run, **facts}))
+        print(json_line({"evicted": evicted, "dry_run": arguments.dry_run, **facts}))
         return 0 if found.within else 1
     for image in found.evicted:
         names = visible_line(", ".join(image.names) or image.id)

@@ -1,1 +1,1 @@
-"""Functions that read what a policy or a patch wrote run in processes of their own, with limits: no input holds the worker."""
+"""Functions that read text from a policy or a patch run in processes of their own, with limits: no input can block the worker."""

@@ -1,8 +1,8 @@
-"""Calls functions in processes of their own, as `asyncio.to_thread` does in threads, but within limits.
+"""Calls functions in separate processes, as `asyncio.to_thread` does in threads, but within limits.
 
-This is for functions that read what a policy or a patch wrote. A regular expression that never ends would hold the interpreter's lock, and
-with it the event loop, whichever thread it ran in. LimitExceeded means that the input is to blame. A process that ends otherwise during a
-call is an infrastructure failure, ProcessLost. Processes start with the first calls, stay for the next ones, and end with the worker.
+This is for functions that read text from a policy or a patch. A regular expression that never ends would hold the interpreter's lock and
+block the event loop, whichever thread it ran in. LimitExceeded means that the input is at fault. If a process ends otherwise during a call,
+that is an infrastructure failure, ProcessLost. Processes start with the first calls, stay for the next ones, and end with the worker.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import msgspec
 
 from pipeline import errors
 from pipeline.errors import RolloutError
-from workers.isolation.messages import (
+from workers.isolation.process import (
     OUT_OF_MEMORY,
     RESULT_TOO_LARGE,
     TOO_DEEP,
@@ -41,23 +41,24 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 NUM_PROCESSES = 4
-# By the clock a call may take this many times its CPU time, on a loaded machine, and as long again for the start of its process.
+# On a loaded machine, a call may take its CPU limit times this factor by the clock, and START_S more for the start of its process.
 PATIENCE = 10
 START_S = 60.0
-CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)  # how a library in C ends on input that it cannot bear
+# The ways in which a C library ends on input that it cannot handle
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
 ROOT = Path(__file__).parent.parent.parent  # where `python -m` finds our packages
 
 
 class LimitExceeded(Exception):
-    """A call exceeded one of its limits. The text continues a sentence such as "the log could not be parsed"."""
+    """A call exceeded one of its limits. The message continues a sentence such as "the log could not be parsed"."""
 
 
 class ProcessLost(RolloutError):
-    """A process ended during a call that had exceeded no limit, or could not be started."""
+    """A process ended during a call without exceeding a limit, or could not be started."""
 
 
 class Processes:
-    """A few processes. Each carries out one call at a time; further calls wait for one."""
+    """A pool of processes. Each carries out one call at a time; further calls wait for one."""
 
     def __init__(self, *, num_processes: int = NUM_PROCESSES, limits: CallLimits | None = None) -> None:
         self._limits = limits or CallLimits()
@@ -72,7 +73,7 @@ class Processes:
         *arguments: *Arguments,
         cpu_s: int | None = None,
     ) -> T:
-        """What `function`, a function of one of our modules, returns for `arguments`; it may raise an error of `pipeline.errors`.
+        """Returns the result of `function`, a function of one of our modules, for `arguments`. It may raise an error of `pipeline.errors`.
 
         `cpu_s` is the limit of this call if it differs from the others'. Raises LimitExceeded and ProcessLost. Cancelling a call
         ends its process.
@@ -90,7 +91,7 @@ class Processes:
         return msgspec.msgpack.decode(reply.value, type=types_of(function)[1])
 
     def close(self) -> None:
-        """End all processes; calls under way raise ProcessLost."""
+        """Ends all processes; running calls raise ProcessLost."""
         for process in tuple(self._running):
             process.kill()
         self._threads.shutdown()
@@ -98,7 +99,7 @@ class Processes:
             self._end(process)
 
     def _carry_out(self, call: "_Call") -> Reply:
-        """In one of the threads, with its process."""
+        """Runs in a thread of the pool and carries out the call in the process that belongs to this thread."""
         process = self._process()
         kept = False
         try:
@@ -110,7 +111,7 @@ class Processes:
         return reply
 
     def _process(self) -> "_Process":
-        """This thread's process; a new one if there is none or if it ended between two calls."""
+        """This thread's process; a new one if it has none or if it ended between two calls."""
         process: _Process | None = getattr(self._own, "process", None)
         if process is not None and process.ended:
             self._end(process)
@@ -155,7 +156,7 @@ class _Call:
 
 
 class _Process:
-    """A process as its thread sees it; `kill` may be called from any thread."""
+    """The object with which a thread uses its process; `kill` may be called from any thread."""
 
     def __init__(self, limits: CallLimits) -> None:
         self._limits = limits

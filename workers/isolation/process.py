@@ -1,10 +1,15 @@
-"""One process for isolated calls: reads a request, carries it out within its limits, writes the reply, and begins again.
+"""One process for isolated calls: it reads a request, carries it out within its limits, writes the reply, and begins again.
 
-`workers/isolation/calls.py` starts it as `python -m workers.isolation.process`. It ends with the worker's thread that started it, also if
-the worker is killed. A call that exceeds a limit ends the process; SIGXCPU or an exit status of `messages.py` says which limit.
+`workers/isolation/calls.py` starts it as `python -m workers.isolation.process`. It ends with the worker's thread that started it, even if
+the worker is killed. A call that exceeds a limit ends the process; SIGXCPU or one of the exit statuses below shows which limit.
+
+Both sides write frames to two pipes: the length in eight bytes, big-endian, and as many bytes of msgpack. A request is two frames, a
+`Request` and the call's arguments; a reply is one. Nothing is pickled: arguments and results are messages, structs, dataclasses and plain
+values, and are encoded and decoded according to the type hints of the function.
 """
 
 import ctypes
+import functools
 import importlib
 import math
 import os
@@ -12,34 +17,88 @@ import resource
 import signal
 import sys
 import time
+import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from pipeline.errors import RolloutError
-from workers.isolation.messages import (
-    OUT_OF_MEMORY,
-    RESULT_TOO_LARGE,
-    TOO_DEEP,
-    CallLimits,
-    Raised,
-    Reply,
-    Request,
-    Returned,
-    read_frame,
-    types_of,
-    write_frame,
-)
+
+_LENGTH_BYTES = 8
+
+# Exit statuses of a process that ended because a call exceeded a limit.
+OUT_OF_MEMORY = 70
+TOO_DEEP = 71
+RESULT_TOO_LARGE = 72
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """The limits of one call."""
+
+    cpu_s: int = 30
+    memory_bytes: int = 2 * 1024**3  # limit of its address space
+    result_bytes: int = 64 * 1024**2  # limit of an encoded result
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Call `function` ("package.module:name") with the arguments in the next frame."""
+
+    function: str
+    cpu_s: int
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """The call returned `value`. A process that is `spent` has used too much memory, and takes no further call."""
+
+    value: msgspec.Raw
+    spent: bool
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised"):
+    """The call raised the error with this name in `pipeline.errors`."""
+
+    error: str
+    text: str
+
+
+Reply = Returned | Raised
+
+
+@functools.cache
+def types_of(function: Callable[..., object]) -> tuple[Any, Any]:
+    """The types of the function's arguments, as one tuple type, and of its result."""
+    hints = typing.get_type_hints(function)
+    result = hints.pop("return")
+    return tuple.__class_getitem__(tuple(hints.values())), result
+
+
+def write_frame(file: IO[bytes], content: bytes) -> None:
+    file.write(len(content).to_bytes(_LENGTH_BYTES, "big"))
+    file.write(content)
+    file.flush()
+
+
+def read_frame(file: IO[bytes]) -> bytes | None:
+    """The next frame's content; None at the end of the file, also within a frame."""
+    length = file.read(_LENGTH_BYTES)
+    if len(length) < _LENGTH_BYTES:
+        return None
+    num_bytes = int.from_bytes(length, "big")
+    content = file.read(num_bytes)
+    return content if len(content) == num_bytes else None
+
 
 PR_SET_PDEATHSIG = 1
-# A process that has kept this share of its memory after a call is replaced, because the next call would have that much less.
+# A process that keeps at least this share of its memory after a call is replaced, because the next call would have that much less.
 SPENT_SHARE = 0.25
 
 
 def serve(limits: CallLimits, *, parent: int) -> None:
-    """Carry out the requests that arrive on standard input, until it is closed."""
+    """Carries out the requests that arrive on standard input, until it is closed."""
     _end_with(parent)
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -52,14 +111,14 @@ def serve(limits: CallLimits, *, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Makes the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)
 
 
 def _take_standard_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """Standard input and output. What a library prints goes to standard error instead, and it reads nothing."""
+    """Standard input and output, for frames only. Libraries then print to standard error, and read nothing."""
     taken = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -100,7 +159,7 @@ def _address_space_bytes() -> int:
 
 
 def _limit_cpu(cpu_s: int) -> None:
-    """Have SIGXCPU end this process after `cpu_s` more seconds of CPU time, rounded up to a whole second of its total."""
+    """Makes SIGXCPU end this process after `cpu_s` more seconds of CPU time, rounded up to a whole second of its total."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + cpu_s, hard))
 

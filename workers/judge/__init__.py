@@ -1,1 +1,1 @@
-"""Judges: one request in, a score for each step of a finished rollout out. No Docker."""
+"""Judges: each judge request becomes a score for each step of a finished rollout. They need no Docker."""

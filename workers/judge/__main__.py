@@ -1,50 +1,80 @@
-"""`python -m workers.judge`: one judge process. Takes judge requests from the queue and scores the steps of finished rollouts.
+"""`python -m workers.judge`: one judge process, which takes judge requests from the queue and scores the steps of finished rollouts.
 
-Judges are interchangeable: each needs Redis, and for judges that are models a router of their own (SWERVE_JUDGE_ROUTER_URL) or the
-endpoint that a request names. No Docker, and no recipe. After SIGTERM, requests under way get a grace time; then unfinished ones return
-to the queue, where the next judge takes them at once.
+Judges are interchangeable: each needs Redis, and for judges that are models a router of their own (SWERVE_JUDGE_ROUTER_URL) or the endpoint
+that a request names. It needs no Docker and no recipe. After SIGTERM, running requests get a grace time; then unfinished ones return to the
+queue, where the next judge takes them at once.
 
-Exit status: 0 after SIGTERM or SIGINT; 2 if a setting is wrong, or if Redis is absent at the start. What goes away later is an outage:
-the judge waits and says so in its heartbeat.
+Exit status: 0 after SIGTERM or SIGINT; 1 if Redis is absent at the start; 2 if a setting is wrong. If a service fails later, that is an
+outage: the judge waits and reports it in its heartbeat. Variables: SWERVE_REDIS_URL, SWERVE_JUDGE_ROUTER_URL, SWERVE_JUDGE_SLOTS (8),
+SWERVE_JUDGE_MAX_VOTES (64), SWERVE_JUDGE_FUNCTIONS, SWERVE_JUDGE_NAME, SWERVE_DRAIN_S (5); workers/judge/README.md has each in full.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
+import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import aiohttp
 from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from pipeline import census, connection
+from pipeline.commandline import program
 from pipeline.judge import Judgement, JudgementHead, JudgeMethod, JudgeRequest
 from pipeline.kinds import JUDGE
-from pipeline.request import Claim
-from pipeline.settings import redis_settings
+from pipeline.request import Claim, EpisodeStatus
+from pipeline.settings import check_variables, redis_settings
 from workers.breaker import Breaker, Breakers, Gate
 from workers.claim import Claimer
-from workers.judge.endpoint_votes import EndpointVoters
-from workers.judge.engine_votes import EngineVoters
-from workers.judge.engines import JudgeEngines
-from workers.judge.functions import FunctionJudge
-from workers.judge.requested import RequestedVoters
+from workers.judge.engine_votes import EndpointVoters, EngineVoters
+from workers.judge.engines import JudgeEngines, http_session
+from workers.judge.functions import FunctionJudge, StepFunction, load_functions
+from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
-from workers.judge.rollouts import StoredRollouts
 from workers.judge.rules import RULES
-from workers.judge.session import http_session
-from workers.judge.settings import FUNCTIONS_VARIABLE, ROUTER_VARIABLE, JudgeSettings, judge_settings
-from workers.judge.stage import StepJudge, judge_rollout
-from workers.judge.tokenizers import JudgeTokenizers
-from workers.judge.votes import VoteJudge, Voters
-from workers.policy.no_engines import NoEngines
+from workers.judge.stage import StepJudge, StoredRollouts, judge_rollout
+from workers.judge.votes import RequestedVoters, VoteJudge, Voters
+from workers.policy.requested import NoEngines
 from workers.policy.sglang import announced_tokenizers
 from workers.process import REDIS_PATIENCE_S, background, beat, run_process, work
-from workers.status import EpisodeStatus
+from workers.settings import positive
+
+FUNCTIONS_VARIABLE = "SWERVE_JUDGE_FUNCTIONS"
+ROUTER_VARIABLE = "SWERVE_JUDGE_ROUTER_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    name: str  # unique in the fleet
+    slots: int  # rollouts judged at once
+    router_url: str  # "": no engines, only requests that need none are judged
+    max_votes: int  # most requests to engines and endpoints at once, for all rollouts together
+    functions: Mapping[str, StepFunction]  # functions that requests may name
+    drain_s: float  # grace after SIGTERM, before unfinished requests return to the queue
+
+
+def judge_settings() -> JudgeSettings:
+    check_variables()
+    try:
+        functions = load_functions(os.environ.get(FUNCTIONS_VARIABLE, "").split())
+    except ValueError as error:
+        raise ValueError(f"{FUNCTIONS_VARIABLE}: {error}") from error
+    return JudgeSettings(
+        name=os.environ.get("SWERVE_JUDGE_NAME") or f"judge/{socket.gethostname()}/{os.getpid()}",
+        slots=positive("SWERVE_JUDGE_SLOTS", 8),
+        router_url=os.environ.get(ROUTER_VARIABLE, "").rstrip("/"),
+        max_votes=positive("SWERVE_JUDGE_MAX_VOTES", 64),
+        functions=functions,
+        drain_s=float(positive("SWERVE_DRAIN_S", 5)),
+    )
 
 
 async def serve(settings: JudgeSettings) -> None:
-    """Judge until told to stop. Raises RedisUnavailable."""
+    """Judges until a signal arrives. Raises RedisUnavailable."""
     async with contextlib.AsyncExitStack() as cleanup:
         redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
         cleanup.push_async_callback(redis.aclose)
@@ -71,7 +101,7 @@ async def serve(settings: JudgeSettings) -> None:
 def _engines(
     session: aiohttp.ClientSession, router_url: str, tokenizers: JudgeTokenizers
 ) -> tuple[Voters, Voters, Gate]:
-    """Models that vote, models with a scalar output, and what holds claims back while their engines are out."""
+    """The models that vote, the models with a scalar output, and the gate that holds claims back during an outage of their engines."""
     if not router_url:
         absent = NoEngines(ROUTER_VARIABLE)
         return absent, absent, absent
@@ -83,7 +113,7 @@ def _engines(
 def judge_claimer(
     redis: ArqRedis, name: str, methods: dict[JudgeMethod, StepJudge], gates: dict[str, Gate]
 ) -> Claimer[JudgeRequest, Judgement, JudgementHead]:
-    """Judges rollouts whose bodies are in `redis`, guarded by a breaker for Redis and by `gates`."""
+    """A claimer that judges rollouts whose bodies are in `redis`, guarded by a breaker for Redis and by `gates`."""
     rollouts = StoredRollouts(redis)
 
     async def stage(claim: Claim[JudgeRequest], status: EpisodeStatus) -> Judgement:
@@ -95,7 +125,7 @@ def judge_claimer(
 
 def main() -> int:
     argparse.ArgumentParser(
-        prog="python -m workers.judge",
+        prog=program("workers.judge"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()

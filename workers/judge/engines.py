@@ -1,7 +1,7 @@
-"""The engines of a judge, behind a router of their own (or one engine, which has the same paths): token ids in, an answer out.
+"""Requests to the engines of a judge, through their own router or to one engine, which has the same paths. A request contains token ids.
 
-Requests of one rollout carry its id as routing key, so that one engine has the beginning of its prompts in its cache. Requests to busy or
-absent engines are repeated for a while; a request that an engine refuses is not.
+Requests of one rollout carry its id as routing key, so that one engine has the common beginning of its prompts in its cache. Requests to
+busy or absent engines are repeated for a while; a request that an engine refuses is not.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from workers.policy.sglang import RETRIED_STATUSES, ROUTING_KEY
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 2.0
-RETRY_BUDGET_S = 60.0  # from the first failure of a request
+RETRY_BUDGET_S = 60.0  # time from the first failure of a request
 
 A = TypeVar("A")
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What is read of /get_model_info, which a router passes on to one of its engines."""
+    """The fields of /get_model_info that are read. A router passes the request on to one of its engines."""
 
     is_generation: bool
     served_model_name: str = ""
@@ -39,14 +39,14 @@ class JudgeFinish(msgspec.Struct, frozen=True):
 
 class JudgeMeta(msgspec.Struct, frozen=True):
     finish_reason: JudgeFinish | None = None
-    # Any text: the engines of a judge serve weights that no run has published.
+    # Any text is accepted: the engines of a judge serve weights that no run has published.
     weight_version: str | int | None = None
-    # One list for each token drawn: log-prob, id and text of each token that was asked about.
+    # One list for each sampled token: log-prob, id and text of each token that was asked about.
     output_token_ids_logprobs: list[list[tuple[float, int, str | None]]] | None = None
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """What is read of a /generate response."""
+    """The fields of a /generate response that are read."""
 
     meta_info: JudgeMeta
     output_ids: list[int] | None = None
@@ -58,7 +58,7 @@ class _Embedding(msgspec.Struct, frozen=True):
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """What is read of a /v1/embeddings response; of a reward model the embedding is its output."""
+    """The fields of a /v1/embeddings response that are read; for a reward model, the embedding is its output."""
 
     data: list[_Embedding]
 
@@ -84,7 +84,7 @@ class JudgeEngines:
         self._router_url = router_url
 
     async def check(self) -> None:
-        """Raises EngineError unless the engines answer. /health is an engine's own path and a router's; a router alone has /readiness."""
+        """Raises EngineError unless the engines answer. Engines and routers both have /health; only a router has /readiness."""
         for path in ("readiness", "health"):
             url = f"{self._router_url}/{path}"
             try:
@@ -98,7 +98,7 @@ class JudgeEngines:
         raise EngineError(f"{self._router_url}: neither a router nor an engine")
 
     async def info(self) -> ModelInfo:
-        """What kind of model the engines serve. Raises EngineError."""
+        """The kind of model that the engines serve. Raises EngineError."""
         url = f"{self._router_url}/get_model_info"
         try:
             async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:
@@ -126,7 +126,7 @@ class JudgeEngines:
         headers = {ROUTING_KEY: call.routing_key, "Content-Type": "application/json"}
         if traceparent := current_traceparent():
             headers["traceparent"] = traceparent
-        # An engine may still be busy with the request that was sent before; ids are never used twice.
+        # An engine may still be busy with the previous request; ids are never used twice.
         body = call.body | ({"rid": f"{call.body['rid']}.{number}"} if "rid" in call.body else {})
         try:
             async with self._session.post(url, data=msgspec.json.encode(body), headers=headers) as response:
@@ -142,7 +142,7 @@ class JudgeEngines:
 
 
 def _decoded(data: bytes, status: int, kind: type[A]) -> A:
-    """Raises _EngineBusy where another try may help, else EngineError."""
+    """The decoded answer. Raises _EngineBusy if another try may help, otherwise EngineError."""
     if status != 200:
         failure = _EngineBusy if status in RETRIED_STATUSES else EngineRefused
         raise failure(f"HTTP {status}: {data[:500].decode(errors='replace')}")
@@ -150,3 +150,12 @@ def _decoded(data: bytes, status: int, kind: type[A]) -> A:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineError(f"engine response: {error}") from error
+
+
+def http_session() -> aiohttp.ClientSession:
+    """An async context manager for a session without limits of its own:
+
+    `votes.py` bounds the number of concurrent votes, and their time.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))

@@ -2,11 +2,14 @@
 
     def my_judge(issue: str, turns: Sequence[Turn], index: int) -> float | None
 
-gets the issue's text and all turns of the rollout (`pipeline.trajectory.Turn`), and scores turn `index` in -1..1, or abstains with None. A
-function that raises, returns something else, or takes longer than the judge's `vote_s` for one step fails the request, which is tried again
-within its budget and then dead-lettered with the traceback: an exception is neither a 0 nor an abstention. A function runs in a thread of
-the judge's process, unguarded, because the operator of the host chose it: a request can only name functions that are listed in
-SWERVE_JUDGE_FUNCTIONS.
+gets the issue's text and the turns of one conversation of the rollout (`pipeline.trajectory.Turn`), which are all turns unless an agent
+program played. It scores turn `index` of these in -1..1, or abstains with None. For `credit.method = "potential"` it must not read later
+turns.
+
+A function that raises, returns something else, or takes longer than the judge's `vote_s` for one step fails the request, which is tried
+again within its budget and then dead-lettered with the traceback: an exception is neither a 0 nor an abstention. A function runs in a
+thread of the judge's process, without isolation, because the operator of the host chose it: a request can only name functions that are
+listed in SWERVE_JUDGE_FUNCTIONS.
 """
 
 import asyncio
@@ -21,14 +24,12 @@ from typing import TypeAlias
 
 from pipeline.errors import RequestError, RolloutError
 from pipeline.judge import JudgedStep, JudgeRequest
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.trajectory import Turn
-from workers.judge.rollouts import FinishedRollout
-from workers.judge.stage import Scored
-from workers.status import EpisodeStatus
+from workers.judge.stage import FinishedRollout, Scored
 
 StepFunction: TypeAlias = Callable[[str, Sequence[Turn], int], object]
-"""Returns a number in -1..1, or None. That it does is checked, because people write these."""
+"""Returns a number in -1..1, or None. The result is checked, because users write these functions."""
 
 TRACEBACK_CHARS = 2000
 
@@ -39,7 +40,7 @@ class FunctionFailed(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class FunctionJudge:
-    """Scores steps by the function of `functions` that a request names. `kind` is what people call such a function."""
+    """Scores steps with the function in `functions` that a request names. `kind` is the word for such a function in messages."""
 
     functions: Mapping[str, StepFunction]
     kind: str
@@ -52,7 +53,7 @@ class FunctionJudge:
         turns: Sequence[int],
         status: EpisodeStatus,
     ) -> Scored:
-        """Raises RequestError for an unknown function, FunctionFailed."""
+        """Scores the steps. Raises RequestError for an unknown function, FunctionFailed."""
         judge = claim.request.judge
         function = self.functions.get(judge.name)
         if function is None:
@@ -70,10 +71,12 @@ class FunctionJudge:
         self, name: str, function: StepFunction, rollout: FinishedRollout, turn: int, limit_s: float
     ) -> float | None:
         where = f"{self.kind} {name}, turn {turn}"
+        numbers = rollout.conversation(turn)
+        turns = tuple(rollout.turns[number] for number in numbers)
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                value = await asyncio.to_thread(function, rollout.issue, rollout.turns, turn)
+                value = await asyncio.to_thread(function, rollout.issue, turns, numbers.index(turn))
         except Exception as error:
             if deadline.expired():
                 raise FunctionFailed(f"{where}: no result after {limit_s:g} s") from error

@@ -1,34 +1,60 @@
 """The prompts of one rollout: issue, past steps, the step to be judged, and the question, cut by the judge's own tokenizer.
 
-All prompts of a rollout begin alike. The past steps that one shows begin at a multiple of half of `history_steps`, and each is shown in the
-same words whichever later step is judged, so that several prompts in a row differ only at their ends and an engine computes the rest once.
-What does not fit is cut in this order: the middle of the issue, of past steps and of results, each to its share; then the oldest past
-steps go. The reply that is judged is never cut: a step that alone exceeds the prompt is not judged.
+All prompts of a rollout have the same beginning. The past steps in a prompt begin at a multiple of half of `history_steps`, and the text of
+each does not depend on the judged step. So several consecutive prompts differ only at their ends, and an engine computes the rest once. The
+steps of an agent program's conversation are those of that conversation alone, numbered within it. A prompt that is too long is cut in this
+order: the middle of the issue, of past steps and of results, each to its share; then the oldest past steps are removed. The reply that is
+judged is never cut: a step that alone exceeds the prompt is not judged.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from pipeline.errors import RequestError
 from pipeline.judge import Judge
 from pipeline.judge_templates import JudgeTemplates
 from pipeline.trajectory import Action
-from workers.judge.rollouts import FinishedRollout
+from workers.judge.stage import FinishedRollout
 from workers.policy.render import Renderer
+from workers.policy.sglang import TokenizerSource
 
-CHARS_PER_TOKEN = 3  # without a tokenizer; code has more characters a token, so that a prompt is rather too short than too long
+
+class JudgeTokenizers:
+    """The judges' tokenizers by the content hash under which the trainer stored them."""
+
+    def __init__(self, source: TokenizerSource) -> None:
+        self._source = source
+        self._renderers: dict[str, Renderer] = {}
+        self._making = asyncio.Lock()
+
+    async def renderer(self, name: str) -> Renderer:
+        """The renderer of the tokenizer. Raises RequestError if the tokenizer is unknown or cannot be used."""
+        async with self._making:
+            if name not in self._renderers:
+                bundle = await self._source(name)
+                if bundle is None:
+                    raise RequestError(f"judge.tokenizer: {name} was never announced")
+                self._renderers[name] = await asyncio.to_thread(Renderer, bundle)
+            return self._renderers[name]
+
+
+# Assumed without a tokenizer; code has more, so the estimate makes prompts too short rather than too long.
+ELSEWHERE = "\n\nThe step is in another conversation of the engineer's, which was asked to do this:\n"
+CHARS_PER_TOKEN = 3
 
 
 class Cutter(Protocol):
-    """Makes text short."""
+    """Shortens texts."""
 
     def cut(self, text: str, limit_tokens: int) -> str:
-        """`text` with at most so many tokens; a note stands in place of its middle."""
+        """`text` with at most `limit_tokens` tokens; a note replaces its middle."""
         ...
 
 
 class CharacterCutter:
-    """For a judge whose tokenizer is not known."""
+    """Cuts texts for a judge whose tokenizer is not known."""
 
     def cut(self, text: str, limit_tokens: int) -> str:
         limit_chars = limit_tokens * CHARS_PER_TOKEN
@@ -39,7 +65,7 @@ class CharacterCutter:
 
 
 class TokenCutter:
-    """By the tokenizer of the judge."""
+    """Shortens texts with the tokenizer of the judge."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -66,11 +92,11 @@ class StepText:
     context: str  # the issue and past steps
     step: str
     question: str
-    opening: str = ""  # of the vote: the judge's reply begins so
+    opening: str = ""  # the judge's reply begins with this
 
 
 class SizedPrompt(Protocol):
-    """A prompt in the form that a judge is sent."""
+    """A rendered prompt in the form that a judge gets, with its size in tokens."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -81,18 +107,18 @@ P = TypeVar("P", bound=SizedPrompt)
 
 @dataclass(frozen=True, slots=True)
 class CommandView:
-    """A command and its result, as templates see them."""
+    """A command and its result, as templates use them."""
 
     text: str
     output: str
     exit_code: int | None
     timed_out: bool
     was_run: bool
-    in_reply: bool  # the reply's text holds the command
+    in_reply: bool  # whether the reply's text contains the command
 
 
 class RolloutPrompts(Generic[P]):
-    """The prompts of one rollout, each made when it is asked for. `render` forms them as the judge is sent them."""
+    """The prompts of one rollout, each made on request. `render` converts them to the form that the judge gets."""
 
     def __init__(
         self,
@@ -107,19 +133,20 @@ class RolloutPrompts(Generic[P]):
         self._templates = templates
         self._cutter = cutter
         self._render = render
-        issue = cutter.cut(rollout.issue, self._tokens(templates.shares.issue))
-        self._issue = templates.issue.render({"issue": issue})
+        self._issues: dict[int, str] = {}  # keys are first turns of conversations
         self._past: dict[int, str] = {}
 
     def of(self, turn: int) -> P | None:
-        """The prompt about one turn; None if the step alone is too long. Takes milliseconds for each thousand tokens."""
-        step = self._step(turn)
-        for first in range(self._first_shown(turn), turn + 1):
-            past = "".join(self._past_step(one) for one in range(first, turn))
+        """The prompt about one turn; None if the step alone is too long. It takes milliseconds for each thousand tokens."""
+        numbers = self._rollout.conversation(turn)
+        place = numbers.index(turn)
+        issue, step = self._issue(numbers[0]), self._step(turn, place)
+        for first in range(self._first_shown(place), place + 1):
+            past = "".join(self._past_step(numbers[one], one) for one in range(first, place))
             prompt = self._render(
                 StepText(
                     self._templates.system.render({}),
-                    self._issue + past,
+                    issue + past,
                     step,
                     self._templates.question.render({}),
                     self._templates.opening.render({}),
@@ -129,27 +156,37 @@ class RolloutPrompts(Generic[P]):
                 return prompt
         return None
 
-    def _first_shown(self, turn: int) -> int:
-        """The oldest past step that may be shown: at most `history_steps` ago."""
-        first, stride = turn - self._judge.history_steps, max(self._judge.history_steps // 2, 1)
-        return min(-(-first // stride) * stride, turn) if first > 0 else 0
+    def _issue(self, first: int) -> str:
+        """The beginning of the prompts about a conversation: the issue, and the instruction of its first turn, if that is another."""
+        if first not in self._issues:
+            limit_tokens = self._tokens(self._templates.shares.issue)
+            issue = self._cutter.cut(self._rollout.issue, limit_tokens)
+            if instruction := self._rollout.instruction(first):
+                issue += f"{ELSEWHERE}{self._cutter.cut(instruction, limit_tokens)}"
+            self._issues[first] = self._templates.issue.render({"issue": issue})
+        return self._issues[first]
 
-    def _past_step(self, turn: int) -> str:
+    def _first_shown(self, place: int) -> int:
+        """The oldest past step that may be shown: at most `history_steps` ago."""
+        first, stride = place - self._judge.history_steps, max(self._judge.history_steps // 2, 1)
+        return min(-(-first // stride) * stride, place) if first > 0 else 0
+
+    def _past_step(self, turn: int, place: int) -> str:
         if turn not in self._past:
             share = self._templates.shares.past_steps / max(self._judge.history_steps, 1)
             limit_tokens = self._tokens(share) // 2
             commands = self._commands(turn, text_tokens=limit_tokens, output_tokens=limit_tokens)
-            self._past[turn] = self._templates.past_step.render({"number": turn + 1, "commands": commands})
+            self._past[turn] = self._templates.past_step.render({"number": place + 1, "commands": commands})
         return self._past[turn]
 
-    def _step(self, turn: int) -> str:
+    def _step(self, turn: int, place: int) -> str:
         results = self._tokens(self._templates.shares.results)
         commands = self._commands(turn, text_tokens=self._judge.prompt_tokens, output_tokens=results)
         reply = self._rollout.turns[turn].text
-        return self._templates.step.render({"number": turn + 1, "reply": reply, "commands": commands})
+        return self._templates.step.render({"number": place + 1, "reply": reply, "commands": commands})
 
     def _commands(self, turn: int, *, text_tokens: int, output_tokens: int) -> Sequence[CommandView]:
-        """The turn's commands, of which all texts together, and all outputs, have at most so many tokens."""
+        """The turn's commands. All their texts together, and all their outputs together, have at most these numbers of tokens."""
         shown = self._rollout.turns[turn]
         share = max(len(shown.actions), 1)
         return [

@@ -1,14 +1,14 @@
-"""Scores of a model with one scalar output, in place of votes.
+"""Scores by a model with one scalar output, instead of votes.
 
-What the engines serve decides how they are asked, through paths that a router passes on too:
+The kind of model decides the request; a router passes both paths on:
 
-- a reward model (SGLang with --is-embedding; its head has one output, or two for bad and good) is sent the conversation: issue and past
-  steps as the user's message, the step as the assistant's. /v1/embeddings returns the head's output r, or r = good - bad;
-- a language model is sent the prompt of a vote and the beginning of its box, and reports the log-probs of + and - as the next token:
-  r is their difference. Nothing is sampled, so it costs one token.
+- a reward model (SGLang with --is-embedding; its head has one output, or two for bad and good) gets the conversation: issue and past steps
+as the user's message, the step as the assistant's. /v1/embeddings returns the head's output r, or r = good - bad; - a language model gets
+the prompt of a vote and the beginning of its box, and returns the log-probs of + and - as the next token: r is their difference. This costs
+only one token.
 
 The score is tanh(r / 2) = 2 sigmoid(r) - 1: the probability that the step is good, by the Bradley-Terry model that reward models are
-trained with, stretched from 0..1 to -1..1.
+trained with, mapped from 0..1 to -1..1.
 """
 
 import math
@@ -22,8 +22,7 @@ from pipeline.judge import JudgeRequest
 from pipeline.request import Claim
 from workers.judge.engine_votes import IdsPrompt, engine_renderer, named, opened_prompt
 from workers.judge.engines import Call, Embedded, Generated, JudgeEngines, ModelInfo
-from workers.judge.prompts import StepText, TokenCutter
-from workers.judge.tokenizers import JudgeTokenizers
+from workers.judge.prompts import JudgeTokenizers, StepText, TokenCutter
 from workers.judge.votes import Opinion, Voter
 from workers.policy.render import Renderer
 
@@ -38,7 +37,7 @@ class RewardVoters:
         self._tokenizers = tokenizers
 
     async def open(self, claim: Claim[JudgeRequest]) -> Voter[Any]:
-        """Raises RequestError, EngineError."""
+        """Opens a voter. Raises RequestError, EngineError."""
         renderer = await engine_renderer(self._tokenizers, claim)
         info = await self._engines.info()
         if info.is_generation:
@@ -67,7 +66,7 @@ class HeadVoter:
         return IdsPrompt(self.renderer.conversation([asked, ChatMessage("assistant", text.step)]))
 
     async def vote(self, prompt: IdsPrompt, *, seed: int, name: str) -> Opinion:
-        """Raises EngineError."""
+        """Returns one score. Raises EngineError."""
         body = {"model": self.info.served_model_name, "input": prompt.ids, "encoding_format": "float"}
         call = Call("/v1/embeddings", body, self.claim.request.rollout_id)
         answer = await self.engines.ask(call, Embedded)
@@ -95,7 +94,7 @@ class LabelVoter:
     claim: Claim[JudgeRequest]
     renderer: Renderer
     cutter: TokenCutter
-    labels: tuple[int, int]  # tokens of + and -
+    labels: tuple[int, int]  # tokens of "+" and "-"
     num_votes: int = 1
     versions: set[str] = field(default_factory=set[str])
 
@@ -104,17 +103,17 @@ class LabelVoter:
         return named(self.claim.request.judge.name, self.versions)
 
     def render(self, text: StepText) -> IdsPrompt:
-        """Raises RequestError."""
+        """Renders the prompt. Raises RequestError."""
         return opened_prompt(self.renderer, text, BOX_OPENING)
 
     async def vote(self, prompt: IdsPrompt, *, seed: int, name: str) -> Opinion:
-        """Raises EngineError."""
+        """Returns one score. Raises EngineError."""
         body = {
             "rid": name,
             "input_ids": prompt.ids,
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
             "return_logprob": True,
-            "logprob_start_len": -1,  # of the output only: a cached prefix stays usable
+            "logprob_start_len": -1,  # log-probs of the output only, so that a cached prefix remains usable
             "token_ids_logprob": list(self.labels),
             "stream": False,
         }
@@ -146,7 +145,7 @@ def first_id(ids: Sequence[int]) -> int:
 
 
 def _opinion(reward: float, text: str) -> Opinion:
-    """A reward that is no number is a failure of the engine. Raises EngineError."""
+    """The opinion from a reward. Raises EngineError if the reward is not a number, which is a failure of the engine."""
     if not math.isfinite(reward):
         raise EngineError(f"engine response: {text}")
     return Opinion(math.tanh(reward / 2), text)

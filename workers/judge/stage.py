@@ -1,8 +1,11 @@
-"""The judge stage: scores the turns of a claim's rollout, and returns the judgement. It knows nothing of queues.
+"""The judge stage: scores the turns of a claim's rollout, and returns the judgement. It does not use queues.
 
 Which turns are scored is decided here, once for all methods: each turn of the rollout gets exactly one entry, by its number, so that a turn
-without a command shifts nothing. A judge that fails returns a judgement without scores that says why. Only bugs of ours and a lost lease
-raise.
+without a command shifts nothing. A judge that fails returns a judgement without scores that contains the reason. Only bugs of ours and a
+lost lease raise errors.
+
+Judges get the rollout without its reward, its verdict and the hidden tests. A turn of an agent program is judged in its own
+conversation: other conversations and branches are not part of its history, because the policy did not see them there.
 """
 
 import time
@@ -10,17 +13,99 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from redis.asyncio import Redis
+
+from pipeline import retry, stream
 from pipeline.errors import LeaseLost, RequestError, RolloutError
-from pipeline.judge import JudgedStep, Judgement, JudgeMethod, JudgeRequest, failed_judgement
-from pipeline.request import Claim
-from pipeline.trajectory import Failed
-from workers.judge.rollouts import FinishedRollout, RolloutReader
-from workers.status import EpisodeStatus
+from pipeline.judge import Judge, JudgedStep, Judgement, JudgeMethod, JudgeRequest, Unscored, failed_judgement
+from pipeline.message import MalformedMessage
+from pipeline.request import Claim, EpisodeStatus
+from pipeline.trajectory import FIRST_IN_CONTEXT, Failed, Submitted, Trajectory, Turn, parents_of
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRollout:
+    """The part of a rollout that a judge gets. A judge that knew the outcome would score steps by it."""
+
+    id: str
+    issue: str
+    turns: tuple[Turn, ...]
+    submitted: bool  # whether the last turn submitted
+
+    def conversation(self, turn: int) -> tuple[int, ...]:
+        """The numbers of the turns of the turn's conversation: those that it follows, the turn itself, and those after it. Of several
+        branches after it, the one with the newest turn counts.
+        """
+        parents = parents_of(self.turns)
+        following, number = {turn}, turn
+        for later in range(turn + 1, len(self.turns)):
+            if parents[later] in following:
+                following.add(later)
+                number = later
+        path = list[int]()
+        while number != FIRST_IN_CONTEXT:
+            path.append(number)
+            number = parents[number]
+        return tuple(reversed(path))
+
+    def instruction(self, first: int) -> str:
+        """The instruction of an agent program's conversation that begins with turn `first`; "" if that is the issue."""
+        turn = self.turns[first]
+        if turn.after is None:
+            return ""
+        words = "\n\n".join(message.content for message in turn.told if message.role == "user")
+        return "" if self.issue.strip() in words else words
+
+    def unscored(self, turn: int, judge: Judge) -> Unscored | None:
+        """The reason why the judge is not asked about this turn; None if it is asked."""
+        if not self.turns[turn].actions:
+            return None if judge.score_format_errors else "format_error"
+        is_submission = self.submitted and turn == len(self.turns) - 1
+        return "submission" if is_submission and not judge.score_submission else None
+
+
+class RolloutReader(Protocol):
+    """Access to finished rollouts."""
+
+    async def read(self, rollout_id: str) -> FinishedRollout:
+        """The rollout. Raises RequestError if it is gone or cannot be read."""
+        ...
+
+
+class StoredRollouts:
+    """Rollouts whose bodies are in Redis. It waits during outages of Redis; a claim whose lease is lost in the meantime is cancelled."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def read(self, rollout_id: str) -> FinishedRollout:
+        """The rollout. Raises RequestError if it is gone or cannot be read."""
+        try:
+            trajectory = await retry.until_answered(lambda: stream.read_body(self._redis, rollout_id))
+        except MalformedMessage as error:
+            raise RequestError(f"rollout {rollout_id} cannot be read: {error}") from error
+        if trajectory is None:
+            raise RequestError(
+                f"rollout {rollout_id} is no longer in Redis, so its steps cannot be judged any more"
+            )
+        return finished_rollout(trajectory)
+
+
+def finished_rollout(trajectory: Trajectory) -> FinishedRollout:
+    """The part of `trajectory` that a judge gets. Raises RequestError for turns that follow none before them."""
+    request = trajectory.claim.request
+    try:
+        parents_of(trajectory.turns)
+    except ValueError as error:
+        raise RequestError(f"rollout {request.id} cannot be judged: {error}") from error
+    # An agent program submits by ending, and its last turn is a step like any other.
+    submitted = isinstance(trajectory.outcome, Submitted) and trajectory.program is None
+    return FinishedRollout(request.id, request.task.problem, trajectory.turns, submitted)
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What one method says: an entry for each turn that it was asked about, and who spoke."""
+    """The result of one method: an entry for each turn that it was asked about, and the judge's name."""
 
     steps: Sequence[JudgedStep]
     judge: str  # the model and its weights, or the rule

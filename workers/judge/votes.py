@@ -1,9 +1,9 @@
 """Scores steps by votes of a model: several opinions about each step, whose mean is its score.
 
-All votes of a step are made of one prompt, so the first vote is awaited before the others are sent: the engine then has the prompt in its
-cache. The first step is judged before the others for the same reason, because all prompts of a rollout begin alike. A vote that fails or
-takes too long is kept with its error and counts as no vote. If all votes of a rollout failed, or the engines are out afterwards, that is
-a failure of the request and not a judgement.
+All votes of a step use the same prompt, so the first vote is awaited before the others are sent: the engine then has the prompt in its
+cache. The first step is judged before the others for the same reason, because all prompts of a rollout have the same beginning. A vote that
+fails or takes too long is stored with its error and does not count. If all votes of a rollout failed, or the engines are out afterwards,
+the request fails and there is no judgement.
 """
 
 import asyncio
@@ -11,26 +11,24 @@ import hashlib
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from pipeline.errors import EngineError
 from pipeline.judge import JudgedStep, JudgeRequest, Vote
 from pipeline.judge_templates import parse_templates
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from workers.judge.prompts import Cutter, P, RolloutPrompts, StepText
-from workers.judge.rollouts import FinishedRollout
-from workers.judge.stage import Scored
-from workers.status import EpisodeStatus
+from workers.judge.stage import FinishedRollout, Scored
 
-SEED_BYTES = 4  # a positive int32, which every server takes
+SEED_BYTES = 4  # a positive int32, which every server accepts
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a model says of one step."""
+    """A model's opinion about one step."""
 
     value: float | None  # None: it abstains
     text: str
@@ -44,12 +42,12 @@ class Voter(Protocol[P]):
 
     @property
     def num_votes(self) -> int:
-        """About each step."""
+        """The number of votes about each step."""
         ...
 
     @property
     def judge(self) -> str:
-        """The model and the weights that replied so far, for people."""
+        """The model and the weights that have replied so far, for display."""
         ...
 
     def render(self, text: StepText) -> P: ...
@@ -67,7 +65,7 @@ class Voters(Protocol):
     """Models that vote."""
 
     async def open(self, claim: Claim[JudgeRequest]) -> Voter[Any]:
-        """Raises RequestError, EngineError."""
+        """Opens a voter. Raises RequestError, EngineError."""
         ...
 
 
@@ -75,7 +73,7 @@ class VoteJudge:
     """The method of judging by votes."""
 
     def __init__(self, voters: Voters, limit: asyncio.Semaphore) -> None:
-        """`limit` bounds the votes under way in this process, of all rollouts together."""
+        """`limit` bounds the concurrent votes of this process, over all rollouts."""
         self._voters = voters
         self._limit = limit
 
@@ -86,7 +84,7 @@ class VoteJudge:
         turns: Sequence[int],
         status: EpisodeStatus,
     ) -> Scored:
-        """Raises RequestError; EngineError if all votes failed."""
+        """Scores the steps. Raises RequestError; EngineError if all votes failed."""
         judge = claim.request.judge
         voter = await self._voters.open(claim)
         templates = parse_templates(judge.templates)
@@ -109,12 +107,13 @@ class _Poll(Generic[P]):
     prompts: RolloutPrompts[P]
     status: EpisodeStatus
     limit: asyncio.Semaphore
-    one_prompt: asyncio.Lock = field(default_factory=asyncio.Lock)  # is made at a time, in the order of turns
+    # One prompt is made at a time, in the order of turns
+    one_prompt: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_votes: int = 0
     failures: list[EngineError] = field(default_factory=list[EngineError])
 
     async def step(self, turn: int) -> JudgedStep:
-        """What the model says of one turn."""
+        """The model's result for one turn."""
         async with self.one_prompt:
             prompt = await asyncio.to_thread(self.prompts.of, turn)
         if prompt is None:
@@ -133,14 +132,14 @@ class _Poll(Generic[P]):
         )
 
     async def check(self) -> None:
-        """Raises EngineError if what there is of votes is no judgement."""
+        """Raises EngineError if the votes so far are not enough for a judgement."""
         if self.failures and len(self.failures) == self.num_votes:
             raise self.failures[-1]
         if self.failures:
             await self.voter.check()
 
     async def _vote(self, prompt: P, turn: int, number: int) -> Vote:
-        """One opinion. Its time begins when it is its turn among all votes of the process."""
+        """Asks for one vote. Its time limit begins when its turn comes among all votes of the process."""
         request = self.claim.request
         seed = vote_seed(request.judge.seed, request.rollout_id, turn, number)
         name = f"{request.id}.{self.claim.attempt}.{turn}.{number}"
@@ -156,7 +155,7 @@ class _Poll(Generic[P]):
             return replace(vote, generate_s=time.monotonic() - started_at)
 
     async def _opinion(self, prompt: P, seed: int, name: str, limit_s: float) -> Opinion:
-        """Raises EngineError, also when the time is over."""
+        """Returns one opinion. Raises EngineError, also when the time is over."""
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
@@ -182,3 +181,29 @@ async def _together(work: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+BOX: Final = "\\boxed"
+VALUES: Final = {"+1": 1.0, "1": 1.0, "-1": -1.0}
+
+
+def vote_value(content: str) -> float | None:
+    """The value of a reply without its thought; None: the vote abstains."""
+    _, box, rest = content.rpartition(BOX)
+    rest = rest.lstrip()
+    inside, closed, _ = rest.removeprefix("{").partition("}")
+    if not box or not rest.startswith("{") or not closed:
+        return None
+    return VALUES.get(inside.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedVoters:
+    """Opens the model that a claim's request names."""
+
+    engines: Voters
+    endpoints: Voters
+
+    async def open(self, claim: Claim[JudgeRequest]) -> Voter[Any]:
+        """Opens a voter. Raises RequestError, EngineError."""
+        return await (self.endpoints if claim.request.judge.endpoint else self.engines).open(claim)

@@ -1,1 +1,1 @@
-"""What gives the answer away in an agent's container: finding it, and cleaning it out of the image."""
+"""Leaks: finding what reveals the answer in an agent's container, and removing it from the image."""

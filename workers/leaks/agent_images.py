@@ -1,8 +1,8 @@
-"""Chooses the image that an agent's container starts from, so that nothing in it gives the answer away.
+"""Chooses the image for an agent's container, so that nothing in it reveals the answer.
 
-Usually that is the task's own image: we search the first container of a task in this process, and if it is clean we remember that, at no
-cost to later ones. Otherwise we clean the image, once per Docker host, under a tag that names its source and how it was cleaned, so that
-workers find each other's. We search each cleaned image again before the first agent of this process gets a container of it. The grader
+Usually that is the task's own image: the first container of a task in this process is searched, and if it is clean, later ones need no
+search. Otherwise the image is cleaned, once per Docker host, under a tag that depends on its source and on how it was cleaned, so that
+workers find each other's.  Each cleaned image is searched again before the first agent of this process gets a container of it. The grader
 always uses the task's own image.
 """
 
@@ -19,9 +19,8 @@ from pipeline.errors import ImageMissing, SandboxError
 from pipeline.request import Claim
 from pipeline.task import Task
 from pipeline.telemetry import span
-from workers.docker.labels import AGENT_IMAGE, SOURCE
-from workers.leaks.cleaning import cleaning
-from workers.leaks.find import Leak, find_leaks, hiding
+from workers.docker.host import AGENT_IMAGE, SOURCE
+from workers.leaks.find import Leak, cleaning, find_leaks, hiding
 from workers.sandbox.git import HEAD
 from workers.sandbox.protocol import Sandbox
 from workers.sandbox.setup import set_up
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class StillLeaks(SandboxError):
-    """We cannot clean the image, so no agent may see it."""
+    """The image cannot be cleaned, so no agent may get it."""
 
     transient = False
 
@@ -44,7 +43,7 @@ class StillLeaks(SandboxError):
 
 
 class Start(Protocol):
-    """Starts a container of `image` for the claim's task: for an agent, or to be cleaned."""
+    """Starts a container of `image` for the claim's task: for an agent, or for cleaning."""
 
     def __call__(
         self, claim: Claim, role: Literal["agent", "clean"], image: str
@@ -52,7 +51,7 @@ class Start(Protocol):
 
 
 class ImageStore(Protocol):
-    """Where images are kept. Raises SandboxError."""
+    """The store of images. Raises SandboxError."""
 
     async def inspect_image(self, image: str) -> dict[str, Any]:
         """Its "Id" and "Config". Raises ImageMissing."""
@@ -61,12 +60,12 @@ class ImageStore(Protocol):
     async def commit(
         self, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
     ) -> None:
-        """Make `image` of the files of container `name`, to be run as `config` says."""
+        """Makes `image` from the files of container `name`, with the configuration `config`."""
         ...
 
 
 class AgentImages:
-    """The images that agents' containers of this process start from.
+    """The images for agents' containers of this process.
 
     We assume that a tag means the same image for as long as the process lives.
     """
@@ -74,12 +73,12 @@ class AgentImages:
     def __init__(self, store: ImageStore, start: Start) -> None:
         self._store = store
         self._start = start
-        self._images: dict[str, str] = {}  # by `_key`
+        self._images: dict[str, str] = {}  # keys are those of `_key`
         self._building: dict[str, asyncio.Lock] = {}
 
     @contextlib.asynccontextmanager
     async def open(self, claim: Claim) -> AsyncGenerator[Sandbox, None]:
-        """A container that is set up and gives no answer away.
+        """A container that is set up and does not reveal the answer.
 
         Raises ImageMissing, SandboxError, StillLeaks, TaskBroken.
         """
@@ -104,7 +103,7 @@ class AgentImages:
             return None
 
     async def _from_source(self, claim: Claim, stack: contextlib.AsyncExitStack) -> Sandbox | None:
-        """None if the task's own image gives something away."""
+        """A container of the task's own image; None if that image reveals something."""
         task = claim.request.task
         if task.setup_patch.strip():
             return None  # its history always gives the patch away
@@ -170,7 +169,7 @@ class AgentImages:
 
 
 def _key(task: Task) -> str:
-    """Equal for tasks that can share an agents' image."""
+    """A key that is equal for tasks that can share an agents' image."""
     return _hash(
         task.image,
         task.workdir,
@@ -178,6 +177,7 @@ def _key(task: Task) -> str:
         *task.hidden_paths,
         task.setup_script,
         task.setup_patch.hex(),
+        *(f"leaking {path}" for path in task.leaking_paths),
     )
 
 

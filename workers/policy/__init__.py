@@ -1,5 +1,5 @@
-"""The policy: chat text to token ids, token ids to sampled ids, and nothing is ever tokenised twice.
+"""The policy: converts chat text to token ids and samples further ids. Nothing is ever tokenised twice.
 
-`Renderer` turns messages into ids, a sampler (`sglang`, `scripted`) continues them, and `Conversation` keeps the one token
-sequence of an episode.
+`Renderer` converts messages to ids, a sampler (`sglang`, `scripted`) continues them, and `Conversation` holds the token sequence of an
+episode.
 """

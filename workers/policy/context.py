@@ -1,8 +1,8 @@
-"""What of an episode stands in the context: all of it while it fits, else its opening, its first and its newest units.
+"""The part of an episode that is in the context: all of it while it fits, otherwise its opening, its first and its newest units.
 
-Everything works on ids. What a cut keeps keeps its ids, those of sampled replies above all; only the message that bears the
-note about omitted turns, and a message that has to be shortened, are rendered anew. With the policy "head_tail" every prompt
-leaves room for `max_new_tokens`, or there is none.
+Everything works on ids. The kept parts keep their ids, which matters most for sampled replies; only the message with the note about omitted
+turns, and a message that has to be shortened, are rendered again. With the policy "head_tail" every prompt leaves room for
+`max_new_tokens`, or no request is made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,24 +13,25 @@ from msgspec.structs import replace as with_fields
 from pipeline.chat import ChatMessage
 from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
-from workers.policy.render import Renderer
-from workers.policy.thoughts import ThoughtFinder
+from workers.policy.render import Renderer, ThoughtFinder
 
 MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
 _MARKER = "[... {} turn(s) of interaction history omitted due to context window limit ...]"
 _SHORTENED = "\n[... {} character(s) omitted due to context window limit ...]\n"
-_FRAME_TOKENS = 8  # what the note about omitted turns may cost besides its words; only an estimate
+_FRAME_TOKENS = 8  # estimated number of tokens of the note about omitted turns besides its words
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A reply of the policy and what it was told after it; a cut keeps or omits both."""
+    """A reply of the policy and the messages after it; a cut keeps or omits both."""
 
-    reply: tuple[int, ...]  # as sampled, without a thought that was taken out
+    reply: tuple[int, ...]  # the sampled ids, without a thought that was taken out
     told: tuple[ChatMessage, ...]
     fed: tuple[int, ...]  # `told` as ids, between the end of this reply and the opening of the next one
-    opening: tuple[int, ...] = ()  # ids before the reply that opened the thought taken out, and go with it
-    thought_tokens: int | None = None  # of the thought taken out of the reply; None: it was not looked for
+    # The ids before the reply that open the removed thought, and are removed with it
+    opening: tuple[int, ...] = ()
+    # Tokens of the thought that was taken out of the reply; None: it was not looked for.
+    thought_tokens: int | None = None
     dropped_chars: int = 0  # cut out of the middle of `told`
 
     @property
@@ -40,14 +41,14 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """All that was told and said so far, and which of it stands in the context."""
+    """All messages and replies so far, and the part of them that is in the context."""
 
     opening: tuple[ChatMessage, ...]
     opening_ids: tuple[int, ...]
     units: tuple[Unit, ...] = ()
-    omitted: range = range(0)  # units that no longer stand in the context
+    omitted: range = range(0)  # units that are no longer in the context
     marker: str = ""  # the note in their place
-    marked: tuple[int, ...] = ()  # the ids of what was told before them, with the note
+    marked: tuple[int, ...] = ()  # the ids of the messages before them, with the note
 
     def ids(self) -> list[int]:
         """The prompt of the next reply."""
@@ -61,17 +62,17 @@ class Episode:
 
     @property
     def newest(self) -> tuple[ChatMessage, ...]:
-        """What was told last."""
+        """The newest messages."""
         return self.units[-1].told if self.units else self.opening
 
     @property
     def num_newest(self) -> int:
-        """How many tokens that takes."""
+        """The number of tokens of the newest messages."""
         return len(self.units[-1].fed if self.units else self.opening_ids)
 
     @property
     def num_marker(self) -> int:
-        """How many tokens the note takes."""
+        """The number of tokens of the note."""
         if not self.omitted:
             return 0
         before = self.units[self.omitted.start - 1].fed if self.omitted.start else self.opening_ids
@@ -79,7 +80,7 @@ class Episode:
 
     @property
     def num_thoughts(self) -> int:
-        """How many replies have lost their thoughts."""
+        """The number of replies that have lost their thoughts."""
         return sum(bool(unit.thought_tokens) for unit in self.units)
 
     def _shown(self) -> Iterator[tuple[int, Unit]]:
@@ -87,7 +88,7 @@ class Episode:
 
 
 class Window:
-    """Puts an episode into the context: renders what comes to it, and cuts what does not fit."""
+    """Puts an episode into the context: renders new messages, and cuts what does not fit."""
 
     def __init__(
         self, renderer: Renderer, context: Context, *, context_tokens: int, max_new_tokens: int
@@ -105,16 +106,16 @@ class Window:
         )
 
     def opened(self, opening: Sequence[ChatMessage]) -> Episode:
-        """An episode of which only the opening was told."""
+        """An episode that consists only of the opening."""
         return Episode(tuple(opening), tuple(self._renderer.first_prompt(opening)))
 
     def told(self, episode: Episode, reply: Sequence[int], messages: Sequence[ChatMessage]) -> Episode:
-        """The episode after `reply`, to which `messages` were told."""
+        """The episode after `reply` and the following `messages`."""
         unit = self._rendered(Unit(tuple(reply), tuple(messages), ()))
         return replace(episode, units=(*episode.units, unit))
 
     def told_again(self, episode: Episode, messages: Sequence[ChatMessage]) -> Episode:
-        """The episode in which `messages` follow what was told last, without a reply between."""
+        """The episode in which `messages` follow the newest messages, without a reply in between."""
         if not episode.units:
             return self.opened((*episode.opening, *messages))
         *before, last = episode.units
@@ -122,7 +123,7 @@ class Window:
         return replace(episode, units=(*before, longer))
 
     def fit(self, episode: Episode) -> Episode | None:
-        """The episode with a prompt that leaves room for a reply. None: no cut can make it so."""
+        """The episode with a prompt that leaves room for a reply; None if no cut can achieve that."""
         if self._context.thinking == "strip":
             episode = self._without_thoughts(episode)
         if self._fits(episode):
@@ -137,7 +138,7 @@ class Window:
         return len(episode.ids()) <= self._max_prompt_tokens
 
     def _cut(self, episode: Episode) -> Episode | None:
-        """Omits units, and where only the newest is left shortens what was told in it."""
+        """Omits units and, if only the newest is left, shortens its messages."""
         last = len(episode.units) - 1
         omitted = self._chosen(episode)
         while True:
@@ -146,14 +147,15 @@ class Window:
                 return cut
             if omitted == range(last):
                 return self._shortened(cut)
-            # The choice knows the length of the note about, not exactly.
+            # The choice of turns only estimates the length of the note.
             start, stop = omitted.start, omitted.stop
             omitted = range(start, stop + 1) if stop < last else range(start - 1, stop)
 
     def _chosen(self, episode: Episode) -> range:
-        """Which units to omit, so that the others fill `refill_to` of the room. What was omitted before stays omitted.
+        """The units to omit, so that the others fill `refill_to` of the room. Units omitted before stay omitted.
 
-        The newest is kept whatever it takes; of the rest the first ones get up to `head_share`, the newest ones all else.
+        The newest unit is kept whatever its size; of the remaining room, the first units get up to `head_share`, and the newest ones the
+        rest.
         """
         costs = [unit.num_tokens for unit in episode.units]
         last, before = len(costs) - 1, episode.omitted
@@ -173,7 +175,7 @@ class Window:
         return range(start, stop)
 
     def _marked(self, episode: Episode, omitted: range) -> Episode:
-        """The episode without `omitted`, and with the note in their place."""
+        """The episode without the units in `omitted`, which the note replaces."""
         if not omitted:
             return replace(episode, omitted=range(0), marker="", marked=())
         marker = _MARKER.format(len(omitted))
@@ -192,7 +194,7 @@ class Window:
         return (*before, with_fields(last, content=f"{last.content}\n\n{note}"))
 
     def _shortened(self, episode: Episode) -> Episode | None:
-        """As much of the newest messages as fits. None: not even the reply before them fits."""
+        """The episode with as much of the newest messages as fits; None if not even the reply before them fits."""
         *before, last = episode.units
         fitting: Episode | None = None
         low, high = 0, max(len(message.content) for message in last.told)
@@ -206,7 +208,7 @@ class Window:
         return fitting
 
     def _shorter(self, unit: Unit, limit_chars: int) -> Unit:
-        """At most so many characters of each message, besides the note of how many are missing."""
+        """The unit with at most `limit_chars` characters of each message, besides the note with the number of missing characters."""
         told = tuple(_without_middle(message, limit_chars) for message in unit.told)
         dropped_chars = sum(
             len(whole.content) - limit_chars
@@ -220,7 +222,7 @@ class Window:
         return replace(unit, fed=tuple(self._renderer.suffix(unit.told, last_id=last_id)))
 
     def _without_thoughts(self, episode: Episode) -> Episode:
-        """The episode without the thoughts of its replies, found by decoding; what is kept is not tokenised again."""
+        """The episode without the thoughts of its replies, which are found by decoding; the kept parts are not tokenised again."""
         units = tuple(
             self._without_thought(unit) if unit.thought_tokens is None else unit for unit in episode.units
         )
@@ -237,7 +239,7 @@ class Window:
 
 
 def _without_middle(message: ChatMessage, limit_chars: int) -> ChatMessage:
-    """`message` with so many of its characters, or as it is if the note makes it no shorter."""
+    """`message` with this many of its characters, or unchanged if the note would make it no shorter."""
     content = message.content
     head, tail = content[: limit_chars - limit_chars // 2], content[len(content) - limit_chars // 2 :]
     shortened = head + _SHORTENED.format(len(content) - limit_chars) + tail

@@ -1,15 +1,17 @@
 """Chat text to token ids, append-only: what an engine has seen is never tokenised again.
 
-The first prompt is the chat template's rendering. After each reply only what the template puts behind an
-assistant's words is added: the end of its turn, the next messages, the opening of the next reply. A reasoning
-model's earlier thoughts therefore stay in its context, and its tool calls stay as it wrote them.
+The first prompt is the chat template's rendering. After each reply, only the text that the template puts after an assistant's content is
+added: the end of its turn, the next messages, the opening of the next reply. A reasoning model's earlier thoughts therefore stay in its
+context, and its tool calls stay as it wrote them.
 
-Content is data. Text that reads like a control token (an `<|im_end|>` in a command's output) is encoded as
-ordinary text; everything else keeps the merges it has in the template's own rendering.
+Content is data. Text that looks like a control token (an `<|im_end|>` in a command's output) is encoded as ordinary text; everything else
+is tokenised as in the template's own rendering.
 """
 
+import copy
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from uuid import uuid4
@@ -19,13 +21,73 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from pipeline.chat import ChatMessage
-from pipeline.chat_template import ChatTemplate
+from pipeline.chat_template import ChatTemplate, Tools
 from pipeline.errors import RequestError
 from pipeline.reply_format import THOUGHT_MARKS, ReplyFormat
-from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle
 
-OPENING_TOKENS = 64  # of a prompt's end, more than any opening of a thought has
+Decode = Callable[[Sequence[int]], str]
+
+_NEXT_MESSAGE = "<|start|>assistant"  # in harmony, thoughts are separate messages before the reply's
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtFinder:
+    """Finds thoughts in the replies for one tokenizer and chat template."""
+
+    decode: Decode
+    begin: str
+    end: str
+    is_opened: bool = False  # whether every prompt opens a thought
+    opening: tuple[int, ...] = ()  # the ids that open it; none if they are not separable from other text
+
+    @classmethod
+    def of(cls, decode: Decode, marks: tuple[str, str], prompt_end: Sequence[int]) -> "ThoughtFinder":
+        """The finder for this decoder and these delimiters. `prompt_end`: the last ids of any prompt."""
+        begin, end = marks[0].rstrip(), marks[1]
+        words = decode(prompt_end).rstrip()
+        if not words.endswith(begin):
+            return cls(decode, begin, end)
+        before = words.removesuffix(begin)
+        num_before = _num_ids(prompt_end, before, decode)
+        is_separable = decode(prompt_end[:num_before]) == before
+        return cls(decode, begin, end, True, tuple(prompt_end[num_before:]) if is_separable else ())
+
+    def num_tokens(self, reply: Sequence[int]) -> int:
+        """The number of the reply's first ids that are its thought, including the delimiters and the white space after them.
+
+        If the opening of the thought cannot be removed from the prompt, its end delimiter stays, too.
+        """
+        text = self.decode(reply)
+        end = self._end_of_thought(text)
+        if end == 0:
+            return 0
+        num_ids = _num_ids(reply, text[:end], self.decode)
+        return num_ids if len(self.decode(reply[:num_ids])) <= end else num_ids - 1
+
+    def _end_of_thought(self, text: str) -> int:
+        start = len(text) - len(text.lstrip())
+        if not self.is_opened and not text.startswith(self.begin, start):
+            return 0
+        while True:
+            found = text.find(self.end, start)
+            if found < 0:  # never closed: all of it is thought
+                return len(text)
+            if self.is_opened and not self.opening:
+                return found
+            behind = text[found + len(self.end) :]
+            rest = behind.removeprefix(_NEXT_MESSAGE).lstrip()
+            start = len(text) - len(rest)
+            if not (behind.startswith(_NEXT_MESSAGE) and rest.startswith(self.begin)):
+                return start
+
+
+def _num_ids(ids: Sequence[int], beginning: str, decode: Decode) -> int:
+    """The smallest number of leading ids whose text begins with `beginning`."""
+    return bisect_left(range(len(ids)), x=True, key=lambda num: decode(ids[:num]).startswith(beginning))
+
+
+OPENING_TOKENS = 64  # tokens of a prompt's end, more than any opening of a thought has
 
 
 class _Encoding(Protocol):
@@ -33,7 +95,7 @@ class _Encoding(Protocol):
 
 
 class _FastTokenizer(Protocol):
-    """What is used of `tokenizers.Tokenizer`, with the types that its own stubs leave out."""
+    """The part of `tokenizers.Tokenizer` that is used, with the types that its own stubs lack."""
 
     encode_special_tokens: bool
 
@@ -56,11 +118,23 @@ class Renderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bundle = bundle
-        self._template = ChatTemplate(bundle, tools)
         self._mark = uuid4().hex  # marks a placeholder in a rendering; no content can contain it by chance
         self._literals = self._spelled_out()
         self._control = re.compile("|".join(map(re.escape, self._controls)))
         self._placeholder = re.compile(f"{self._mark}([0-9]{{6}})")
+        self._describe(tools)
+
+    def with_tools(self, tools: Tools) -> "Renderer":
+        """A renderer with the same tokenizer, which takes long to load, for an agent with these tools.
+
+        Raises RequestError like the constructor.
+        """
+        other = copy.copy(self)
+        other._describe(tools)
+        return other
+
+    def _describe(self, tools: Tools) -> None:
+        self.template = ChatTemplate(self._bundle, [self._guarded_tree(tool) for tool in tools])
         self._end = self._end_of_reply()
         self._end_of_calls = self._end_of_call() if tools else self._end
         self.has_tools = bool(tools)
@@ -83,24 +157,24 @@ class Renderer:
         return self._bundle.reply_format
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether `prompt` ends within a thought, so that the reply begins there."""
+        """Whether `prompt` ends within a thought, so that the reply begins with it."""
         begin, _ = THOUGHT_MARKS[self.reply_format.thoughts]
         return self._decode(prompt[-OPENING_TOKENS:]).rstrip().endswith(begin.rstrip())
 
     def first_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The ids of `messages` and of the opening of a reply."""
-        return self._encode(self._template.render(self._guarded(messages)))
+        return self._encode(self.template.render(self._guarded(messages)))
 
     def conversation(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The ids of a whole conversation, at whose end nobody replies; for models that score one."""
-        return self._encode(self._template.rerender(self._guarded(messages), opening=False))
+        """The ids of a whole conversation without an opening of a reply; for models that score one."""
+        return self._encode(self.template.rerender(self._guarded(messages), opening=False))
 
     def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None) -> list[int]:
-        """The ids to put behind a reply: the end of its turn, `messages`, the opening of the next reply.
+        """The ids that follow a reply: the end of its turn, `messages`, the opening of the next reply.
 
         `last_id` is the reply's last token. If it already ends the turn as the template does, that end is not fed a second time.
         """
-        ids = self._encode(self._template.after_reply(self._guarded(messages)))
+        ids = self._encode(self.template.after_reply(self._guarded(messages)))
         if self.has_tools and messages and messages[0].role == "tool":
             end, begins_at = self._end_of_calls, self._end_of_calls.end_tokens - 1
         else:
@@ -134,6 +208,17 @@ class Renderer:
             for message in messages
         ]
 
+    def _guarded_tree(self, value: Any) -> Any:
+        """A description of a tool in which all texts are guarded."""
+        if isinstance(value, str):
+            return self._guard(value)
+        if isinstance(value, Mapping):
+            fields = cast(Mapping[str, Any], value)
+            return {self._guard(name): self._guarded_tree(one) for name, one in fields.items()}
+        if isinstance(value, list | tuple):
+            return [self._guarded_tree(one) for one in cast(Sequence[Any], value)]
+        return value
+
     def _guard(self, content: str) -> str:
         """`content` with a placeholder for each text that would become a control token."""
         return self._control.sub(lambda found: f"{self._mark}{self._controls.index(found[0]):06d}", content)
@@ -141,7 +226,7 @@ class Renderer:
     def _encode(self, rendered: str) -> list[int]:
         ids: list[int] = []
         for index, piece in enumerate(self._placeholder.split(rendered)):
-            if index % 2:  # the placeholder's number
+            if index % 2:  # the piece is the placeholder's number
                 ids += self._literals[int(piece)]
             elif piece:
                 ids += self._pieces(piece)
@@ -151,9 +236,7 @@ class Renderer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _spelled_out(self) -> list[list[int]]:
-        """For each control token's text its ids as ordinary text. Raises RequestError if the vocabulary has no other way to
-        write it.
-        """
+        """The ids of each control token's text as ordinary text. Raises RequestError if the vocabulary cannot write it in another way."""
         control_ids = {self._tokenizer.token_to_id(text) for text in self._controls}
         self._tokenizer.encode_special_tokens = True
         spelled: list[list[int]] = []
@@ -170,16 +253,16 @@ class Renderer:
         return spelled
 
     def _end_of_reply(self) -> "_End":
-        """Where the template ends the turn of a reply without tool calls."""
-        ids = self._encode(self._template.end_of_reply)
+        """The end of the turn of a reply without tool calls, in the template."""
+        ids = self._encode(self.template.end_of_reply)
         at, token = self._first_stop(ids)
         if token is not None:
             return _End(at + 1, token, frozenset({token}))
-        # Some templates end the last reply with the stop token and earlier ones with another control token. The one that was
-        # sampled then stands in the other's place.
+        # Some templates end the last reply with the stop token and earlier ones with another control token. The sampled one then replaces
+        # the other.
         control_ids = {self._tokenizer.token_to_id(text) for text in self._controls}
         ends = [position for position, token in enumerate(ids) if token in control_ids]
-        finals = [token for token in self._encode(self._template.final_end) if token in control_ids]
+        finals = [token for token in self._encode(self.template.final_end) if token in control_ids]
         if not ends or not finals or finals[0] not in self.stop_token_ids:
             raise RequestError(
                 f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
@@ -187,8 +270,8 @@ class Renderer:
         return _End(ends[0] + 1, finals[0], frozenset(self.stop_token_ids))
 
     def _end_of_call(self) -> "_End":
-        """Where the template ends the turn of a reply with tool calls. In front of it is the end of the call itself."""
-        at, token = self._first_stop(self._encode(self._template.end_of_call))
+        """The end of the turn of a reply with tool calls, in the template. The end of the call itself comes before it."""
+        at, token = self._first_stop(self._encode(self.template.end_of_call))
         if token is None:
             raise RequestError(
                 f"chat_template: no stop token ({self.stop_token_ids}) stands between a tool call and its result"
@@ -204,10 +287,10 @@ class Renderer:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of an assistant's turn, among the tokens that the template puts behind its words."""
+    """The end of an assistant's turn, among the tokens that the template puts after its content."""
 
-    end_tokens: int  # how many of the first tokens are up to and with it
-    stop_id: int  # with which the policy ends a reply
+    end_tokens: int  # number of leading tokens up to the end token, which is included
+    stop_id: int  # the token with which the policy ends a reply
     closing_ids: frozenset[int]  # a reply whose last token is one of these needs no other end
 
 

@@ -1,10 +1,10 @@
-"""A policy that replays given replies without a tokenizer: its turns hold messages and no tokens.
+"""A policy that replays given replies without a tokenizer: its turns contain messages and no tokens.
 
-For trying a prompt, for reproducing an episode from its transcript, and for tests. A file of replies is a JSON list; each element is a text
-or a message `{"content": ..., "tool_calls": [...]}`. A trajectory file, an object with `messages`, stands for the replies in it.
+Its purposes are trying a prompt, reproducing an episode from its transcript, and tests. A file of replies is a JSON list; each element is a
+text or a message `{"content": ..., "tool_calls": [...]}`. A trajectory file, an object with `messages`, provides the replies in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from pipeline.chat import ChatMessage, ToolCall
 from pipeline.errors import EngineError
 from pipeline.request import Claim
 from pipeline.trajectory import Cut, Turn
-from workers.policy.formats.served import ThoughtSplitter
+from workers.policy.formats import ThoughtSplitter
 
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A reply as a message, and why it ended, in a server's words; "" if nobody said."""
+    """A reply as a message, and why it ended, as the server named it; "" if unknown."""
 
     message: ChatMessage
     finish_reason: str = ""
@@ -37,6 +37,28 @@ class RepliesPolicies:
     async def open(self, claim: Claim) -> "Replay":
         split = ThoughtSplitter(load_agent(claim.request.agent_config).exact)
         return Replay([replace(reply, message=split(reply.message)) for reply in self._replies])
+
+    async def voice(self, claim: Claim) -> "ReplayVoice":
+        """The same replies for an agent program. They answer its requests in the order of arrival."""
+        split = ThoughtSplitter(exact=False)
+        return ReplayVoice([replace(reply, message=split(reply.message)) for reply in self._replies])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayVoice:
+    """Implements `workers.policy.speaker.MessageVoice`. Its context is never full."""
+
+    replies: Sequence[GivenReply]
+
+    async def reply(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        number: int,
+        max_new_tokens: int | None,
+    ) -> Turn:
+        return _turn_of(self.replies, number)
 
 
 @dataclass(slots=True)
@@ -53,23 +75,27 @@ class Replay:
         return self._next(messages, Cut(forgot_reply=True) if forget_reply else None)
 
     def _next(self, told: Sequence[ChatMessage], cut: Cut | None = None) -> Turn:
-        if self.num_given == len(self.replies):
-            raise EngineError(f"the given replies end after {self.num_given}, and the episode has not ended")
-        reply = self.replies[self.num_given]
+        turn = _turn_of(self.replies, self.num_given)
         self.num_given += 1
-        return Turn(
-            kept_tokens=0,
-            fed=b"",
-            sampled=b"",
-            logprobs=b"",
-            versions=(),
-            stop="length" if reply.finish_reason == "length" else "stop",
-            text=reply.message.content,
-            reply=reply.message,
-            told=tuple(told),
-            cut=cut,
-            finish_reason=reply.finish_reason,
-        )
+        return msgspec.structs.replace(turn, told=tuple(told), cut=cut)
+
+
+def _turn_of(replies: Sequence[GivenReply], number: int) -> Turn:
+    """Raises EngineError past the end."""
+    if number >= len(replies):
+        raise EngineError(f"the given replies end after {len(replies)}, and the episode has not ended")
+    reply = replies[number]
+    return Turn(
+        kept_tokens=0,
+        fed=b"",
+        sampled=b"",
+        logprobs=b"",
+        versions=(),
+        stop="length" if reply.finish_reason == "length" else "stop",
+        text=reply.message.content,
+        reply=reply.message,
+        finish_reason=reply.finish_reason,
+    )
 
 
 class _GivenFunction(msgspec.Struct, frozen=True):
@@ -78,7 +104,7 @@ class _GivenFunction(msgspec.Struct, frozen=True):
 
 
 class _GivenCall(msgspec.Struct, frozen=True):
-    """A tool call as OpenAI's interface has it, or in short: the function itself, or no more than the command."""
+    """A tool call in the format of OpenAI's interface, or a short form: the function itself, or only the command."""
 
     function: _GivenFunction | None = None
     name: str = BASH_TOOL["function"]["name"]
@@ -110,12 +136,12 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 
 def read_replies(path: Path) -> tuple[GivenReply, ...]:
-    """The replies of a file. Raises OSError; ValueError naming the place that is no reply."""
+    """The replies of a file. Raises OSError; ValueError naming the element that is no reply."""
     return given_replies(path.read_bytes(), where=str(path))
 
 
 def given_replies(data: bytes, *, where: str) -> tuple[GivenReply, ...]:
-    """The replies in JSON that comes from `where`. Raises ValueError naming the place that is no reply."""
+    """The replies in JSON from the source `where`. Raises ValueError naming the element that is no reply."""
     try:
         found = msgspec.json.decode(data, type=list[str | _GivenMessage] | _Transcript)
     except msgspec.DecodeError as error:

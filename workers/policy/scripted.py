@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.agent.config import load_agent
+from pipeline.chat_template import Tools
 from pipeline.errors import EngineError
 from pipeline.message import pack_float32s, pack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle
-from pipeline.trajectory import VersionSpan
-from workers.policy.conversation import Conversation, Sampled
+from pipeline.trajectory import VersionSpan, reply_digest
+from workers.policy.conversation import Conversation
 from workers.policy.render import Renderer
+from workers.policy.speaker import Sampled, Speaker, Voice
 
 
 class ScriptedPolicies:
@@ -24,11 +25,27 @@ class ScriptedPolicies:
         self._version = version
 
     async def open(self, claim: Claim) -> Conversation:
-        """A conversation at the beginning of the script. Past its end it raises EngineError."""
-        tools = load_agent(claim.request.agent_config).tools
+        """A conversation at the beginning of the script. After the last reply it raises EngineError."""
+        renderer = self._renderer(load_agent(claim.request.agent_config).tools)
+        return Conversation(renderer, self._speaker(claim, renderer), claim.request)
+
+    async def voice(self, claim: Claim) -> Voice:
+        """The same script for an agent program. It answers the program's requests in the order of arrival."""
+        renderer = self._renderer(())
+        return Voice(renderer, self._speaker(claim, renderer))
+
+    def _renderer(self, tools: Tools) -> Renderer:
         renderer = self._renderers.get(bool(tools)) or Renderer(self._bundle, tools)
         self._renderers[bool(tools)] = renderer
-        return Conversation(renderer, _Script(renderer, self._replies, self._version), claim.request)
+        return renderer
+
+    def _speaker(self, claim: Claim, renderer: Renderer) -> Speaker:
+        request = claim.request
+        return Speaker(
+            _Script(renderer, self._replies, self._version),
+            max_new_tokens=request.sampling.max_new_tokens,
+            context_tokens=request.limits.context_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Samples from SGLang engines behind their router: token ids in; token ids, log-probs and weight versions out.
+"""Samples from SGLang engines through their router: a request contains token ids; a response contains token ids, log-probs and weight
+versions.
 
-Versions and ids are taken from the response alone: the router may have replayed a request on another engine, new weights
-may have arrived in its middle, a pause may have cut it. A cut reply is continued from the tokens already sampled, so none
-is lost. Requests to busy or absent engines are retried for a while; a request that an engine refuses is not.
+Versions and ids are taken only from the response: the router may have repeated a request on another engine, new weights may have arrived in
+the middle of it, or a pause may have cut it. A cut reply is continued from the tokens already sampled, so none is lost. Requests to busy or
+absent engines are retried for a while; a request that an engine refuses is not.
 """
 
 import asyncio
@@ -19,25 +20,25 @@ from redis.asyncio import Redis
 
 from pipeline import retry
 from pipeline.agent.config import load_agent
+from pipeline.chat_template import Tools
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import MalformedMessage, pack_float32s, pack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
-from pipeline.template_text import Tools
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
-from pipeline.trajectory import VersionSpan
+from pipeline.trajectory import VersionSpan, reply_digest
 from pipeline.weights import parse_version_name
-from workers.policy.conversation import Conversation, Sampled
+from workers.policy.conversation import Conversation
 from workers.policy.render import Renderer
+from workers.policy.speaker import Sampled, Speaker, Voice
 
 ROUTING_KEY = "X-SMG-Routing-Key"  # all turns of an episode go to the engine that has its prefix cached
 MAX_BARREN_CUTS = 20  # consecutive cuts without a token between them before an engine counts as broken
 FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 2.0  # new claims are held back meanwhile, so only turns under way ask
+LONGEST_WAIT_S = 2.0  # new claims are held back in the meantime, so only turns in progress ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
 RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
-_ENGINE_HEADER = "x-smg-routed-worker-id"  # on the response: the engine's URL
+_ENGINE_HEADER = "x-smg-routed-worker-id"  # the response's header with the engine's URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,19 @@ class EngineSettings:
     """Timeouts and retries. A paused engine holds requests, so one request may take as long as a weight update and its queue."""
 
     request_timeout_s: float = 900.0
-    retry_budget_s: float = 120.0  # from the first failure of a request
-    cut_wait_s: float = 0.25  # before a cut reply is continued
+    retry_budget_s: float = 120.0  # time from the first failure of a request
+    cut_wait_s: float = 0.25  # pause before a cut reply is continued
 
 
 TokenizerSource = Callable[[str], Awaitable[TokenizerBundle | None]]
-"""The tokenizer of a name; None if it was never announced. Raises RequestError."""
+"""Returns the tokenizer with this name; None if it was never announced. Raises RequestError."""
 
 
 def announced_tokenizers(redis: Redis) -> TokenizerSource:
-    """Those in Redis. Waits through outages of Redis; if a claim's lease is lost meanwhile, its holder cancels the wait."""
+    """The tokenizers in Redis.
+
+    It waits during outages of Redis; if a claim's lease is lost in the meantime, its holder cancels the wait.
+    """
 
     async def bundle(name: str) -> TokenizerBundle | None:
         try:
@@ -66,7 +70,7 @@ def announced_tokenizers(redis: Redis) -> TokenizerSource:
 
 
 def one_tokenizer(bundle: TokenizerBundle) -> TokenizerSource:
-    """This one, whatever its name."""
+    """Always this tokenizer, whatever its name."""
 
     async def same(name: str) -> TokenizerBundle:
         return bundle
@@ -75,7 +79,7 @@ def one_tokenizer(bundle: TokenizerBundle) -> TokenizerSource:
 
 
 class SglangPolicies:
-    """All conversations of one process: one HTTP session, one renderer per tokenizer. An async context manager."""
+    """All conversations of one process, with one HTTP session and one renderer per tokenizer. It is an async context manager."""
 
     def __init__(
         self,
@@ -85,14 +89,12 @@ class SglangPolicies:
         *,
         any_weights: bool = False,
     ) -> None:
-        """`any_weights`: the engines may serve weights that the request's run has not published, for an episode that nobody trains
-        on.
-        """
+        """`any_weights`: the engines may serve weights that the request's run has not published, for an episode that is never trained."""
         self._router_url = router_url.rstrip("/")
         self._tokenizers = tokenizers
         self._settings = settings or EngineSettings()
         self._any_weights = any_weights
-        # By tokenizer, and whether commands are tool calls.
+        # Keys are the tokenizer, and whether commands are tool calls.
         self._renderers: dict[tuple[str, bool], Renderer] = {}
         self._making = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
@@ -109,7 +111,7 @@ class SglangPolicies:
         await self._session.close()
 
     async def check(self) -> None:
-        """Raises EngineError unless the router answers and knows an engine that does."""
+        """Raises EngineError unless the router answers and has an engine that answers."""
         assert self._session is not None, "SglangPolicies is used outside its `async with`"
         try:
             async with self._session.get(f"{self._router_url}/readiness") as response:
@@ -120,13 +122,26 @@ class SglangPolicies:
 
     async def open(self, claim: Claim) -> Conversation:
         """An empty conversation for `claim`. Raises RequestError if its tokenizer is unknown or cannot be used."""
-        assert self._session is not None, "SglangPolicies is used outside its `async with`"
         tools = load_agent(claim.request.agent_config).tools
         renderer = await self._renderer(claim.request.tokenizer, tools)
+        return Conversation(renderer, self._speaker(claim, renderer), claim.request)
+
+    async def voice(self, claim: Claim) -> Voice:
+        """The voice that replies to an agent program. Raises RequestError like `open`."""
+        renderer = await self._renderer(claim.request.tokenizer, ())
+        return Voice(renderer, self._speaker(claim, renderer))
+
+    def _speaker(self, claim: Claim, renderer: Renderer) -> Speaker:
+        assert self._session is not None, "SglangPolicies is used outside its `async with`"
         sampler = _Sampler(
             self._session, f"{self._router_url}/generate", self._settings, claim, renderer, self._any_weights
         )
-        return Conversation(renderer, sampler, claim.request)
+        request = claim.request
+        return Speaker(
+            sampler,
+            max_new_tokens=request.sampling.max_new_tokens,
+            context_tokens=request.limits.context_tokens,
+        )
 
     async def _renderer(self, name: str, tools: Tools) -> Renderer:
         kind = (name, bool(tools))
@@ -155,14 +170,14 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[tuple[float, int, str | None]]
     weight_versions: list[_Weights] | None = None
     weight_version: str | int | None = None
-    routed_experts: bytes | None = None  # int32s; base64 on the wire
-    # Seconds in the engine; of these, until it began to compute.
+    routed_experts: bytes | None = None  # int32 values; base64 on the wire
+    # Seconds that the request spent in the engine; of these, the seconds until it began to compute.
     e2e_latency: float | None = None
     queue_time: float | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What is read of a /generate response."""
+    """The fields of a /generate response that are read."""
 
     output_ids: list[int]
     meta_info: _Meta
@@ -173,17 +188,17 @@ _ANSWERS = msgspec.json.Decoder(_Answer)
 
 @dataclass(slots=True)
 class _Draft:
-    """A reply under way, made of as many requests as it takes."""
+    """An unfinished reply, made by as many requests as it takes."""
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    routing: bytes = b""  # of the newest answer, which covers those before it
-    worked_s: float = 0.0  # that engines worked on it
+    routing: bytes = b""  # routing of the newest answer, which covers the earlier ones
+    worked_s: float = 0.0  # seconds that engines worked on it
     begun_at: float = field(default_factory=time.monotonic)
 
     def add(self, answer: _Answer) -> None:
-        """Append what `answer` drew. Raises EngineError if its parts do not agree."""
+        """Appends the tokens of `answer`. Raises EngineError if its parts contradict each other."""
         meta, offset = answer.meta_info, len(self.ids)
         if [token for _, token, _ in meta.output_token_logprobs] != answer.output_ids:
             raise EngineError("engine response: output_token_logprobs are not those of output_ids")
@@ -221,7 +236,7 @@ class _Sampler:
         rid = f"{self.claim.request.id}.{self.claim.attempt}.{turn}"
         while True:
             held, room_tokens = [*prompt, *draft.ids], max_new_tokens - len(draft.ids)
-            # An engine may still be busy with a request that was sent before; ids are never used twice.
+            # An engine may still be busy with the previous request; ids are never used twice.
             question = _Question(held, max(kept_tokens - 1, 0), room_tokens, rid)
             answer, engine, num_sent = await self._ask(question, num_sent, draft)
             draft.add(answer)
@@ -239,7 +254,7 @@ class _Sampler:
             await asyncio.sleep(self.settings.cut_wait_s)
 
     async def _ask(self, question: "_Question", num_sent: int, draft: _Draft) -> tuple[_Answer, str, int]:
-        """The engine's answer, who gave it, and how many requests this turn has sent. Retries within its budget."""
+        """The engine's answer, the engine's URL, and the number of requests that this turn has sent. Retries within its budget."""
         wait_s, give_up_at = FIRST_WAIT_S, float("inf")
         while True:
             try:
@@ -259,7 +274,7 @@ class _Sampler:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _send(self, question: "_Question") -> tuple[_Answer, str]:
-        """One request. Raises _Unavailable where another try may help, else EngineError."""
+        """Sends one request. Raises _Unavailable if another try may help, otherwise EngineError."""
         request = self.claim.request
         headers = {ROUTING_KEY: request.id, "Content-Type": "application/json"}
         if traceparent := current_traceparent() or request.traceparent:
@@ -290,7 +305,7 @@ class _Sampler:
                 request.sampling, question.room_tokens, self.renderer.stop_token_ids
             ),
             "return_logprob": True,
-            "logprob_start_len": -1,  # of the output only: a cached prefix stays usable
+            "logprob_start_len": -1,  # log-probs of the output only, so that a cached prefix remains usable
             "stream": False,
         }
         if request.report_routing:
@@ -316,7 +331,7 @@ class _Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What an engine is asked to continue."""
+    """The prompt and settings that an engine continues."""
 
     prompt: Sequence[int]
     routing_from: int  # position of the first token whose experts are reported, if the request wants them
@@ -329,14 +344,14 @@ class _Unavailable(EngineError):
 
 
 def _worked_s(meta: _Meta, round_trip_s: float) -> float:
-    """How long the engine worked on a request; all of the round trip if it does not say how long it had it."""
+    """The time that the engine worked on a request; the whole round trip if it does not report the time."""
     if meta.e2e_latency is None:
         return round_trip_s
     return min(max(0.0, meta.e2e_latency - (meta.queue_time or 0.0)), round_trip_s)
 
 
 def narrow_routing(experts: bytes) -> bytes:
-    """The lowest byte of each int32. Raises EngineError if another one holds anything."""
+    """The lowest byte of each int32. Raises EngineError if another byte is not 0."""
     if len(experts) % 4 or any(experts[place::4].strip(b"\0") for place in (1, 2, 3)):
         raise EngineError("engine response: routed experts are not int32s from 0 to 255")
     return experts[::4]
@@ -352,13 +367,13 @@ def _sampling_params(
         "max_new_tokens": room_tokens,
         "stop_token_ids": stop_token_ids,
         "skip_special_tokens": False,
-        "no_stop_trim": True,  # the stop token is part of what was drawn
+        "no_stop_trim": True,  # the stop token is one of the sampled tokens
     }
 
 
 def _check_run(answer: _Answer, run_id: str) -> None:
-    """Raises _Unavailable unless `run_id` published the weights of every token. An engine that has just started serves others
-    until the trainer has updated it, so what it drew is thrown away and asked for again.
+    """Raises _Unavailable unless `run_id` published the weights of every token. An engine that has just started serves other weights until
+    the trainer has updated it, so its tokens are dropped and requested again.
     """
     for span in _reported(answer.meta_info, len(answer.output_ids)):
         with suppress(ValueError):
@@ -370,7 +385,7 @@ def _check_run(answer: _Answer, run_id: str) -> None:
 
 
 def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
-    """The versions that drew the tokens, without empty spans. Raises EngineError if they leave a gap."""
+    """The versions that sampled the tokens, without empty spans. Raises EngineError if they leave a gap."""
     reported = _reported(meta, num_tokens)
     spans = [
         VersionSpan(_number(span.version), span.start, span.end) for span in reported if span.end > span.start
@@ -382,7 +397,7 @@ def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:
 
 
 def _reported(meta: _Meta, num_tokens: int) -> list[_Weights]:
-    """What the engine says of the weights of its `num_tokens` tokens; without spans, one for all of them."""
+    """Returns the weight versions that the engine reports for its tokens. If it reports one version, that covers all `num_tokens`."""
     if meta.weight_versions is not None:
         return meta.weight_versions
     if meta.weight_version is None:
@@ -391,7 +406,7 @@ def _reported(meta: _Meta, num_tokens: int) -> list[_Weights]:
 
 
 def _number(version: str | int) -> int:
-    """Of published weights; 0 of others, which only an episode that nobody trains on may have."""
+    """The number of published weights; 0 for others, which only an episode that is never trained may have."""
     with suppress(ValueError):
         return parse_version_name(str(version))[1]
     return 0

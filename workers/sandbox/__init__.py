@@ -1,1 +1,1 @@
-"""Containers: where the agent's commands and the graders' scripts run."""
+"""Containers, in which the agent's commands and the graders' scripts run."""

@@ -1,7 +1,7 @@
-"""The one place that chooses what sandboxes run on, which is Docker.
+"""Chooses the implementation of sandboxes, which is Docker. No other module does.
 
-Another backend is a module beside docker.py that implements `protocol.Sandboxes`, something that implements `WorkerHosts` as hosts.py does
-for Docker, and a choice here. Importing this module loads no Docker client.
+Another backend is a module beside docker.py that implements `protocol.Sandboxes`, an implementation of `WorkerHosts` like hosts.py for
+Docker, and a choice here. Importing this module loads no Docker client.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -10,11 +10,10 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from pipeline.census import HostStatus
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from workers.breaker import Gate
 from workers.sandbox.protocol import Sandboxes
 from workers.settings import SandboxSettings, WorkerSettings
-from workers.status import EpisodeStatus
 
 
 class WorkerHosts(Protocol):
@@ -26,7 +25,7 @@ class WorkerHosts(Protocol):
         ...
 
     async def start(self, *, patience_s: float) -> None:
-        """Raises SandboxError if no machine can be used within `patience_s`, Misconfigured if a setting prevents it."""
+        """Starts. Raises SandboxError if no machine can be used within `patience_s`, Misconfigured if a setting prevents it."""
         ...
 
     def statuses(self) -> tuple[HostStatus, ...]:
@@ -34,18 +33,18 @@ class WorkerHosts(Protocol):
         ...
 
     def using(self, claim: Claim, status: EpisodeStatus) -> AbstractAsyncContextManager[Sandboxes]:
-        """What opens the claim's sandboxes, from the claim's start to its end."""
+        """The object that opens the claim's sandboxes, from the claim's start to its end."""
         ...
 
     async def maintain(self) -> None:
-        """Remove what dead workers left, and prepare for coming requests, for ever."""
+        """Removes what dead workers left behind, and prepares for coming requests, until cancelled."""
         ...
 
     async def close(self) -> None: ...
 
 
 def command_sandboxes(*, fleet: str) -> Sandboxes:
-    """For a command that works without a queue, on one machine. Raises ValueError naming a setting that is wrong."""
+    """The sandboxes of a command that works without a queue, on one machine. Raises ValueError naming a setting that is wrong."""
     from workers.sandbox.docker import DockerSandboxes
 
     return DockerSandboxes(fleet=fleet)
@@ -54,11 +53,10 @@ def command_sandboxes(*, fleet: str) -> Sandboxes:
 def worker_hosts(
     redis: Redis, *, fleet: str, worker: WorkerSettings, settings: SandboxSettings
 ) -> WorkerHosts:
-    """For a worker of `fleet`."""
-    from workers.images.hosts import ImagesOfHosts
+    """The machines of a worker of `fleet`."""
+    from workers.images.prefetch import ImagesOfHosts
     from workers.sandbox.docker import DockerSandboxes
-    from workers.sandbox.hosts import DockerHosts
-    from workers.sandbox.pool import HostPool
+    from workers.sandbox.hosts import DockerHosts, HostPool
 
     sandboxes = [
         DockerSandboxes(

@@ -1,4 +1,4 @@
-"""The calls to a Docker host that concern containers, and the configuration that containers are created with.
+"""The calls to a Docker host about containers, and the configuration with which containers are created.
 
 Every failed call raises SandboxError, or ImageMissing.
 """
@@ -15,26 +15,25 @@ from typing import Any, TypeVar
 import msgspec
 import requests
 from docker import errors as docker_errors
-from docker.types import Ulimit
+from docker.types import Mount, Ulimit
 
 from pipeline.errors import SandboxError
+from pipeline.harness import HARNESS_DIR
 from pipeline.task import Resources
-from workers.docker.attach import Streams, attach
-from workers.docker.client import ANSWER_S, Client, docker_client
-from workers.docker.errors import sandbox_error, translated
-from workers.docker.host import DockerHost
-from workers.docker.labels import FLEET
+from workers.docker.client import ANSWER_S, Client, Streams, attach, docker_client, sandbox_error, translated
+from workers.docker.host import FLEET, DockerHost
 from workers.sandbox.holder import HOLDER
 from workers.sandbox.shell import KILL, READ_BYTES
 
 T = TypeVar("T")
 
 CALL_S = 120
-REMOVED_S = 10  # to wait for a removal that is under way already
+REMOVED_S = 10  # limit of the wait for a removal that has already begun
 NUM_THREADS = 8
 CONFLICT = 409  # HTTP status
-ENDING_S = 10.0  # for the Docker host to report that a container ended, which it knows already
-# Actions of events, of Docker and of Podman.
+EXPORT_BYTES = 1024 * 1024  # size of a part of an archive
+ENDING_S = 10.0  # limit for the Docker host to report the end of a container, which it already knows
+# Actions in the events of Docker and of Podman.
 ENDED, FROM_OUTSIDE = ("die", "died"), ("kill", "stop", "restart")
 GONE = ("destroy", "remove")
 KILL_SIGNALS = (KILL, str(signal.Signals[KILL].value))
@@ -45,7 +44,7 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL")
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container is created with."""
+    """The configuration with which a container is created."""
 
     image: str
     workdir: str
@@ -56,10 +55,11 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_file_bytes: int  # no file can grow longer; 0: no limit
     runtime: str  # container runtime by its name on the Docker host; "": the host's default
     labels: Mapping[str, str]
+    harness_volume: str = ""  # volume with the agent program, mounted read-only; "": none
 
 
 class ContainerApi:
-    """The calls, each in one of NUM_THREADS threads of our own."""
+    """The calls, each in one of NUM_THREADS threads of its own."""
 
     def __init__(self, host: DockerHost) -> None:
         self._host = host
@@ -70,7 +70,7 @@ class ContainerApi:
 
     async def ping(self) -> None:
         """Raises SandboxError unless the Docker host answers and, if it is Docker's own daemon, reaches its containerd."""
-        # In another thread, because all of ours may be waiting for a host that hangs, and with a shorter timeout than theirs.
+        # Another thread asks, with a shorter timeout, because all of ours may be waiting for a host that hangs.
         with translated("connecting to the Docker host", sandbox_error):
             version = await asyncio.to_thread(self._ask, _version)
         components = {component["Name"] for component in version.get("Components", ())}
@@ -81,60 +81,66 @@ class ContainerApi:
 
     async def runtimes(self) -> list[str]:
         """Names of the container runtimes that are registered with the Docker host."""
-        info = await self._call("asking the Docker host for its runtimes", lambda client: client.info())
+        info = await self.call("asking the Docker host for its runtimes", lambda client: client.info())
         return sorted(info["Runtimes"])
 
     async def create(self, name: str, spec: ContainerSpec) -> None:
         """Create a container without starting it. Raises ImageMissing; never pulls."""
-        await self._call(
+        await self.call(
             f"creating a container of {spec.image}",
             lambda client: client.create_container_from_config(_config(client, spec), name),
         )
 
     async def inspect_image(self, image: str) -> dict[str, Any]:
         """The Docker host's description of `image`. Raises ImageMissing."""
-        return await self._call(f"inspecting {image}", lambda client: client.inspect_image(image))
+        return await self.call(f"inspecting {image}", lambda client: client.inspect_image(image))
 
     async def commit(
         self, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
     ) -> None:
-        """Make `image` of the files of container `name`, with the run configuration `config` of another image."""
-        await self._call(f"making {image}", lambda client: _commit(client, name, image, config, labels))
+        """Makes `image` from the files of container `name`, with the run configuration `config` of another image."""
+        await self.call(f"making {image}", lambda client: _commit(client, name, image, config, labels))
 
     async def attach(self, name: str) -> Streams:
-        """The container's standard streams; what it prints comes in Docker's frames."""
+        """The container's standard streams; its output comes in Docker's frames."""
         return await attach(self._host, name, read_bytes=READ_BYTES)
 
     async def start(self, name: str) -> None:
-        await self._call(f"starting {name}", lambda client: client.start(name))
+        await self.call(f"starting {name}", lambda client: client.start(name))
 
     async def kill(self, name: str, signal: str) -> None:
-        await self._call(f"signalling {name}", lambda client: client.kill(name, signal))
+        await self.call(f"signalling {name}", lambda client: client.kill(name, signal))
 
     async def watch(self, name: str) -> requests.Response:
         """Start waiting for the end of container `name`; `exit_status` reads the response. The caller closes it."""
-        return await self._call(f"watching {name}", lambda client: _wait_for_exit(client, name))
+        return await self.call(f"watching {name}", lambda client: _wait_for_exit(client, name))
 
     async def exit_status(self, name: str, watch: requests.Response) -> int:
         """The exit status of container `name`, once it has ended."""
-        answer = await self._call(f"waiting for the end of {name}", lambda _: watch.json())
+        answer = await self.call(f"waiting for the end of {name}", lambda _: watch.json())
         return answer["StatusCode"]
 
     async def used_up_memory(self, name: str) -> bool:
-        """Whether container `name` has ended because it used up its memory, by what the Docker host saw.
+        """Whether container `name` has ended because it used up its memory, according to the Docker host.
 
-        Nothing in the container can forge or hide these events. A container that was also killed, stopped or removed through the
-        Docker host did not end by itself.
+        Nothing in the container can forge or hide these events. A container that was also killed, stopped or removed through the Docker
+        host does not count as having ended by itself.
         """
-        events = await self._call(f"asking how {name} ended", lambda client: _events(client, name))
+        events = await self.call(f"asking how {name} ended", lambda client: _events(client, name))
         seen = {event["Action"] for event in events if not _is_ours(event)}
         return "oom" in seen and not seen.isdisjoint(ENDED) and seen.isdisjoint(FROM_OUTSIDE)
 
     async def put_archive(self, name: str, tar: bytes) -> None:
-        await self._call(f"writing files to {name}", lambda client: client.put_archive(name, "/", tar))
+        await self.call(f"writing files to {name}", lambda client: client.put_archive(name, "/", tar))
+
+    async def export(self, name: str, write: Callable[[bytes], bool]) -> None:
+        """Passes all files of the container to `write` as a tar archive, piece by piece in one of the API's threads, until it returns
+        False.
+        """
+        await self.call(f"exporting {name}", lambda client: _export(client, name, write))
 
     async def cpu_s(self, name: str) -> float:
-        stats = await self._call(
+        stats = await self.call(
             f"measuring {name}", lambda client: client.stats(name, stream=False, one_shot=True)
         )
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
@@ -142,10 +148,10 @@ class ContainerApi:
     async def labelled(self, fleet: str | None) -> list[tuple[str, dict[str, str]]]:
         """Name and labels of each container of `fleet`, or of any fleet if None, running or not.
 
-        A container whose removal was interrupted, for example because the Docker daemon was killed, has no name: it goes by its id.
+        A container whose removal was interrupted, for example because the Docker daemon was killed, has no name: its id is used instead.
         """
         label = FLEET if fleet is None else f"{FLEET}={fleet}"
-        found = await self._call(
+        found = await self.call(
             "listing containers", lambda client: client.containers(all=True, filters={"label": label})
         )
         return [
@@ -157,32 +163,35 @@ class ContainerApi:
         ]
 
     async def data_root(self) -> Path | None:
-        """Where the Docker host keeps the files of containers; None if this machine cannot see that directory."""
+        """The directory in which the Docker host keeps the files of containers; None if this machine cannot see it."""
         if self._host.socket_path and self._data_root is None:
-            info = await self._call("asking the Docker host for its data root", lambda client: client.info())
+            info = await self.call("asking the Docker host for its data root", lambda client: client.info())
             self._data_root = Path(info["DockerRootDir"])
         root = self._data_root
         return root if root is not None and root.is_dir() else None
 
     async def written_bytes(self, names: Sequence[str]) -> dict[str, int]:
         """Bytes that each of these running containers has written on top of its image. The Docker host walks their files."""
-        found = await self._call(
+        found = await self.call(
             "measuring containers",
             lambda client: client.containers(size=True, filters={"name": list(names)}),
         )
         return {name.removeprefix("/"): one.get("SizeRw", 0) for one in found for name in one["Names"] or ()}
 
     async def remove(self, name: str) -> None:
-        """Kill and remove container `name` with its volumes. A container that is gone already is no error."""
-        await self._call(f"removing {name}", lambda client: _remove(client, name))
+        """Kills and removes container `name` with its volumes. It is no error if the container is gone already."""
+        await self.call(f"removing {name}", lambda client: _remove(client, name))
 
     async def close(self) -> None:
         if self._client is not None:
             self._client.close()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def _call(self, doing: str, ask: Callable[[Client], T]) -> T:
-        """Wait for the answer even when cancelled, so that a removal cannot overtake a creation."""
+    async def call(self, doing: str, ask: Callable[[Client], T]) -> T:
+        """Returns the result of `ask`, which is called in one of the API's threads. `doing` begins the text of the error.
+
+        The answer is awaited even when cancelled, so that a removal cannot overtake a creation.
+        """
         answer = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, ask)
         with translated(doing, sandbox_error):
             try:
@@ -217,7 +226,7 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         mem_limit=resources.memory_bytes,
         memswap_limit=resources.memory_bytes,
         cpu_period=100_000,
-        # Not nano_cpus: the Docker host refuses more of them than it has cores.
+        # nano_cpus is not used: the Docker host refuses more of them than it has cores.
         cpu_quota=int(resources.cpus * 100_000),
         pids_limit=resources.pids,
         cap_drop=["ALL"],
@@ -226,6 +235,7 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         ulimits=ulimits,
         shm_size=min(SHM_BYTES, resources.memory_bytes // 4),  # files there count as used memory
         log_config={"Type": "none"},
+        mounts=[harness_mount(spec.harness_volume)] if spec.harness_volume else None,
     )
     return client.create_container_config(
         image=spec.image,
@@ -236,8 +246,8 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
         environment=dict(spec.env),
         labels=dict(spec.labels),
         healthcheck={"test": ["NONE"]},
-        # The kernel's own loopback and nothing else. With the network mode "none" alone, dockerd executes itself again for each
-        # container to inspect a namespace that stays empty, which is half of a container's cost.
+        # The container gets the kernel's loopback interface only. With the network mode "none" alone, dockerd executes itself again for
+        # each container to inspect a namespace that stays empty, which is half of a container's cost.
         network_disabled=not resources.network,
         stop_signal="SIGKILL",  # process 1 ignores others; a dockerd that was killed stops it when it starts again
         stdin_open=True,
@@ -245,10 +255,15 @@ def _config(client: Client, spec: ContainerSpec) -> dict[str, Any]:
     )
 
 
+def harness_mount(volume: str) -> Mount:
+    """The mount of `volume` in containers of agents: read-only, and never filled from the task's image."""
+    return Mount(HARNESS_DIR, volume, type="volume", read_only=True, no_copy=True)
+
+
 def _commit(
     client: Client, name: str, image: str, config: Mapping[str, Any], labels: Mapping[str, str]
 ) -> None:
-    """Give every field of `config` a value: the Docker host fills missing ones from the container's own configuration."""
+    """Commits with a value for every field of `config`, since the Docker host fills missing ones from the container's own configuration."""
     kept = {
         **config,
         "User": config.get("User") or "0:0",
@@ -266,20 +281,29 @@ def _commit(
 
 
 def _wait_for_exit(client: Client, name: str) -> requests.Response:
-    """The Docker host sends the headers as soon as it watches the container, and the body when that has ended."""
+    """Waits for the exit. The Docker host sends the headers as soon as it watches the container, and the body when that has ended."""
     url = f"{client.base_url}/v{client.api_version}/containers/{name}/wait"
     answer = client.post(url, params={"condition": "next-exit"}, stream=True, timeout=CALL_S)
     answer.raise_for_status()
     return answer
 
 
+def _export(client: Client, name: str, write: Callable[[bytes], bool]) -> None:
+    url = f"{client.base_url}/v{client.api_version}/containers/{name}/export"
+    with client.get(url, stream=True, timeout=CALL_S) as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_content(EXPORT_BYTES):
+            if not write(piece):
+                return
+
+
 def _events(client: Client, name: str) -> list[dict[str, Any]]:
-    """What happened to the container until it was gone, from the Docker host's buffer of events."""
+    """The events of the container until it was gone, from the Docker host's buffer of events."""
     url = f"{client.base_url}/v{client.api_version}/events"
     params = {"since": "1", "filters": msgspec.json.encode({"container": [name]}).decode()}
     events: list[dict[str, Any]] = []
     with (
-        contextlib.suppress(requests.ConnectionError, requests.Timeout),  # nothing more comes
+        contextlib.suppress(requests.ConnectionError, requests.Timeout),  # no further events arrive
         client.get(url, params=params, stream=True, timeout=ENDING_S) as answer,
     ):
         answer.raise_for_status()
@@ -291,7 +315,7 @@ def _events(client: Client, name: str) -> list[dict[str, Any]]:
 
 
 def _is_ours(event: dict[str, Any]) -> bool:
-    """Whether it is our order to the first process to kill the others."""
+    """Whether the event is our order to the first process to kill the others."""
     return event["Action"] == "kill" and event["Actor"]["Attributes"].get("signal") in KILL_SIGNALS
 
 

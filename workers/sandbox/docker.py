@@ -1,8 +1,8 @@
 """Docker containers as sandboxes: one for the agent of an episode, and a new one for its grader.
 
-A container costs four calls to the Docker host (create, attach, start, remove). A command costs none, because it travels over the
-attached stream (shell.py). A container is removed whatever happens to its caller. If the caller's process dies, the container ends with
-its stream, at its deadline, or when an orphan is removed (orphans.py), whichever comes first.
+A container costs four calls to the Docker host (create, attach, start, remove). A command costs none, because it travels over the attached
+stream (shell.py). A container is always removed, whatever happens to its caller. If the caller's process dies, the container ends with its
+stream, at its deadline, or when an orphan is removed (orphans.py), whichever comes first.
 """
 
 import asyncio
@@ -14,24 +14,25 @@ import posixpath
 import secrets
 import tarfile
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from pipeline import keys
-from pipeline.errors import ImageMissing, SandboxError, SandboxRuined, TaskBroken
+from pipeline.errors import HarnessError, ImageMissing, SandboxError, SandboxRuined, TaskBroken
 from pipeline.request import Claim
 from pipeline.task import File, Task
 from pipeline.telemetry import span
-from workers.docker.host import DockerHost
-from workers.docker.labels import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, RUN, WORKER
+from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, RUN, WORKER, DockerHost
+from workers.harness.volumes import HarnessVolumes
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.containers import ContainerApi, ContainerSpec
 from workers.sandbox.git import HEAD, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
+    BUSY_FACTOR,
     OUTPUT_KEEP_BYTES,
     CannotWrite,
     CommandResult,
@@ -47,26 +48,27 @@ from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
 ContainerRole = Role | Literal["clean"]
-"""What a container is for. "clean": an image for agents is made of it."""
+"""The purpose of a container. "clean": an image for agents is made of it."""
 
-NOTES_KEEP_BYTES = 16 * 1024 * 1024  # of each end of what came over the side channel
-# Of each end of a diff. A longer one loses its middle, and so applies nowhere; encoding and sending one holds the event loop by its size.
+NOTES_KEEP_BYTES = 16 * 1024 * 1024  # bytes kept of each end of the side channel's content
+# Bytes kept of each end of a diff. A longer one loses its middle and cannot be applied; encoding a diff holds up the event loop in
+# proportion to its size.
 PATCH_KEEP_BYTES = 16 * 1024 * 1024
 # Larger files are sent as an archive: through the shell a file costs 0.5 us a byte, an archive 35 ms of the Docker host's CPU.
 ARCHIVE_FROM_BYTES = 64 * 1024
 OPEN_S = 60.0
 DIFF_S = 300.0
-# After the role's wall limit. The worker ends its containers itself, so only those of a dead worker reach it.
+# Time added to the role's wall limit. The worker ends its containers itself, so only those of a dead worker reach it.
 DEADLINE_GRACE_S = 300.0
-HANG_UP_S = 0.5  # for a removal, before we close the container's stream
-REMOVAL_S = 8.0  # longest that an episode waits for the removal of its container
+HANG_UP_S = 0.5  # wait for a removal, before we close the container's stream
+REMOVAL_S = 8.0  # longest time that an episode waits for the removal of its container
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
 
 logger = logging.getLogger(__name__)
 
 
 class DockerSandbox:
-    """One running container, a `protocol.Sandbox`. Made by DockerSandboxes.open."""
+    """One running container, a `protocol.Sandbox`. DockerSandboxes.open makes it."""
 
     def __init__(
         self, api: ContainerApi, name: str, shell: ContainerShell, *, image: str, workdir: str
@@ -76,6 +78,7 @@ class DockerSandbox:
         self.head = ""
         self._api = api
         self._shell = shell
+        self._is_finishing = False
         self.workdir = workdir  # absolute
 
     async def run(
@@ -84,6 +87,7 @@ class DockerSandbox:
         return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes, plain=plain)
 
     async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
+        self._is_finishing = True
         watch = await self._api.watch(self.id)
         try:
             result = await self._shell.last(
@@ -97,6 +101,14 @@ class DockerSandbox:
                 f"the container ended with status {status}, but its first process reported {result.exit_code}"
             )
         return result
+
+    async def interrupt(self) -> None:
+        await self._api.kill(self.id, KILL)
+
+    def serve(
+        self, port: int, protocol_factory: Callable[[], asyncio.Protocol]
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._shell.serve(port, protocol_factory)
 
     async def diff(self) -> bytes:
         await self._shell.clear()
@@ -126,9 +138,12 @@ class DockerSandbox:
         if result.exit_code != 0:
             raise CannotWrite(f"cannot write {[file.path for file in files]}: {result.output[-300:]!r}")
 
+    async def export(self, write: Callable[[bytes], bool]) -> None:
+        await self._api.export(self.id, write)
+
     async def cpu_s(self) -> float:
-        """Reads the cgroup by a command; while another command runs, asks the Docker host, which takes about a second."""
-        if self._shell.busy:
+        """Reads the cgroup with a command. While another command runs or is about to, asks the Docker host, which takes about a second."""
+        if self._shell.busy or self._is_finishing:
             return await self._api.cpu_s(self.id)
         result = await self.run(CPU_NANOSECONDS, timeout_s=OPEN_S, plain=True)
         if result.exit_code != 0:
@@ -139,8 +154,8 @@ class DockerSandbox:
 class DockerSandboxes:
     """The containers of one process on one Docker host, by default that of DOCKER_HOST; a `protocol.Sandboxes`.
 
-    `fleet` tells them from other fleets' containers on the same host, which we must leave alone. `max_starting` limits how many
-    containers start at once: a Docker host starts no more of them per second with more in flight, each only takes longer.
+    `fleet` separates them from other fleets' containers on the same host, which are never touched. `max_starting` limits how many
+    containers start at once: with more at once, a Docker host does not start more per second, and each only takes longer.
     """
 
     def __init__(
@@ -155,7 +170,7 @@ class DockerSandboxes:
     ) -> None:
         """`init` is the program that becomes the containers' first process: by default the one built on this host, none if empty.
 
-        What is None is taken from the environment's settings.
+        A value of None is taken from the environment's settings.
         """
         self.fleet = fleet
         self.host = host or docker_host()
@@ -165,6 +180,7 @@ class DockerSandboxes:
         self._runtime = container_runtime() if runtime is None else runtime
         self._runtime_found = not self._runtime
         self._agent_images = AgentImages(self.api, self._start)
+        self._harnesses = HarnessVolumes(self.api)
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
         self._removals: set[asyncio.Task[None]] = set()
@@ -197,7 +213,7 @@ class DockerSandboxes:
             yield sandbox
 
     async def placed(self, task: Task) -> Task:
-        """`task` with its workdir: its own, else the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
+        """`task` with its workdir: its own, otherwise the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
         if task.workdir:
             return task
         with span("inspect image"):
@@ -220,8 +236,10 @@ class DockerSandboxes:
         with span("container", role=role, container=name):
             try:
                 with span("container open"):
+                    harness = claim.request.harness if role == "agent" else None
+                    volume = await self._harnesses.ready(harness) if harness is not None else ""
                     async with self._starting:
-                        shell = await self._prepare(claim, role, image, name)
+                        shell = await self._prepare(claim, role, image, name, volume)
                         await self.api.start(name)
                         await shell.meet(self._init)
                 workdir = claim.request.task.workdir
@@ -236,7 +254,10 @@ class DockerSandboxes:
                     await _uncancelled(self._end(name, shell))
 
     async def _explained(self, name: str, error: SandboxError) -> SandboxError:
-        """`error`, or why the container is gone if we know. Whether what ran in it is to blame, the Docker host decides."""
+        """`error`, or the reason why the container is gone, if it is known.
+
+        The Docker host's report decides whether a process in it is at fault.
+        """
         if name in self._ended:
             return self._ended[name]
         with contextlib.suppress(SandboxError):
@@ -257,41 +278,48 @@ class DockerSandboxes:
         return list(self._open)
 
     async def interrupt(self, name: str) -> None:
-        """Kill what runs in the container; its user sees a command that was killed. Raises SandboxError."""
+        """Kills the processes in the container; its user gets the result of a killed command. Raises SandboxError."""
         await self.api.kill(name, KILL)
 
     async def end(self, name: str, why: SandboxError) -> None:
-        """Force-remove a container in use; its user gets `why`."""
+        """Force-removes a container in use; its user gets `why`."""
         self._ended[name] = why
         logger.warning("removing container %s: %s", name, why)
         await self.api.remove(name)
 
-    async def _prepare(self, claim: Claim, role: ContainerRole, image: str, name: str) -> ContainerShell:
-        """Create the container and attach to it before it starts, so that we miss nothing it prints."""
+    async def _prepare(
+        self, claim: Claim, role: ContainerRole, image: str, name: str, volume: str
+    ) -> ContainerShell:
+        """Creates the container and attaches to it before it starts, so that no output is missed."""
         task = claim.request.task
         deadline_s = _deadline_s(claim, role)
         spec = ContainerSpec(
             image=image,
             workdir=task.workdir,
             resources=task.resources,
-            env=environment(task) if role != "clean" else {},  # the image made of it would keep them
+            # The image made of the container would keep them
+            env=environment(task) if role != "clean" else {},
             deadline_s=deadline_s,
             init_bytes=len(self._init),
             max_file_bytes=self.disk.max_written_bytes,
             runtime=self._runtime,
             labels=self._labels(claim, role, deadline_s),
+            harness_volume=volume,
         )
         await self.api.create(name, spec)
+        # Docker recreates a volume that was removed in between; nobody can remove a volume that a container uses.
+        if volume and not await self._harnesses.is_the_same(volume):
+            raise HarnessError(f"volume {volume} was removed while a container was created")
         reader, writer = await self.api.attach(name)
         return ContainerShell(reader, writer, kill_all=functools.partial(self.api.kill, name, KILL))
 
     async def _end(self, name: str, shell: ContainerShell | None) -> None:
         """Remove the container.
 
-        Docker cannot remove a container whose attached stream is blocked, so we close the stream after HANG_UP_S. The episode waits
+        Docker cannot remove a container whose attached stream is blocked, so the stream is closed after HANG_UP_S. The episode waits
         for REMOVAL_S at most: a Docker daemon that loses its containerd during a removal tries for minutes.
         """
-        removal = asyncio.create_task(self._remove(name))
+        removal = asyncio.create_task(self._remove(name), name=f"remove container {name}")
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
         await asyncio.wait({removal}, timeout=HANG_UP_S)
@@ -335,12 +363,12 @@ def _tar(files: Sequence[File], workdir: str) -> bytes:
 
 def _deadline_s(claim: Claim, role: ContainerRole) -> int:
     limits = claim.request.limits
-    wall_s = {"agent": limits.wall_s, "grade": limits.grade_wall_s, "clean": SETUP_S + CLEAN_S}
+    wall_s = {"agent": limits.wall_s, "grade": BUSY_FACTOR * limits.grade_wall_s, "clean": SETUP_S + CLEAN_S}
     return int(wall_s[role] + DEADLINE_GRACE_S)
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end even if the caller is cancelled meanwhile."""
+    """Awaits `work` to its end even if the caller is cancelled in the meantime."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

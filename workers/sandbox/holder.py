@@ -1,7 +1,7 @@
-"""The fallback for a container's first process where init.py's program cannot run: a bash script ("holder"), and its protocol.
+"""The fallback for a container's first process if init.py's program cannot run: a bash script ("holder"), and its protocol.
 
-The holder reads a command, runs it in a new `bash -c` in the workdir with stdin closed, and reports the status after a nonce that
-belongs to this one command, and for how long the machine had no CPU for it, less exactly than starvation.c. Only files and background
+The holder reads a command, runs it in a new `bash -c` in the workdir with stdin closed, and reports the status after a nonce that belongs
+to this command only, and the time for which the machine had no CPU for it, less exactly than starvation.c. Only files and background
 processes carry over from one command to the next.
 
 Because it is process 1, no signal from within the container can kill it, it adopts and reaps orphans, and it can kill every other process
@@ -14,8 +14,7 @@ other process together with process 1.
 
 import secrets
 
-from workers.sandbox.exchange import LOST, Exchange, Kind
-from workers.sandbox.output import Capped
+from workers.sandbox.exchange import LOST, Capped, Exchange, Kind
 
 # Sets `used` to the CPU time of the container in nanoseconds, from its cgroup, without starting a process.
 READ_USED = """
@@ -25,14 +24,15 @@ else read -r _ used </sys/fs/cgroup/cpu.stat && used+=000; fi
 CPU_NANOSECONDS = f'{READ_USED.rstrip()} && echo "$used"\n'
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# What Docker mounts as /etc/hosts where there is a network. Without a network, "localhost" must still have an address for test suites, and
-# other names must fail at once. "localhost" is not also ::1, because Docker turns IPv6 off in ordinary containers.
+# The text that Docker mounts as /etc/hosts where there is a network. Without a network, "localhost" must still have an address for test
+# suites, and other names must fail at once. "localhost" is not also ::1, because Docker turns IPv6 off in ordinary containers.
 HOSTS = r"127.0.0.1\tlocalhost\n::1\tip6-localhost ip6-loopback\n"
 
 # $1 is the deadline in seconds, $2 the workdir, $3 the size of the init program that will take over, or 0. `set -m` gives each
 # command its own process group and does not ignore SIGINT as a plain `&` would. A command too long for one argument of execve is
 # passed as a here-string. Descriptor 9 is the side channel: no child inherits it, but /proc/1/fd/9 leads there. Any process in the
-# container may send process 1 a signal for which it has a trap.
+# container may send process 1 a signal for which it has a trap. Bash runs a trap in the middle of a `read`, and a `read` in that trap
+# changes the delimiter of the one outside; so a trap reads only while bash waits for a command.
 HOLDER = (
     r"""
 exec 9>&2 2>/dev/null
@@ -57,7 +57,7 @@ anyone_runnable() {
   return 1
 }
 kill_all() {
-  anyone_runnable && was_runnable=1
+  ((waiting)) && anyone_runnable && was_runnable=1
   for round in {1..200}; do
     kill -9 -1
     processes=(/proc/[0-9]*)
@@ -68,12 +68,14 @@ kill_all() {
   guard "$deadline"
 }
 wait_for() {
+  waiting=1
   while :; do
     wait "$1"
     status=$?
     ((status > 128)) && kill -0 "$1" && continue
     break
   done
+  waiting=0
 }
 begin_looking() {
   was_runnable=0
@@ -97,7 +99,7 @@ finish() {
   printf '\nend %d %d %d\n' "$status" "$used" "$starved_ms" >&9
   exit "$status"
 }
-deadline=$1 workdir=$2 survivors=0 plain_path=STANDARD_PATH
+deadline=$1 workdir=$2 survivors=0 waiting=0 plain_path=STANDARD_PATH
 IFS=: read -r -a entries <<<"$PATH"
 for entry in "${entries[@]}"; do
   case $entry/ in "$workdir"/*) ;; /*) plain_path+=:$entry ;; esac
@@ -153,7 +155,7 @@ class HolderExchange(Exchange):
     def feed(self, piece: bytes) -> None:
         self._pending += piece
         if not self._begun:
-            # background processes of earlier commands printed what comes before
+            # Output of background processes of earlier commands comes before the begin line.
             before, begin, after = self._pending.partition(self._begin)
             self._begun = bool(begin)
             self._pending = after if begin else before[-len(self._begin) :]
@@ -161,7 +163,7 @@ class HolderExchange(Exchange):
             self._feed_body()
 
     def flush(self) -> None:
-        """Count what looked like the start of an end line as output."""
+        """Counts as output what looked like the start of an end line."""
         if self._begun:
             self.output.write(self._pending)
             self._pending = b""

@@ -2,18 +2,20 @@
  *
  *     init DEADLINE_S WORKDIR BASH
  *
- * A request is one byte (what to do), a 32-bit little-endian length and that many bytes; answers are framed the same way.
+ * A request is one byte (what to do), a 32-bit little-endian length and that number of bytes; answers have the same form. One that
+ * comes while a command runs waits for its end; frames about connections (connections.c) are obeyed at any time.
  *
  *     'r' COMMAND   bash -c COMMAND in WORKDIR, stdin closed
  *     'p' COMMAND   the same with BASH -p and a PATH without programs of WORKDIR; TASK_PATH has the original PATH
- *     'c'           kill every other process
- *     'l' SCRIPT    BASH SCRIPT in WORKDIR, then exit with its status; after the answer 'l' the stream is the script's output
+ *     'c'           kill every other process, and reset their connections
+ *     'l' SCRIPT    close the port and all connections; BASH SCRIPT in WORKDIR, then exit with its status; after the answer 'l' the
+ *                   stream is the script's output
  *
  *     'o' BYTES     output of the command
- *     'e' STATUS SURVIVORS STARVED_MS   the command has ended; how many processes killing all of them left alive; for how long
- *                   the machine had no CPU for them; 32 bits each
+ *     'e' STATUS SURVIVORS STARVED_MS   the command has ended; the number of processes that survived being killed; the time for
+ *                   which the machine had no CPU for them; 32 bits each
  *
- * SIGUSR1 kills every other process too. This process ends with the stream, or at the deadline. Because it is process 1, it
+ * SIGUSR1 does the same as 'c'. This process ends with the stream, or at the deadline. Because it is process 1, it
  * adopts and reaps orphans, and no signal from within the container ends it. Its saved user is nobody's, so no process without
  * CAP_SYS_PTRACE or CAP_SYS_RESOURCE, root included, can read its memory, open its descriptors, trace it or set its limits: only
  * using up the container's memory ends it.
@@ -39,25 +41,29 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "connections.h"
+#include "frames.h"
 #include "starvation.h"
 
 enum {
-    HEADER_BYTES = 5,
     END_BYTES = 12,
     PIECE_BYTES = 64 * 1024,              /* a pipe's own size */
     LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1, /* MAX_ARG_STRLEN, less its NUL */
+    FIRST_CONNECTION = 3, /* indices in `watched` */
+    FIRST_OLD = FIRST_CONNECTION + NUM_WATCHED,
     OLD_PIPES = 64,
+    REQUESTS_AT_ONCE = 64,
     KILL_ROUNDS = 1000, /* a process may be stuck in the kernel for seconds, writing to a slow disk */
     KILL_PAUSE_US = 20 * 1000,
     SIDE_CHANNEL = 9,
     SCRIPT_FD = 3,
     SAVED_USER = 65534,
-    MOST_PIECES = 16, /* of the notes at once: more than the pipe holds */
-    LOOK_MS = 500, /* between looks at what the machine has to give while a command runs */
+    MOST_PIECES = 16, /* pieces of the notes that are read at once: more than the pipe holds */
+    LOOK_MS = 500, /* pause between two calls of look() while a command runs */
     LOST = 121,    /* status of this process when its stream or its time ends; never 0, which would be a script's success */
 };
 #define NOTES "/dev/swerve-notes"
-#define MOST_NOTES_BYTES ((size_t)64 << 20) /* what comes after that is discarded */
+#define MOST_NOTES_BYTES ((size_t)64 << 20) /* later bytes are discarded */
 static const char STANDARD_PATH[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 static double deadline_at; /* seconds */
@@ -67,7 +73,15 @@ static sigset_t blocked;
 static int signals, nothing;             /* descriptors: signalfd, /dev/null */
 static pid_t running;                    /* the current command, or 0 */
 static int status, survivors;
-static struct pollfd watched[3 + OLD_PIPES]; /* stdin, signals, the command's output, output of processes that outlived their command */
+static struct {
+    unsigned char header[HEADER_BYTES];
+    char *body;
+    uint32_t length; /* length of the body */
+    size_t got;      /* number of bytes received of header and body */
+    int is_whole;
+} request;
+/* stdin, signals, the command's output, connections, output of processes that outlived their command */
+static struct pollfd watched[FIRST_OLD + OLD_PIPES];
 static int num_old;
 static unsigned char piece[HEADER_BYTES + PIECE_BYTES + HEADER_BYTES + END_BYTES];
 
@@ -87,26 +101,13 @@ static void send_to(int stream, const void *bytes, size_t length) {
     }
 }
 
-static void send_bytes(const void *bytes, size_t length) { send_to(STDOUT_FILENO, bytes, length); }
-static void receive(void *bytes, size_t length) {
-    for (size_t got = 0; got < length;) {
-        ssize_t read_now = read(STDIN_FILENO, (char *)bytes + got, length - got);
-        if (read_now > 0) got += (size_t)read_now;
-        else if (read_now == 0 || errno != EINTR) _exit(LOST);
-    }
-}
-
-static size_t put_header(unsigned char *at, char kind, uint32_t length) {
-    at[0] = (unsigned char)kind;
-    for (int i = 0; i < 4; i++) at[1 + i] = (unsigned char)(length >> (8 * i));
-    return HEADER_BYTES;
-}
+void send_bytes(const void *bytes, size_t length) { send_to(STDOUT_FILENO, bytes, length); }
 
 /* The frame 'e'. */
 static size_t put_end(unsigned char *at) {
     uint32_t numbers[3] = {(uint32_t)status, (uint32_t)survivors, starved_ms()};
     put_header(at, 'e', END_BYTES);
-    for (int i = 0; i < END_BYTES; i++) at[HEADER_BYTES + i] = (unsigned char)(numbers[i / 4] >> (8 * (i % 4)));
+    for (int i = 0; i < END_BYTES / 4; i++) put_number(at + HEADER_BYTES + 4 * i, numbers[i]);
     return HEADER_BYTES + END_BYTES;
 }
 
@@ -138,16 +139,17 @@ static void kill_all(void) {
     }
     reap();
     survivors = kill(-1, 0) < 0 && errno == ESRCH ? 0 : num_others();
+    reset_connections(); /* unread bytes that a killed process has sent are dropped */
 }
 
-/* Waits for events, and looks at the machine meanwhile. */
+/* Waits for events, and looks at the machine in the meantime. */
 static int wait_for(struct pollfd *events, nfds_t count) {
     int ready = poll(events, count, running ? LOOK_MS : -1);
     if (running) look(LOOK_MS / 1e3);
     return ready;
 }
 
-/* Runs between vfork and exec, so it changes nothing of its parent but its own stack. */
+/* Runs between vfork and exec, so it changes nothing in the parent but its own stack frame. */
 static void become(char kind, char *const arguments[], int script, int output, char **environment) {
     signal(SIGPIPE, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
@@ -197,7 +199,7 @@ static void start(char kind, char *command, uint32_t length, int output) {
     begin_looking();
     running = vfork();
     if (running == 0) become(kind, arguments, script, output, environment);
-    if (running < 0) { /* no process can be created: answer what bash itself would print, with its status */
+    if (running < 0) { /* no process can be created: answer with the text and status that bash itself would give */
         running = 0;
         status = 254;
         dprintf(output, "bash: fork: %s\n", strerror(errno));
@@ -205,26 +207,26 @@ static void start(char kind, char *command, uint32_t length, int output) {
     if (script >= 0) close(script);
 }
 
-/* Discard what processes print that outlived their command. */
+/* Discard the output of processes that outlived their command. */
 static void retire_output(void) {
     struct pollfd *output = &watched[2];
     if (output->fd < 0) return;
     if (num_old == OLD_PIPES) {
-        close(watched[3].fd);
-        memmove(&watched[3], &watched[4], sizeof(watched[0]) * --num_old);
+        close(watched[FIRST_OLD].fd);
+        memmove(&watched[FIRST_OLD], &watched[FIRST_OLD + 1], sizeof(watched[0]) * --num_old);
     }
-    watched[3 + num_old++] = *output;
+    watched[FIRST_OLD + num_old++] = *output;
     output->fd = -1;
 }
 
 static void drain_old(void) {
     for (int i = 0; i < num_old; i++) {
-        struct pollfd *old = &watched[3 + i];
+        struct pollfd *old = &watched[FIRST_OLD + i];
         if (!old->revents) continue;
         ssize_t got = read(old->fd, piece, PIECE_BYTES);
         if (got > 0 || (got < 0 && errno == EAGAIN)) continue;
         close(old->fd);
-        *old = watched[3 + --num_old];
+        *old = watched[FIRST_OLD + --num_old];
         old->revents = 0;
         i--;
     }
@@ -242,7 +244,7 @@ static void pass_output_on(void) {
     }
 }
 
-/* Pass on everything that the command had printed by its end, without waiting for later output of its daemons. */
+/* Pass on everything that the command printed before its end, without waiting for later output of its daemons. */
 static void tell_end(void) {
     size_t length = 0;
     int waiting = 0;
@@ -266,7 +268,7 @@ static int open_notes(void) {
     return open(NOTES, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 }
 
-/* Passes on what is in the pipe now. */
+/* Passes on the present content of the pipe. */
 static void pass_notes_on(int notes) {
     static size_t left = MOST_NOTES_BYTES;
     for (int pieces = 0; pieces < MOST_PIECES; pieces++) {
@@ -280,6 +282,7 @@ static void pass_notes_on(int notes) {
 
 static void run_last(char *script, uint32_t length) {
     unsigned char answer[HEADER_BYTES];
+    end_connections(); /* only the script writes to the stream after this */
     send_bytes(answer, put_header(answer, 'l', 0));
     int notes = open_notes();
     start('l', script, length, STDOUT_FILENO);
@@ -292,7 +295,7 @@ static void run_last(char *script, uint32_t length) {
         if (ends[2].revents) pass_notes_on(notes);
         reap();
     }
-    kill_all(); /* so that nobody writes behind the end */
+    kill_all(); /* so that no process writes after the end */
     pass_notes_on(notes);
     dprintf(SIDE_CHANNEL, "\nend %d %llu %u\n", status, cpu_ns(), starved_ms());
     _exit(status);
@@ -309,34 +312,77 @@ static void run(char kind, char *command, uint32_t length) {
     if (!running) tell_end();
 }
 
-static void answer_question(void) {
-    static char *command;
-    unsigned char header[HEADER_BYTES];
-    receive(header, HEADER_BYTES);
-    uint32_t length = 0;
-    for (int i = 0; i < 4; i++) length |= (uint32_t)header[1 + i] << (8 * i);
-    command = malloc((size_t)length + 1);
-    if (!command) _exit(1);
-    receive(command, length);
-    command[length] = '\0';
-    if (header[0] == 'l') run_last(command, length);
-    else if (header[0] == 'c') {
+/* Returns the number of bytes that were available, without waiting for more. */
+static size_t read_some(void *bytes, size_t length) {
+    ssize_t got = read(STDIN_FILENO, bytes, length);
+    if (got > 0) return (size_t)got;
+    if (got == 0 || (errno != EAGAIN && errno != EINTR)) _exit(LOST);
+    return 0;
+}
+
+static int is_of_commands(char kind) { return memchr("rpcl", kind, 4) != NULL; }
+
+/* The end of a malformed request is unknown, so the stream cannot be used any more. */
+static void open_request(void) {
+    char kind = (char)request.header[0];
+    request.length = get_number(request.header + 1);
+    if (!is_of_commands(kind) && (!is_of_connections(kind) || request.length > MOST_CARRIED_BYTES)) _exit(LOST);
+    request.body = malloc((size_t)request.length + 1);
+    if (!request.body) _exit(1);
+}
+
+/* Reads the available part of a request. Output and connections do not wait for the rest of it. */
+static void read_request(void) {
+    if (request.got < HEADER_BYTES) {
+        request.got += read_some(request.header + request.got, HEADER_BYTES - request.got);
+        if (request.got < HEADER_BYTES) return;
+        open_request();
+    }
+    size_t got = request.got - HEADER_BYTES;
+    if (got < request.length) request.got += read_some(request.body + got, request.length - got);
+    request.is_whole = request.got == HEADER_BYTES + (size_t)request.length;
+}
+
+static void obey_request(void) {
+    char kind = (char)request.header[0], *body = request.body;
+    body[request.length] = '\0';
+    request.got = 0;
+    request.is_whole = 0;
+    if (is_of_connections(kind)) {
+        if (!take_frame(kind, (unsigned char *)body, request.length)) _exit(LOST);
+    } else if (kind == 'l') run_last(body, request.length);
+    else if (kind == 'c') {
         unsigned char answer[HEADER_BYTES + END_BYTES];
         status = 0;
         begin_looking();
         kill_all();
         send_bytes(answer, put_end(answer));
-    } else run((char)header[0], command, length);
-    free(command);
+    } else run(kind, body, request.length);
+    free(body);
 }
 
-static void take_signal(void) {
+static void take_signals(void) {
     struct signalfd_siginfo signal;
     pid_t before = running;
-    if (read(signals, &signal, sizeof(signal)) < 0) return;
-    if (signal.ssi_signo == SIGUSR1) kill_all();
-    else reap();
+    /* At most one signal of each kind is pending, SIGUSR1 first. New ones arrive endlessly while processes fork and die. */
+    for (int kind = 0; kind < 2 && read(signals, &signal, sizeof(signal)) > 0; kind++) {
+        if (signal.ssi_signo == SIGUSR1) kill_all();
+        else reap();
+    }
     if (before && !running) tell_end();
+}
+
+/* Obeys the requests that have arrived, a command only when no other runs, and a limited number, so that output gets its turn. */
+static void take_requests(int is_readable) {
+    for (int turn = 0; turn < REQUESTS_AT_ONCE; turn++) {
+        if (!request.is_whole && is_readable) read_request();
+        if (!request.is_whole) return;
+        if (is_of_commands((char)request.header[0])) {
+            take_signals(); /* a signal to kill everything that was sent before this command must not kill it */
+            if (running) return;
+        }
+        obey_request();
+    }
 }
 
 static void prepare_path(void) {
@@ -366,13 +412,14 @@ static void prepare(void) {
     dup3(STDERR_FILENO, SIDE_CHANNEL, O_CLOEXEC);
     dup3(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO, O_CLOEXEC);
     fcntl(STDIN_FILENO, F_SETFD, FD_CLOEXEC);
+    fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
     signal(SIGPIPE, SIG_IGN);
     sigaction(SIGALRM, &at_alarm, NULL);
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGCHLD);
     sigaddset(&blocked, SIGUSR1);
     sigprocmask(SIG_BLOCK, &blocked, NULL);
-    signals = signalfd(-1, &blocked, SFD_CLOEXEC);
+    signals = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
     on_alarm(SIGALRM);
     prepare_path();
 }
@@ -389,12 +436,14 @@ int main(int num_arguments, char **arguments) {
     watched[2] = (struct pollfd){-1, POLLIN, 0};
     send_bytes("init\n", 5);
     for (;;) {
-        watched[0].events = running ? 0 : POLLIN; /* poll reports a hang-up anyway */
-        if (wait_for(watched, 3 + (nfds_t)num_old) < 0) continue;
+        watched[0].events = request.is_whole ? 0 : POLLIN; /* poll reports a hang-up anyway */
+        watch_connections(&watched[FIRST_CONNECTION]);
+        if (wait_for(watched, FIRST_OLD + (nfds_t)num_old) < 0) continue;
         if (watched[2].fd >= 0 && watched[2].revents) pass_output_on();
-        if (watched[1].revents) take_signal();
-        else if (watched[0].revents & POLLIN) answer_question();
-        else if (watched[0].revents) _exit(LOST);
+        serve_connections(&watched[FIRST_CONNECTION]);
+        if (watched[1].revents) take_signals();
+        if (watched[0].revents && !(watched[0].revents & POLLIN)) _exit(LOST);
+        take_requests(watched[0].revents & POLLIN);
         drain_old();
     }
 }

@@ -1,7 +1,7 @@
-"""Finds and removes orphans: containers whose try at a request is over although they are still there.
+"""Finds and removes orphans: containers that still exist although their try at a request is over.
 
 A container whose worker died ends by itself at its deadline, but that may be hours away. So workers compare containers with leases: a lease
-says whether the try that a container was made for still goes on. Any worker may remove another worker's orphans.
+shows whether the try for which a container was made is still running. Any worker may remove another worker's orphans.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from pipeline.queue import RENEW_S
-from workers.docker.labels import ATTEMPT, DEADLINE, REQUEST
+from workers.docker.host import ATTEMPT, DEADLINE, REQUEST
 from workers.sandbox.docker import DockerSandboxes
 
 SETTLE_S = 2 * RENEW_S
@@ -21,9 +21,9 @@ HasLease = Callable[[str, int], Awaitable[bool]]
 async def remove_orphans(
     sandboxes: DockerSandboxes, *, has_lease: HasLease, settle_s: float = SETTLE_S
 ) -> list[str]:
-    """Remove the containers that are orphans twice, `settle_s` apart; returns their names. Raises as `orphans` does.
+    """Removes the containers that are orphans in two checks, `settle_s` apart; returns their names. Raises the errors of `orphans`.
 
-    Once is not enough: when Redis comes back from an outage longer than a lease, living workers renew within RENEW_S.
+    One check is not enough: when Redis comes back from an outage longer than a lease, living workers renew within RENEW_S.
     """
     found = await orphans(sandboxes, has_lease=has_lease)
     if found and settle_s:
@@ -38,8 +38,8 @@ async def remove_orphans(
 async def orphans(sandboxes: DockerSandboxes, *, has_lease: HasLease) -> list[str]:
     """Names of this fleet's containers that are past their deadline, whose try is over, or whose labels are unreadable.
 
-    Containers that this process uses are not among them. Raises SandboxError if the Docker host does not answer, and
-    whatever `has_lease` raises.
+    Containers that this process uses are not among them. Raises SandboxError if the Docker host does not answer, and the errors of
+    `has_lease`.
     """
     found: list[str] = []
     for name, labels in await sandboxes.api.labelled(sandboxes.fleet):

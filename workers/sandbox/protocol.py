@@ -1,9 +1,10 @@
-"""What a rollout and a grader need of a sandbox, whatever it runs on.
+"""The interface of a sandbox for rollouts and graders, whatever its implementation.
 
-Everything outside workers/sandbox is typed by these Protocols. docker.py implements them; backend.py chooses the implementation.
+Code outside workers/sandbox uses these Protocols as types. docker.py implements them; backend.py chooses the implementation.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -14,55 +15,62 @@ from pipeline.task import File
 
 Role = Literal["agent", "grade"]
 
-STARVED_SHARE = 0.25  # of a command's time without a CPU: from there on, its time says nothing about it
-OUTPUT_KEEP_BYTES = 256 * 1024  # of each end of a command's output, unless the caller says otherwise
+# Factor on the wall limit of a grading, up to which it may continue while its tests get CPU time.
+BUSY_FACTOR = 4.0
+# If a command waited for a CPU for at least this share of its time, its duration says nothing about it.
+STARVED_SHARE = 0.25
+OUTPUT_KEEP_BYTES = 256 * 1024  # bytes kept of the head and of the tail of a command's output, by default
 
 
 class Misconfigured(SandboxError):
-    """A setting names something that the machine for sandboxes does not have. The text names the setting and the fix."""
+    """A setting names something that the machine for sandboxes does not have. The message names the setting and the fix."""
 
 
 class CannotWrite(SandboxError):
-    """Files cannot be written although the sandbox is alive: something is in their way, or its disk space is used up."""
+    """Files cannot be written although the sandbox is alive: other files block their paths, or its disk space is used up."""
+
+
+class CannotServe(SandboxError):
+    """Connections to that port cannot be served in the sandbox. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended. `output` is stdout and stderr in the order of arrival, as bytes: a policy may emit anything."""
+    """The result of a command. `output` is stdout and stderr in the order of arrival, as bytes: a policy may print anything."""
 
     exit_code: int | None  # None: killed at its deadline
     output: bytes
-    dropped_bytes: int  # of a longer output's middle, which was never kept in memory
+    dropped_bytes: int  # bytes of a longer output's middle, which was never kept in memory
     wall_s: float
-    # Of `wall_s`: how long the machine had no CPU for processes that wanted to run. Nothing in the sandbox can make it grow.
+    # The part of `wall_s` in which the machine had no CPU for processes that wanted to run. Nothing in the sandbox can make it grow.
     starved_s: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LastResult(CommandResult):
-    """How the script ended that ended the sandbox."""
+    """The result of the script that ended the sandbox."""
 
     notes: bytes  # what was written to the sandbox's side channel
     cpu_s: float  # CPU time that the sandbox had used by then
 
 
 def is_starved(result: CommandResult) -> bool:
-    """Whether the machine, rather than the command, is to blame for a command that took too long."""
+    """Whether the machine, rather than the command, is at fault for a command that took too long."""
     return result.starved_s >= STARVED_SHARE * result.wall_s
 
 
 class Sandbox(Protocol):
     """A task's image, set up and running, in which commands run one at a time.
 
-    Every method raises SandboxError if the sandbox is gone. If what ran in it is to blame, the context that opened it turns that
-    error into SandboxRuined.
+    Every method raises SandboxError if the sandbox is gone. If a process in it is at fault, the context that opened it turns that error
+    into SandboxRuined.
     """
 
     head: str  # commit that HEAD was at the start; "" outside a repository
 
     @property
     def id(self) -> str:
-        """Name under which people find it on its machine."""
+        """The name by which people find it on its machine."""
         ...
 
     @property
@@ -72,7 +80,7 @@ class Sandbox(Protocol):
 
     @property
     def workdir(self) -> str:
-        """Absolute path of the directory that commands start in: the task's workdir, or its image's own WORKDIR."""
+        """The absolute path of the directory in which commands start: the task's workdir, or its image's own WORKDIR."""
         ...
 
     async def run(
@@ -80,9 +88,8 @@ class Sandbox(Protocol):
     ) -> CommandResult:
         """Run `bash -c command` in the workdir, with stdin closed. Keep `keep_bytes` of each end of the output.
 
-        At `timeout_s` every process of the sandbox is killed, and `exit_code` is None. What a command leaves in the background
-        goes on running. A `plain` command, of less than 128 KiB, executes nothing that somebody may have put into the workdir: it
-        reads no environment file and finds no program there.
+        Every process of the sandbox is killed at `timeout_s`, and `exit_code` is None. Background processes of a command keep running. A
+        `plain` command, of less than 128 KiB, executes nothing from the workdir: it reads no environment file and finds no program there.
         """
         ...
 
@@ -94,8 +101,24 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def interrupt(self) -> None:
+        """Kills every process of the sandbox; a running command ends like a killed one. It may be called while a command runs."""
+        ...
+
+    def serve(
+        self, port: int, protocol_factory: Callable[[], asyncio.Protocol]
+    ) -> AbstractAsyncContextManager[None]:
+        """Serve connections of the sandbox's processes to 127.0.0.1:`port`, inside the context, while commands run and between them.
+
+        `protocol_factory` is asyncio's, as for `loop.create_server`; it makes a protocol for each connection. Nothing that a program
+        sends, or does not read, delays a command or another connection: each connection has its own flow control, and 64 may be open
+        at once. Killing all processes (a command's timeout, `interrupt`, `diff`) resets the connections and not the port; the end of
+        the context, and `finish`, close both first. A sandbox serves one port at a time. Raises CannotServe.
+        """
+        ...
+
     async def diff(self) -> bytes:
-        """The workdir's changes since `head` as a git patch, untracked files included. Kills what still runs in the sandbox.
+        """The workdir's changes since `head` as a git patch, untracked files included. It kills all running processes of the sandbox.
 
         Empty if the repository was damaged so that git refuses, or made so large or so slow that git does not end in time.
         """
@@ -105,8 +128,14 @@ class Sandbox(Protocol):
         """Write `files` as root, and create their directories. Raises CannotWrite."""
         ...
 
+    async def export(self, write: Callable[[bytes], bool]) -> None:
+        """All files of the sandbox as a tar archive, without those of volumes: `write` gets piece after piece, in a thread, until it
+        returns False.
+        """
+        ...
+
     async def cpu_s(self) -> float:
-        """CPU time that the sandbox has used; may be called while a command runs."""
+        """The CPU time that the sandbox has used; it may be called while a command runs."""
         ...
 
 
@@ -114,7 +143,7 @@ class Sandboxes(Protocol):
     """Opens sandboxes."""
 
     def open(self, claim: Claim, *, role: Role) -> AbstractAsyncContextManager[Sandbox]:
-        """A new sandbox of the claim's task, set up; removed on exit, whatever happens. The agent's gives no answer away.
+        """A new sandbox of the claim's task, set up; it is always removed on exit. The agent's sandbox does not reveal the answer.
 
         Raises ImageMissing, SandboxError, TaskBroken.
         """
@@ -125,5 +154,5 @@ class Sandboxes(Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait for removals under way and disconnect. Sandboxes that are still open are not removed."""
+        """Waits for current removals and disconnects. Sandboxes that are still open are not removed."""
         ...

@@ -1,7 +1,7 @@
-"""Prepares a sandbox before anybody works in it: its environment variables, and the task's setup.
+"""Prepares a sandbox before its first use: its environment variables, and the task's setup.
 
-A setup is for files: they become part of the commit that the agent's diff and the grader start from. Processes that the script starts may
-not run in the agent's sandbox, which can come from an image that was made after the setup.
+A setup is for files: they become part of the commit from which the agent's diff and the grader start. Processes that the script starts may
+be absent from the agent's sandbox, whose image can have been made after the setup.
 """
 
 import shlex
@@ -11,7 +11,7 @@ from pipeline.task import File, Task
 from workers.sandbox.git import COMMIT_TREE, GIT
 from workers.sandbox.protocol import Sandbox
 
-SETUP_S = 1800.0  # for the setup script, which may install things
+SETUP_S = 1800.0  # limit for the setup script, which may install things
 COMMIT_S = 300.0
 TAIL_BYTES = 500
 
@@ -48,7 +48,7 @@ commit=$(commit_tree "$tree" -p HEAD) && git update-ref HEAD "$commit"
 """
 
 
-# Without a network, let pip fail at once: the pauses between its retries cost eval scripts 7.5 s per package.
+# pip fails at once without a network: the pauses between its retries cost eval scripts 7.5 s per package.
 OFFLINE = {"PIP_RETRIES": "0"}
 
 
@@ -58,7 +58,7 @@ def environment(task: Task) -> dict[str, str]:
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:
-    """Run the task's setup, if it has one, and commit what it changed.
+    """Run the task's setup, if it has one, and commit its changes.
 
     Raises SandboxError if the script fails, TaskBroken if the patch does not apply.
     """

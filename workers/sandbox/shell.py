@@ -1,7 +1,8 @@
 """Sends commands to a container over one attached stream to its first process, with no Docker call per command.
 
-The first process (init.py, or holder.py where that cannot run) takes one command at a time, runs it in a new `bash -c` in the workdir with
-stdin closed, and reports its output and status. Only files and background processes carry over from one command to the next.
+The first process (init.py, or holder.py if that cannot run) takes one command at a time, runs it in a new `bash -c` in the workdir with
+stdin closed, and reports its output and status. Only files and background processes carry over from one command to the next. Connections
+to a port of the container (connections.py) travel on the same stream.
 """
 
 import asyncio
@@ -11,17 +12,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError
-from workers.sandbox.exchange import Exchange
+from workers.sandbox.connections import Connections, ProtocolFactory, why_not
+from workers.sandbox.exchange import Capped, Exchange, Frames
 from workers.sandbox.holder import HolderExchange
-from workers.sandbox.init import InitExchange
-from workers.sandbox.output import Capped, Frames
-from workers.sandbox.protocol import CommandResult, LastResult
+from workers.sandbox.init import InitFrames
+from workers.sandbox.protocol import CannotServe, CommandResult, LastResult
 
-# How process 1 ends the notes: status, CPU time in nanoseconds, time without a CPU in milliseconds.
+# The last line of the notes: status, CPU time in nanoseconds, time without a CPU in milliseconds.
 LAST_NOTE = re.compile(rb"\nend (-?[0-9]{1,9}) ([0-9]{1,19}) ([0-9]{1,10})\n\Z")
 LAST_NOTE_BYTES = 64
 KILL = "SIGUSR1"  # makes the first process kill every other
-KILL_S = 30.0
+# Time limit for the first process to answer, which it does at once on an idle machine. With hundreds of busy processes beside it, killing a
+# fork bomb was seen to take longer than 30 s, and that is no failure of the sandbox.
+KILL_S = 300.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
 # First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the bash of holder.py.
@@ -33,7 +36,9 @@ NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"
 class ContainerShell:
     """The stream to one container's first process. Commands run one at a time.
 
-    If the caller of a command is cancelled, the command and all it started are killed before the next one runs.
+    If the caller of a command is cancelled, the command and all it started are killed before the next one runs. Any coroutine that waits
+    for something on the stream reads it, one piece at a time, and passes every piece to its recipient. So without connections nothing is
+    read while no command runs, and the output of background processes costs nothing.
     """
 
     def __init__(
@@ -48,21 +53,27 @@ class ContainerShell:
         self._writer = writer
         self._kill_all = kill_all
         self._frames = Frames()
-        self._exchange: type[Exchange] = HolderExchange
+        self._reading = asyncio.Lock()
+        self._init: InitFrames | None = None
+        self._why_no_init = "the container has not started"
         self._running: Exchange | None = None
 
     async def meet(self, init: bytes) -> None:
-        """Await this once, first. Sends `init` if the container requests it, and learns which protocol to speak.
+        """Await this once, before all else. Sends `init` if the container requests it, and finds out which protocol to use.
 
         Raises SandboxError if the container does not come up.
         """
         async with _answering():
+            self._why_no_init = (
+                "the image has no head or no chmod" if init else "`make setup` has not compiled it"
+            )
             line = await self._first_line()
             if line == SEND:
+                self._why_no_init = "it cannot run in the image, which may be for another processor"
                 await self._write(init)
                 line = await self._first_line()
         if line == INIT:
-            self._exchange = InitExchange
+            self._init = InitFrames()
 
     @property
     def busy(self) -> bool:
@@ -107,6 +118,8 @@ class ContainerShell:
         """
         if self._running is not None:
             await self._end_by_force(self._running)
+        if self._init is not None and self._init.connections is not None:
+            self._init.connections.lose(None)
         started = time.monotonic()
         answer = self._running = self._exchange(keep_bytes, Capped(keep_notes_bytes))
         in_time = True
@@ -139,21 +152,68 @@ class ContainerShell:
         if self._running is not None:
             await self._end_by_force(self._running)
             return
-        answer = self._exchange(keep_bytes=0)
+        answer = self._running = self._exchange(keep_bytes=0)
         async with _answering():
             await self._write(answer.message("clear", b""))
             await self._end_of(answer)
+        self._running = None
         if answer.survivors:
             raise SandboxError(f"{answer.survivors} processes survived a kill")
 
+    @asynccontextmanager
+    async def serve(self, port: int, protocol_factory: ProtocolFactory) -> AsyncGenerator[None]:
+        """Serves connections in the context. Raises CannotServe, and SandboxError if the container is gone."""
+        if not 0 < port < 2**16:
+            raise ValueError(f"port: {port} is none; ports are 1 to 65535")
+        if self._init is None:
+            raise CannotServe(
+                "the container's first process is the image's bash, which carries no connections, because our program is not: "
+                f"{self._why_no_init}. Mend that to serve in this image (workers/README.md, process 1)"
+            )
+        assert self._init.connections is None, "a container serves one port at a time"
+        connections = self._init.connections = Connections(self._writer.write, port, protocol_factory)
+        reading = asyncio.create_task(self._read_for(connections), name="connections of a container")
+        try:
+            async with _answering():
+                connections.listen()
+                error = await connections.listening
+            if error:
+                raise CannotServe(why_not(port, error))
+            yield
+        finally:
+            try:
+                await self._stop(connections)
+            finally:
+                self._init.connections = None
+                reading.cancel()
+                await asyncio.wait({reading})
+
+    async def _stop(self, connections: Connections) -> None:
+        """Returns when no process in the container can connect any more."""
+        if connections.is_over:
+            return
+        with suppress(SandboxError):  # no process can connect any more if the container is gone
+            async with _answering():
+                await connections.close()
+
+    async def _read_for(self, connections: Connections) -> None:
+        """Reads for connections, whether or not a command runs, until the stream ends."""
+        error = SandboxError("the container has ended")
+        try:
+            while await self._read_next():
+                pass
+        except SandboxError as why:
+            error = why
+        connections.lose(error)
+
     async def close(self) -> None:
-        """Close the stream, upon which the first process ends, and the container with it."""
+        """Closes the stream, after which the first process ends, and the container with it."""
         self._writer.close()
         with suppress(OSError):  # the other end may have closed already
             await self._writer.wait_closed()
 
     async def _first_line(self) -> bytes:
-        """One of the first process's first lines."""
+        """Returns one of the first process's first lines."""
         line = b""
         while not line.endswith(b"\n"):
             pieces = await self._arrived()
@@ -171,24 +231,36 @@ class ContainerShell:
 
     async def _end_of(self, answer: Exchange) -> int:
         while answer.status is None:
-            if not await self._read_into(answer):
+            if not await self._read_next(answer):
                 raise SandboxError("the container stopped in the middle of a command")
         return answer.status
 
     async def _rest_of(self, answer: Exchange) -> None:
-        while await self._read_into(answer):
+        while await self._read_next():
             pass
         answer.flush()
 
-    async def _read_into(self, answer: Exchange) -> bool:
-        """Feed what arrives next; False at the end of the stream."""
-        pieces = await self._arrived()
-        for stream, piece in pieces or ():
-            if stream == STDERR:
-                answer.notes.write(piece)
-            else:
-                answer.feed(piece)
+    async def _read_next(self, awaited: Exchange | None = None) -> bool:
+        """Passes on what arrives next, unless `awaited` is complete by then; returns False at the end of the stream."""
+        async with self._reading:
+            if awaited is not None and awaited.status is not None:
+                return True
+            pieces = await self._arrived()
+            for stream, piece in pieces or ():
+                self._hand_on(stream, piece)
         return pieces is not None
+
+    def _hand_on(self, stream: int, piece: bytes) -> None:
+        if stream == STDERR:
+            if self._running is not None:
+                self._running.notes.write(piece)
+        elif (receiver := self._running or self._init) is not None:
+            receiver.feed(piece)
+
+    def _exchange(self, keep_bytes: int, notes: Capped | None = None) -> Exchange:
+        if self._init is None:
+            return HolderExchange(keep_bytes, notes)
+        return self._init.exchange(keep_bytes, notes)
 
     async def _arrived(self) -> list[tuple[int, bytes]] | None:
         """The next pieces, each with the number of its stream; None at the end."""
@@ -204,13 +276,13 @@ class ContainerShell:
         await self.clear()
 
     async def _kill_until(self, end: Coroutine[None, None, object]) -> None:
-        """Kill every process again and again until `end` returns: a signal may overtake the command that it should kill."""
-        ending = asyncio.create_task(end)
+        """Kills every process again and again until `end` returns: a signal may overtake the command that it should kill."""
+        ending = asyncio.create_task(end, name="end of a container's command")
         try:
             async with _answering():
                 await self._kill_all()
                 while not (await asyncio.wait({ending}, timeout=KILL_AGAIN_S))[0]:
-                    # The container may have ended already, though its stream has not.
+                    # The container may have ended although its stream has not.
                     with suppress(SandboxError):
                         await self._kill_all()
             await ending
@@ -230,7 +302,7 @@ async def _answering() -> AsyncGenerator[None, None]:
 
 
 def _as_bytes(command: str) -> bytes:
-    """UTF-8; a lone low surrogate becomes the byte that it escapes, any other surrogate becomes "?"."""
+    """The command as UTF-8; a lone low surrogate becomes the byte that it escapes, any other surrogate becomes "?"."""
     try:
         return command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 /* Decides, from time to time, whether the container's processes get as much CPU as they would use.
  *
  * A span counts as far as a whole CPU had more time in it than the container used and the machine had idle, and only if a
- * thread of the container is runnable at its end. So code that sleeps, waits for a lock or uses CPU makes nothing of it count:
- * the machine does.
+ * thread of the container is runnable at its end. So time in which code sleeps, waits for a lock or uses CPU does not count;
+ * time in which it waits for a CPU does.
  */
 #define _GNU_SOURCE
 #include "starvation.h"
@@ -35,7 +35,7 @@ unsigned long long cpu_ns(void) {
     return 0;
 }
 
-/* Time for which the machine's CPUs were idle, added up; -1 if it does not say. */
+/* Time for which the machine's CPUs were idle, added up; -1 if it is unknown. */
 static double machine_idle_s(void) {
     unsigned long long idle, waiting_for_disk;
     FILE *file = fopen("/proc/stat", "re");
@@ -84,7 +84,7 @@ static int anyone_runnable(void) {
 void begin_looking(void) {
     starved_s = 0;
     looked_at = now();
-    idle_s = -1; /* the first look, for which a short command does not live long enough, only reads the clocks */
+    idle_s = -1; /* the first look only reads the clocks; a short command ends before it */
 }
 
 void look(double pause_s) {

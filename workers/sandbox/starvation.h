@@ -1,4 +1,4 @@
-/* For how long the machine had no CPU for the container's processes. */
+/* Measures the time for which the machine had no CPU for the container's processes. */
 #include <stdint.h>
 
 /* Seconds of the monotonic clock. */
@@ -7,10 +7,10 @@ double now(void);
 /* CPU time of the container in nanoseconds. */
 unsigned long long cpu_ns(void);
 
-/* A command begins. */
+/* Call this when a command begins. */
 void begin_looking(void);
 
-/* Looks at what the machine has to give, if the last look was longer ago than `pause_s`. */
+/* Looks at the CPU times of the machine and the container, if the last look was longer ago than `pause_s`. */
 void look(double pause_s);
 
 /* Time since begin_looking in which a process of the container wanted to run and the machine had no CPU for it. */

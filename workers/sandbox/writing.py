@@ -1,4 +1,4 @@
-"""Commands that write files. A process for each file would cost more than its content, so bash writes by itself what it can."""
+"""Commands that write files. A process for each file would cost more than its content, so bash writes the files itself if it can."""
 
 import base64
 import posixpath
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.task import File
 
-LONGEST_COMMAND_BYTES = 120 * 1024  # that a plain command may have, with room for how it is started
+LONGEST_COMMAND_BYTES = 120 * 1024  # length of a plain command, which leaves room for the words that start it
 
 
 def writing(files: Sequence[File], workdir: str) -> str:
@@ -24,7 +24,7 @@ def writing(files: Sequence[File], workdir: str) -> str:
 
 
 def printing(content: bytes) -> str:
-    """The command that prints `content`. Outside ASCII, how bash reads its command depends on the container's locale."""
+    """The command that prints `content`. Outside ASCII, bash's reading of its command depends on the container's locale."""
     encoded = f"base64 -d <<<'{base64.b64encode(content).decode()}'"
     *lines, last = content.decode("ascii", "replace").split("\0")
     if not content.isascii() or (lines and last):

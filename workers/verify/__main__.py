@@ -1,39 +1,37 @@
-"""`python -m workers.verify TASKS.jsonl`: are these tasks what they say, in the eyes of the grader that will judge training?
+"""`python -m workers.verify TASKS.jsonl`: verifies tasks with the grader that will judge training
 
-Each task is graded in four states by the production grader, in real containers: an empty patch, a useless one and the
-hidden tests alone must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat. The task's base_commit
-must be what the image has checked out. Needs Docker and the tasks' images; no Redis, no SGLang, no GPU. Writes
-TASKS.verified.jsonl, which the trainer reads.
+Each task is graded in four states by the production grader, in real containers: an empty patch, a useless one and the hidden tests alone
+must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat. The image must have the task's base_commit checked out. The
+command needs Docker and the tasks' images; no Redis, no SGLang, no GPU. It writes TASKS.verified.jsonl, which the trainer reads.
 
 Exit status: 0 every task is ok; 1 some are not, with the reason; 2 misuse, or results that cannot be written; 130 after
-Ctrl-C. What was verified until then is kept.
+Ctrl-C. Results until then are kept.
 """
 
 import argparse
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.commandline import program
 from pipeline.request import Limits
-from pipeline.task import Task
+from pipeline.task import BEST_CONTROLS, Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued.ending import exit_status, misuse
-from workers.unqueued.options import add_grading_options, limits_of
-from workers.unqueued.outputs import LogDirectory
-from workers.verify.book import Book
-from workers.verify.outputs import Outputs
+from workers.unqueued import LogDirectory, add_grading_options, exit_status, limits_of, misuse
+from workers.verify.book import Book, Outputs, is_broken
 
-DEFAULT_PARTIAL_FIXES = 20  # of one task
+DEFAULT_PARTIAL_FIXES = 20  # number for one task
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be verified, and where the results go."""
+    """The tasks to verify, and the destination of the results."""
 
     tasks: list[Task]
     golds: dict[str, Gold]
@@ -58,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.verify",
+        prog=program("workers.verify"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--strength",
         action="store_true",
-        help="measure how strong the tests are: grade wrong patches made of the known fix",
+        help="measure how strong the tests are: grade wrong patches made of the known fix, and tell the share that passes, with its "
+        "95 %% interval",
     )
     add(
         "--partial-fixes",
@@ -84,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="OUT.jsonl",
         help="copy the tasks that are ok there, with their solutions",
+    )
+    add(
+        "--min-control",
+        choices=BEST_CONTROLS,
+        default="none",
+        help="copy only tasks of whose passes a control can say this or more: every test that needs the fix can be contradicted "
+        "(confirmed), or some can (partial); default: %(default)s",
     )
     add(
         "--json",
@@ -104,10 +110,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(options: argparse.Namespace) -> Work:
-    """Raises ValueError or OSError for what cannot be verified at all."""
+    """The work. Raises ValueError or OSError for input that cannot be verified at all."""
     limits = limits_of(options)
     if min(options.repeat, options.partial_fixes) < 1:
         raise ValueError("--repeat and --partial-fixes must be 1 or more")
+    if options.min_control != "none" and not options.passing:
+        raise ValueError("--min-control chooses what --passing copies; give --passing, too")
     if options.controls < 0:
         raise ValueError("--controls must be 0 or more")
     path: Path = options.tasks
@@ -119,14 +127,17 @@ def _read(options: argparse.Namespace) -> Work:
     chosen = [task for task in tasks if not wanted or task.id in wanted]
     if not chosen:
         raise ValueError(f"{path} holds no task")
-    golds, outputs = gold_path(path), Outputs(options.json, options.passing, LogDirectory(options.logs))
+    golds, outputs = (
+        gold_path(path),
+        Outputs(options.json, options.passing, options.min_control, LogDirectory(options.logs)),
+    )
     book = Book.beside(path)
     outputs.check()
     return Work(chosen, read_gold(golds) if golds.exists() else {}, limits, book, outputs)
 
 
 def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
-    """Verifies what has to be, writes the results and returns the exit status. Raises Unwritable."""
+    """Verifies what is not verified yet, writes the results and returns the exit status. Raises Unwritable."""
     todo = [
         task for task in work.tasks if not (options.new and work.book.stands(task, measured=options.strength))
     ]
@@ -164,8 +175,19 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
     if num_tests:
         share = sum(one.num_controlled for one in results) / num_tests
         print(f"{share:.1%} of {num_tests} tests that the known fixes pass can be made to fail by a control")
-    print(f"{len(results) - num_wrong} of {len(results)} tasks are ok; {work.book.path} says so of each")
+        best = Counter(one.control for one in results)
+        says = ", ".join(f"{best[one]} {one}" for one in reversed(BEST_CONTROLS))
+        print(f"what a control can say at best of a pass: {says}")
+    print(_closing_line(results, work.book.path))
     return 1 if num_wrong else 0
+
+
+def _closing_line(results: Sequence[Verification], book: Path) -> str:
+    num_ok, num_broken = sum(one.ok for one in results), sum(map(is_broken, results))
+    line = f"{num_ok} of {len(results)} tasks are ok"
+    if not num_broken:
+        return f"{line}; {book} says so of each"
+    return f"{line}, {num_broken} could not be verified now; {book} keeps what was found of them before, if anything was"
 
 
 if __name__ == "__main__":

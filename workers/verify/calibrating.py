@@ -1,41 +1,34 @@
-"""Measures a task's tests with the known fix: which pass in every run, and under which contradictions each of them fails.
+"""Measures a task's tests with the known fix: which tests pass in every run, which of them need the fix, and under which contradictions
+each fails.
 
-A contradiction is kept only if its tests failed under it twice, among different others, and again if it is drawn as a grader
-draws. What it costs is measured too: one under which the tests take much longer is dropped.
+Each run tries many contradictions, each of different tests. A contradiction is kept only if its tests failed under it in two runs, together
+with different other contradictions. Then as many as the runs allow are tried alone, as in a grader's control, beginning with those of tests
+that need the fix. The cost is measured too: a contradiction under which the tests take much longer is dropped.
 """
 
 import itertools
 import math
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, Contradiction
 from pipeline.request import Claim
-from workers.grading import witness
-from workers.grading.container import GradingContainer
-from workers.grading.controls.drawing import draw
-from workers.grading.controls.locating import locate
-from workers.grading.controls.outcomes import Outcomes, survivors
-from workers.grading.controls.placing import read_tests
-from workers.grading.controls.writing import Candidate, candidates
-from workers.grading.survey import Surveys
-from workers.grading.swebench_rules import Marks
-from workers.isolation import calls as isolation
-from workers.isolation.calls import LimitExceeded
-from workers.sandbox.protocol import Sandbox
-from workers.verify.control_runs import ControlRuns, RunsTests, claim_with
-from workers.verify.trials import Trial, Trials
+from pipeline.task import Calibration, Contradiction
+from workers.grading.container import PatchRun
+from workers.grading.controls.drawing import Outcomes, strays, survivors
+from workers.grading.controls.spans import Span
+from workers.grading.defence import witness
+from workers.verify.fixed import find_tests, fixed
+from workers.verify.observing import met
+from workers.verify.proposing import Proposer, met_examples
+from workers.verify.reads.finding import with_reads
+from workers.verify.reads.record import OpensSandboxes, record
+from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
 
-WRITING_CPU_S = 120  # to find the contradictions of one file
-MOST_ALONE = 8  # tests whose contradictions are tried where a script ends at the first failure
-FINAL_DRAWS = 2  # such draws, after which a contradiction that did not fail is dropped
-FIRST_FAILURES = 32  # tests that fail in one more draw, which shows how long failures take
+MOST_ALONE = 8  # number of tests whose contradictions are tried if the script stops at the first failure
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
 new file mode 100644
@@ -46,15 +39,9 @@ new file mode 100644
 """
 
 
-class OpensSandboxes(Protocol):
-    """Opens a container of the claim's task as the grader does."""
-
-    def open(self, claim: Claim, *, role: Literal["grade"]) -> AbstractAsyncContextManager[Sandbox]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Calibrator:
-    """Calibrates tasks: `num_controls` contradictions are wanted for each test."""
+    """Calibrates tasks. `num_controls` is the wanted number of contradictions for each test."""
 
     grader: RunsTests
     sandboxes: OpensSandboxes
@@ -63,7 +50,7 @@ class Calibrator:
     chance: random.Random = field(default_factory=random.Random)
 
     async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
-        """The calibration by the known fix. Empty if that does not pass. Raises RolloutError."""
+        """The calibration with the known fix. It is empty if the fix does not pass. Raises RolloutError."""
         fix_paths = tuple(witness.touched_paths(fix))
         claim = claim_with(claim, Calibration(fix_paths=fix_paths))
         first = await self.grader.run_tests(claim, fix)
@@ -78,115 +65,95 @@ class Calibrator:
             replaced=tuple(sorted(first.outcomes.replaced | second.outcomes.replaced)),
             fix_paths=fix_paths,
         )
-        if not passing or not self.num_controls:
+        if not passing:
             return calibration
-        trials, test_files = await self._trials(claim, fix, passing)
-        calibration = replace(calibration, test_files=test_files)
+        task, recorded = claim.request.task, await record(self.sandboxes, claim, fix, calibration)
+        async with fixed(self.sandboxes, claim, fix) as sandbox:
+            found = await find_tests(sandbox, task, passing, fix_paths)
+            calibration = await with_reads(sandbox, task, calibration, recorded, found.functions)
+        if not self.num_controls:
+            return calibration
         runs = ControlRuns(self.grader, claim_with(claim, calibration), fix, first)
+        base = await self.grader.run_tests(runs.claim, self.no_fix, (), runs.limits)
+        needing = tuple(name for name in passing if not base.outcomes.passed(name))
+        calibration = replace(calibration, needing_fix=needing)
+
+        async def find_met(texts: Mapping[str, bytes], workdir: str) -> Mapping[str, Sequence[Span]]:
+            runs.claim = claim_with(claim, replace(calibration, test_files=tuple(sorted(texts))))
+            return await met(self.grader, for_trials(runs.claim), self.no_fix, texts, workdir, runs.limits)
+
+        proposer = Proposer(self.sandboxes, self.grader, self.chance)
+        proposed = await proposer.propose(claim, fix, found, find_met)
+        calibration = replace(calibration, test_files=tuple(sorted(proposed.texts)))
+        met_by_base = {**proposed.met, **await met_examples(proposed, base.log)}
+        trials = Trials(proposed.telling(met_by_base, needing), self.chance)
         await runs.shorten_trials(passing)
         measured = _Measured(trials, runs)
-        await measured.try_all(self.num_controls)
-        contradictions = tuple(trials.kept())
-        calibration = replace(calibration, stops_early=measured.stops_early, contradictions=contradictions)
-        if contradictions:
-            calibration = await self._with_most(calibration, runs)
-        return await self._checked(calibration, runs)
-
-    async def _with_most(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
-        """The calibration, with a limit on how many tests fail in one control if all of them would take too long."""
-        drawn = draw(replace(calibration, most_controlled=FIRST_FAILURES), self.chance)
-        run = await runs.as_graded(drawn)
-        while run is None and len(drawn) > 1:
-            drawn = drawn[: len(drawn) // 2]
-            run = await runs.as_graded(drawn)
-        if run is None:
-            return replace(calibration, contradictions=())
-        most = runs.most_failing(run, len(failing(drawn)))
-        if most >= len(failing(calibration.contradictions)):
-            return calibration
-        base = await self.grader.run_tests(runs.claim, self.no_fix)
-        needing = tuple(name for name in calibration.passing if not base.outcomes.passed(name))
-        return replace(calibration, most_controlled=int(most), needing_fix=needing)
+        await measured.try_all(self.num_controls, needing)
+        calibration = replace(
+            calibration, stops_early=measured.stops_early, contradictions=tuple(trials.kept())
+        )
+        return _with_uncontrolled(await self._checked(calibration, runs))
 
     async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
-        """The calibration with the contradictions that hold as a grader draws them, and what they cost."""
-        for _ in range(FINAL_DRAWS):
-            wrong = await self._wrong(draw(calibration, self.chance), calibration, runs)
-            kept = tuple(_without(calibration.contradictions, wrong))
-            calibration = replace(calibration, contradictions=kept)
-        return replace(calibration, control_cpu_s=runs.cpu_s, control_wall_s=runs.wall_s)
+        """Tries contradictions alone, as many as the runs allow.
 
-    async def _wrong(
-        self, drawn: Sequence[Contradiction], calibration: Calibration, runs: ControlRuns
-    ) -> set[str]:
-        """Tests that did not fail under these contradictions, or not in time. What takes too long together is run in halves."""
-        if not drawn:
-            return set()
-        run = await runs.as_graded(drawn)
-        if run is not None:
-            return {*survivors(failing(drawn), run.outcomes, calibration)}
-        if len(drawn) == 1 or runs.num_left <= 0:
-            return failing(drawn)
-        middle = len(drawn) // 2
-        first = await self._wrong(drawn[:middle], calibration, runs)
-        return first | await self._wrong(drawn[middle:], calibration, runs)
-
-    async def _trials(self, claim: Claim, fix: bytes, names: Sequence[str]) -> tuple[Trials, tuple[str, ...]]:
-        """What may be contradicted for these tests, and the files of the repository that hold them."""
-        task = claim.request.task
-        async with self.sandboxes.open(claim, role="grade") as sandbox:
-            fixed = Calibration(fix_paths=tuple(witness.touched_paths(fix)))
-            container = GradingContainer(claim, sandbox, fix, Marks(), claim.request.limits, fixed, Surveys())
-            await container.apply()
-            located = await locate(sandbox, task, names)
-            paths = {place.path for place in located.values()} - {*witness.touched_paths(fix)}
-            texts = await read_tests(sandbox, task.verdict.eval_script, paths)
-        names_of: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name, place in located.items():
-            names_of[place.path, place.function].append(name)
-        trials = [
-            trial
-            for path, text in sorted(texts.items())
-            for trial in _as_trials(path, await self._candidates(text), names_of)
-        ]
-        return Trials(trials, self.chance), tuple(sorted(texts))
-
-    async def _candidates(self, text: bytes) -> list[Candidate]:
-        """None for a file that takes too long to be read."""
-        try:
-            return await isolation.call(candidates_of, text, self.chance.getrandbits(32), cpu_s=WRITING_CPU_S)
-        except LimitExceeded:
-            return []
+        Returns the calibration with the results, and with the cost of such a run.
+        """
+        kept = {id(one): one for one in calibration.contradictions}
+        for one in _in_turn(calibration, self.chance):
+            if runs.num_left <= 0:
+                break
+            run = await runs.as_graded([one])
+            stops_early = calibration.stops_early or (run is not None and run.outcomes.stopped_early)
+            calibration = replace(calibration, stops_early=stops_early)
+            checked = _checked_by(run, one, calibration)
+            if checked is None:
+                del kept[id(one)]
+            else:
+                kept[id(one)] = checked
+        return replace(
+            calibration,
+            contradictions=tuple(kept.values()),
+            control_cpu_s=runs.cpu_s,
+            control_wall_s=runs.wall_s,
+        )
 
 
-def candidates_of(text: bytes, seed: int) -> list[Candidate]:
-    """The candidates of a test file, by chance from `seed`: to be called in a process of its own."""
-    return candidates(text, random.Random(seed))
+def _in_turn(calibration: Calibration, chance: random.Random) -> list[Contradiction]:
+    """Returns all contradictions in the order of use: one of each test that needs the fix, a second one, ...; then those of other tests."""
+    shuffled = list(calibration.contradictions)
+    chance.shuffle(shuffled)
+    needing, seen = {*calibration.needing_fix}, Counter[str]()
+    ranks: dict[int, tuple[bool, int]] = {}
+    for one in shuffled:
+        concerned = needing.intersection(one.fails)
+        ranks[id(one)] = (not concerned, min((seen[name] for name in concerned or one.fails), default=0))
+        seen.update(one.fails)
+    return sorted(shuffled, key=lambda one: ranks[id(one)])
 
 
-def _as_trials(
-    path: str, found: Iterable[Candidate], names_of: Mapping[tuple[str, str], Sequence[str]]
-) -> Iterator[Trial]:
-    for one in found:
-        names = sorted({name for test in one.tests for name in names_of.get((path, test), ())})
-        if names:
-            contradiction = Contradiction(
-                path=path,
-                offset_bytes=one.offset_bytes,
-                was=one.was,
-                becomes=one.becomes,
-                fails=tuple(names),
-            )
-            yield Trial(contradiction, frozenset(names))
+def _checked_by(run: PatchRun | None, one: Contradiction, calibration: Calibration) -> Contradiction | None:
+    """Returns the contradiction with the tests that failed in a run with it alone; None if no test failed, or the run took too long."""
+    if run is None:
+        return None
+    passed = survivors(one, run.outcomes, calibration)
+    fails = tuple(name for name in one.fails if name not in passed)
+    if not fails:
+        return None
+    strayed = strays(one, run.outcomes, calibration)
+    return replace(one, fails=fails, may_fail=tuple(dict.fromkeys((*one.may_fail, *passed, *strayed))))
 
 
-def failing(contradictions: Iterable[Contradiction]) -> set[str]:
-    """Names of the tests that are to fail under these contradictions."""
-    return {name for one in contradictions for name in one.fails}
+def _with_uncontrolled(calibration: Calibration) -> Calibration:
+    controlled = {name for one in calibration.contradictions for name in one.fails}
+    controlled -= {*calibration.in_fix, *calibration.from_package}
+    uncontrolled = tuple(name for name in calibration.needing_fix if name not in controlled)
+    return replace(calibration, uncontrolled=uncontrolled)
 
 
 def _passing(runs: Sequence[Outcomes]) -> tuple[list[str], list[str]]:
-    """Names of the tests that passed in all runs, and of those that did in some."""
+    """Names of the tests that passed in all runs, and of those that passed in some."""
     names = sorted({name for run in runs for name in run.by_name})
     always = [name for name in names if all(run.passed(name) for run in runs)]
     some = [name for name in names if any(run.passed(name) for run in runs)]
@@ -195,28 +162,32 @@ def _passing(runs: Sequence[Outcomes]) -> tuple[list[str], list[str]]:
 
 @dataclass(slots=True)
 class _Measured:
-    """The contradictions of one task, tried on the known fix."""
+    """Tries the contradictions of one task (edits that make its tests fail) in runs of the known fix."""
 
     trials: Trials
     runs: ControlRuns
     stops_early: bool = False
-    most_at_once: float = math.inf  # tests that may fail in one run, as far as is known
+    most_at_once: float = math.inf  # number of tests that may fail in one run, as far as is known
 
-    async def try_all(self, num_controls: int) -> None:
-        """Tries contradictions until each test has `num_controls` that it failed under twice, none are left, or the runs are
-        spent.
+    async def try_all(self, num_controls: int, needing: Collection[str]) -> None:
+        """Tries contradictions until each test has `num_controls` under which it failed twice, none are left, or the runs are used up.
+        Tests that need the fix come first, because a contradiction that keeps a file from being loaded costs many runs.
         """
-        for number in range(2 * num_controls):
+        for confirm in (False, True):
+            await self._in_parts(
+                self.trials.choose(num_controls, confirm=confirm, shared_first=False, among=needing)
+            )
+        for number in range(3 * num_controls + 3):
             confirm, shared_first = bool(number % 2), bool(number // 2 % 2)
             await self._in_parts(self.trials.choose(num_controls, confirm=confirm, shared_first=shared_first))
         if self.stops_early:
-            for one in self.trials.apart(MOST_ALONE):
+            for one in self.trials.apart(MOST_ALONE, needing):
                 await self._try([one])
                 if one.num_failures:
                     await self._try([one])
 
     async def _in_parts(self, trials: Sequence[Trial]) -> None:
-        """Tries these, as many at once as may fail in one run, unless the runs are spent."""
+        """Tries these until the runs are used up; each run tries as many as may fail in one run."""
         while trials and not self.stops_early and self.runs.may_try:
             num_tests = itertools.accumulate(len(trial.names) for trial in trials)
             num_now = max(1, sum(num <= self.most_at_once for num in num_tests))
@@ -224,7 +195,7 @@ class _Measured:
             trials = trials[num_now:]
 
     async def _try(self, trials: Sequence[Trial]) -> None:
-        """Runs the tests with these contradictions. If that says nothing of some, tries them in halves."""
+        """Runs the tests with these contradictions. If the run decides nothing for some of them, tries those again in halves."""
         num_tests = sum(len(trial.names) for trial in trials)
         run = await self.runs.try_out([trial.contradiction for trial in trials])
         if run is None:
@@ -245,10 +216,3 @@ class _Measured:
         middle = len(trials) // 2
         for half in (trials[:middle], trials[middle:]):
             await self._in_parts(half)
-
-
-def _without(contradictions: Iterable[Contradiction], names: set[str]) -> Iterable[Contradiction]:
-    for one in contradictions:
-        fails = tuple(name for name in one.fails if name not in names)
-        if fails:
-            yield replace(one, fails=fails)

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.calibration import Calibration, pack
-from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
+from pipeline.task import Calibration, ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, pack
 from pipeline.taskfile import EXPECTED, Found, State, Verification, fingerprint
 from pipeline.trajectory import Reward
 from workers.verify.states import Probed, Tries, Try
 
-NAMED_AT_MOST = 3  # tests in a sentence
+NAMED_AT_MOST = 3  # number of tests in a sentence
 _MEANING: dict[State, str] = {
     "empty": "it is solved before anybody has done anything",
     "useless": "its tests pass without the fix",
@@ -46,6 +45,11 @@ def verification(task: Task, probed: Probed, *, seconds: float, verified_at: flo
         calibration=pack(calibration) if probed.calibration else b"",
         num_tests=len(calibration.passing),
         num_controlled=len(controlled),
+        num_needing_fix=len(calibration.needing_fix),
+        num_uncontrolled=len(calibration.uncontrolled),
+        control=calibration.best_control,
+        in_fix=calibration.in_fix,
+        from_package=calibration.from_package,
     )
 
 
@@ -55,7 +59,7 @@ def kind_of(task: Task) -> str:
 
 
 def evidence(tries: Tries) -> str:
-    """The end of the log of the first state with a wrong verdict, for people; "" if there is none."""
+    """The end of the log of the first state with a wrong verdict; "" if there is none."""
     wrong = [
         one
         for state, made in tries.items()
@@ -66,7 +70,7 @@ def evidence(tries: Tries) -> str:
 
 
 def _worst(state: State, made: Sequence[Try]) -> Found:
-    """A wrong verdict if there is one, else an infrastructure failure, else the expected verdict."""
+    """A wrong verdict if there is one, otherwise an infrastructure failure, otherwise the expected verdict."""
     for one in made:
         if one.found not in (EXPECTED[state], "infrastructure"):
             return one.found
@@ -74,7 +78,7 @@ def _worst(state: State, made: Sequence[Try]) -> Found:
 
 
 def _fault(task: Task, state: State, made: Sequence[Try]) -> str:
-    """What is wrong with a state, "" if nothing is."""
+    """The fault of a state; "" if it has none."""
     verdicts = [one.found for one in made if one.found != "infrastructure"]
     if len(set(verdicts)) > 1:
         return f"flaky, {' '.join(map(str, verdicts))} in {len(made)} tries"
@@ -89,9 +93,9 @@ def _fault(task: Task, state: State, made: Sequence[Try]) -> str:
 
 
 def wrong_tests(task: Task, reward: Reward) -> list[str]:
-    """Each test that the verdict expects, or that the witness saw, and that came out otherwise; with its outcome.
+    """Each test that the verdict expects, or that the witness saw, and that had another outcome, with that outcome.
 
-    Nothing if no test was seen: then not the tests are at fault.
+    It is empty if no test was seen, because the tests are then not at fault.
     """
     outcomes = {name: outcome for name, outcome in reward.tests.items() if outcome}
     if not outcomes:
@@ -105,7 +109,7 @@ def wrong_tests(task: Task, reward: Reward) -> list[str]:
 
 
 def _accepted(task: Task) -> Callable[[str], Sequence[str]]:
-    """The outcomes of a test, by its name, that the verdict accepts; "" stands for a test that the log does not mention."""
+    """The outcomes of a test, by its name, that the verdict accepts; "" means that the log does not mention it."""
     match task.verdict:
         case ExitCode():
             return lambda name: ("PASSED", "XFAIL", "XPASS", "SKIPPED")
@@ -126,7 +130,7 @@ def _grouped(faults: dict[State, str]) -> list[str]:
 
 
 def _uncollected(task: Task, gold: Try) -> Iterator[str]:
-    """Whether the gold run's log shows the tests that the verdict is about."""
+    """Problems with the tests of the verdict in the gold run's log, if the log does not show them."""
     if gold.reward is None:
         return
     names = _expected_tests(task)
@@ -144,7 +148,7 @@ def _expected_tests(task: Task) -> list[str]:
     match task.verdict:
         case ExitCode():
             return []
-        case SwebenchLog(eval_type="fail_only"):  # a log of failures does not mention what passes
+        case SwebenchLog(eval_type="fail_only"):  # a log of failures does not mention tests that pass
             return []
         case SwebenchLog(fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass):
             return [*fail_to_pass, *pass_to_pass]

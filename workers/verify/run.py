@@ -1,5 +1,6 @@
-"""Verifies tasks side by side, records each as soon as it is done, and shows progress."""
+"""Verifies tasks in parallel, records each as soon as it is done, and shows progress."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,23 +12,23 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold, Verification
 from workers.grading.grade import Grader
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued.parallel import side_by_side
-from workers.unqueued.session import session
-from workers.verify.book import Book
+from workers.unqueued import session, side_by_side
+from workers.verify.book import Book, Outputs
 from workers.verify.calibrating import Calibrator
 from workers.verify.display import VerificationTable, open_table
+from workers.verify.image_leaks import ImageLeaks
 from workers.verify.judging import evidence, verification
-from workers.verify.outputs import Outputs
 from workers.verify.states import Prober, Tries
 from workers.verify.strength import StrengthMeter
 
 
 @dataclass(slots=True)
 class Verifier:
-    """Verifies tasks. What it found is in `found` and `tries`, by task id, and in `book`."""
+    """Verifies tasks. The results are in `found` and `tries`, by task id, and in `book`."""
 
     prober: Prober
     meter: StrengthMeter | None  # None: how strong tests are is not measured
+    images: ImageLeaks
     golds: Mapping[str, Gold]
     book: Book
     found: dict[str, Verification] = field(default_factory=dict[str, Verification])
@@ -41,9 +42,13 @@ class Verifier:
     async def _verify(self, task: Task, table: VerificationTable) -> None:
         began_at = time.monotonic()
         probed = await self.prober.probe(
-            task, self.golds.get(task.id), on_state=lambda state: table.begin(task.id, state)
+            task, self.golds.get(task.id), on_step=functools.partial(table.begin, task.id)
         )
         done = verification(task, probed, seconds=time.monotonic() - began_at, verified_at=time.time())
+        if done.ok:
+            table.begin(task.id, "leaks", 0, 1)
+            done = await self.images.looked_for(done, task, self.golds[task.id])
+            done = replace(done, seconds=round(time.monotonic() - began_at, 2))
         self.book.enter(done)
         if self.meter is not None and done.states["gold"] == 1:
             done = await self._with_strength(done, task, self.meter, table)
@@ -56,11 +61,11 @@ class Verifier:
     async def _with_strength(
         self, done: Verification, task: Task, meter: StrengthMeter, table: VerificationTable
     ) -> Verification:
-        """The verification of a task whose known fix is worth 1, with the strength of its tests."""
+        """The verification of a task whose known fix passes, with the strength of its tests."""
         measured = await meter.measure(
             replace(task, calibration=done.calibration),
             self.golds[task.id],
-            on_fix=lambda number, most: table.begin(task.id, f"partial fix {number} of {most}"),
+            on_fix=lambda number, most: table.begin(task.id, "partial fix", number - 1, most),
         )
         warning = "; ".join(text for text in (done.warning, measured.warning) if text)
         return replace(done, strength=measured.strength, warning=warning)
@@ -80,8 +85,8 @@ async def verify(
     num_partial_fixes: int,
     image_fix: str,
 ) -> Verifier:
-    """All of `tasks` verified in `sandboxes`, which are closed. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it.
-    The strength of their tests is measured with `num_partial_fixes` of each at most; 0: it is not.
+    """Verifies all of `tasks` in `sandboxes`, and closes these. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it.
+    The strength of their tests is measured with at most `num_partial_fixes` of each; 0: it is not measured.
     """
     async with session(sandboxes) as outage:
         grader = Grader(sandboxes)
@@ -96,6 +101,7 @@ async def verify(
             outage=outage,
         )
         meter = StrengthMeter(grader, sandboxes, limits, num_partial_fixes, image_fix)
-        verifier = Verifier(prober, meter if num_partial_fixes else None, golds, book)
+        images = ImageLeaks(sandboxes, limits, image_fix)
+        verifier = Verifier(prober, meter if num_partial_fixes else None, images, golds, book)
         await verifier.run(tasks, num_jobs=num_jobs)
     return verifier

@@ -6,24 +6,108 @@
     gold        the known solution
 
 A failure of the infrastructure is "infrastructure", never a 0. Transient failures are retried first, as the queue would.
+
+The repository in the task's image must be at the task's base commit. Hidden tests are restored from the base commit, and the history that
+an agent sees ends there. If the image has another commit checked out, or does not have this one, the task is wrong. In images of SWE-bench
+and similar data sets the builder commits on top of the base; `Task.builder_commits` says so.
 """
 
+import itertools
+import shlex
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from pipeline.calibration import Calibration
+from pipeline.errors import GraderError
 from pipeline.request import Claim, Limits
-from pipeline.task import ExitCode, Task
+from pipeline.task import Calibration, ExitCode, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State
 from pipeline.trajectory import Reward
 from workers.grading.grade import Graded
-from workers.unqueued.attempts import Broken, tried
-from workers.unqueued.claims import unqueued_claim
-from workers.verify.base_commit import SOUND, BaseCommit, Repository, look_at_base
+from workers.sandbox.git import GIT, no_repository
+from workers.sandbox.protocol import CommandResult
+from workers.unqueued import Broken, tried, unqueued_claim
 from workers.verify.calibrating import USELESS
-from workers.verify.control_runs import calibrated
+from workers.verify.trials import calibrated
+
+LOOK_S = 60.0
+_FIX = "check out base_commit in the image, or set base_commit to what the image has"
+SHOWN_CHARS = 12  # characters shown of a commit's hash
+
+# $1 base commit, $2 "1" if a setup may have put a commit of ours on top. Prints HEAD, the base commit ("-": there is none),
+# whether their files are the same, and how many commits HEAD is ahead ("-": the base is not in its history).
+_LOOK = f"""{GIT}
+head=$(git rev-parse --verify HEAD) || exit 1
+if [ "$2" ] && [ "$(git log -1 --format=%ae HEAD)" = swerve@localhost ]; then head=$(git rev-parse HEAD^) || exit 1; fi
+base=$(git rev-parse -q --verify "$1^{{commit}}") || {{ echo "$head - - -"; exit 0; }}
+same=no
+git diff-tree --quiet "$base" "$head" && same=yes
+ahead=-
+git merge-base --is-ancestor "$base" "$head" && ahead=$(git rev-list --count "$base..$head")
+echo "$head $base $same $ahead"
+"""
+
+
+class Repository(Protocol):
+    """A container of the task, set up. Raises SandboxError."""
+
+    @property
+    def workdir(self) -> str: ...
+
+    async def run(self, command: str, *, timeout_s: float) -> CommandResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCommit:
+    """The faults of a task's base commit, and facts that are only worth knowing; "" if there are none."""
+
+    fault: str = ""
+    warning: str = ""
+
+
+SOUND = BaseCommit()
+
+_FIND = (
+    r"find / -maxdepth 4 \( -path /proc -o -path /sys \) -prune -o -name .git -print 2>/dev/null | head -n 3"
+)
+
+
+async def _places(repository: Repository) -> list[str]:
+    """Directories near the root of the image that are git repositories."""
+    found = await repository.run(_FIND, timeout_s=LOOK_S)
+    return [line.removesuffix("/.git") for line in found.output.decode("utf-8", "replace").splitlines()]
+
+
+async def look_at_base(repository: Repository, task: Task) -> BaseCommit:
+    """Compares the base commit with HEAD. A task without one uses HEAD in any case.
+
+    Raises SandboxError, and GraderError if there is no HEAD.
+    """
+    if not task.base_commit:
+        return SOUND
+    has_setup = "1" if task.setup_script.strip() or task.setup_patch.strip() else ""
+    result = await repository.run(
+        f"set -- {shlex.join([task.base_commit, has_setup])}\n{_LOOK}", timeout_s=LOOK_S
+    )
+    words = result.output.decode("utf-8", "replace").split()
+    place = f"{repository.workdir} of {task.image}"
+    if result.exit_code != 0 or len(words) != 4:
+        raise GraderError(no_repository(repository.workdir, task.image, await _places(repository)))
+    head, base, same, ahead = words
+    at = f"the repository at {place} has {head[:SHOWN_CHARS]} checked out"
+    if base == "-":
+        return BaseCommit(fault=f"base_commit: {task.base_commit} is no commit there; {at}: {_FIX}")
+    if base == head:
+        return SOUND
+    if task.builder_commits and ahead != "-":
+        commits = f"{ahead} commit{'s' if ahead != '1' else ''}"
+        return BaseCommit(warning=f"base_commit: HEAD of the image is {commits} of its builder later")
+    if same == "yes":
+        return BaseCommit(warning=f"base_commit: {at}, which has the same files")
+    where = "which is not in its history" if ahead == "-" else f"{ahead} commits before it"
+    return BaseCommit(fault=f"base_commit: {at}, not {task.base_commit[:SHOWN_CHARS]}, {where}: {_FIX}")
+
 
 NO_SOLUTION = "its solution is not in the gold file; import the task again"
 
@@ -49,14 +133,14 @@ class Calibrates(Protocol):
 
 
 class KeepsLogs(Protocol):
-    """Where the whole log of each try goes."""
+    """Stores the whole log of each try."""
 
     def keep(self, task: Task, state: State, number: int, log: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One verdict on one state, or what kept the grader from one."""
+    """One verdict on one state, or the failure that prevented one."""
 
     found: Found
     why: str  # how the verdict was reached, or what broke
@@ -68,7 +152,7 @@ Tries = dict[State, list[Try]]
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """All that was found out about one task."""
+    """All results about one task."""
 
     tries: Tries
     base: BaseCommit = SOUND
@@ -77,7 +161,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Grades each state of a task with `grader`. `limits` are those of the run that the tasks are meant for."""
+    """Grades each state of a task with `grader`. `limits` are those of the run for which the tasks are meant."""
 
     grader: GradesWithLog
     calibrator: Calibrates
@@ -88,22 +172,36 @@ class Prober:
     image_fix: str  # what to do about an image that is not on this host
     outage: str = ""  # why nothing at all can be graded here
 
-    async def probe(self, task: Task, gold: Gold | None, *, on_state: Callable[[State], None]) -> Probed:
-        """Each state in `num_repeats` tries, and the base commit; `on_state` is called when a state begins."""
+    async def probe(
+        self, task: Task, gold: Gold | None, *, on_step: Callable[[str, int, int], None]
+    ) -> Probed:
+        """Each state in `num_repeats` tries, and the base commit. `on_step` is called when a step begins, with its name, the number of
+        finished steps, and the number of all steps.
+        """
+        patches = _patches(task, gold)
+        num_steps = 1 + len(patches) * self.num_repeats + ("gold" in patches)
+        steps = itertools.count()
+        on_step("base commit", next(steps), num_steps)
         if self.outage:
             return Probed({state: [Try("infrastructure", self.outage, None)] for state in EXPECTED})
         base = await self._retried(task, lambda: self._base(task))
         if isinstance(base, Broken):
             return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
-        patches = _patches(task, gold)
         calibration: Calibration | None = None
+        broken: Broken | None = None  # the failure that prevented a calibration
         tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
         for number in range(1, self.num_repeats + 1):
             for state, patch in patches.items():
-                on_state(state)
-                # A task that is paid without its fix is wrong whatever its tests are made of.
+                # A task whose tests pass without its fix is wrong in any case, so it is not calibrated.
                 if state == "gold" and number == 1 and not _is_paid(tries):
-                    calibration = await self._calibrated(task, patch)
+                    on_step("controls", next(steps), num_steps)
+                    made = await self._calibrated(task, patch)
+                    calibration = made if isinstance(made, Calibration) else None
+                    broken = made if isinstance(made, Broken) else None
+                on_step(state, next(steps), num_steps)
+                if state == "gold" and broken:
+                    tries[state].append(Try("infrastructure", broken.why, None))
+                    continue
                 graded = calibrated(task, calibration) if calibration and state == "gold" else task
                 tries[state].append(await self._graded(graded, state, number, patch))
         if gold is None:
@@ -128,10 +226,10 @@ class Prober:
         self.logs.keep(task, state, number, graded.log)
         return Try(1 if graded.reward.resolved else 0, graded.reward.decided_by, graded.reward)
 
-    async def _calibrated(self, task: Task, fix: bytes) -> Calibration | None:
-        """None if the fix does not pass, or cannot be graded: its own verdict says why."""
+    async def _calibrated(self, task: Task, fix: bytes) -> Calibration | Broken | None:
+        """The calibration; None if the fix does not pass, in which case its own verdict says why."""
         made = await self._retried(task, lambda: self.calibrator.calibrate(self._claim(task), fix))
-        return None if isinstance(made, Broken) or made == Calibration() else made
+        return None if made == Calibration() else made
 
     async def _retried(self, task: Task, work: Callable[[], Awaitable[T]]) -> T | Broken:
         return await tried(work, task, image_fix=self.image_fix)
@@ -157,5 +255,5 @@ def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:
 
 
 def _empty(empty: Try, useless: Try) -> Try:
-    """The grader needs no container to call an empty patch 0; where none can be had, that 0 says nothing."""
+    """The try of the empty patch. The grader gives it 0 without a container; if no container can be opened, that 0 proves nothing."""
     return useless if useless.found == "infrastructure" else empty

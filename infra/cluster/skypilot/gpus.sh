@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What each machine of gpus.yaml runs. SkyPilot says which one this is and where the others are. With a run in SWERVE_RUN_DIR it is resumed.
+# What each machine of gpus.yaml runs. SkyPilot sets the rank of this one and the addresses of all. A run in SWERVE_RUN_DIR is resumed.
 set -euo pipefail
 readonly python=.venv/bin/python first_port=30001
 mapfile -t addresses <<<"$SKYPILOT_NODE_IPS"
@@ -20,13 +20,14 @@ engine_urls() {
 
 # The engines of this machine. One that ends is started again.
 start_engines() {
-    local number devices first
+    local number devices first passed_on
+    read -ra passed_on <<<"$ENGINE_FLAGS"
     first=$(first_gpu "$rank")
     for number in $(seq 0 $(((gpus - first) / ENGINE_GPUS - 1))); do
         devices=$(seq -s , $((first + number * ENGINE_GPUS)) $((first + (number + 1) * ENGINE_GPUS - 1)))
         while true; do
             CUDA_VISIBLE_DEVICES=$devices .venv-engine/bin/python -m infra.serving.engine --model "$SWERVE_MODEL" --device cuda --host 0.0.0.0 \
-                --port $((first_port + number)) --tensor-parallel "$ENGINE_GPUS" || true
+                --port $((first_port + number)) --tensor-parallel "$ENGINE_GPUS" -- "${passed_on[@]}" || true
             sleep 5
         done &
     done
@@ -44,6 +45,7 @@ if [ "$rank" -ge "$LEARNER_NODES" ]; then
     exit
 fi
 export SWERVE_ROUTER_URL=http://${addresses[0]}:30000 CUDA_DEVICE_MAX_CONNECTIONS=1 OMP_NUM_THREADS=8 NCCL_DEBUG=WARN
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True # each step packs different lengths, which fragments memory
 resume=()
 if [ -f "$SWERVE_RUN_DIR/run.json" ]; then resume=(--resume); fi
 "$python" -m torch.distributed.run --nnodes "$LEARNER_NODES" --node-rank "$rank" --nproc-per-node "$LEARNER_GPUS" \

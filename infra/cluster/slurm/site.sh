@@ -4,7 +4,7 @@
 #   export SWERVE_REDIS_URL=rediss://... SWERVE_ROUTER_URL=http://NODE:30000
 #   export SWERVE_SHARED=/shared/swerve           on a file system that all nodes see under this path; default: runs/ here
 #   export SWERVE_PYTHON=/shared/venv/bin/python  default: .venv here
-#   export SWERVE_MODEL=/shared/models/...        what engines start from
+#   export SWERVE_MODEL=/shared/models/...        the model that engines start with
 #   export SWERVE_JUDGE_ROUTER_URL=http://NODE:30000 SWERVE_JUDGE_MODEL=/shared/models/...     for a judge that is a model: jobs of
 #                                                 router and engines that get SWERVE_FOR=judge use these instead
 # Slurm runs a copy of a batch file, so paths are relative to the directory of submission, the repository's root.
@@ -33,7 +33,7 @@ requeue() {
     scontrol requeue "$SLURM_JOB_ID"
 }
 
-# Waits until process $1 has ended, also across trapped signals. Returns its exit status.
+# Waits until process $1 has ended, even if trapped signals interrupt the wait. Returns its exit status.
 await_end() {
     local status=0
     while kill -0 "$1" 2>/dev/null; do wait "$1" && status=0 || status=$?; done

@@ -2,10 +2,10 @@
 
     python -m infra.serving.check --router URL [--engine URL ...] [--model DIR] [--requests 1000] [--only CHECK ...]
 
-Prints a table of checks. Exit status 0 if all that could be checked is as a run needs it, 1 if something is not, 2 for a mistake in
-the command line. What each check found is said with the engine's URL.
+Prints a table of checks. Exit status: 0 if all that could be checked is as a run needs it; 1 if something is not, or engine or router
+do not answer; 2 misuse. The findings of each check name the engine's URL.
 
-Use engines that nobody samples from: checks pause them, abort requests, and load their own weights again under another version,
+Use engines that serve no other requests: checks pause them, abort requests, and load their own weights again under another version,
 which is put back at the end. --model is the directory of the served weights, by default the one that the engine reports;
 log-probs are compared with those of transformers only where it is given.
 """
@@ -22,28 +22,16 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from infra.serving.check import interruptions, replies, traffic
-from infra.serving.check.model import TransformersReference, describe
-from infra.serving.check.target import Nonconformity, ServerInfo, Target
+from infra.serving.check.checks import CHECKS, NotChecked, reference_logprobs
+from infra.serving.check.target import Nonconformity, ServerInfo, Target, TransformersReference, describe
+from pipeline.commandline import NotAnswering, program, status_of
 
-MISUSE = 2
 REFERENCE = "reference_logprobs"
-CHECKS: dict[str, Callable[[Target], Awaitable[str]]] = {
-    "token_ids": replies.token_ids,
-    "prefill_logprobs": replies.prefill_logprobs,
-    "stop_tokens": replies.stop_tokens,
-    "weight_versions": interruptions.weight_versions,
-    "pause_modes": interruptions.pause_modes,
-    "abort": interruptions.abort,
-    "cancelled_requests": interruptions.cancelled_requests,
-    "affinity": traffic.affinity,
-    "burst": traffic.burst,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check came to."""
+    """The result of one check."""
 
     check: str
     result: Literal["ok", "FAILED", "not checked"]
@@ -68,7 +56,7 @@ async def certify(
         checks = dict(CHECKS)
         if model_dir is not None and (not only or REFERENCE in only):
             reference = await asyncio.to_thread(TransformersReference, model_dir)
-            checks[REFERENCE] = lambda target: replies.reference_logprobs(target, reference)
+            checks[REFERENCE] = lambda target: reference_logprobs(target, reference)
         findings = [
             await _finding(name, check, target) for name, check in checks.items() if not only or name in only
         ]
@@ -82,7 +70,7 @@ async def certify(
 async def _finding(name: str, check: Callable[[Target], Awaitable[str]], target: Target) -> CheckResult:
     try:
         return CheckResult(name, "ok", await check(target))
-    except traffic.NotChecked as reason:
+    except NotChecked as reason:
         return CheckResult(name, "not checked", str(reason))
     except Nonconformity as found:
         return CheckResult(name, "FAILED", str(found))
@@ -109,10 +97,11 @@ async def _get(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     try:
         async with http.get(url) as response:
             answer = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise ValueError(
-            f"{url}: {error or type(error).__name__}; is it an engine or a router that runs?"
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"{url}: {error}; is it an SGLang engine, or its router?") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise NotAnswering(f"{url} does not answer ({why}): start the engine or the router") from error
     if response.status != 200 or not isinstance(answer, dict):
         raise ValueError(f"{url}: HTTP {response.status}; is it an SGLang engine, or its router?")
     return answer
@@ -120,7 +109,7 @@ async def _get(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.serving.check",
+        prog=program("infra.serving.check"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -162,9 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 only=arguments.only,
             )
         )
-    except (ValueError, OSError) as error:
+    except (NotAnswering, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return MISUSE
+        return status_of(error)
     for finding in findings:
         print(json.dumps(asdict(finding)) if arguments.json else _line(finding))
     return int(any(finding.result == "FAILED" for finding in findings))

@@ -1,29 +1,36 @@
-"""What is checked: engines, their router, and how to ask them."""
+"""The engines and router that are checked, requests to them, and a description of the model from its directory and the engine.
+
+`TransformersReference` is a second implementation of the model.
+"""
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 import msgspec
 
+from pipeline.model_config import language_keys
+
 ROUTING_KEY = "X-SMG-Routing-Key"
-ENGINE_HEADER = "x-smg-routed-worker-id"  # of a router's response: which engine answered
+ENGINE_HEADER = "x-smg-routed-worker-id"  # header of a router's response that names the engine which answered
 CONTROL_S = 60.0
 """Deadline of a call that samples nothing."""
 
 
 class Nonconformity(Exception):
-    """An engine or the router did something else than a run needs. The text says what was expected and what was seen."""
+    """An engine or the router did not behave as a run needs. The message contains what was expected and what was seen."""
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Why a reply ended."""
+    """The reason why a reply ended."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -31,7 +38,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class WeightSpan(msgspec.Struct, frozen=True):
-    """Weights `version` drew the tokens from start (inclusive) to end (exclusive)."""
+    """Weights of `version` sampled the tokens from start (inclusive) to end (exclusive)."""
 
     version: str
     start: int
@@ -39,7 +46,7 @@ class WeightSpan(msgspec.Struct, frozen=True):
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What the engine says about a reply."""
+    """The engine's metadata about a reply."""
 
     id: str
     prompt_tokens: int
@@ -58,11 +65,11 @@ class Reply(msgspec.Struct, frozen=True):
 
     output_ids: list[int]
     meta_info: Meta
-    engine: str = ""  # by the router's word
+    engine: str = ""  # the engine that the router names
 
     @property
     def logprobs(self) -> list[float]:
-        """Of the sampled tokens, in nats."""
+        """The log-probs of the sampled tokens, in nats."""
         return [logprob for logprob, _, _ in self.meta_info.output_token_logprobs]
 
     @property
@@ -71,14 +78,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class SampledModel(msgspec.Struct, frozen=True):
-    """What an engine samples from."""
+    """The model that an engine samples from."""
 
     model_path: str
     weight_version: str
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """How an engine was started."""
+    """The settings with which an engine was started."""
 
     dtype: str = "auto"
     version: str = "?"
@@ -97,12 +104,12 @@ class _Loads(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the checks need to know of the served model."""
+    """The properties of the served model that the checks need."""
 
     vocab_size: int
     context_tokens: int
     special_ids: frozenset[int]
-    dtype: str  # of the engine's activations
+    dtype: str  # type of the engine's activations
 
     @property
     def is_exact(self) -> bool:
@@ -127,7 +134,7 @@ class Target:
 
     @property
     def front_url(self) -> str:
-        """Where a worker would send its requests."""
+        """The URL to which a worker would send its requests."""
         return self.router_url or self.engine_urls[0]
 
     def prompt(self, num_tokens: int) -> list[int]:
@@ -193,19 +200,19 @@ class Target:
         await self._call("POST", f"{engine_url}/update_weights_from_disk", body)
 
     async def is_healthy(self, engine_url: str) -> bool:
-        """Whether /health answers within 5 s, which is how long a router waits."""
+        """Whether /health answers within 5 s, the time that a router waits."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(5.0), self.http.get(f"{engine_url}/health") as response:
                 return response.status == 200
         return False
 
     async def num_requests(self, engine_url: str) -> int:
-        """Requests that the engine samples or holds."""
+        """The number of requests that the engine is sampling or holds in its queue."""
         answer = _decode(await self._call("GET", f"{engine_url}/v1/loads"), _Loads, engine_url)
         return sum(load.num_running_reqs + load.num_waiting_reqs for load in answer.loads)
 
     async def until_running(self, engine_url: str, task: asyncio.Task[Any], *, num_requests: int = 1) -> None:
-        """Return once the engine samples so many requests, one of which is `task`'s, or the task has ended."""
+        """Return once the engine samples `num_requests` requests, one of which is `task`'s, or the task has ended."""
         while not task.done():
             if await self.num_requests(engine_url) >= num_requests:
                 return
@@ -225,12 +232,12 @@ class Target:
 
 
 SOME_WAY_S = 0.1
-"""An engine samples some tokens in this time, and not a long reply."""
+"""An engine samples some tokens in this time, but not a long reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A reply that takes a while: so many tokens after `prompt`, greedy; and what it is where nothing interrupts it."""
+    """A long reply: `num_tokens` tokens after `prompt`, greedy, and its content when nothing interrupts it."""
 
     prompt: list[int]
     num_tokens: int
@@ -239,7 +246,7 @@ class Long:
 
 
 async def long_reply(target: Target, engine_url: str, *, at_least_s: float = 1.5) -> Long:
-    """A request whose reply takes the engine `at_least_s`, or as many tokens as its context allows."""
+    """A request whose reply takes the engine `at_least_s`, or that has as many tokens as the engine's context allows."""
     prompt, num_tokens = target.prompt(16), 64
     longest = target.model.context_tokens - len(prompt) - 8
     while True:
@@ -256,8 +263,10 @@ async def long_reply(target: Target, engine_url: str, *, at_least_s: float = 1.5
 async def under_way(
     target: Target, engine_url: str, long: Long, *, rid: str | None = None
 ) -> AsyncIterator[asyncio.Task[Reply]]:
-    """The long request, some way through its reply; cancelled at the end of the block."""
-    task = asyncio.create_task(target.sample(engine_url, long.prompt, long.num_tokens, rid=rid))
+    """Yields the long request when part of its reply has been sampled; cancels it at the end of the block."""
+    task = asyncio.create_task(
+        target.sample(engine_url, long.prompt, long.num_tokens, rid=rid), name="long reply"
+    )
     try:
         await target.until_running(engine_url, task)
         await asyncio.sleep(SOME_WAY_S)
@@ -272,3 +281,61 @@ def _decode(data: bytes, kind: type[Any], url: str) -> Any:
         return msgspec.json.decode(data, type=kind, strict=False)
     except msgspec.DecodeError as error:
         raise Nonconformity(f"{url} answered something unexpected: {error}: {data[:200]!r}") from error
+
+
+# One reply may fill 1/CACHE_PART of the engine's KV cache: some checks have two replies in progress and a third waiting.
+CACHE_PART = 4
+
+
+def describe(directory: Path, info: ServerInfo) -> Model:
+    """The model in `directory` as an engine started with `info` serves it. Raises ValueError naming what is missing."""
+    config = _json(directory / "config.json")
+    if not config:
+        raise ValueError(
+            f"{directory}: no config.json in it; give --model the directory that the engine serves"
+        )
+    text = language_keys(config)
+    limits = [text.get("max_position_embeddings"), info.context_length]
+    limits += [info.max_total_num_tokens // CACHE_PART] if info.max_total_num_tokens else []
+    return Model(
+        vocab_size=int(text["vocab_size"]),
+        context_tokens=min(int(limit) for limit in limits if limit),
+        special_ids=_special_ids(directory, config),
+        dtype=info.dtype
+        if info.dtype != "auto"
+        else str(text.get("torch_dtype") or text.get("dtype") or "auto"),
+    )
+
+
+def _special_ids(directory: Path, config: dict[str, Any]) -> frozenset[int]:
+    found: set[int] = set()
+    for source in (config, _json(directory / "generation_config.json")):
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = source.get(key)
+            found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    added = _json(directory / "tokenizer.json").get("added_tokens", [])
+    return frozenset(found | {int(token["id"]) for token in added})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+
+
+class TransformersReference:
+    """The model computed by transformers on the CPU, in fp32, one sequence at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Loading takes four bytes of memory for each parameter. Raises OSError or ValueError for a model that transformers cannot load."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def logprobs(self, prompt: Sequence[int], sampled: Sequence[int], temperature: float) -> list[float]:
+        torch = self._torch
+        ids_1T = torch.tensor([[*prompt, *sampled]])
+        with torch.no_grad():
+            logits_SV = self._model(ids_1T).logits[0, len(prompt) - 1 : -1]
+        logprobs_SV = (logits_SV / temperature).log_softmax(-1)
+        return logprobs_SV.gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()

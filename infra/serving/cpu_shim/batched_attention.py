@@ -1,11 +1,11 @@
 """SGLang's attention for the CPU, `torch_native`, computed in fewer and smaller pieces. Its results are those of SGLang's own.
 
-SGLang's own computes each sequence by itself, and for a prompt whose beginning is cached it computes that beginning's
-queries again and throws them away. Here all sequences of a decode step are one call, the query heads that share a key
-head are its rows, and a prompt's queries are those of its new tokens only. What these two do not cover goes to SGLang's
-own: encoders, sliding windows, and batches of which padding would be the larger part.
+SGLang's own computes each sequence by itself, and for a prompt whose beginning is cached it computes that beginning's queries again and
+throws them away. Here all sequences of a decode step are one call, the query heads that share a key head are its rows, and a prompt's
+queries are those of its new tokens only. SGLang's own code handles what these two do not cover: encoders, sliding windows, and batches of
+which padding would be the larger part.
 
-It takes the place of `torch_native` in SGLang's registry of attention backends, under the same name, because SGLang
+It replaces `torch_native` in SGLang's registry of attention backends, under the same name, because SGLang
 decides by that name how it allocates and schedules on a CPU.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 MOST_PADDED = 2.0
-"""Of the keys that a batch is padded to, per key that it has."""
+"""The largest ratio of a batch's padded number of keys to its actual number."""
 
 
 class BatchedAttention(TorchNativeAttnBackend):
@@ -38,10 +38,10 @@ class BatchedAttention(TorchNativeAttnBackend):
         encoder_lens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """One new token of each sequence."""
+        """Computes one new token of each sequence."""
         num_keys = int(seq_lens.max())
-        is_padding = num_keys * len(seq_lens) > MOST_PADDED * int(seq_lens.sum())
-        if is_padding or not _is_plain(query, k_cache, encoder_lens, options):
+        is_mostly_padding = num_keys * len(seq_lens) > MOST_PADDED * int(seq_lens.sum())
+        if is_mostly_padding or not _is_plain(query, k_cache, encoder_lens, options):
             return super()._run_sdpa_forward_decode(
                 query,
                 output,
@@ -55,7 +55,7 @@ class BatchedAttention(TorchNativeAttnBackend):
             )
         slots = req_to_token[req_pool_indices, :num_keys]
         is_there = torch.arange(num_keys) < seq_lens[:, None]
-        # A slot behind the end may hold anything, and nothing times infinity is not nothing.
+        # A KV slot past the end of its sequence may hold an infinity or NaN, which a weight of zero does not remove from the sum.
         slots = torch.where(is_there, slots, slots[:, :1])
         num_sequences, num_heads, head_size = query.shape
         rows = query.view(num_sequences, k_cache.shape[1], -1, head_size)  # query heads by their key head
@@ -82,7 +82,7 @@ class BatchedAttention(TorchNativeAttnBackend):
         encoder_lens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """The new tokens of each sequence, after a beginning whose keys are cached."""
+        """Computes the new tokens of each sequence, after a prefix whose keys are cached."""
         if not options["causal"] or not _is_plain(query, k_cache, encoder_lens, options):
             return super()._run_sdpa_forward_extend(
                 query,
@@ -101,16 +101,16 @@ class BatchedAttention(TorchNativeAttnBackend):
         lengths = zip(seq_lens.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist(), strict=True)
         for row, (num_keys, num_cached, num_new) in enumerate(lengths):
             slots = req_to_token[req_pool_indices[row], :num_keys][None]
-            # Of a prompt without a cached beginning the mask is a triangle, for which torch skips half of the work.
-            later = (
+            # The mask of a prompt without a cached beginning is a triangle, for which torch skips half of the work.
+            visible = (
                 torch.arange(num_keys) <= torch.arange(num_cached, num_keys)[:, None] if num_cached else None
             )
             mixed = scaled_dot_product_attention(
                 query[begin : begin + num_new].transpose(0, 1)[None],
                 _gathered(k_cache, slots),
                 _gathered(v_cache, slots),
-                attn_mask=later,
-                is_causal=later is None,
+                attn_mask=visible,
+                is_causal=visible is None,
                 scale=options["scaling"],
                 enable_gqa=options["enable_gqa"],
             )
@@ -127,9 +127,9 @@ def _is_plain(query: Tensor, k_cache: Tensor, encoder_lens: Tensor | None, optio
 
 
 def _gathered(cache: Tensor, slots: Tensor) -> Tensor:
-    """What these slots hold: [sequences, key heads, tokens, head size] for `slots` [sequences, tokens].
+    """The content of these slots: [sequences, key heads, tokens, head size] for `slots` [sequences, tokens].
 
-    By rows of the flat cache, which torch copies six times as fast as it indexes.
+    The rows of the flat cache are copied, which is six times as fast in torch as indexing.
     """
     flat = cache.view(len(cache), -1).index_select(0, slots.reshape(-1))
     return flat.view(*slots.shape, *cache.shape[1:]).transpose(1, 2)

@@ -38,10 +38,10 @@ def refuse(name: str) -> NoReturn:
 
 
 class StandIn(type):
-    """The type of one name of a package that is not here.
+    """The type of one name in a package that is not installed.
 
-    Stand-ins are classes, so they also serve as bases, in annotations and in ``isinstance``; what is
-    derived from one refuses to be called as well. Attributes of a stand-in are stand-ins.
+    Stand-ins are classes, so they also serve as bases, in annotations and in ``isinstance``; a class derived from one cannot be called
+    either. Attributes of a stand-in are stand-ins.
     """
 
     def __getattr__(cls, attribute: str) -> "StandIn":
@@ -59,7 +59,7 @@ class StandIn(type):
         return cls
 
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """A model field of this type accepts instances only, of which there are none."""
+        """A model field of this type accepts only instances, and none exist."""
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls)
@@ -70,7 +70,7 @@ def stand_in_for(module: str, name: str) -> StandIn:
 
 
 class StandInModule(types.ModuleType):
-    """A module of a package that is not here: every public name in it is a stand-in."""
+    """A module of a package that is not installed: every public name in it is a stand-in."""
 
     __version__ = "0.0.0"
 
@@ -81,7 +81,7 @@ class StandInModule(types.ModuleType):
 
 
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Consulted last, so that an installed package is always preferred."""
+    """This finder is consulted last, so that an installed package is always preferred."""
 
     def __init__(self, packages: frozenset[str]) -> None:
         self.packages = packages
@@ -97,11 +97,11 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandInModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: names are made when they are looked up."""
+        """Runs nothing: names are made when they are looked up."""
 
 
 class AbsenceFinder(importlib.abc.MetaPathFinder):
-    """Consulted first, so that a hidden module is absent whether or not it is installed."""
+    """This finder is consulted first, so that a hidden module is absent whether or not it is installed."""
 
     def __init__(self, modules: frozenset[str]) -> None:
         self.modules = modules

@@ -1,1 +1,1 @@
-"""The receiver: a small server on an engine's host that keeps weight versions on local disk, each made from the one before by a patch."""
+"""The receiver: a server on an engine's host that keeps weight versions on local disk and makes each from an earlier one by a patch."""

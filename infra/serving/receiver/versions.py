@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import shutil
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -20,17 +21,59 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.serving.receiver.blocks import rebuilt
-from pipeline.bounded_map import bounded_map
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
 from pipeline.message import MalformedMessage, decode, encode
 from pipeline.weight_patch import (
     BLOCK_BYTES,
     BlockHeader,
     DirectoryManifest,
+    Encoding,
     FileContent,
     PatchHeader,
     VersionReference,
+    bounded_map,
 )
+
+_NUM_GAPS = struct.Struct("<I")
+
+
+def rebuilt(encoding: int, content: bytes, base: bytes | None) -> bytes:
+    """Returns the new block. Raises MalformedMessage if the content does not fit the base."""
+    if encoding == Encoding.RAW:
+        return content
+    if encoding != Encoding.SPARSE or base is None or len(base) % 2:
+        raise MalformedMessage(f"a block of encoding {encoding} cannot be rebuilt")
+    words = np.frombuffer(base, dtype="<u2").copy()
+    positions, differences = _unpacked(content)
+    if len(positions) and positions[-1] >= len(words):
+        raise MalformedMessage("a block of the patch changes words beyond its end")
+    words[positions] += differences
+    return words.tobytes()
+
+
+def _unpacked(content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    """The indices of the changed words in ascending order, and new minus old of each, modulo 2^16."""
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(content, max_output_size=4 * BLOCK_BYTES)
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"a block of the patch is not zstd: {error}") from error
+    if len(plain) < _NUM_GAPS.size:
+        raise MalformedMessage("a block of the patch is too short")
+    (num_gaps,) = _NUM_GAPS.unpack_from(plain)
+    gaps = np.frombuffer(plain, dtype=np.uint8, offset=_NUM_GAPS.size)[:num_gaps]
+    planes = np.frombuffer(plain, dtype=np.uint8, offset=_NUM_GAPS.size + len(gaps))
+    leads = gaps < 255
+    num_changed = np.count_nonzero(leads)
+    if len(gaps) != num_gaps or len(planes) != 2 * num_changed:
+        raise MalformedMessage("a block of the patch has not one difference for each changed word")
+    # A gap byte below 255 skips that many unchanged words and then the changed word; 255 skips 255 unchanged words.
+    positions = np.cumsum(gaps + leads.astype(np.int64))[leads] - 1
+    zigzag = planes[:num_changed] | (planes[num_changed:].astype(np.uint16) << 8)
+    return positions, ((zigzag >> 1) ^ (0 - (zigzag & 1))).astype(np.uint16)
+
 
 log = logging.getLogger("swerve.receiver")
 
@@ -38,11 +81,11 @@ NUM_THREADS = min(16, os.cpu_count() or 1)
 
 
 class BaseMissing(Exception):
-    """The base of a patch is not here, or has another content."""
+    """The base of a patch is not on this host, or has another content."""
 
 
 class WrongContent(Exception):
-    """What was rebuilt is not what the manifest describes."""
+    """The content of a rebuilt version differs from what the manifest describes."""
 
 
 class _BlockToWrite(NamedTuple):
@@ -50,27 +93,27 @@ class _BlockToWrite(NamedTuple):
 
     file: FileContent
     block: int
-    into: int  # descriptors
+    into: int  # file descriptor to write to
     base: int | None
     patch: tuple[BlockHeader, bytes] | None
 
 
 class VersionStore:
-    """What `directory` holds. Methods may be called by several threads."""
+    """The versions in `directory`. Several threads may call the methods."""
 
     def __init__(self, directory: Path, *, keep: int) -> None:
-        """`open_versions` keeps a second receiver out of the directory."""
+        """Use `open_versions`, which keeps a second receiver out of the directory."""
         self._directory = directory
         self._keep = keep
         self._numbers = itertools.count()
-        self._turn = threading.Lock()  # for what changes names
+        self._turn = threading.Lock()  # held while names in the directory change
         self._remove_unfinished()
 
     def held(self) -> tuple[VersionReference, ...]:
         return tuple(manifest.reference for manifest in self._manifests())
 
     def path_of(self, run_id: str, version: int) -> Path | None:
-        """The directory of a version that is about to be used, which keeps it from being removed; None if it is not here."""
+        """The directory of a version that is about to be used, which protects it from removal; None if the version is not on this host."""
         directory = self._path(run_id, version)
         with self._turn:
             try:
@@ -80,7 +123,7 @@ class VersionStore:
         return directory
 
     def apply(self, header: PatchHeader, blocks: Iterable[tuple[BlockHeader, bytes]]) -> Path:
-        """Make the target's directory. A version that is here already with that content is left as it is.
+        """Make the target's directory. A version that already exists with that content is not changed.
 
         Raises BaseMissing, WrongContent, MalformedMessage, OSError; then nothing has changed.
         """
@@ -144,7 +187,7 @@ class VersionStore:
                 pass
 
     def _finish(self, target: DirectoryManifest, partial: Path, directory: Path) -> None:
-        """Give the directory its name. A version of that name with another content is replaced."""
+        """Gives the directory its name. A version of that name with another content is replaced."""
         for path in (*partial.iterdir(), partial):
             _sync(path)
         manifest = partial.with_suffix(".manifest-partial")
@@ -152,7 +195,8 @@ class VersionStore:
         _note_use(manifest)
         _sync(manifest)
         with self._turn:
-            if self._manifest(directory) == target:  # another call was faster, and an engine may be reading
+            # Another call installed it first, and an engine may be reading it
+            if self._manifest(directory) == target:
                 manifest.unlink()
                 return
             _remove(directory)
@@ -179,7 +223,7 @@ class VersionStore:
 
 @contextmanager
 def open_versions(directory: Path, *, keep: int) -> Iterator[VersionStore]:
-    """Raises ValueError if another receiver uses the directory, OSError if it cannot be used."""
+    """Yields the store in `directory`. Raises ValueError if another receiver uses the directory, OSError if it cannot be used."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("wb") as lock:
@@ -197,13 +241,13 @@ def _manifest_path(directory: Path) -> Path:
 
 
 def _note_use(manifest: Path) -> None:
-    """The kernel's own time stamps are milliseconds apart, and two uses may be closer."""
+    """Sets the manifest's time stamp to now, in nanoseconds: the kernel's own stamps are too coarse to order two close uses."""
     now = time.time_ns()
     os.utime(manifest, ns=(now, now))
 
 
 def _remove(directory: Path) -> None:
-    """The manifest goes first: what has one is whole."""
+    """Removes a version. The manifest is removed first, because a directory with a manifest counts as complete."""
     _manifest_path(directory).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         shutil.rmtree(directory)
@@ -216,7 +260,10 @@ def _wanted(
     blocks: Iterable[tuple[BlockHeader, bytes]],
     files: ExitStack,
 ) -> Iterator[_BlockToWrite]:
-    """Every block of the target with what it is made of. Raises MalformedMessage for one that neither patch nor base has."""
+    """Yields every block of the target with its origin.
+
+    Raises MalformedMessage for a block that neither the patch nor the base contains.
+    """
     known = {} if base is None else {file.name: file for file in base[0].files}
     incoming = iter(blocks)
     patch = next(incoming, None)

@@ -5,7 +5,7 @@
 
 import { address, parse } from "./address.js";
 import { listen, onReading } from "./api.js";
-import { element, notice } from "./dom.js";
+import { element, entitle, notice, say } from "./dom.js";
 import { bytes } from "./format.js";
 import * as compare from "./pages/compare.js";
 import * as fleet from "./pages/fleet.js";
@@ -38,8 +38,8 @@ async function visit() {
   if (mine !== visits) return;
   page = shown;
   main.removeAttribute("aria-busy");
-  main.replaceChildren(element("h1", {}, page.title), page.body);
-  document.title = `${page.title} – Swerve`;
+  say(main, element("h1", {}, page.title), page.body);
+  entitle(`${page.title} – Swerve`);
   window.scrollTo(0, 0);
 }
 
@@ -57,7 +57,7 @@ function navigate() {
   const links = [["", "Runs"], ...(here.run ? NAVIGATION : [])].map(([name, text]) =>
     element("a", { href: address(name, name && here.run),
       "aria-current": (PARENT[here.page] ?? here.page) === name && "page" }, text));
-  document.getElementById("pages").replaceChildren(...links);
+  say(document.getElementById("pages"), links);
 }
 
 /** Draw the page again soon; later while the reader points at a chart. */
@@ -82,14 +82,14 @@ function isShown(kind) {
 
 onReading((reading) => {
   const told = reading && `reading ${bytes(reading.read_bytes)} of ${bytes(reading.total_bytes)} …`;
-  document.getElementById("reading").textContent = told ?? "";
+  say(document.getElementById("reading"), told);
 });
 listen(
   (event) => {
     if ((!here.run || event.run === here.run) && isShown(event.kind)) schedule();
   },
   (connected) => {
-    connection.textContent = connected ? "live" : "reconnecting …";
+    say(connection, connected ? "live" : "reconnecting …");
     connection.className = connected ? "live" : "";
     if (connected && page?.refresh) schedule();
   },

@@ -1,9 +1,133 @@
-// One rollout, turn by turn: what the policy was told, thought and said, what it ran and saw, and what a judge scored.
+// One rollout, turn by turn: what the policy was told, thought and said, what it ran and saw, and what a judge scored; and the tokens of a
+// turn as colours: what engine and learner thought of them, what a step did with them, and the versions that drew them.
 
-import { badge, element } from "./dom.js";
+import { badge, block, element, say } from "./dom.js";
 import { duration, number } from "./format.js";
-import { block } from "./text.js";
-import { tokens } from "./tokens.js";
+
+const MOST_TOKENS = 20000;
+// Upper ends of the classes by probability: a token below 0.01 is one that the policy hardly ever draws.
+const PROBABILITIES = [0.01, 0.1, 0.3, 0.6, 0.9];
+const RARE = ["below 1 %", "below 10 %", "below 30 %", "below 60 %", "below 90 %", "above 90 %"];
+// Sizes from which on a number with a sign has the next stronger colour.
+const RATIOS = [0.05, 0.2, 1];
+const ADVANTAGES = [1e-6, 0.1, 0.5];
+
+const COLOURS = {
+  engine: { text: "the engine's probability", of: (token) => token.logprob, colour: rare, legend: () => classes("Probability", rareClasses()) },
+  learner: { text: "the learner's probability", of: (token) => token.learner, colour: rare, trained: true,
+    legend: () => classes("Probability before the update", rareClasses()) },
+  difference: { text: "learner against engine", of: (token) => token.difference, colour: (value) => signed(value, RATIOS), trained: true,
+    legend: () => classes("Log-prob of the learner less the engine's, in nats", signedClasses(RATIOS)) },
+  advantage: { text: "advantage", of: (token) => token.advantage, colour: (value) => signed(value, ADVANTAGES), trained: true,
+    legend: () => classes("Advantage", signedClasses(ADVANTAGES)) },
+};
+const REASONS = {
+  masked: "no gradient: masked or clipped",
+  vetoed: "no gradient: its trajectory has an impossible ratio",
+  geometric_mask: "no gradient: the mean ratio of its trajectory is outside the geometric mask",
+};
+// What the reader chose last, for the boxes that are opened next.
+let chosen = "engine";
+
+/** A box that draws the tokens of `turn` when it is opened. */
+function tokens(turn) {
+  if (!turn.tokens?.length) return null;
+  const versions = turn.versions.map((span) => span.version);
+  const box = element("details", { class: "tokens" }, element("summary", {}, summary(turn, versions)));
+  box.addEventListener("toggle", () => {
+    if (box.open && box.childElementCount === 1) box.append(contents(turn, versions));
+  });
+  return box;
+}
+
+function summary(turn, versions) {
+  const off = turn.trained?.reasons.filter(Boolean).length ?? 0;
+  return [`${number(turn.tokens.length)} tokens`, versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0]}`,
+    off ? `${number(off)} without a gradient` : ""].filter(Boolean).join("; ");
+}
+
+function contents(turn, versions) {
+  const all = turn.tokens.map((token, place) => joined(token, turn.trained, place));
+  const drawn = element("div");
+  function draw(name) {
+    const colours = COLOURS[name];
+    say(drawn, element("p", { class: "legend-line" }, colours.legend(), legend(turn, versions)), text(all, versions, colours));
+  }
+  const offered = Object.entries(COLOURS).filter(([, one]) => turn.trained || !one.trained);
+  const first = offered.some(([name]) => name === chosen) ? chosen : "engine";
+  draw(first);
+  if (offered.length === 1) return drawn;
+  const select = element("select", { change: (event) => {
+    chosen = event.target.value;
+    draw(chosen);
+  } }, offered.map(([name, one]) => element("option", { value: name, selected: name === first }, one.text)));
+  return element("div", {}, element("form", { class: "filters" }, element("label", {}, "Colour by", select)), drawn);
+}
+
+/** A token with what the step did with it. */
+function joined(token, trained, place) {
+  if (!trained) return { ...token, learner: null, difference: null, advantage: null, weight: null, reason: "" };
+  const learner = trained.logprobs[place];
+  const difference = token.logprob === null || learner === null ? null : learner - token.logprob;
+  return { ...token, learner, difference, advantage: trained.advantages[place], weight: trained.weights[place], reason: trained.reasons[place] };
+}
+
+function text(all, versions, colours) {
+  const spans = all.slice(0, MOST_TOKENS).map((token) => {
+    const shown = token.text === null || token.text === undefined ? `${token.id} ` : token.text.replaceAll("\n", "⏎\n");
+    return element("span", { class: look(token, versions, colours), title: detail(token) }, shown);
+  });
+  const left = all.length - MOST_TOKENS;
+  return element("pre", { class: "token-text", tabindex: 0 }, spans, left > 0 ? `\n… ${number(left)} more tokens` : "");
+}
+
+function look(token, versions, colours) {
+  const band = `band${Math.max(0, versions.indexOf(token.version)) % 4}`;
+  return [colours.colour(colours.of(token)), band, token.reason ? "off" : "", token.trained ? "" : "pale"].filter(Boolean).join(" ");
+}
+
+function detail(token) {
+  const probability = token.logprob === null ? "–" : number(Math.exp(token.logprob));
+  const of_step = token.learner === null ? [] : [`learner's log-prob ${number(token.learner)}`, `difference ${number(token.difference)}`,
+    `advantage ${number(token.advantage)}`, `weight ${number(token.weight)}`];
+  return [`id ${token.id}`, `log-prob ${number(token.logprob)}`, `probability ${probability}`, `version ${token.version}`, ...of_step,
+    token.reason ? REASONS[token.reason] : token.trained ? "trained" : "not trained"].join(" · ");
+}
+
+function rare(logprob) {
+  if (logprob === null || logprob === undefined) return "";
+  const probability = Math.exp(logprob);
+  const index = PROBABILITIES.findIndex((end) => probability < end);
+  return `rare${index < 0 ? PROBABILITIES.length : index}`;
+}
+
+function signed(value, sizes) {
+  if (value === null || value === undefined) return "";
+  const strength = sizes.filter((size) => Math.abs(value) >= size).length;
+  return strength ? `${value < 0 ? "less" : "more"}${strength}` : "";
+}
+
+function rareClasses() {
+  return RARE.map((said, index) => [said, `rare${index}`]);
+}
+
+function signedClasses([small, middle, large]) {
+  const [least, most] = small < 1e-3 ? ["0", "0"] : [`−${number(small)}`, number(small)];
+  return [[`below −${number(large)}`, "less3"], [`below −${number(middle)}`, "less2"], [`below ${least}`, "less1"],
+    [`above ${most}`, "more1"], [`above ${number(middle)}`, "more2"], [`above ${number(large)}`, "more3"]];
+}
+
+function classes(name, list) {
+  return [`${name}: `, list.map(([said, colour]) => [element("span", { class: colour }, said), " "])];
+}
+
+function legend(turn, versions) {
+  const parts = [];
+  if (versions.length > 1) parts.push("· Version: ", versions.map((version, index) => [element("span", { class: `band${index % 4}` }, version), " "]));
+  if (turn.trained?.reasons.some(Boolean)) parts.push("· Struck through: no gradient ");
+  if (turn.tokens.some((token) => !token.trained)) parts.push("· Pale: not trained");
+  return parts;
+}
 
 /** All turns of a rollout. */
 export function conversation(rollout) {
@@ -23,10 +147,16 @@ function parts(turn) {
 }
 
 function heading(turn) {
-  const said = [turn.generate_s ? `replied in ${duration(turn.generate_s)}` : "",
+  const said = [...place(turn), turn.generate_s ? `replied in ${duration(turn.generate_s)}` : "",
     turn.num_sampled ? `${number(turn.num_sampled)} tokens sampled, ${number(turn.num_fed)} fed` : "",
     turn.stop && turn.stop !== "stop" ? `stopped by ${turn.stop}` : "", turn.engine].filter(Boolean);
   return element("h3", { id: `turn-${turn.index}` }, `Turn ${turn.index + 1} `, element("small", {}, said.join(" · ")));
+}
+
+// Where a turn of an agent program belongs, if not behind the turn before it.
+function place({ index, after, thread, aside }) {
+  const follows = after === -1 ? (index ? "begins a conversation" : "") : after !== null && after !== index - 1 ? `follows turn ${after + 1}` : "";
+  return [thread, follows, aside ? "an aside, not trained" : ""];
 }
 
 function messages(told) {

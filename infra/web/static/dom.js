@@ -1,5 +1,26 @@
-// Makes elements. Text enters the document as text nodes only, so what a rollout says is never read as HTML.
+// Makes elements. Text enters the document here only, and as text nodes only: what a rollout says is never read as HTML, and no name of a
+// task, group or worker hides or reorders what stands beside it. Long text stays in its place, and is shown whole when asked for.
+//
+// `pipeline/screen.py` makes visible for terminals what `visible` does here, and a test holds that both know the same characters.
 
+// Controls, formats, surrogates, private and unassigned characters, separators of lines and paragraphs; then letters and marks that show
+// as nothing although their category does not say so: fillers and joiners.
+const UNSEEN = /[\p{C}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\uffa0]/gu;
+
+/** Control characters as their symbols, invisible and reordering ones by their number; line ends and tabs stay. */
+export function visible(text) {
+  return text.replaceAll("\r\n", "\n").replace(UNSEEN, shown);
+}
+
+function shown(character) {
+  if (character === "\n" || character === "\t") return character;
+  const code = character.codePointAt(0);
+  if (code < 32) return String.fromCodePoint(0x2400 + code);
+  if (code === 127) return "\u2421";
+  return code < 0x10000 ? `\\u${code.toString(16).padStart(4, "0")}` : `\\U${code.toString(16).padStart(8, "0")}`;
+}
+
+const READ = ["title", "aria-label", "placeholder"]; // attributes that a person reads
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An HTML element. Attributes that are undefined, null or false are left out; functions are event listeners. */
@@ -16,10 +37,26 @@ function furnish(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
     else if (value !== undefined && value !== null && value !== false)
-      made.setAttribute(name, value === true ? "" : String(value));
+      made.setAttribute(name, value === true ? "" : READ.includes(name) ? visible(String(value)) : String(value));
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  made.append(...nodes(children));
   return made;
+}
+
+/** Children without those that are empty, and with texts as they may be shown. */
+function nodes(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== "")
+    .map((child) => (child instanceof Node ? child : visible(String(child))));
+}
+
+/** Replace what an element says. */
+export function say(parent, ...children) {
+  parent.replaceChildren(...nodes(children));
+}
+
+/** Name the tab. */
+export function entitle(text) {
+  document.title = visible(text);
 }
 
 /** Replace the children of an element that is shown. The keyboard's focus stays on what had it, or on what stands in its place. */
@@ -27,7 +64,7 @@ export function redraw(parent, ...children) {
   const before = parent.contains(document.activeElement) ? document.activeElement : null;
   const path = [];
   for (let one = before; one && one !== parent; one = one.parentElement) path.unshift([...one.parentElement.children].indexOf(one));
-  parent.replaceChildren(...children);
+  say(parent, ...children);
   if (!path.length) return;
   const inPlace = path.reduce((one, index) => one?.children[index], parent);
   const alike = [inPlace, ...parent.querySelectorAll(before.tagName)].find((one) => one?.isEqualNode(before));
@@ -63,7 +100,30 @@ export function section(title, ...children) {
   return element("section", {}, element("h2", {}, title), ...children);
 }
 
+/** What is wrong at the moment, above all else; nothing if nothing is. */
+export function unwell({ complaints, pauses }) {
+  const said = [...(complaints ?? []), ...(pauses ?? [])].map((text) => element("li", {}, text));
+  return said.length ? element("ul", { class: "notice", "aria-label": "What is wrong" }, said) : "";
+}
+
 /** What stands where a part cannot be shown. */
 export function notice(text) {
   return element("p", { class: "notice", role: "alert" }, text);
+}
+
+const SHOWN_CHARS = 6000;
+const LINE_CHARS = 2000;
+
+/** A block of text. Of a long one the beginning and the end are shown, and a button shows the rest. */
+export function block(text, kind = "") {
+  const box = element("pre", { class: kind, tabindex: text.length > LINE_CHARS ? 0 : undefined });
+  if (text.length <= SHOWN_CHARS) {
+    say(box, text);
+    return box;
+  }
+  const half = SHOWN_CHARS / 2;
+  const rest = element("button", { type: "button", click: () => say(box, text) },
+    `Show the ${(text.length - SHOWN_CHARS).toLocaleString("en")} characters between`);
+  say(box, text.slice(0, half), element("span", { class: "between" }, rest), text.slice(-half));
+  return box;
 }

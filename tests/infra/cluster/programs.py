@@ -1,6 +1,7 @@
 """The files under test, and how the programs that check them are run."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ CLUSTER = ROOT / "infra/cluster"
 
 def tool(name: str) -> str:
     """A program from a Python package of the development environment."""
-    return str(ROOT / ".venv/bin" / name)
+    return str(Path(sys.executable).with_name(name))
 
 
 def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:

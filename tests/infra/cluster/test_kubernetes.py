@@ -17,7 +17,7 @@ from pipeline import keys
 from tests.conftest import answers_ok, free_ports
 from tests.infra.cluster.programs import CLUSTER, ROOT, run, tool
 from workers.docker.host import DockerHost
-from workers.judge.settings import judge_settings
+from workers.judge.__main__ import judge_settings
 from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 KUBERNETES = CLUSTER / "kubernetes"

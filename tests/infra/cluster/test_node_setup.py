@@ -121,7 +121,7 @@ def test_a_dry_run_touches_nothing(docker_client: docker.DockerClient, task_imag
         (["--role", "worker", "--workers", "many"], "--workers many: give a whole number"),
         (["--role", "judge", "--judges", "0"], "--judges 0: give a whole number"),
         (["--role", "engine", "--gpus", "0,11"], "--gpus 0,11: give digits"),
-        (["--role", "worker", "--docker-tls", "/nowhere"], "ca.pem, cert.pem and key.pem must lie there"),
+        (["--role", "worker", "--docker-tls", "/nowhere"], "it must hold ca.pem, cert.pem and key.pem"),
         (["--rol", "worker"], "unknown option --rol"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from infra.serving import engine, router
 from tests.infra.cluster.programs import CLUSTER, run
-from workers.judge.settings import judge_settings
+from workers.judge.__main__ import judge_settings
 from workers.settings import disk_settings, docker_hosts, image_settings, worker_settings
 
 UNITS = sorted((CLUSTER / "systemd").iterdir())

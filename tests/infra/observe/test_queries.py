@@ -9,13 +9,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.error import URLError
 
+import docker
 import pytest
 import yaml
+from docker.errors import APIError
 from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import alternating, fleet
 from infra import processes
 from pipeline import connection, keys, queue
+from pipeline.harness import Harness, read_harness
 from pipeline.kinds import ROLLOUT
 from pipeline.request import RolloutRequest
 from pipeline.tokenizer import put_tokenizer, read_bundle
@@ -25,7 +28,11 @@ from tests.infra.observe.queries import GIVEN, OBSERVE, expressions, grouping_la
 from tests.journeys.test_a_worker_dies import endless_request, until
 from tests.pipeline.scraping import Series, scraped, values
 from tests.trainer.processes import TrainerProcess, sets, start, write_recipe
-from trainer.records.meters import metric_of
+from trainer.records.points import metric_of
+from workers.harness.building import build
+from workers.harness.volumes import PREFIX
+from workers.sandbox.containers import ContainerApi
+from workers.settings import docker_host
 
 WISHES = sets(
     "num_steps=2",
@@ -67,8 +74,9 @@ async def observed(redis_url: str, serving: Serving, image: str, directory: Path
 
         run("workers.judge", judge_port)
         trained = await trained_and_served(redis_url, serving, directory, trainer_port)
+        harness = await built_harness(directory, stack)
         run("workers.run", worker_port)
-        await played(redis_url, serving, image)
+        await played(redis_url, serving, image, harness)
         urls = [f"http://127.0.0.1:{port}/metrics" for port in (judge_port, worker_port)]
         rest = [scraped(url) for url in (*urls, f"{serving.engine_url}/metrics", serving.router_metrics_url)]
         return trained + [relabelled(series) for each in rest for series in each]
@@ -104,18 +112,70 @@ async def read_until_it_ends(trainer: TrainerProcess, port: int) -> AsyncIterato
         await asyncio.sleep(0.1)
 
 
-async def played(redis_url: str, serving: Serving, image: str) -> None:
-    """One rollout of two turns, in a container, sampled by the engine."""
+# Asks, goes on in two ways, and asks for what nothing follows.
+PROGRAM = """#!/usr/bin/python3
+import json, sys, urllib.request
+def ask(*messages):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    asked = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}/v1/chat/completions", body)
+    return json.load(urllib.request.urlopen(asked))["choices"][0]["message"]
+def user(text): return {"role": "user", "content": text}
+said = ask(user(sys.argv[2]))
+ask(user(sys.argv[2]), said, user("one way"))
+ask(user(sys.argv[2]), said, user("another way"))
+ask(user("a title, please"))
+"""
+FILE = """
+name = "asker"
+version = "1.0"
+licence = "MIT"
+dialect = "chat"
+uses_tools = false
+command = ["{harness}/asker", "{port}", "{problem}"]
+version_command = ["{harness}/asker", "--version"]
+
+[build]
+directory = "program"
+"""
+
+
+async def built_harness(directory: Path, stack: ExitStack) -> Harness:
+    (directory / "program").mkdir()
+    program = directory / "program" / "asker"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    path = directory / "asker.toml"
+    path.write_text(FILE)
+    file = read_harness(path)
+    api = ContainerApi(docker_host())
+    await build(api, file)
+    await api.close()
+    stack.callback(remove_harness, file.harness)
+    return file.harness
+
+
+def remove_harness(harness: Harness) -> None:
+    client = docker.from_env()
+    for volume in client.volumes.list(filters={"name": f"{PREFIX}{harness.name}-"}):
+        volume.remove()
+    with suppress(APIError):
+        client.images.remove(harness.image, force=True)
+
+
+async def played(redis_url: str, serving: Serving, image: str, harness: Harness) -> None:
+    """A rollout of two turns and one of an agent program, in containers, sampled by the engine."""
     redis = await connection.connect(redis_url)
     await serving.name_weights(version_name("journey", 0))
     tokenizer = await put_tokenizer(redis, read_bundle(serving.model_dir))
     request = endless_request(image, tokenizer, 7)
     await queue.enqueue(redis, replace(request, limits=replace(request.limits, turns=2)))
+    of_program = replace(endless_request(image, tokenizer, 8), harness=harness)
+    await queue.enqueue(redis, of_program)
 
     async def is_published() -> bool:
-        return bool(await redis.exists(keys.published(request.id, ROLLOUT)))
+        return all([await redis.exists(keys.published(one.id, ROLLOUT)) for one in (request, of_program)])
 
-    await until(is_published, what="the rollout", patience_s=120)
+    await until(is_published, what="the rollouts", patience_s=120)
     await redis.aclose()
 
 
@@ -150,6 +210,19 @@ def documented_metrics() -> Iterator[tuple[str, set[str]]]:
         cells = line.strip("|").split("|")
         if len(cells) == 4 and (name := re.match(r" `(\w+)`", cells[0])):
             yield name[1], set(re.findall(r"`(\w+)`", cells[2]))
+
+
+def test_replies_to_an_agent_program_are_counted_by_kind_and_by_what_became_of_their_copies(
+    found: list[Series],
+) -> None:
+    def counted(name: str, label: str) -> dict[str, float]:
+        return {one.labels[label]: one.value for one in found if one.name == name}
+
+    replies = counted("swerve_program_replies_total", "swerve_kind")
+    assert replies == {"turn": 2, "branch": 1, "aside": 1, "not_taken": 0}
+    copies = counted("swerve_program_copies_total", "swerve_copy")
+    assert copies == {"same": 1, "printed": 0, "thoughts": 0, "healed": 0}
+    assert values(found, "swerve_program_replies_total", swerve_harness="asker", swerve_kind="branch") == [1]
 
 
 @pytest.mark.slow

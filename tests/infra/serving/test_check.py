@@ -63,7 +63,6 @@ async def test_an_engine_that_is_broken_is_named_with_what_it_did(serving: Servi
 def test_mistakes_are_one_line(serving: Serving) -> None:
     for arguments, complaint in (
         ([], "give --router, or --engine, or both"),
-        (["--engine", "http://127.0.0.1:9"], "is it an engine or a router that runs?"),
         (["--engine", serving.engine_url, "--model", "/nowhere"], "no config.json"),
         (["--engine", serving.engine_url, "--only", REFERENCE], "needs --model"),
     ):

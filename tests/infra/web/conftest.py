@@ -14,7 +14,17 @@ from infra.web.app import RunServer, make_app
 from infra.web.fleet import RedisReader
 from infra.web.runs import RunCatalogue
 from pipeline import connection
-from tests.infra.web.example_run import NO_REDIS, Client, Serve, append, finished, settled, step, store
+from tests.infra.web.example_run import (
+    NO_REDIS,
+    Client,
+    Serve,
+    append,
+    finished,
+    judging,
+    settled,
+    step,
+    store,
+)
 from tests.pipeline import samples
 
 
@@ -64,9 +74,9 @@ def run_dir(tmp_path: Path) -> Path:
     (directory / "recipe.toml").write_text("num_steps = 9\n")
     trained, same = finished("solved", reward=1.0), finished("unsolved", reward=0.0)
     store(directory, trained, same, finished("fresh", reward=0.0))
-    append(directory, "steps", {**step(1, [trained.claim.request.id]), "judging": {"num_judged": 2}})
+    append(directory, "steps", {**step(1, [trained.claim.request.id]), "judging": judging(num_judged=2)})
     append(directory, "episodes", settled(trained, "trained"), settled(same, "zero_variance"))
     append(directory, "publications", {"version": 4, "step": 1, "num_bytes": 7, "at": 2100.0})
     evaluation = {"name": "heldout_after", "version": 4, "step": 1, "success": 0.5, "at": 2200.0}
-    append(directory, "evaluations", {**evaluation, "standard_error": 0.1})
+    append(directory, "evaluations", {**evaluation, "success_low": 0.2, "success_high": 0.8})
     return directory

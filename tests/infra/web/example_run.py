@@ -1,6 +1,5 @@
 """A run's directory to look at, written as a trainer writes it, and the reply to a request."""
 
-import json
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -8,14 +7,16 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestClient
+from msgspec import structs
 
 from pipeline.chat import ChatMessage
+from pipeline.journal.rows import FILES, StepJudging
 from pipeline.message import pack_float32s
 from pipeline.request import Claim
-from pipeline.rollout_store.record import StoredRollout
-from pipeline.rollout_store.trained import REASONS, TrainedHead, TrainedTokens, TrainedTurn
+from pipeline.rollout_store.record import REASONS, StoredRollout, TrainedHead, TrainedTokens, TrainedTurn
 from pipeline.trajectory import Trajectory, head_of
 from tests.pipeline import samples
+from tests.pipeline.journal_rows import made, write
 from trainer.records.rollout_writer import RolloutWriter
 
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -63,13 +64,19 @@ def store_tokens(run_dir: Path, request_id: str, *, step: int, num_tokens: int =
 
 
 def append(run_dir: Path, name: str, *rows: dict[str, Any]) -> None:
-    with (run_dir / "journal" / f"{name}.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    """Append rows to one file of the journal; what a row does not say is empty or 0."""
+    kind = next(kind for kind, file in FILES.items() if file == f"{name}.jsonl")
+    write(run_dir, *(made(kind, **row) for row in rows))
 
 
 def step(number: int, request_ids: list[str]) -> dict[str, Any]:
     numbers = {"step": number, "version": 4, "loss": 0.25, "reward_mean": 0.5, "at": 1000.0 + 1000 * number}
     return {**numbers, "request_ids": request_ids}
+
+
+def judging(**numbers: int) -> dict[str, Any]:
+    """What judging did to a step, as a part of its row."""
+    return structs.asdict(made(StepJudging, **numbers))
 
 
 def settled(trajectory: Trajectory, fate: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Dead letters are requeued and dropped only where that was allowed, only by our own pages, and never without a line in the log."""
+"""Dead letters are requeued and dropped only where that was allowed, not by pages of other sites, and never without a line in the log."""
 
 import json
 from pathlib import Path

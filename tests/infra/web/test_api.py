@@ -4,16 +4,19 @@ import math
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from pipeline import census, queue
+from pipeline.journal.rows import StepRow
 from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, judgement_head
 from pipeline.request import Claim
 from tests.infra.web.example_run import HOSTILE, Serve, append, finished, read, settled, step, store
 from tests.pipeline import samples
-from tests.pipeline.cli.situations import taken, trainer_lives
+from tests.pipeline.cli.situations import dead_lettered, taken, trainer_lives, worker_lives
+from tests.pipeline.journal_rows import made
 from trainer.records.rollout_writer import RolloutWriter
 
 RUN = f"/api/runs/{samples.RUN}"
@@ -21,11 +24,11 @@ RUN = f"/api/runs/{samples.RUN}"
 
 async def test_runs_are_found_in_a_folder_and_by_their_own_directory(serve: Serve, run_dir: Path) -> None:
     append(run_dir, "evaluations", {"name": "heldout_after", "greedy": True, "success": 0.1, "at": 2300.0})
-    of_folder = await read(await serve(run_dir.parent), "/api/runs")
-    assert of_folder == await read(await serve(run_dir), "/api/runs")
+    of_folder = (await read(await serve(run_dir.parent), "/api/runs"))["runs"]
+    assert of_folder == (await read(await serve(run_dir), "/api/runs"))["runs"]
     told = {name: of_folder[0][name] for name in ("id", "name", "live", "step", "num_steps", "success")}
     assert told == {
-        **{"id": samples.RUN, "name": "mine", "live": False},
+        **{"id": samples.RUN, "name": "mine", "live": None},  # for there is no Redis
         **{"step": 1, "num_steps": 9, "success": 0.5},
     }
 
@@ -35,7 +38,7 @@ async def test_a_copy_of_a_run_is_a_run_of_its_own(serve: Serve, run_dir: Path) 
     copy.mkdir()
     (copy / "run.json").write_bytes((run_dir / "run.json").read_bytes())
     client = await serve(run_dir.parent)
-    found = {row["name"]: row["id"] for row in await read(client, "/api/runs")}
+    found = {row["name"]: row["id"] for row in (await read(client, "/api/runs"))["runs"]}
     assert found == {"mine": samples.RUN, "other": f"{samples.RUN}~2"}
     assert (await read(client, f"{RUN}~2/series"))["steps"] == []
 
@@ -90,11 +93,11 @@ async def test_rows_that_a_resumed_trainer_took_back_are_gone(serve: Serve, run_
 
 async def test_a_row_that_is_being_written_is_read_when_it_is_whole(serve: Serve, run_dir: Path) -> None:
     client, path = await serve(run_dir), run_dir / "journal" / "steps.jsonl"
-    with path.open("a") as file:
-        file.write('{"step": 2, "lo')
-        file.flush()
+    line = msgspec.json.encode(made(StepRow, step=2, loss=0.5)) + b"\n"
+    with path.open("ab", buffering=0) as file:
+        file.write(line[:20])
         assert len((await read(client, f"{RUN}/series"))["steps"]) == 1
-        file.write('ss": 0.5}\n')
+        file.write(line[20:])
     assert [row["loss"] for row in (await read(client, f"{RUN}/series"))["steps"]] == [0.25, 0.5]
 
 
@@ -126,6 +129,54 @@ async def test_without_redis_the_status_says_so_and_the_stored_part_goes_on(
     assert (await read(client, f"{RUN}/rollouts"))["total"] == 3
 
 
+async def test_without_redis_nobody_says_that_a_run_has_no_trainer(serve: Serve, run_dir: Path) -> None:
+    told = await read(await serve(run_dir), "/api/runs")
+    assert "does not answer" in told["gone"]
+    assert [row["live"] for row in told["runs"]] == [None]
+
+
+async def test_a_run_that_redis_forgot_is_not_called_an_outage(
+    serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path
+) -> None:
+    gone = (await read(await serve(run_dir, redis_url=redis_url), f"{RUN}/status"))["gone"]
+    assert gone == f"Redis knows nothing of run {samples.RUN} any more, or never did."
+
+
+async def test_the_list_of_runs_says_what_is_unwell(
+    serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path
+) -> None:
+    await trainer_lives(pool, alarms=("gap_grows since step 7",))
+    await dead_lettered(pool)
+    await worker_lives(pool, paused="docker is out")
+    told = await read(await serve(run_dir, redis_url=redis_url), "/api/runs")
+    (row,) = told["runs"]
+    assert row["complaints"] == [
+        f"run {samples.RUN} has 1 dead request: `dead` lists them",
+        f"run {samples.RUN}, alarm gap_grows since step 7",
+    ]
+    assert told["complaints"] == [
+        *row["complaints"],
+        "every worker is paused, the first because docker is out",
+    ]
+    assert told["pauses"] == ["rollout worker host/1 is paused: docker is out"]
+
+
+async def test_a_reward_beyond_all_sums_is_shown_and_what_cannot_be_computed_is_null(
+    serve: Serve, run_dir: Path
+) -> None:
+    huge = [finished(f"huge-{number}", reward=1e308, group_id=f"huge-{number // 2}") for number in range(4)]
+    store(run_dir, *huge)
+    append(run_dir, "episodes", *(settled(one, "zero_variance") for one in huge))
+    append(run_dir, "steps", {**step(2, []), "reward_mean": 1e308, "at": 1e4})
+    client = await serve(run_dir)
+    (task,) = (await read(client, f"{RUN}/tasks"))["tasks"]
+    assert (task["success"], task["variance"]) == (None, None)
+    assert (await read(client, f"{RUN}/series"))["steps"][1]["reward_low"] is None
+    assert (await read(client, f"{RUN}/rollouts", sort="-reward"))["rows"][0]["reward"] == 1e308
+    for path in ("represented", "rollouts/huge-0", "rollouts"):
+        await read(client, f"{RUN}/{path}", **({"reward": "1e308"} if path == "rollouts" else {}))
+
+
 async def test_status_is_what_redis_says(serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path) -> None:
     await trainer_lives(pool, admission="2 more groups")
     await queue.enqueue(pool, samples.request())
@@ -139,7 +190,7 @@ async def test_status_is_what_redis_says(serve: Serve, pool: ArqRedis, redis_url
     assert (shown["has_trainer"], shown["run"]["step"], shown["admission"]) == (True, 3, "2 more groups")
     assert (shown["queue"]["queued"], shown["judging"]) == (1, None)
     assert [(one["name"], one["paused"]) for one in shown["workers"]] == [("host/1", "")]
-    assert [(row["id"], row["live"], row["phase"]) for row in await read(client, "/api/runs")] == [
+    assert [(row["id"], row["live"], row["phase"]) for row in (await read(client, "/api/runs"))["runs"]] == [
         (samples.RUN, True, "waiting")
     ]
 
@@ -165,10 +216,10 @@ async def test_a_heartbeat_opens_no_directory_but_that_of_its_own_run(
     foreign.mkdir(parents=True)
     await trainer_lives(pool, journal=str(foreign))
     client = await serve(redis_url=redis_url)
-    (row,) = await read(client, "/api/runs")
+    (row,) = (await read(client, "/api/runs"))["runs"]
     assert row["directory"] == ""
     await trainer_lives(pool, journal=str(run_dir / "journal"))
-    (row,) = await read(client, "/api/runs")
+    (row,) = (await read(client, "/api/runs"))["runs"]
     assert row["directory"] == str(run_dir)
 
 

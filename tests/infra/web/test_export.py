@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from infra.web import export
 from infra.web.__main__ import main
 from infra.web.app import STATIC
-from infra.web.exported import export
-from infra.web.exported.bundle import bundle
+from infra.web.export import bundle
 from tests.infra.web.example_run import HOSTILE, NO_REDIS, finished, store
 from tests.pipeline import samples
 

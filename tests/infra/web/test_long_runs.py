@@ -1,7 +1,6 @@
 """Long runs: what is read before a reply, what is held in memory, and what the reply says meanwhile."""
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ import aiohttp
 import pytest
 
 from benchmarks import long_run
-from infra.web import reading, runs
-from infra.web.journal_files import last_row
-from infra.web.reading import RunReader
-from infra.web.runs import RunCatalogue
+from infra.web import runs
+from infra.web.runs import RunCatalogue, RunReader
+from pipeline.journal.reading import last_row
+from pipeline.journal.rows import StepRow
 from tests.infra.web.example_run import NO_REDIS, Client, Serve, append, finished, read, settled, step
 from tests.pipeline import samples
+from tests.pipeline.journal_rows import made, write
 
 MAX_RESIDENT_BYTES = 300 * 10**6
 TABLE = f"/api/runs/{long_run.RUN}/rollouts"
@@ -99,7 +99,7 @@ async def test_a_reply_says_how_far_reading_is_and_ends_up_whole(
 async def test_the_memory_of_a_run_that_nobody_looks_at_is_given_back(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_ROWS", 3)
+    monkeypatch.setattr(runs, "MAX_ROWS", 3)
     other = tmp_path / "other"
     (other / "journal").mkdir(parents=True)
     append(other, "episodes", settled(finished("theirs", reward=0.0), "trained"))
@@ -127,8 +127,13 @@ async def test_a_step_that_is_read_before_its_episodes_is_theirs(serve: Serve, r
 @pytest.mark.parametrize("num_bytes", [0, 100, 64 * 1024, 600 * 1024])
 def test_the_last_row_is_found_from_the_end_of_a_file(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "steps.jsonl"
-    long = json.dumps({"step": 2, "text": "x" * num_bytes})
-    path.write_text(f'{{"step": 1}}\n{long}\nnot JSON\n{{"step": 3, "torn')
-    assert last_row(path)["step"] == 2
+    write(tmp_path, made(StepRow, step=1), made(StepRow, step=2, request_ids=["x" * num_bytes]))
+    (tmp_path / "journal" / path.name).rename(path)
+    with path.open("a") as file:
+        file.write('not JSON\n{"step": 3, "torn')
+    found = last_row(tmp_path, StepRow)
+    assert found is not None
+    assert found.step == 2
     path.write_text('{"step": 1')
-    assert last_row(path) == last_row(tmp_path / "nosuch.jsonl") == {}
+    assert last_row(tmp_path, StepRow) is None
+    assert last_row(tmp_path / "nosuch", StepRow) is None

@@ -30,7 +30,7 @@ async def test_the_command_says_its_address_serves_and_ends_with_a_signal(
             address = (await process.stdout.readline()).decode().strip()
             async with aiohttp.ClientSession() as session, session.get(f"{address}events") as open_stream:
                 async with session.get(f"{address}api/runs") as response:
-                    assert [row["id"] for row in await response.json()] == [samples.RUN]
+                    assert [row["id"] for row in (await response.json())["runs"]] == [samples.RUN]
                 async with session.get(address) as response:
                     assert response.content_type == "text/html"
                 assert open_stream.status == 200

@@ -95,7 +95,7 @@ async def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
     _keep_cookie(client)
-    assert (await read(client, "/api/runs"))[0]["id"] == samples.RUN
+    assert (await read(client, "/api/runs"))["runs"][0]["id"] == samples.RUN
 
 
 def _keep_cookie(client: Client) -> None:
@@ -127,5 +127,6 @@ def test_a_token_is_long_and_fits_a_cookie(tmp_path: Path, text: str) -> None:
 
 
 def test_a_directory_that_is_not_there_is_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--run-dir", str(tmp_path / "nosuch")]) == 2
-    assert capsys.readouterr().err.startswith("error: --run-dir ")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--run-dir", str(tmp_path / "nosuch")])
+    assert "--run-dir: " in capsys.readouterr().err

@@ -1,33 +1,25 @@
 """What the charts of a run show besides the numbers of its steps, held against what was worked out by hand."""
 
-import math
 from pathlib import Path
 
 import pytest
 
-from infra.web.rollout_row import RolloutRow
-from infra.web.step_facts import error_of_mean, places_of_rollouts
+from infra.web.run_journal import RolloutRow
+from infra.web.series import places_of_rollouts
 from tests.infra.web.example_run import Serve, append, read, step
 from tests.pipeline import samples
+from tests.pipeline.journal_rows import made
 
 
 def episode(*, enqueued: float, claimed: float, finished: float, settled: float) -> RolloutRow:
-    return RolloutRow(
-        request_id="one", enqueued_at=enqueued, claimed_at=claimed, finished_at=finished, at=settled
+    return made(
+        RolloutRow,
+        request_id="one",
+        enqueued_at=enqueued,
+        claimed_at=claimed,
+        finished_at=finished,
+        at=settled,
     )
-
-
-def test_the_error_of_a_mean_goes_by_groups_and_not_by_their_members() -> None:
-    # Two groups of means 1 and 0: their standard deviation is 1/sqrt(2), over sqrt(2) groups.
-    assert error_of_mean([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]) == pytest.approx(0.5)
-    # Groups of one member are a plain sample.
-    values = [0.0, 1.0, 1.0, 0.0, 1.0]
-    mean = sum(values) / 5
-    plain = math.sqrt(sum((value - mean) ** 2 for value in values) / 4 / 5)
-    assert error_of_mean([[value] for value in values]) == pytest.approx(plain)
-    # Groups that happen to be alike do not make the mean certain.
-    assert error_of_mean([[1.0, 0.0], [0.0, 1.0]]) == pytest.approx(math.sqrt(1 / 3 / 4))
-    assert error_of_mean([[1.0, 0.0]]) is None
 
 
 def test_rollouts_are_counted_where_they_are_for_as_long_as_they_are_there() -> None:

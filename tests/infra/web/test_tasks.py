@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.task_facts import FILE, TaskFacts, write_facts
+from pipeline.taskfile import FILE, TaskFacts, write_facts
 from tests.infra.web.example_run import Serve, append, read
 from tests.pipeline import samples
 

@@ -8,7 +8,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel
 
-from infra.web.token_text import token_texts
+from infra.web.rollout_page import token_texts
 from tests.infra.web.example_run import Serve, read
 from tests.pipeline import samples
 

@@ -7,8 +7,7 @@ import pytest
 from pipeline.agent.config import load_agent
 from pipeline.agent.files import merged, to_text
 from pipeline.agent.keys import KeyFate, fates
-from pipeline.agent.upstream import VERSIONS
-from pipeline.agent.versions import flavour_of
+from pipeline.agent.upstream import VERSIONS, flavour_of
 from pipeline.errors import RequestError
 from tests.pipeline.agent.releases import asked
 from tests.workers.agent.fidelity.packages import shipped_files

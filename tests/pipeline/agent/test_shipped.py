@@ -12,8 +12,7 @@ from pipeline.agent.config import load_agent
 from pipeline.agent.files import merged, pinned, to_text
 from pipeline.agent.keys import fates
 from pipeline.agent.option import read_agent
-from pipeline.agent.upstream import VERSIONS
-from pipeline.agent.versions import flavour_of
+from pipeline.agent.upstream import VERSIONS, flavour_of
 from pipeline.errors import RequestError
 from tests.pipeline.agent.releases import asked
 from tests.workers.agent.fidelity.packages import directory_of, shipped_files

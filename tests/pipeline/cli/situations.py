@@ -32,8 +32,8 @@ async def answered(pool: ArqRedis, **fields: Any) -> str:
     return claim.request.id
 
 
-async def dead_lettered(pool: ArqRedis, failed: Failed = BROKEN) -> str:
-    claim = await taken(pool)
+async def dead_lettered(pool: ArqRedis, failed: Failed = BROKEN, **fields: Any) -> str:
+    claim = await taken(pool, **fields)
     evidence = [deadletters.attempt_failure(claim, failed, detail="Traceback: boom")]
     await deadletters.dead_letter(
         pool, samples.trajectory(claim, turns=(), outcome=failed, reward=None), evidence

@@ -8,6 +8,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, keys, queue, stream
+from pipeline.journal.rows import EpisodeRow, StepRow
 from pipeline.request import Claim
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import (
@@ -18,6 +19,7 @@ from tests.pipeline.cli.situations import (
     known_run,
     taken,
 )
+from tests.pipeline.journal_rows import made, write
 
 
 async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: RunCommand) -> None:
@@ -49,6 +51,10 @@ async def test_explain_tells_a_life_from_its_beginning(pool: ArqRedis, run: RunC
             "not trained: all members of its group had the same reward, so there was nothing to learn",
         ),
         (
+            "overlong",
+            "not trained: it ran into a limit that the recipe filters; its reward counts in the baseline of its group",
+        ),
+        (
             "not_finite",
             "not trained: the loss or gradient of its batch was not finite, so the batch was skipped",
         ),
@@ -58,15 +64,14 @@ async def test_explain_asks_the_journal_what_became_of_it(
     pool: ArqRedis, run: RunCommand, tmp_path: Path, fate: str, verdict: str
 ) -> None:
     request_id = await answered(pool)
-    (tmp_path / "journal").mkdir()
     ids = [request_id] if fate == "trained" else []
-    step = {"step": 7, "version": 6, "request_ids": ids, "at": time.time()}
-    episode = {"request_id": request_id, "fate": fate, "at": time.time()}
-    (tmp_path / "journal/steps.jsonl").write_text(json.dumps(step) + "\n")
-    (tmp_path / "journal/episodes.jsonl").write_text("no JSON\n" + json.dumps(episode) + "\n")
+    write(tmp_path, made(StepRow, step=7, version=6, request_ids=ids, at=time.time()))
+    (tmp_path / "journal/episodes.jsonl").write_text(f"no JSON\n{request_id} and what a crash has torn\n")
+    write(tmp_path, made(EpisodeRow, request_id=request_id, fate=fate, at=time.time()))
     _, out, _ = await run("explain", request_id, "--run-dir", str(tmp_path), "--json")
     found = json.loads(out)
     assert (found["verdict"], found["moments"][-1]["what"]) == (verdict, fate)
+    (tmp_path / "elsewhere").mkdir()
     status, _, err = await run("explain", request_id, "--run-dir", str(tmp_path / "elsewhere"))
     assert (status, "holds no journal" in err) == (2, True)
 

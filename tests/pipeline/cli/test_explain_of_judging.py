@@ -9,14 +9,15 @@ import pytest
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, queue, stream
+from pipeline.journal.rows import EpisodeRow, JudgedTurn, JudgementRow, StepRow
 from pipeline.judge import judge_request_id
 from pipeline.kinds import JUDGE
 from pipeline.trajectory import Failed
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import RunCommand, answered, known_run
+from tests.pipeline.journal_rows import made, write
 from tests.pipeline.judging import dead_lettered, enqueued, taken, voted
-from trainer.records.journal import Journal
-from trainer.records.judgement_row import JudgedTurn, JudgementRow
+from trainer.records.journal_writer import Journal
 
 BROKEN = Failed(boundary="engine", message="no reply", transient=True)
 
@@ -94,10 +95,8 @@ def _settled(run_dir: Path, rollout_id: str, **fields: Any) -> None:
     journal = Journal(run_dir / "journal")
     journal.append(JudgementRow(**(given | fields)))
     journal.close()
-    episode = {"request_id": rollout_id, "fate": "trained", "at": time.time()}
-    step = {"step": 7, "version": 6, "request_ids": [rollout_id], "at": time.time() + 90}
-    (run_dir / "journal/episodes.jsonl").write_text(json.dumps(episode) + "\n")
-    (run_dir / "journal/steps.jsonl").write_text(json.dumps(step) + "\n")
+    write(run_dir, made(EpisodeRow, request_id=rollout_id, fate="trained", at=time.time()))
+    write(run_dir, made(StepRow, step=7, version=6, request_ids=[rollout_id], at=time.time() + 90))
 
 
 @pytest.mark.parametrize(

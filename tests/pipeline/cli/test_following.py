@@ -88,4 +88,4 @@ async def test_a_reader_that_goes_away_ends_tail_quietly(pool: ArqRedis, redis_u
     while not ending.done():  # `tail` notices at its first line after the reader is gone
         await answered(pool)
         await asyncio.wait({ending}, timeout=0.05)
-    assert ending.result() == (b"0\n", b"")
+    assert ending.result() == (b"141\n", b"")

@@ -47,6 +47,22 @@ async def test_show_prints_a_trajectory_to_read(pool: ArqRedis, run: RunCommand)
     assert "line 25" not in out
 
 
+async def test_show_says_which_turn_each_turn_of_an_agent_program_follows(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    turns = (
+        samples.turn(after=-1, aside=True, thread="title"),
+        samples.turn(after=-1),
+        samples.turn(after=1),
+        samples.turn(after=1),
+    )
+    _, out, _ = await run("show", await answered(pool, turns=turns))
+    assert "turn 1  in title, an aside, not trained, 4 tokens in" in out
+    assert "turn 2  begins a conversation, 4 tokens in" in out
+    assert "turn 3  4 tokens in" in out
+    assert "turn 4  follows turn 2, 4 tokens in" in out
+
+
 async def test_show_says_at_its_turn_what_a_cut_took_out_of_the_context(
     pool: ArqRedis, run: RunCommand
 ) -> None:

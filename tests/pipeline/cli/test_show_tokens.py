@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.journal.rows import EpisodeRow, StepRow
 from pipeline.message import pack_float32s
 from pipeline.request import Claim
-from pipeline.rollout_store.record import StoredRollout
-from pipeline.rollout_store.trained import REASONS, TrainedHead, TrainedTokens, TrainedTurn
+from pipeline.rollout_store.record import REASONS, StoredRollout, TrainedHead, TrainedTokens, TrainedTurn
 from pipeline.trajectory import head_of
 from tests.pipeline import samples
+from tests.pipeline.journal_rows import made, write
 from trainer.records.rollout_writer import RolloutWriter
 
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -38,18 +39,15 @@ def run_dir(tmp_path: Path) -> Path:
         TrainedTokens(step=7, version=6, turns=(turn,)),
     )
     writer.close()
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "episodes.jsonl").write_text(
-        '{"request_id": "r", "fate": "trained", "at": 9.0}\n'
-    )
+    write(tmp_path, made(EpisodeRow, request_id="r", fate="trained", at=9.0))
     trained_by(tmp_path, step=7)
     return tmp_path
 
 
 def trained_by(run_dir: Path, *, step: int) -> None:
     """The journal says that this step trained the rollout."""
-    row = {"step": step, "version": step - 1, "at": 9.0, "request_ids": ["r"]}
-    (run_dir / "journal" / "steps.jsonl").write_text(json.dumps(row) + "\n")
+    (run_dir / "journal" / "steps.jsonl").unlink(missing_ok=True)
+    write(run_dir, made(StepRow, step=step, version=step - 1, at=9.0, request_ids=["r"]))
 
 
 async def printed(capsys: pytest.CaptureFixture[str], run_dir: Path, *words: str) -> str:

@@ -29,6 +29,37 @@ async def test_status_names_the_tasks_in_quarantine(pool: ArqRedis, run: RunComm
     assert "quarantine 2 tasks: fleet:a, fleet:b" in out
 
 
+async def test_status_says_that_a_restart_of_this_redis_would_lose_work_and_is_well_all_the_same(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    await worker_lives(pool)
+    status, out, _ = await run("status")
+    assert "Redis keeps no append-only file: when it restarts" in out
+    assert (status, out.rstrip().split("\n")[-1]) == (0, "well")
+    await pool.config_set("appendonly", "yes")
+    try:
+        _, out, _ = await run("status")
+    finally:
+        await pool.config_set("appendonly", "no")
+    assert "append-only" not in out
+
+
+async def test_a_redis_that_knows_neither_a_run_nor_a_worker_is_not_well(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    status, out, _ = await run("status")
+    assert status == 3
+    assert (
+        out.rstrip()
+        .split("\n")[-1]
+        .startswith("this Redis knows neither a run nor a worker: start a run, or set ")
+    )
+    status, out, _ = await run("status", "--json")
+    assert (status, json.loads(out)["well"]) == (3, False)
+    await known_run(pool)
+    assert (await run("status"))[0] == 0, "a run of the past is enough"
+
+
 async def test_a_run_whose_alarm_has_begun_is_unwell_and_status_says_why(
     pool: ArqRedis, run: RunCommand
 ) -> None:

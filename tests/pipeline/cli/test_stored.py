@@ -11,11 +11,13 @@ from redis.asyncio import Redis
 from pipeline import deadletters, keys, stream
 from pipeline.__main__ import main
 from pipeline.chat import ChatMessage
+from pipeline.journal.rows import EpisodeRow, StepRow
 from pipeline.request import Claim
 from pipeline.rollout_store.record import StoredRollout
 from pipeline.trajectory import head_of
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import BROKEN, RunCommand, taken, trainer_lives
+from tests.pipeline.journal_rows import made, write
 from trainer.records.rollout_writer import RolloutWriter
 
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -45,11 +47,9 @@ def _judged():
 
 
 def _journal(run_dir: Path, claim: Claim) -> None:
-    (run_dir / "journal").mkdir()
-    step = {"step": 7, "version": 6, "at": 1e10, "request_ids": [claim.request.id]}
-    (run_dir / "journal" / "steps.jsonl").write_text(json.dumps(step) + "\n")
-    episode = {"request_id": claim.request.id, "fate": "trained", "at": 1e10}
-    (run_dir / "journal" / "episodes.jsonl").write_text(json.dumps(episode) + "\n")
+    request_id = claim.request.id
+    write(run_dir, made(StepRow, step=7, version=6, at=1e10, request_ids=[request_id]))
+    write(run_dir, made(EpisodeRow, request_id=request_id, fate="trained", at=1e10))
 
 
 @pytest.fixture
@@ -125,6 +125,18 @@ async def test_what_redis_still_has_is_listed_once_and_shown_from_redis(
     assert ids.count(stored[0]) == 1
     _, out, _ = await run("show", stored[0], "--run-dir", str(tmp_path))
     assert "the log of grading" in out
+
+
+async def test_a_limit_that_redis_reaches_in_the_first_of_several_states_is_kept(
+    stored: tuple[str, str], run: RunCommand, pool: ArqRedis, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": samples.RUN}))
+    await trainer_lives(pool)
+    for _ in range(2):
+        await taken(pool)
+    status, out, err = await run("ls", "--limit", "1", "--run-dir", str(tmp_path))
+    assert (status, len(out.splitlines())) == (0, 1)
+    assert err.startswith("only the first 1")
 
 
 async def test_a_body_that_redis_dropped_is_read_from_the_directory(

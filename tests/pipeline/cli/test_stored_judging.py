@@ -9,15 +9,16 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from pipeline.__main__ import main
+from pipeline.journal.rows import EpisodeRow, JudgedTurn, JudgementFate, JudgementRow
 from pipeline.judge import judge_request_id, judgement_head
 from pipeline.rollout_store.record import StoredRollout
 from pipeline.trajectory import head_of
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import RunCommand
 from tests.pipeline.cli.situations import taken as rollout_taken
+from tests.pipeline.journal_rows import made, write
 from tests.pipeline.judging import taken, voted
-from trainer.records.journal import Journal
-from trainer.records.judgement_row import JudgedTurn, JudgementFate, JudgementRow
+from trainer.records.journal_writer import Journal
 from trainer.records.rollout_writer import RolloutWriter
 
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -117,9 +118,7 @@ async def test_a_stored_rollout_is_shown_with_its_scores(
 async def test_a_stored_judgement_is_explained_by_the_journal(
     rollout_id: str, run: RunCommand, without_redis: RunCommand, tmp_path: Path, has_redis: bool
 ) -> None:
-    (tmp_path / "journal" / "episodes.jsonl").write_text(
-        json.dumps({"request_id": rollout_id, "fate": "trained", "at": 1.0}) + "\n"
-    )
+    write(tmp_path, made(EpisodeRow, request_id=rollout_id, fate="trained", at=1.0))
     command = run if has_redis else without_redis
     _, out, _ = await command("explain", judge_request_id(rollout_id), "--run-dir", str(tmp_path))
     assert out.splitlines()[-1].startswith("joined its rollout before a step took the group; 1 of 2 turns")

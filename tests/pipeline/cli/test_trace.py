@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from pipeline import trace_ids
+from pipeline import telemetry
 from pipeline.__main__ import main
-from pipeline.cli.trace_file import read_spans, trees
+from pipeline.cli.trace import read_spans, trees
 
-ROOT = trace_ids.rollout("r1")
-QUEUE = trace_ids.queue_wait(ROOT, "rollout")
-ATTEMPT = trace_ids.attempt(ROOT, "rollout", 2)
-STEP = trace_ids.step("run", 7)
+ROOT = telemetry.rollout("r1")
+QUEUE = telemetry.queue_wait(ROOT, "rollout")
+ATTEMPT = telemetry.attempt(ROOT, "rollout", 2)
+STEP = telemetry.step("run", 7)
 
 
 def line(name: str, own: str, above: str | None, start_s: float, end_s: float, **more: Any) -> str:
-    trace_id, span_id = trace_ids.parts(own)
+    trace_id, span_id = telemetry.parts(own)
     row = {
         "name": name,
         "service": "test",
         "trace_id": trace_id,
         "span_id": span_id,
-        "parent_id": None if above is None else trace_ids.parts(above)[1],
+        "parent_id": None if above is None else telemetry.parts(above)[1],
         "started_ns": int(start_s * 1e9),
         "ended_ns": int(end_s * 1e9),
         "status": "UNSET",
@@ -36,7 +36,7 @@ def line(name: str, own: str, above: str | None, start_s: float, end_s: float, *
 
 
 def link(to: str) -> list[dict[str, str]]:
-    trace_id, span_id = trace_ids.parts(to)
+    trace_id, span_id = telemetry.parts(to)
     return [{"trace_id": trace_id, "span_id": span_id}]
 
 
@@ -49,14 +49,14 @@ def file(tmp_path: Path) -> Path:
     (traces / "trainer.jsonl").write_text(
         line("rollout", ROOT, None, 100, 105, attributes=requests)  # as an earlier process wrote it
         + line("rollout", ROOT, None, 100, 110, attributes=requests)
-        + line("trained", trace_ids.named(ROOT, "trained"), ROOT, 108, 110, links=link(STEP))
+        + line("trained", telemetry.named(ROOT, "trained"), ROOT, 108, 110, links=link(STEP))
         + line("step", STEP, None, 108, 110, links=link(ROOT))
-        + line("rollout", trace_ids.rollout("another"), None, 100, 101)
+        + line("rollout", telemetry.rollout("another"), None, 100, 101)
         + '{"name": "cut sho'
     )
     (traces / "worker.jsonl").write_text(
         line("queue wait", QUEUE, ROOT, 100, 104)
-        + line("rollout attempt", trace_ids.attempt(ROOT, "rollout", 1), QUEUE, 101, 102)
+        + line("rollout attempt", telemetry.attempt(ROOT, "rollout", 1), QUEUE, 101, 102)
         + line("rollout attempt", ATTEMPT, ROOT, 104, 106, status="ERROR")
     )
     return tmp_path
@@ -88,11 +88,11 @@ def test_children_that_overlap_are_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     path.write_text(
         line("rollout", ROOT, None, 0, 10)
-        + line("a", trace_ids.named(ROOT, "a"), ROOT, 1, 5)
-        + line("b", trace_ids.named(ROOT, "b"), ROOT, 2, 4)
-        + line("c", trace_ids.named(ROOT, "c"), ROOT, 6, 12)
+        + line("a", telemetry.named(ROOT, "a"), ROOT, 1, 5)
+        + line("b", telemetry.named(ROOT, "b"), ROOT, 2, 4)
+        + line("c", telemetry.named(ROOT, "c"), ROOT, 6, 12)
     )
-    (root,) = trees(read_spans([path], trace_ids.parts(ROOT)[0]))
+    (root,) = trees(read_spans([path], telemetry.parts(ROOT)[0]))
     assert (root.uncovered_s, root.children_s) == (2, 12)
 
 

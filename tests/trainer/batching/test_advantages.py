@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.trajectories import member
-from trainer.batching.advantages import (
+from trainer.batching.credit import (
     BASELINES,
     group_mean,
     group_mean_std,

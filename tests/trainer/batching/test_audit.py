@@ -7,11 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipeline.journal.rows import Drift
 from tests.trainer.learner.tiny import make_batch, make_samples
-from trainer.batching.audit import drawn, drift_by_kind, drift_by_position, drift_by_version
+from trainer.batching.audit import Gap, drawn, drift_by_kind, drift_by_position, drift_by_version, measure_gap
 from trainer.batching.batch import ReplyPart, Sample, SampledReply
-from trainer.batching.logprob_gap import Gap, measure_gap
-from trainer.records.audit_row import Drift
 
 LENGTHS = tuple(range(10, 60))
 

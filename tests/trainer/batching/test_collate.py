@@ -59,6 +59,19 @@ def test_a_withheld_member_keeps_its_say_in_the_baseline(
     assert batch.lag_max == 1
 
 
+@pytest.mark.parametrize(("version", "fate"), [(1, "late"), (2, "trained")])
+def test_a_member_is_withheld_beyond_the_allowed_lag_and_not_at_it(version: int, fate: str) -> None:
+    _, fates = make_batch(
+        [group([1.0, 0.0], versions=[version, 4])],
+        step=1,
+        lag_of=behind(4),
+        temperature=1.0,
+        kind="leave_one_out",
+        withhold_beyond=2,
+    )
+    assert fates == {"r0.0": fate, "r0.1": "trained"}
+
+
 def test_a_member_whose_samples_changed_in_memory_is_not_trained() -> None:
     changed = group([1.0, 0.0, 0.0], versions=[0, 0, 0])
     changed.members[1].samples[0].tokens_T[2] += 1

@@ -1,5 +1,6 @@
 """Credit: each method against its closed form, and what no score may change."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -10,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.trajectories import head
-from trainer.batching.advantages import BASELINES, group_mean_std, leave_one_out
 from trainer.batching.batch import Sample, SampledReply
-from trainer.batching.credit import CREDITS, GradedMember, token_advantages
+from trainer.batching.credit import (
+    BASELINES,
+    CREDITS,
+    GradedMember,
+    group_mean_std,
+    leave_one_out,
+    token_advantages,
+)
 from trainer.recipe import AdvantageKind, CreditMethod, CreditRecipe
 
 METHODS: tuple[CreditMethod, ...] = get_args(CreditMethod)
@@ -228,9 +235,97 @@ def test_the_worked_example_in_the_docs_is_what_the_code_computes() -> None:
         mine = [row for row in rows if row[0] == f"{number}, R = {reward:g}"]
         scores = [None if row[3] == "-" else float(row[3]) for row in mine]
         members.append(member(reward, *scores, lengths=tuple(int(row[2]) for row in mine)))
-    for column, method in enumerate(("outcome", "outcome_plus_mean", "outcome_then_steps"), 4):
+    methods: tuple[CreditMethod, ...] = ("outcome", "outcome_plus_mean", "outcome_then_steps", "potential")
+    for column, method in enumerate(methods, 4):
         found = [value for turns in by_turn(members, method) for value in turns.values()]
         assert [f"{value:.3f}" for value in found] == [row[column] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "price"),
+    [
+        ("outcome_then_steps", "leave_one_out", 0.075),
+        ("outcome_then_steps", "group_mean", 0.1),  # without the factor 1 - 1/G
+        ("outcome_plus_mean", "leave_one_out", 0.05),
+        ("outcome_plus_mean", "group_mean", 0.05),
+        ("outcome", "leave_one_out", 0.0),
+        ("potential", "leave_one_out", 0.0),
+        ("potential", "group_mean", 0.0),
+    ],
+)
+def test_pleasing_the_judge_pays_up_to_the_price_in_success_that_the_docs_name(
+    method: CreditMethod, kind: AdvantageKind, price: float
+) -> None:
+    # docs/judge.md: c g (1 - 1/G) (1 - w), c g / (2 n) and 0, with c = 0.1, g = 2, G = 4 and the first of n = 2 equal turns.
+    def slope(cost: float) -> float:
+        """The expected gradient, by the logit of pleasing at turn 0, of a policy that pleases in half of the episodes."""
+        total = 0.0
+        for group in itertools.product(itertools.product((True, False), (0.0, 1.0)), repeat=4):
+            chance = 1.0
+            for pleases, reward in group:
+                success = 0.5 - cost / 2 if pleases else 0.5 + cost / 2
+                chance *= 0.5 * (success if reward else 1 - success)
+            members = [member(reward, 1.0 if pleases else -1.0, 0.0) for pleases, reward in group]
+            turns = by_turn(members, method, kind=kind)
+            total += chance * sum(
+                turn[0] * (pleases - 0.5) for turn, (pleases, _) in zip(turns, group, strict=True)
+            )
+        return total
+
+    assert slope(price - 0.005) > 0
+    assert slope(price + 0.005) < 0
+
+
+def test_a_potential_is_subtracted_from_the_turn_that_begins_there() -> None:
+    members = [member(1.0, 1.0, None, 0.5, None), member(0.0, 0.0, 1.0, -0.5)]
+    first, second = by_turn(members, "potential", 0.4)
+    assert first == pytest.approx({0: 1.0, 1: 1 - 0.2 * 0.5, 2: 1.0, 3: 1 - 0.2 * 0.5})
+    assert second == pytest.approx({0: -1.0, 1: -1 + 0.2 * 0.5, 2: -1.0})
+
+
+SUCCESS = {(0, 0): 0.1, (0, 1): 0.3, (1, 0): 0.6, (1, 1): 0.9}
+"""The chance to succeed by the choices of two turns, each of which is made with a chance of one half."""
+
+
+def gradient_moments(
+    method: CreditMethod, scores: tuple[float, float], coefficient: float
+) -> tuple[list[float], float]:
+    """The mean of the policy gradient of a group of three, and the sum of the variances of its parts.
+
+    Its parts are the logits of the choice at turn 0, and of that at turn 1 after each of the two choices. `scores` are those of turn 0
+    by the choice there.
+    """
+    mean, square = np.zeros(3), np.zeros(3)
+    episodes = [(*choices, reward) for choices in SUCCESS for reward in (0.0, 1.0)]
+    for group in itertools.product(episodes, repeat=3):
+        chance, gradient = 1.0, np.zeros(3)
+        members = [member(reward, scores[first], 0.3) for first, _, reward in group]
+        for (first, second, reward), turns in zip(
+            group, by_turn(members, method, coefficient, "group_mean"), strict=True
+        ):
+            success = SUCCESS[first, second]
+            chance *= (success if reward else 1 - success) / 4
+            gradient[0] += turns[0] * (first - 0.5)
+            gradient[1 + first] += turns[1] * (second - 0.5)
+        mean += chance * gradient
+        square += chance * gradient**2
+    return mean.tolist(), float((square - mean**2).sum())
+
+
+@pytest.mark.parametrize("scores", [(1.0, -1.0), (-1.0, 1.0), (0.9, 0.8)])
+def test_no_potential_changes_the_mean_of_the_gradient(scores: tuple[float, float]) -> None:
+    expected, _ = gradient_moments("outcome", scores, 1.0)
+    assert gradient_moments("potential", scores, 1.0)[0] == pytest.approx(expected, abs=1e-6)
+    assert gradient_moments("outcome_then_steps", scores, 1.0)[0] != pytest.approx(expected, abs=1e-2)
+
+
+def test_the_value_of_each_state_as_potential_lowers_the_variance_of_the_gradient() -> None:
+    values = (2 * 0.2 - 1, 2 * 0.75 - 1)  # of the states after the two choices, as scores
+    _, variance = gradient_moments("outcome", values, 1.0)
+    assert gradient_moments("potential", values, 1.0)[1] < 0.9 * variance
+    assert gradient_moments("potential", values[::-1], 1.0)[1] > variance, (
+        "a judge that is wrong costs rollouts"
+    )
 
 
 def test_every_method_that_a_recipe_may_name_has_a_function() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.trainer.trajectories import head, sample
+from trainer.batching.audit import measure_gap
 from trainer.batching.batch import Batch, Sample
-from trainer.batching.logprob_gap import measure_gap
 
 
 def batch(*samples: Sample) -> Batch:

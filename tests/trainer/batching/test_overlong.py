@@ -6,12 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from pipeline.journal.rows import Fate
 from tests.trainer.trajectories import behind, member
 from trainer.batching.batch import Batch
-from trainer.batching.collate import make_batch
-from trainer.batching.overlong import Overlong
+from trainer.batching.collate import Overlong, make_batch
 from trainer.recipe import OverlongRecipe
-from trainer.records.journal import Fate
 from trainer.rollouts.groups import Group, Member
 
 CONTEXT_TOKENS = 100
@@ -73,6 +72,17 @@ def test_the_penalty_grows_over_the_last_tokens_of_the_context(num_tokens: int, 
         [1 - penalty, (penalty - 1) / 2, (penalty - 1) / 2]
     )
     assert members[0].head.reward == 1.0, "the reward itself stays what the grader said"
+
+
+def test_of_a_trajectory_whose_context_was_cut_the_longest_context_is_penalised() -> None:
+    first, second = (played(0, 1.0, num_tokens=num_tokens).samples[0] for num_tokens in (60, 85))
+    members = [
+        replace(played(0, 1.0), samples=(first, replace(second, branch=1))),
+        played(1, 0.0),
+        played(2, 0.0),
+    ]
+    batch, _ = batch_of(members, OverlongRecipe(penalty=0.5, buffer_tokens=20))
+    assert batch.samples[0].advantages_T[1] == pytest.approx(1 - 0.125)
 
 
 def test_without_a_penalty_no_length_matters() -> None:

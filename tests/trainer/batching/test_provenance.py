@@ -9,8 +9,7 @@ from msgspec.structs import replace as with_fields
 from pipeline.message import pack_float32s, pack_int32s
 from tests.trainer.trajectories import trajectory, turn
 from trainer.batching.batch import Sample
-from trainer.batching.provenance import AlteredReply, check_provenance
-from trainer.batching.samples import samples_of
+from trainer.batching.samples import AlteredReply, check_provenance, samples_of
 
 TURNS = (turn([1, 2], [3, 4], kept=0), turn([5], [6], kept=4), turn([9], [7], kept=2))
 

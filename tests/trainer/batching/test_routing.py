@@ -1,11 +1,9 @@
 """The experts that engines reported, from turns to samples to micro-batches."""
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from tests.trainer.trajectories import trajectory, turn
-from trainer.batching.packing import pack
 from trainer.batching.samples import samples_of
 
 WIDTH = 2
@@ -19,14 +17,14 @@ def rows(*turns: object) -> list[list[list[int]]]:
     return [sample.routing.reshape(-1, WIDTH).tolist() for sample in made]
 
 
-def test_each_token_has_the_experts_of_its_first_pass_and_the_last_has_none() -> None:
+def test_each_token_but_the_last_has_the_experts_of_its_first_pass() -> None:
     (only,) = rows(FIRST, SECOND)
-    assert only == [[1, 10], [2, 20], [3, 30], [4, 40], [5, 50], [-1, -1]]
+    assert only == [[1, 10], [2, 20], [3, 30], [4, 40], [5, 50]]
 
 
 def test_what_a_cut_kept_keeps_its_experts() -> None:
     _, second = rows(FIRST, SECOND, CUT)
-    assert second == [[1, 10], [2, 21], [9, 90], [-1, -1]]
+    assert second == [[1, 10], [2, 21], [9, 90]]
 
 
 @pytest.mark.parametrize("reported", [b"", bytes(5), bytes(8)])
@@ -38,14 +36,10 @@ def test_a_report_of_another_length_is_refused(reported: bytes) -> None:
 def test_a_run_that_does_not_ask_keeps_nothing() -> None:
     (sample,) = samples_of(trajectory(turn([1], [2], kept=0)), vocab_size=100, max_tokens=100)
     assert sample.routing is None
-    (microbatch,) = pack((sample,), max_tokens=100)
-    assert microbatch.routing_P is None
 
 
-def test_a_micro_batch_has_the_experts_of_its_inputs() -> None:
+def test_a_report_takes_up_a_byte_for_each_expert() -> None:
     made = samples_of(trajectory(FIRST, SECOND, CUT), vocab_size=100, max_tokens=100, routing_width=WIDTH)
-    (microbatch,) = pack(made, max_tokens=100)
-    assert microbatch.routing_P is not None
-    assert microbatch.routing_P.tolist() == [[n, 10 * n] for n in range(1, 6)] + [[1, 10], [2, 21], [9, 90]]
-    assert len(microbatch.routing_P) == microbatch.num_positions
-    assert microbatch.routing_P.dtype == np.int16
+    for sample in made:
+        assert sample.routing is not None
+        assert sample.routing.nbytes == (sample.num_tokens - 1) * WIDTH

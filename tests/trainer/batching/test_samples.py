@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pipeline.message import pack_float32s, unpack_int32s
 from pipeline.request import Context
-from pipeline.trajectory import Turn, VersionSpan
+from pipeline.trajectory import FIRST_IN_CONTEXT, Turn, VersionSpan, head_of
 from tests.trainer.trajectories import trajectory, turn
 from trainer.batching.batch import Sample
 from trainer.batching.samples import samples_of
@@ -53,32 +53,77 @@ def test_a_turn_in_which_weights_arrived_names_both_versions() -> None:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> tuple[Turn, ...]:
-    made: list[Turn] = []
-    held = 0
+    """Trees of turns: each follows the one before it, or any earlier one, or none."""
+    made, held = list[Turn](), list[int]()
     ids = st.integers(0, 99)
-    for _ in range(draw(st.integers(0, 6))):
-        kept = draw(st.integers(0, held)) if draw(st.booleans()) else held
+    for number in range(draw(st.integers(0, 8))):
+        after = draw(st.none() | st.integers(FIRST_IN_CONTEXT, number - 1))
+        parent = number - 1 if after is None else after
+        most = held[parent] if parent >= 0 else 0
+        kept = draw(st.integers(0, most)) if draw(st.booleans()) else most
         fed = draw(st.lists(ids, min_size=1, max_size=5))
         sampled = draw(st.lists(ids, max_size=5))
-        made.append(turn(fed, sampled, kept=kept))
-        held = kept + len(fed) + len(sampled)
+        aside = draw(st.integers(0, 4)) == 0
+        made.append(replace(turn(fed, sampled, kept=kept), after=after, aside=aside))
+        held.append(kept + len(fed) + len(sampled))
     return tuple(made)
 
 
-@given(episodes())
-def test_every_sampled_token_is_trained_exactly_once_in_its_own_context(turns: tuple[Turn, ...]) -> None:
-    made = samples(*turns)
-    drawn = [token for one in turns for token in unpack_int32s(one.sampled)]
-    assert [int(t) for sample in made for t in sample.tokens_T[sample.trained_T]] == drawn
-    context: list[int] = []
-    contexts: list[list[int]] = []
-    for one in turns:
-        context = [*context[: one.kept_tokens], *unpack_int32s(one.fed)]
+@given(episodes(), st.booleans())
+def test_every_sampled_token_is_trained_exactly_once_in_its_own_context(
+    turns: tuple[Turn, ...], every_step: bool
+) -> None:
+    expected, held = list[list[int]](), list[list[int]]()
+    for number, one in enumerate(turns):
+        parent = number - 1 if one.after is None else one.after
+        context = [*(held[parent] if parent >= 0 else [])[: one.kept_tokens], *unpack_int32s(one.fed)]
         for token in unpack_int32s(one.sampled):
-            contexts.append(list(context))
             context.append(token)
+            if not one.aside:
+                expected.append(list(context))
+        held.append(context)
+    given = trajectory(*turns)
+    request = replace(given.claim.request, context=Context(every_step=every_step))
+    made = samples_of(
+        replace(given, claim=replace(given.claim, request=request)), vocab_size=100, max_tokens=1000
+    )
     trained = [(s, t) for s in made for t in range(s.num_tokens) if s.trained_T[t]]
-    assert [sample.tokens_T[:place].tolist() for sample, place in trained] == contexts
+    assert sorted(sample.tokens_T[: place + 1].tolist() for sample, place in trained) == sorted(expected)
+    assert all(not sample.behaviour_logprobs_T[~sample.trained_T].any() for sample in made)
+    assert all((sample.versions_T[~sample.trained_T] == -1).all() for sample in made)
+
+
+def test_two_turns_after_one_are_two_samples_of_which_one_trains_what_they_share() -> None:
+    first, second = samples(
+        turn([1, 2], [3, 4], kept=0),
+        turn([5], [6], kept=4),
+        replace(turn([7], [8], kept=4), after=0),
+    )
+    assert first.tokens_T.tolist() == [1, 2, 3, 4, 5, 6]
+    assert second.tokens_T.tolist() == [1, 2, 3, 4, 7, 8]
+    assert second.trained_T.tolist() == [False] * 5 + [True]
+
+
+def test_conversations_may_take_turns_and_each_remains_one_sample() -> None:
+    first, second = samples(
+        replace(turn([1], [2], kept=0), after=-1),
+        replace(turn([3], [4], kept=0), after=-1),
+        replace(turn([5], [6], kept=2), after=0),
+        replace(turn([7], [8], kept=2), after=1),
+    )
+    assert first.tokens_T.tolist() == [1, 2, 5, 6]
+    assert second.tokens_T.tolist() == [3, 4, 7, 8]
+
+
+def test_an_aside_makes_no_sample_and_counts_among_the_asides_of_the_head() -> None:
+    given = trajectory(
+        replace(turn([1], [2, 3, 4], kept=0), after=-1, aside=True),
+        replace(turn([5], [6], kept=0), after=-1),
+    )
+    (made,) = samples_of(given, vocab_size=100, max_tokens=1000)
+    assert made.tokens_T.tolist() == [5, 6]
+    head = head_of(given, 1)
+    assert (head.sampled_tokens, head.aside_tokens) == (4, 3)
 
 
 def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
@@ -102,6 +147,8 @@ def test_a_trajectory_without_a_sampled_token_makes_no_sample() -> None:
         (turn([-1], [2], kept=0), "token id -1"),
         (turn([], [2], kept=0), "nothing was fed before it"),
         (turn([1], [2], kept=1), "turn 0 kept 1 of 0 tokens"),
+        (replace(turn([1], [2], kept=0), after=0), "turn 0 follows turn 0, which is not before it"),
+        (replace(turn([1], [2], kept=0), after=7), "turn 0 follows turn 7, which is not before it"),
         (turn([1] * 1000, [2], kept=0), "more than learner.micro_batch_tokens = 1000"),
     ],
 )

@@ -10,8 +10,7 @@ from pipeline.message import pack_float32s, pack_int32s
 from pipeline.trajectory import Action, Turn, VersionSpan
 from tests.trainer.trajectories import trajectory
 from trainer.batching.batch import Sample
-from trainer.batching.samples import samples_of
-from trainer.batching.token_kinds import KINDS, parts_of, token_kinds
+from trainer.batching.samples import KINDS, parts_of, samples_of, token_kinds
 
 STOP = 0
 CALL = ToolCall(name="bash", arguments='{"command": "ls"}')

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from trainer import demo
-from trainer.demo.conversation import Templates
 from trainer.demo.family import make_task
+from trainer.demo.lessons import Templates
 from trainer.demo.tokenizer import build_tokenizer
 
 POLICY = Path(demo.__file__).with_name("policy")

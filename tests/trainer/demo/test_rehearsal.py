@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.demo.conversation import EpisodeMessage, Templates
 from trainer.demo.family import make_task
-from trainer.demo.rehearsal import SUBMIT, Rehearsal
-from trainer.demo.teacher import HASTY, PATIENT, teach
+from trainer.demo.lessons import SUBMIT, EpisodeMessage, Habits, Rehearsal, Templates, teach
 
 BLOCK = re.compile(r"```bash\s*\n(.*?)\n```", re.DOTALL)
 
@@ -46,7 +44,7 @@ def commands_of(messages: list[EpisodeMessage]) -> list[str]:
 @pytest.mark.parametrize("number", range(12))
 def test_bash_shows_what_the_rehearsal_showed(number: int, tmp_path: Path) -> None:
     task = make_task(11, "warmstart", number)
-    lesson = teach(task, random.Random(number), Templates(), PATIENT if number % 2 else HASTY)
+    lesson = teach(task, random.Random(number), Templates(), Habits(tests=0.8, starts_over=0.8))
     root = checked_out(task.files, tmp_path)
     shown = [message for message in lesson.messages if message.role == "user"][1:]
     commands = commands_of(lesson.messages)

@@ -10,8 +10,7 @@ import docker
 import pytest
 
 from trainer.demo.family import make_task
-from trainer.demo.images import build_images
-from trainer.demo.task_directories import write_family, write_task
+from trainer.demo.task_directories import build_images, write_family, write_task
 
 PREFIX = "swerve-demo-test"
 FIELDS = {
@@ -50,7 +49,7 @@ def graded(record: dict[str, str], *patches: str) -> int:
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("family")
-    assert write_family(directory, seed=9, num_train=2, num_heldout=1, image_prefix=PREFIX) == 3
+    assert write_family(directory, seed=9, counts={"train": 2, "heldout": 1}, image_prefix=PREFIX) == 3
     return directory
 
 
@@ -95,7 +94,7 @@ def test_the_repository_holds_neither_the_fix_nor_the_tests(family: Path) -> Non
 
 def test_a_directory_in_use_is_refused(family: Path) -> None:
     with pytest.raises(ValueError, match="exists already"):
-        write_family(family, seed=9, num_train=1, num_heldout=1, image_prefix=PREFIX)
+        write_family(family, seed=9, counts={"train": 1, "heldout": 1}, image_prefix=PREFIX)
 
 
 def test_images_present_are_not_made_again(family: Path, record: dict[str, str]) -> None:

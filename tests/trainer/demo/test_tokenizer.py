@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from trainer.demo.conversation import EpisodeMessage, Templates
-from trainer.demo.family import make_task
-from trainer.demo.teacher import PATIENT, teach
+from trainer.demo.family import LOCALS, NOUNS, VERBS, make_task
+from trainer.demo.lessons import EpisodeMessage, Templates, teach
 from trainer.demo.tokenizer import build_tokenizer, padded_vocabulary_size, save_tokenizer
-from trainer.demo.words import LOCALS, NOUNS, VERBS
 
 
 @pytest.fixture(scope="module")
 def lesson() -> list[EpisodeMessage]:
-    return teach(make_task(0, "warmstart", 1), random.Random(0), Templates(), PATIENT).messages
+    return teach(make_task(0, "warmstart", 1), random.Random(0), Templates()).messages
 
 
 @pytest.mark.parametrize(

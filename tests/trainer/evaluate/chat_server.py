@@ -11,8 +11,8 @@ from typing import Any, Literal
 from aiohttp import web
 
 Fault = Literal["", "429", "500", "cut", "no JSON", "slow"]
-Script = Callable[[str], Sequence[str]]
-"""The replies of an episode, by its task's text."""
+Script = Callable[[str], Sequence[str | dict[str, Any]]]
+"""The replies of an episode, by its task's text: contents, or whole bodies of answers."""
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class ChatServer:
     num_requests: int = 0
     begun: Counter[str] = field(default_factory=Counter[str])  # episodes, by the task's text
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    told_at: int = 1  # place of the message that has the task's text
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -54,9 +55,12 @@ class ChatServer:
 
     def _completion(self, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         number = sum(message["role"] == "assistant" for message in messages)
-        task = messages[1]["content"]
+        task = messages[self.told_at]["content"]
         self.begun[task] += number == 0
-        message = {"role": "assistant", "content": self.script(task)[number]}
+        reply = self.script(task)[number]
+        if not isinstance(reply, str):
+            return reply
+        message = {"role": "assistant", "content": reply}
         return {
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 10, "completion_tokens": 2},
@@ -64,8 +68,10 @@ class ChatServer:
 
 
 @asynccontextmanager
-async def chat_server(script: Script, faults: Sequence[Fault] = ("",)) -> AsyncIterator[ChatServer]:
-    server = ChatServer(script, faults)
+async def chat_server(
+    script: Script, faults: Sequence[Fault] = ("",), *, told_at: int = 1
+) -> AsyncIterator[ChatServer]:
+    server = ChatServer(script, faults, told_at=told_at)
     application = web.Application(client_max_size=64 * 2**20)
     application.router.add_post("/v1/chat/completions", server.answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1, access_log=None)

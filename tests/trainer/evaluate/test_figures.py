@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import subprocess
 import sys
 from itertools import combinations
@@ -12,16 +13,24 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import played, request, task
 from pipeline.frames import EpisodeReport
 from pipeline.request import Claim
 from pipeline.taskfile import fingerprint
+from pipeline.trajectory import Submitted, Trajectory
 from trainer.evaluate import compare
-from trainer.evaluate.progress import ProgressLines
-from trainer.evaluate.results import EpisodeResult, EvaluationDirectory, graded_runs
-from trainer.evaluate.selection import TaskSelection
-from trainer.records.statistics import estimate, paired_difference, pass_at, pass_at_k
+from trainer.evaluate.endpoint import ProgressLines, TaskSelection
+from trainer.evaluate.results import (
+    EpisodeResult,
+    EvaluationDirectory,
+    digest_of,
+    graded_runs,
+    summary_of,
+    table,
+)
+from trainer.records.statistics import pass_at, pass_at_k
 
 TASKS = [task(f"bench:{name}") for name in ("b-2", "a-1", "c-3", "a-10")]
 
@@ -71,25 +80,19 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_success(runs: list[bool],
 def test_tasks_with_too_few_graded_episodes_are_left_out_of_pass_at_k() -> None:
     found = pass_at({"a": [True, False], "b": [True]}, 2)
     assert found is not None
-    assert (found.value, found.num_tasks) == (1.0, 1)
+    assert (found.value, found.num_draws) == (1.0, 1)
     assert pass_at({"a": [True]}, 2) is None
 
 
-def test_the_interval_holds_the_mean_and_shrinks_with_more_tasks() -> None:
-    few, many = estimate([0.0, 1.0] * 5), estimate([0.0, 1.0] * 200)
-    assert few is not None
-    assert many is not None
-    assert few.low < few.value < few.high
-    assert many.high - many.low < (few.high - few.low) / 3
-    assert estimate([0.0, 1.0] * 5) == few, "the same results give the same interval"
-
-
-def test_a_paired_difference_is_over_tasks_that_both_have() -> None:
-    found = paired_difference(
-        {"a": [True], "b": [False], "c": [True]}, {"a": [True], "b": [True], "d": [True]}
-    )
-    assert found is not None
-    assert (found.value, found.num_tasks) == (0.5, 2)
+def test_pass_at_k_counts_only_independent_draws() -> None:
+    """Of eight episodes there is one draw of seven; more would make its interval hold the truth in 74 % of cases."""
+    draw, held, num_tries, truth = random.Random(3), 0, 400, 1 - 0.7**7
+    for _ in range(num_tries):
+        runs = {str(task): [draw.random() < 0.3 for _ in range(8)] for task in range(20)}
+        found = pass_at(runs, 7)
+        assert found is not None
+        held += found.low <= truth <= found.high
+    assert held / num_tries >= 0.9
 
 
 def row(name: str, resolved: bool | None, sample: int = 0) -> EpisodeResult:
@@ -109,6 +112,7 @@ def row(name: str, resolved: bool | None, sample: int = 0) -> EpisodeResult:
         prompt_tokens=0,
         completion_tokens=0,
         run_dir=name,
+        patch=digest_of(b""),
         task=fingerprint(task(f"bench:{name}")),
     )
 
@@ -133,6 +137,76 @@ def test_a_line_that_a_kill_tore_is_cut_off_and_the_last_line_of_an_episode_coun
     assert not directory.has(task("bench:a-1", problem="another"), 0), "the task has changed since"
 
 
+def ended(name: str, reward: float | None, patch: bytes = b"", sample: int = 0) -> Trajectory:
+    """A trajectory of the task; without a reward, one of an infrastructure failure."""
+    asked = replace(request(), task=task(f"bench:{name}"), member=sample)
+    one = played(Claim(request=asked, attempt=1, worker="w", claimed_at=1.0), reward)
+    return one if reward is None else replace(one, outcome=Submitted(patch=patch))
+
+
+def predictions(path: Path) -> dict[str, str]:
+    rows = json.loads((path / "preds.json").read_text())
+    return {name: row["model_patch"] for name, row in rows.items()}
+
+
+def gone_on(path: Path) -> EvaluationDirectory:
+    directory = EvaluationDirectory(path, "m")
+    directory.open()
+    directory.go_on()
+    return directory
+
+
+def test_predictions_are_written_with_each_result_and_made_again_of_what_is_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    first = gone_on(tmp_path)
+    first.record(ended("a-1", 1.0, b"+a\n"))
+    assert predictions(tmp_path) == {"a-1": "+a\n"}
+    first.record(ended("a-1", 0.0, b"+other\n", sample=1))
+    first.record(ended("b-2", None))
+    (tmp_path / "preds.json").unlink()
+    second = gone_on(tmp_path)
+    assert predictions(tmp_path) == {"a-1": "+a\n"}
+    second.record(ended("b-2", 0.0))
+    assert predictions(tmp_path) == {"a-1": "+a\n", "b-2": ""}
+    second.record_loss(task("bench:a-1"), 0, "no worker")
+    assert predictions(tmp_path) == {"b-2": ""}, "what counts is the last line of an episode"
+
+
+@pytest.mark.parametrize("left", [b"+of a later episode\n", None], ids=["another patch", "no patch"])
+def test_a_result_whose_patch_is_not_the_one_on_the_disk_is_played_again(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    first = gone_on(tmp_path)
+    first.record(ended("a-1", 1.0, b"+a\n"))
+    first.record(ended("b-2", 1.0, b"+b\n"))
+    file = tmp_path / "a-1/patch.diff"
+    file.unlink() if left is None else file.write_bytes(left)
+    second = gone_on(tmp_path)
+    assert not second.has(TASKS[1], 0)
+    assert second.has(TASKS[0], 0)
+    assert predictions(tmp_path) == {"b-2": "+b\n"}
+
+
+def test_exit_statuses_name_each_task_once(tmp_path: Path) -> None:
+    directory = gone_on(tmp_path)
+    rows = [directory.record(ended("a-1", 1.0, b"+a\n", sample=sample)) for sample in range(3)]
+    directory.write_overviews({}, rows)
+    [file] = tmp_path.glob("exit_statuses_*.yaml")
+    assert msgspec.yaml.decode(file.read_bytes()) == {"instances_by_exit_status": {"Submitted": ["a-1"]}}
+
+
+def test_a_summary_divides_by_episodes_that_have_a_verdict() -> None:
+    rows = [row("a-1", True), row("b-2", False), replace(row("c-3", None), n_steps=100)]
+    summary = summary_of(rows, model="m", data="d", samples=1, arguments={})
+    assert (summary["total"], summary["graded"], summary["resolved"], summary["errors"]) == (3, 2, 1, 1)
+    assert (summary["resolve_rate"], summary["success"]["value"], summary["avg_steps"]) == (0.5, 0.5, 1.0)
+    assert "1 of 2 tasks resolved by their first episode; 1 more without a verdict" in table(summary)
+    nothing = summary_of(rows[2:], model="m", data="d", samples=1, arguments={})
+    assert (nothing["resolve_rate"], nothing["avg_steps"]) == (None, None)
+    assert "0 of 0 tasks" in table(nothing)
+
+
 def test_comparing_names_what_was_won_and_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = record(tmp_path / "A", row("a-1", True), row("b-2", False), row("c-3", False), row("a-10", None))
     second = record(tmp_path / "B", row("a-1", False), row("b-2", True), row("c-3", True), row("a-10", True))
@@ -154,7 +228,7 @@ def test_evaluating_a_model_behind_a_server_needs_a_worker_s_packages_alone() ->
 
 
 def test_what_is_said_of_running_episodes_leaves_finished_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.evaluate.progress.SILENT_S", -1.0)
+    monkeypatch.setattr("trainer.evaluate.endpoint.SILENT_S", -1.0)
     said = io.StringIO()
     lines = ProgressLines(said, num_all=2, num_ended=0)
     lines.progress(EpisodeReport(request_id="a", phase="agent", turn=9))

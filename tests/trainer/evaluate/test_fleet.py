@@ -102,6 +102,19 @@ async def test_the_fleet_plays_and_what_broke_is_told_apart_from_what_failed(
     assert sorted((head.task_id, head.member) for head in kept) == sorted(row.key for row in rows(tasks))
 
 
+async def test_a_redis_that_has_forgotten_the_evaluation_is_asked_again(
+    tasks: Path, redis_url: str, redis: Redis
+) -> None:
+    process = await start(redis_url, tasks)
+    await waiting(redis, 3)
+    await redis.flushdb()
+    async with fleet(redis_url, lambda _: 1.0):
+        _, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert [row.resolved for row in rows(tasks)] == [True] * 3
+    assert await queue.open_ids(redis, run_id(tasks)) == []
+
+
 async def test_a_request_names_the_server_and_no_tokenizer(
     tasks: Path, redis_url: str, pool: ArqRedis
 ) -> None:
@@ -115,7 +128,11 @@ async def test_a_request_names_the_server_and_no_tokenizer(
     request = claim.request
     assert request.endpoint is not None
     assert (request.endpoint.api_base, request.endpoint.model, request.tokenizer) == ("http://x/v1", "m", "")
-    assert (request.sampling.temperature, request.limits.turns, request.purpose) == (0.5, 7, "eval")
+    assert (request.endpoint.options, request.limits.turns, request.purpose) == (
+        {"temperature": 0.5},
+        7,
+        "eval",
+    )
     process.send_signal(signal.SIGTERM)
     _, err = await process.communicate()
     assert process.returncode == 1

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,22 @@ from typing import Any
 import docker
 import msgspec
 import pytest
+from docker.errors import APIError
 from msgspec.structs import replace
 
 from benchmarks import bug
+from pipeline.harness import read_harness
 from pipeline.taskfile import write_tasks
+from tests.conftest import free_ports
 from tests.trainer.evaluate.chat_server import ChatServer, chat_server
+from tests.workers.foreign.test_program import AGENT as PROGRAM
+from tests.workers.foreign.test_program import FILE
 from trainer.evaluate.results import EpisodeResult
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET
+from workers.harness.building import build
+from workers.harness.volumes import PREFIX
+from workers.sandbox.containers import ContainerApi
+from workers.settings import docker_host
 
 pytestmark = pytest.mark.docker
 
@@ -76,9 +87,24 @@ class Evaluation:
         return [msgspec.json.decode(line, type=EpisodeResult) for line in lines]
 
 
-async def evaluate(tasks: Path, server: ChatServer, *options: str, environment: Any = None) -> Evaluation:
+def predicted(evaluation: Evaluation) -> set[str]:
+    """The tasks of preds.json that have a patch there."""
+    file = evaluation.out / "preds.json"
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    return {name for name, row in rows.items() if row["model_patch"]}
+
+
+async def evaluate(
+    tasks: Path,
+    server: ChatServer,
+    *options: str,
+    agent: Path = AGENT,
+    harness: Path | None = None,
+    environment: Any = None,
+) -> Evaluation:
     out = tasks.with_name("out")
-    where = ("--api-base", server.url, "--model", "m", "--agent", str(AGENT), "--out", str(out), "--local")
+    player = ("--agent", str(agent)) if harness is None else ("--harness", str(harness))
+    where = ("--api-base", server.url, "--model", "m", *player, "--out", str(out), "--local")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trainer.evaluate", str(tasks), *where, *options),
         stdout=asyncio.subprocess.PIPE,
@@ -118,7 +144,7 @@ async def test_every_episode_is_played_graded_and_written_down(tasks: Path, serv
     (statuses,) = evaluation.out.glob("exit_statuses_*.yaml")
     assert (
         msgspec.yaml.decode(statuses.read_bytes())["instances_by_exit_status"]["Submitted"].count("right-1")
-        == 2
+        == 1
     )
     saved = json.loads((evaluation.out / "right-1/sample-1/right-1.traj.json").read_text())
     assert [message["role"] for message in saved["messages"]][:3] == ["system", "user", "assistant"]
@@ -152,13 +178,156 @@ async def test_a_killed_evaluation_goes_on_and_redoes_nothing(
     status, _, _ = await first.ended()
     assert status == (1 if number != signal.SIGKILL else -signal.SIGKILL)
     done = {row.key for row in first.rows if row.resolved is not None}
+    told = {task.removeprefix("bench:") for task, sample in done if sample == 0}
+    assert predicted(first) >= told - {first.rows[-1].instance_id}, "each is written before the next begins"
     before = server.begun.copy()
     second = await evaluate(tasks, server, "--samples", "2")
     status, _, told = await second.ended()
     assert status == 0
     assert f"{len(done)} of them are in" in told
     assert sorted(row.key for row in second.rows) == sorted({row.key for row in second.rows}), "none twice"
+    assert predicted(second) == {"right-1", "wrong-1", "right-2"}
     assert (server.begun - before).total() == 6 - len(done)
+    while containers_left():  # noqa: ASYNC110 - a container sets no Event
+        await asyncio.sleep(0.2)
+
+
+async def test_an_evaluation_ends_soon_and_says_why_where_nothing_answers(tasks: Path) -> None:
+    [port] = free_ports(1)
+    nowhere = ChatServer(script, url=f"http://127.0.0.1:{port}/v1")
+    evaluation = await evaluate(tasks, nowhere, "--samples", "9", "--max-concurrent", "3")
+    status, _, err = await evaluation.ended()
+    assert status == 1
+    assert "it is asked again" in err.splitlines()[1], "the first failure is said at once"
+    assert "ended: the server has replied in no episode: " in err
+    assert "ClientConnectorError" in err
+    assert len(evaluation.rows) < 9
+    assert containers_left() == []
+
+
+@pytest.fixture
+async def harness(tmp_path: Path, docker_client: docker.DockerClient) -> AsyncIterator[Path]:
+    """A program whose image is not made."""
+    name = f"agent-{secrets.token_hex(4)}"
+    (tmp_path / "program").mkdir()
+    program = tmp_path / "program" / "agent"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    path = tmp_path / "agent.toml"
+    path.write_text(FILE.format(name=name))
+    yield path
+    for volume in docker_client.volumes.list(filters={"name": f"{PREFIX}{name}-"}):
+        volume.remove()
+    with suppress(APIError):
+        docker_client.images.remove(read_harness(path).harness.image, force=True)
+
+
+def by_program(task: str) -> Sequence[str | dict[str, Any]]:
+    fix = bug.FIX.replace("100", "10") if "wrongly" in task else bug.FIX
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "bash", "arguments": json.dumps({"command": fix})},
+    }
+    message = {"content": None, "tool_calls": [call]}
+    return [{"choices": [{"message": message, "finish_reason": "tool_calls"}]}, "done"]
+
+
+async def test_an_agent_program_is_evaluated_with_a_servers_model(tasks: Path, harness: Path) -> None:
+    api = ContainerApi(docker_host())
+    await build(api, read_harness(harness))
+    await api.close()
+    async with chat_server(by_program, told_at=0) as server:
+        evaluation = await evaluate(tasks, server, "--max-concurrent", "3", harness=harness)
+        status, _, err = await evaluation.ended()
+        assert status == 0, err
+        assert {row.key[0]: (row.resolved, row.n_steps) for row in evaluation.rows} == {
+            "bench:right-1": (True, 2),
+            "bench:wrong-1": (False, 2),
+            "bench:right-2": (True, 2),
+        }
+        assert {tool["function"]["name"] for body in server.bodies for tool in body["tools"]} == {"bash"}
+        longer = await evaluate(tasks, server, "--context-tokens", "65536", harness=harness)
+        status, _, err = await longer.ended()
+        assert (status, "holds results of another evaluation, with limits" in err) == (2, True)
+        other = await evaluate(tasks, server)
+        status, _, err = await other.ended()
+        assert (status, "holds results of another evaluation, with agent" in err) == (2, True)
+
+
+async def test_an_evaluation_whose_program_is_not_on_the_docker_host_ends_and_names_the_command(
+    tasks: Path, harness: Path, server: ChatServer
+) -> None:
+    evaluation = await evaluate(tasks, server, "--samples", "4", "--max-concurrent", "1", harness=harness)
+    status, _, err = await evaluation.ended()
+    assert status == 1
+    assert "ended: the agent program has taken a reply in no episode: this Docker host has no image" in err
+    assert "`swerve harness build agent-" in err
+    assert len(evaluation.rows) == 3
+    assert server.bodies == []
+
+
+HALF = "\ud800"
+TOOL_AGENT = "agent: {system_template: s, instance_template: '{{task}}'}\nmodel: {}\n"
+
+
+def called(command: str, **more: object) -> dict[str, object]:
+    """The body of an answer that calls the tool, with halves of surrogate pairs and other things that no file can hold."""
+    arguments = json.dumps({"command": command, HALF: HALF})
+    call = {"id": f"{HALF}1", "function": {"name": "bash", "arguments": arguments}}
+    message = {"content": HALF, "reasoning_content": HALF, "tool_calls": [call]}
+    return {"choices": [{"message": message, "finish_reason": HALF}], **more}
+
+
+async def test_no_answer_of_a_server_keeps_an_evaluation_from_its_end(tasks: Path) -> None:
+    def hostile(_: str) -> Sequence[dict[str, object]]:
+        nothing = called(f"echo {HALF} >odd")
+        nothing["choices"][0]["message"]["tool_calls"][0]["function"]["name"] = HALF  # type: ignore[index]
+        many = {HALF: 1, "prompt_tokens": 2**70, "completion_tokens": -1}
+        return [nothing, called(f"echo {HALF} >odd", usage=many), called(bug.FIX), called(bug.SUBMIT)]
+
+    agent = tasks.with_name("agent.yaml")
+    agent.write_text(TOOL_AGENT)
+    async with chat_server(hostile) as server:
+        evaluation = await evaluate(tasks, server, "--max-instances", "1", agent=agent)
+        async with asyncio.timeout(120):
+            status, _, err = await evaluation.ended()
+    [row] = evaluation.rows
+    assert (status, row.resolved, row.n_steps, row.prompt_tokens) == (0, True, 4, 0), err
+    assert "+?" in (evaluation.out / "right-1/patch.diff").read_text()
+
+
+def player_of(evaluation: Evaluation) -> int:
+    """The process that plays its episodes; 0 while there is none."""
+    pid = evaluation.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else 0
+
+
+async def test_a_player_that_is_killed_is_started_again(tasks: Path) -> None:
+    async with chat_server(script, ("slow",)) as server:
+        evaluation = await evaluate(tasks, server, "--max-instances", "1")
+        while server.num_requests < 2:  # noqa: ASYNC110 - another process sends them
+            await asyncio.sleep(0.05)
+        os.kill(player_of(evaluation), signal.SIGKILL)
+        status, _, err = await evaluation.ended()
+    assert (status, [row.resolved for row in evaluation.rows]) == (0, [True])
+    assert "ended (status -9); its episodes begin anew" in err
+    while containers_left():  # noqa: ASYNC110 - a container sets no Event
+        await asyncio.sleep(0.2)
+
+
+async def test_an_episode_whose_players_are_all_killed_is_lost_and_the_evaluation_ends(tasks: Path) -> None:
+    async with chat_server(script, ("slow",)) as server:
+        evaluation = await evaluate(tasks, server, "--max-instances", "1")
+        for number in range(3):
+            while server.num_requests <= number:  # noqa: ASYNC110 - another process sends them
+                await asyncio.sleep(0.05)
+            os.kill(player_of(evaluation), signal.SIGKILL)
+        status, _, _ = await evaluation.ended()
+    [row] = evaluation.rows
+    assert (status, row.resolved, row.exit_status) == (1, None, "WorkerError")
+    assert "3 processes ended while they played it" in row.error
     while containers_left():  # noqa: ASYNC110 - a container sets no Event
         await asyncio.sleep(0.2)
 
@@ -168,7 +337,7 @@ async def test_results_of_another_model_are_not_continued(tasks: Path, server: C
     await (await evaluate(tasks, server, "--max-instances", "1")).ended()
     status, _, told = await (await evaluate(tasks, server, "--temperature", "1")).ended()
     assert status == 2
-    assert "holds results with another sampling" in told
+    assert "holds results of another evaluation, with options {}" in told
 
 
 @pytest.mark.slow

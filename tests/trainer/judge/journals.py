@@ -1,7 +1,6 @@
 """Journals of judged runs."""
 
-from trainer.records.journal import EpisodeRow
-from trainer.records.judgement_row import JudgedTurn, JudgementFate, JudgementRow
+from pipeline.journal.rows import EpisodeRow, JudgedTurn, JudgementFate, JudgementRow
 
 
 def episode(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trainer.judge.agreement import Agreement, agreement
+from trainer.judge import Agreement, agreement
 
 
 def test_pairs_and_unanimity_are_counted_over_turns_with_two_votes_or_more() -> None:

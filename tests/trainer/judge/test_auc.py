@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainer.judge.auc import ScoredRollouts
+from trainer.judge import ScoredRollouts
 
 rollouts = st.lists(
     st.tuples(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), st.booleans(), st.sampled_from("abc")),

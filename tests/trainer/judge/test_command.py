@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.journal.rows import Row
 from tests.trainer.judge.journals import episode, judged_run, judgement
-from trainer.judge.__main__ import main
-from trainer.records.journal import Journal, Row
+from trainer.judge import main
+from trainer.records.journal_writer import Journal
 
 
 def write(directory: Path, *rows: Row) -> None:
@@ -52,5 +53,7 @@ def test_a_directory_without_judgements_is_misuse(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path)])
     assert ended.value.code == 2
-    complaint = "holds no judgement: set [judge] method" if has_run else "holds no episodes.jsonl"
+    complaint = (
+        "holds no judgement: set [judge] method" if has_run else "holds no journal with episodes.jsonl"
+    )
     assert complaint in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trainer.judge.journals import episode, judged_run, judgement
-from trainer.judge.quality import JudgeQuality, judge_quality
+from trainer.judge import JudgeQuality, judge_quality
 
 
 def quality(rollouts: list[tuple[float, float]], *, versions: int = 1) -> JudgeQuality:
@@ -54,7 +54,7 @@ def test_a_rollout_without_a_reward_or_without_a_score_is_compared_with_nothing(
 
 def test_reliability_is_success_by_score() -> None:
     found = quality([(-1.0, 0.0), (-0.9, 0.0), (0.1, 1.0), (0.0, 0.0), (1.0, 1.0), (0.9, 1.0)])
-    assert [(one.label, one.num, one.success) for one in found.reliability] == [
+    assert [(one.label, one.num, one.success.value) for one in found.reliability] == [
         ("-1.0 to -0.6", 2, 0.0),
         ("-0.2 to +0.2", 2, 0.5),
         ("+0.6 to +1.0", 2, 1.0),

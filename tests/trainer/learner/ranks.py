@@ -4,8 +4,10 @@ directory.
 All cases share the two processes, for starting them is most of the cost.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,21 @@ import numpy as np
 import torch
 from torch import distributed
 
-from tests.trainer.learner.tiny import make_batch, make_samples, train
+from tests.trainer.learner.tiny import (
+    config,
+    infinite,
+    make_batch,
+    make_samples,
+    of_two_versions,
+    routed,
+    train,
+)
+from trainer.batching.batch import Batch
 from trainer.feed import Feed
 from trainer.learner import backend
-from trainer.learner.config import LearnerConfig
+from trainer.learner.config import LearnerConfig, LoraConfig, NotFinite, StepMetrics
 from trainer.learner.logprobs import head_logprobs
+from trainer.learner.lora import gather_adapters
 from trainer.learner.megatron import Learner
 
 
@@ -42,6 +54,23 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     token_logprobs: dict[str, list[float]]  # of the last step, by request
 
 
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says of steps that both ranks must say the same of, by layout."""
+
+    steps: dict[str, StepMetrics]  # of a batch of two versions
+    # what was not finite: the loss of one micro-batch, and the gradient of a weight that only the last rank holds
+    broken: dict[str, list[str]]
+    next_steps: dict[str, list[tuple[float, float]]]  # loss and gradient norm after those
+
+
+REPORTED_LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "pipeline": {"pipeline_parallel": 2},
+    "tensor": {"tensor_parallel": 2},
+    "context": {"context_parallel": 2},
+}
+
+
 def run(case: Case, results: Path) -> None:
     """Leaves `<name>.json`, the export `<name>`, and a checkpoint `<name>-checkpoint`."""
     learner = Learner(case.config, model_directory=Path(case.model_directory), keep_tokens=True)
@@ -59,6 +88,34 @@ def run(case: Case, results: Path) -> None:
     )
     if distributed.get_rank() == 0:
         (results / f"{case.name}.json").write_bytes(msgspec.json.encode(seen))
+
+
+def report(model_directory: Path, results: Path) -> None:
+    """Leaves `reported-<rank>.json`."""
+    reported = Reported(steps={}, broken={}, next_steps={})
+    for name, changes in REPORTED_LAYOUTS.items():
+        step = Learner(config(**changes), model_directory=model_directory).step(of_two_versions())
+        assert isinstance(step, StepMetrics)
+        reported.steps[name] = step
+        learner, samples = Learner(config(**changes), model_directory=model_directory), make_samples()
+        outcomes = [learner.step(make_batch((*samples[:-1], infinite(samples[-1]))))]
+        if "pipeline_parallel" in changes:
+            outcomes.append(with_a_broken_gradient_on_the_last_rank(learner))
+        assert all(isinstance(one, NotFinite) for one in outcomes), outcomes
+        reported.broken[name] = [one.what for one in outcomes]
+        reported.next_steps[name] = train(learner, 1)
+    (results / f"reported-{distributed.get_rank()}.json").write_bytes(msgspec.json.encode(reported))
+
+
+def with_a_broken_gradient_on_the_last_rank(learner: Learner) -> StepMetrics | NotFinite:
+    """The loss is finite on both ranks, and so is every gradient of the first."""
+    weight = learner._model.get_parameter("decoder.layers.0.mlp.linear_fc2.weight")
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    handle = weight.register_hook(lambda gradient: gradient * np.inf if is_last else gradient)
+    try:
+        return learner.step(make_batch(make_samples()))
+    finally:
+        handle.remove()
 
 
 def token_logprobs(learner: Learner) -> dict[str, list[float]]:
@@ -105,32 +162,72 @@ def gradient_case() -> dict[str, torch.Tensor]:
     }
 
 
+def gather(model_directory: Path, results: Path) -> None:
+    """Leaves what rank 0 received, and the bytes of each adapter that it has then."""
+    options = config(pipeline_parallel=2, dtype="bf16", lora=LoraConfig(rank=4, alpha=8))
+    learner = Learner(options, model_directory=model_directory)
+    with counted_bytes("recv") as received:
+        tensors = gather_adapters(learner._model)
+    if distributed.get_rank() == 0:
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        (results / "gathered.json").write_bytes(msgspec.json.encode((received, sizes)))
+
+
+FED = ("data", "data, experts replayed", "pipeline, experts replayed")
+
+
 def fed(case: Case, results: Path) -> None:
-    """The same learner on both ranks, but only rank 0 knows what is to be done."""
+    """The same learner on both ranks, but only rank 0 knows what is to be done, and has what engines reported."""
+    name = f"fed, {case.name}"
     options = msgspec.structs.replace(case.config, snapshots_kept=1)
     feed = Feed(Learner(options, model_directory=Path(case.model_directory)))
     if distributed.get_rank() != 0:
-        feed.follow()
+        with counted_bytes("recv") as received:
+            feed.follow()
+        (results / f"{name}-received.json").write_bytes(msgspec.json.encode(sum(received)))
         return
-    samples = make_samples()
-    feed.snapshot(0)
-    before = feed.logprobs(samples, 1.0)
-    steps = [feed.step(make_batch(make_samples(seed=step), step=step)) for step in (1, 2)]
-    feed.begin_save(results / "fed-checkpoint", b"cursor")
-    feed.export(results / "fed")
-    steps.append(feed.step(make_batch(make_samples(seed=3), step=3)))
-    feed.finish_save()
-    remembered = feed.logprobs_under(0, samples, 1.0)
+
+    def batch(seed: int) -> Batch:
+        samples = make_samples(seed=seed)
+        if options.routing_replay:
+            samples = routed(samples, feed.learner._architecture, seed=seed)
+        return make_batch(samples, step=seed)
+
+    samples = batch(0).samples
+    feed.call("snapshot", 0)
+    before = feed.call("logprobs", samples, 1.0)
+    steps = [feed.call("step", batch(step)) for step in (1, 2)]
+    feed.call("begin_save", results / f"{name}-checkpoint", b"cursor")
+    feed.call("export", results / name)
+    steps.append(feed.call("step", batch(3)))
+    feed.call("finish_save")
+    remembered = feed.call("logprobs_under", 0, samples, 1.0)
     seen: dict[str, Any] = {
         "losses": [(metrics.loss, metrics.grad_norm) for metrics in steps],
-        "extra": feed.restore(results / "fed-checkpoint").decode(),
+        "extra": feed.call("restore", results / f"{name}-checkpoint").decode(),
         "steps": feed.learner.steps,
         "remembered": all(
             np.array_equal(left, right) for left, right in zip(before, remembered, strict=True)
         ),
     }
     feed.stop()
-    (results / "fed.json").write_bytes(msgspec.json.encode(seen))
+    (results / f"{name}.json").write_bytes(msgspec.json.encode(seen))
+
+
+@contextlib.contextmanager
+def counted_bytes(name: str) -> Iterator[list[int]]:
+    """The bytes of each tensor that this rank gives to `torch.distributed`'s function of that name."""
+    real, counts = getattr(distributed, name), []
+
+    def counted(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        counts.append(tensor.nbytes)
+        return real(tensor, *arguments, **options)
+
+    setattr(distributed, name, counted)
+    try:
+        yield counts
+    finally:
+        setattr(distributed, name, real)
 
 
 def main() -> None:
@@ -140,8 +237,12 @@ def main() -> None:
     cases = msgspec.json.decode(plan.read_bytes(), type=list[Case])
     for case in cases:
         run(case, results)
+    report(Path(cases[0].model_directory), results)
+    gather(Path(cases[0].model_directory), results)
     split_gradient(results)
-    fed(cases[0], results)
+    for case in cases:
+        if case.name in FED:
+            fed(case, results)
     backend.leave()
 
 

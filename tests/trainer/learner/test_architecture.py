@@ -39,6 +39,32 @@ def test_what_cannot_be_trained_as_defined_is_refused_by_name(
         read_architecture(tmp_path)
 
 
+def test_the_first_words_about_a_model_that_is_refused_are_those_that_can_be_trained(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    inner = msgspec.json.decode((qwen3 / "config.json").read_bytes(), type=dict[str, object])
+    # A language model of a kind that is trained, within one that also sees: its weights have other names, and more of them.
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": "sees", "text_config": inner}))
+    with pytest.raises(ValueError, match="model_type 'sees'") as raised:
+        read_architecture(tmp_path)
+    scaled = inner | {"rope_parameters": {"rope_type": "llama3"}}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(scaled))
+    with pytest.raises(
+        ValueError, match=r"^the learner trains Llama .*, and rope_type 'llama3' is not supported"
+    ):
+        read_architecture(tmp_path)
+    assert str(raised.value).startswith(
+        "the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture of experts (model_type llama, "
+    )
+
+
+def test_sizes_in_a_table_of_the_language_model_are_read(qwen3: Path, tmp_path: Path) -> None:
+    inner = msgspec.json.decode((qwen3 / "config.json").read_bytes(), type=dict[str, object])
+    outer = {"model_type": inner["model_type"], "text_config": inner | {"model_type": "qwen3_text"}}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(outer))
+    assert read_architecture(tmp_path) == read_architecture(qwen3)
+
+
 def test_experts_without_their_number_are_refused(qwen3: Path, tmp_path: Path) -> None:
     original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | {"model_type": "qwen3_moe"}))
@@ -77,7 +103,7 @@ def test_every_reason_why_a_layout_does_not_fit_is_given(qwen3: Path) -> None:
     [
         (None, "No such file or directory; `model` must be a Hugging Face directory"),
         (b"not json", "malformed"),
-        (b'{"model_type": "gpt2", "n_layer": 12}', "model_type 'gpt2' is not one of llama, qwen2, qwen3"),
+        (b'{"model_type": "gpt2", "n_layer": 12}', "model_type 'gpt2' of .* is none of them"),
         (b'{"model_type": "llama"}', "missing required field `num_hidden_layers`"),
     ],
 )

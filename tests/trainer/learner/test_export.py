@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.learner.tiny import config, largest_difference, read_export
-from trainer.learner.export import Exporter, weight_parts, writers_of
+from tests.trainer.small_disk import small_disk
+from trainer.learner.directories import DiskFull
+from trainer.learner.export import Exporter, weight_parts, write_safetensors, writers_of
 from trainer.learner.megatron import Learner
-from trainer.learner.safetensors_file import write_safetensors
 
 
 def test_a_file_written_tensor_by_tensor_is_one_that_safetensors_reads(tmp_path: Path) -> None:
@@ -57,3 +58,16 @@ def test_an_export_that_fails_leaves_what_was_there_and_can_be_tried_again(
     failure = None
     exporter.write(tmp_path / "export")
     assert largest_difference(read_export(tmp_path / "export"), read_export(qwen3)) == 0
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 24576, 122880])
+def test_an_export_that_fills_its_disk_names_the_disk_and_leaves_the_space_free(
+    qwen3: Path, tmp_path: Path, num_bytes: int
+) -> None:
+    learner = Learner(config(), model_directory=qwen3)
+    with small_disk(tmp_path / "disk", num_bytes) as disk:
+        with pytest.raises(
+            DiskFull, match=f"the disk at {disk} is full, so {disk}/.*v1.* could not be written"
+        ):
+            learner.export(disk / "v1")
+        assert list(disk.iterdir()) == []

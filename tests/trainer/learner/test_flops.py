@@ -7,8 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.learner.tiny import read_reference
-from trainer.learner.architecture import Architecture, read_architecture
-from trainer.learner.flops import attention_flops, forward_flops, training_flops
+from trainer.learner.architecture import (
+    Architecture,
+    attention_flops,
+    forward_flops,
+    read_architecture,
+    training_flops,
+)
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from torch import Tensor
 from tests.trainer.learner.tiny import config, make_samples, read_reference, write_model
 from trainer.learner import backend, export, hf
 from trainer.learner.architecture import read_architecture
-from trainer.learner.attention import Packing
-from trainer.learner.head import output_weight
+from trainer.learner.attention import Packing, Rotary
+from trainer.learner.logprobs import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
-from trainer.learner.rotary import Rotary
 
 FAMILIES = {
     "llama": {},

@@ -1,7 +1,6 @@
 """Four processes against one, under every pair of layouts: the same loss and gradient, and a resume that continues bit for bit."""
 
-import subprocess
-import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer.forking import run_ranks
 from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
 from tests.trainer.learner.tiny import (
     EXPERTS,
@@ -22,13 +22,12 @@ from tests.trainer.learner.tiny import (
     train,
     write_model,
 )
-from trainer.learner.adapter_directory import ADAPTER_DIRECTORY
 from trainer.learner.config import LearnerConfig, LoraConfig
+from trainer.learner.lora import ADAPTER_DIRECTORY
 from trainer.learner.megatron import Learner
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1800)]  # four processes on all cores
 
-REPOSITORY = Path(__file__).parents[3]
 LIMIT = 1e-5
 """The largest relative difference in fp32."""
 
@@ -50,7 +49,6 @@ PAIRS: dict[str, dict[str, Any]] = {
     "context, pipeline": CONTEXT | PIPELINE,
 }
 LAYOUTS: dict[str, dict[str, Any]] = (
-    # The two of a pair one after the other: a change of the layout closes all process groups and opens others.
     {
         f"{name}{suffix}": layout | changes
         for name, layout in PAIRS.items()
@@ -79,6 +77,11 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         | CONTEXT
         | {"recompute": "full"},
         "experts replayed, pipeline, recomputed": REPLAY | EXPERT | PIPELINE | {"recompute": "selective"},
+        # One data-parallel rank, so that the first stage has two micro-batches in flight.
+        "experts replayed, sequence, pipeline, recomputed": REPLAY
+        | SEQUENCE
+        | PIPELINE
+        | {"recompute": "full"},
         "adapters, tensor": ADAPTERS | TENSOR,
         "adapters, sequence, pipeline": ADAPTERS | SEQUENCE | PIPELINE,
         "adapters, sequence, distributed optimizer, recomputed": ADAPTERS
@@ -87,6 +90,12 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         "adapters, context, pipeline": ADAPTERS | CONTEXT | PIPELINE,
     }
 )
+
+SIZES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
+"""Layouts that agree in these share four processes. Others do not: threads of earlier process groups would poll beside them."""
+
+RESHARDED = [name for name in LAYOUTS if "distributed optimizer" in name or "pipeline" in name]
+"""Those whose checkpoints one process resumes from: ranges of parameters, stages, and both with parts of tensors."""
 
 
 def options(**changes: Any) -> LearnerConfig:
@@ -130,21 +139,16 @@ def expected(
 def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four processes left behind."""
     results = tmp_path_factory.mktemp("four")
-    plan = [
-        Layout(name=name, config=options(**layout), model_directory=str(models[kind_of(name)]))
-        for name, layout in LAYOUTS.items()
-    ]
-    (results / "plan.json").write_bytes(msgspec.json.encode(plan))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command = [
-        *launcher,
-        "-m",
-        "tests.trainer.learner.layout_ranks",
-        str(results / "plan.json"),
-        str(results),
-    ]
-    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-8000:]
+    plans = defaultdict[tuple[int, ...], list[Layout]](list)
+    for name, layout in LAYOUTS.items():
+        chosen = options(**layout)
+        plans[tuple(getattr(chosen, size) for size in SIZES)].append(
+            Layout(name=name, config=chosen, model_directory=str(models[kind_of(name)]))
+        )
+    for sizes, plan in plans.items():
+        file = results / f"plan {sizes}.json"
+        file.write_bytes(msgspec.json.encode(plan))
+        run_ranks(4, "tests.trainer.learner.layout_ranks", str(file), str(results), logs=results)
     return results
 
 
@@ -168,6 +172,19 @@ def test_a_resume_of_four_processes_continues_bit_for_bit(name: str, results: Pa
     outcome = read(results, name)
     assert outcome.resumed_losses == outcome.losses[NUM_STEPS_BEFORE:]
     assert outcome.num_ranks_resumed_exactly == 4
+
+
+@pytest.mark.parametrize("name", RESHARDED)
+def test_one_process_goes_on_from_the_checkpoint_of_four(
+    name: str, models: dict[str, Path], results: Path
+) -> None:
+    kind = kind_of(name)
+    alone = options(**{"adapters": ADAPTERS, "replayed": REPLAY}.get(kind, {}))
+    learner = Learner(alone, model_directory=models[kind])
+    assert learner.restore(results / f"{name}-checkpoint") == b"four processes"
+    expected = read(results, name).losses[NUM_STEPS_BEFORE:]
+    np.testing.assert_allclose(train(learner, len(expected)), expected, rtol=1e-4, atol=1e-5)
+    assert set(learner.adam_steps()) == {float(NUM_STEPS_BEFORE + len(expected))}
 
 
 def test_what_one_step_changes_would_show_a_gradient_of_other_samples(

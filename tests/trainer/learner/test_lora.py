@@ -1,5 +1,6 @@
 """Adapters: only they are trained, and merged weights, PEFT and our own forward pass agree about them."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,23 @@ def test_adapters_begin_without_effect(qwen3: Path) -> None:
     plain = Learner(config(), model_directory=qwen3).logprobs(samples, 1.0)
     adapted = Learner(config(lora=SOME), model_directory=qwen3).logprobs(samples, 1.0)
     assert all(np.array_equal(left, right) for left, right in zip(plain, adapted, strict=True))
+
+
+def test_an_adapter_begins_with_the_distribution_that_peft_draws_from(qwen3: Path) -> None:
+    """PEFT's is torch's `kaiming_uniform_(a=sqrt(5))` of a matrix of so many inputs: a uniform around zero."""
+    model = Learner(config(lora=LoraConfig(rank=32, alpha=8)), model_directory=qwen3)._model
+    drawn = {name: p.detach().cpu() for name, p in model.named_parameters() if name.endswith("_A")}
+    assert len(drawn) == 2 * 7, "one for each projection of two layers"
+    for name, down in drawn.items():
+        theirs = torch.empty_like(down)
+        torch.nn.init.kaiming_uniform_(theirs, a=math.sqrt(5), generator=torch.Generator().manual_seed(1))
+        bound = down.shape[1] ** -0.5
+        assert float(down.abs().max()) <= bound, name
+        shares = torch.linspace(0, 1, 21)
+        ours, expected = (values.flatten().quantile(shares) for values in (down, theirs))
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0.1 * bound, msg=name)
+    whole = {tuple(down.flatten().tolist()[:8]) for down in drawn.values()}
+    assert len(whole) == len(drawn), "no two are alike"
 
 
 def test_only_adapters_are_trained(trained: tuple[Learner, Path], qwen3: Path) -> None:

@@ -185,6 +185,19 @@ def test_metrics_of_an_off_policy_step_have_their_closed_forms(qwen3: Path) -> N
     assert metrics.ratio_max == pytest.approx(ratios.max(), rel=1e-4)
     assert metrics.behaviour_kl == pytest.approx((ratios - 1 - np.log(ratios)).mean(), rel=1e-4)
     assert 0 < metrics.masked_share == pytest.approx((moved > 0.005).mean())
+    signals = np.abs(trained(sample.advantages_T for sample in samples)) * (1 - np.exp(after))
+    by_signal = metrics.signal
+    assert by_signal is not None
+    assert by_signal.total == pytest.approx(signals.sum(), rel=1e-4)
+    assert by_signal.num_tokens == pytest.approx(signals.sum() ** 2 / (signals**2).sum(), rel=1e-4)
+    assert by_signal.ess_share == pytest.approx(
+        (signals * weights).sum() ** 2 / (signals.sum() * (signals * weights**2).sum()), rel=1e-4
+    )
+    assert by_signal.behaviour_kl == pytest.approx(
+        np.average(ratios - 1 - np.log(ratios), weights=signals), rel=1e-4
+    )
+    assert by_signal.masked_share == pytest.approx(np.average(moved > 0.005, weights=signals), rel=1e-4)
+    assert by_signal.masked_share != pytest.approx(metrics.masked_share, rel=1e-2)
 
 
 def test_only_the_named_parameters_are_trained(qwen3: Path) -> None:

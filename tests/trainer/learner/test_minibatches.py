@@ -1,7 +1,7 @@
 """How a batch is divided into the samples of each update."""
 
 from tests.trainer.learner.tiny import branched, config, make_batch, make_samples
-from trainer.learner.minibatches import minibatches
+from trainer.learner.update import minibatches
 
 
 def test_minibatches_divide_every_epoch_anew_and_alike_everywhere() -> None:

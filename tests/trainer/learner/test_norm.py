@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.trainer.learner.tiny import config
 from trainer.learner.architecture import read_architecture
-from trainer.learner.model import transformer_config
-from trainer.learner.norm import RmsNorm
+from trainer.learner.model import RmsNorm, transformer_config
 
 NUM_VECTORS, WIDTH = 12, 64
 

@@ -9,12 +9,12 @@ import pytest
 from tests.trainer.learner.tiny import (
     assert_same_run,
     config,
+    infinite,
     largest_difference,
     make_batch,
     make_samples,
     train,
 )
-from trainer.batching.batch import Sample
 from trainer.learner import backend
 from trainer.learner.config import LossConfig, NotFinite
 from trainer.learner.megatron import Learner
@@ -28,10 +28,6 @@ LAYOUTS = [
     {"num_minibatches": 3, "dtype": "bf16"},
     {"num_minibatches": 3, "distributed_optimizer": True},
 ]
-
-
-def infinite(sample: Sample) -> Sample:
-    return replace(sample, advantages_T=np.where(sample.trained_T, np.inf, 0).astype(np.float32))
 
 
 @pytest.mark.slow_but_for("0-{}", "0-{'dtype': 'bf16'}")

@@ -113,3 +113,12 @@ def test_a_resume_uses_the_values_of_the_recipe_and_not_those_of_the_checkpoint(
     resumed.save(tmp_path / "new", b"")
     changed_in_use.restore(tmp_path / "new")
     assert_same_run(train(changed_in_use, 2), train(resumed, 2))
+
+
+def test_another_adam_than_torchs_is_refused_with_what_to_do(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Megatron imports it with TransformerEngine or Apex."""
+    monkeypatch.setattr("megatron.core.optimizer.USING_PYTORCH_OPTIMIZER", False)
+    with pytest.raises(ValueError, match=r"TransformerEngine or Apex is installed.*pip uninstall"):
+        Learner(config(), model_directory=qwen3)

@@ -1,28 +1,37 @@
 """Two processes against one: every layout must lead to the weights that one process would have reached."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from tests.trainer.learner.ranks import Case, Seen, gradient_case, head_gradients, token_logprobs
+from tests.trainer.forking import run_ranks
+from tests.trainer.learner.ranks import (
+    FED,
+    REPORTED_LAYOUTS,
+    Case,
+    Reported,
+    Seen,
+    gradient_case,
+    head_gradients,
+    token_logprobs,
+)
 from tests.trainer.learner.tiny import (
+    EXPERTS,
     config,
     largest_difference,
     make_samples,
+    of_two_versions,
     read_export,
     train,
     write_model,
 )
-from trainer.learner.config import LearnerConfig, LossConfig
+from trainer.learner.config import LagMetrics, LearnerConfig, LossConfig, StepMetrics
 from trainer.learner.megatron import Learner
 
 pytestmark = pytest.mark.cpu_only
 
-REPOSITORY = Path(__file__).parents[3]
 LAYOUTS = {
     "data": {},
     "data, few samples a pass": {"micro_batch_tokens": 300},
@@ -51,6 +60,8 @@ LAYOUTS = {
         "num_minibatches": 2,
         "loss": LossConfig(kind="decoupled_ppo", aggregation="constant", constant_tokens=16, entropy=0.05),
     },
+    "data, experts replayed": {"routing_replay": True},
+    "pipeline, experts replayed": {"pipeline_parallel": 2, "routing_replay": True},
     "data, resumed": {},
     "tensor, resumed": {"tensor_parallel": 2},
     "tensor, distributed optimizer, resumed": {"tensor_parallel": 2, "distributed_optimizer": True},
@@ -66,9 +77,12 @@ def single(options: LearnerConfig) -> LearnerConfig:
 
 
 @pytest.fixture(scope="module")
-def models(qwen3: Path, tied_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(
+    qwen3: Path, qwen3_moe: Path, tied_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     odd = write_model(tmp_path_factory.mktemp("odd"), "qwen2", vocab_size=63)
-    return {name: tied_llama if "tied" in name else odd if "odd" in name else qwen3 for name in LAYOUTS}
+    special = {"tied": tied_llama, "odd": odd, "experts": qwen3_moe}
+    return {name: next((model for word, model in special.items() if word in name), qwen3) for name in LAYOUTS}
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +124,7 @@ def results(
             )
         )
     (results / "plan.json").write_bytes(msgspec.json.encode(cases))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "-m", "tests.trainer.learner.ranks", str(results / "plan.json"), str(results)]
-    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-8000:]
+    run_ranks(2, "tests.trainer.learner.ranks", str(results / "plan.json"), str(results), logs=results)
     return results
 
 
@@ -163,6 +174,66 @@ def test_what_two_processes_saved_one_can_go_on_from(
     np.testing.assert_allclose(train(learner, 3), expected, rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def reported(results: Path) -> list[Reported]:
+    """By each rank."""
+    return [
+        msgspec.json.decode((results / f"reported-{rank}.json").read_bytes(), type=Reported)
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", REPORTED_LAYOUTS)
+def test_each_of_two_processes_reports_the_step_that_one_would(
+    name: str, models: dict[str, Path], reported: list[Reported]
+) -> None:
+    """Also what is told apart by lag, which steers how stale rollouts may be, and the largest ratio, which is no sum."""
+    alone = Learner(config(), model_directory=models[name]).step(of_two_versions())
+    assert isinstance(alone, StepMetrics)
+    assert [one.lag for one in alone.by_lag] == [0, 2]
+    numbers = (
+        "loss",
+        "grad_norm",
+        "entropy",
+        "ratio_mean",
+        "ratio_max",
+    )
+    for rank in reported:
+        for field in numbers:
+            assert getattr(rank.steps[name], field) == pytest.approx(getattr(alone, field), rel=1e-4), field
+        assert flat(rank.steps[name]) == pytest.approx(flat(alone), rel=1e-4)
+        for ours, expected in zip(rank.steps[name].by_lag, alone.by_lag, strict=True):
+            assert flat(ours) == pytest.approx(flat(expected), rel=1e-4)
+
+
+def flat(metrics: StepMetrics | LagMetrics) -> dict[str, float]:
+    """The shares, plain and by signal."""
+    assert metrics.signal is not None
+    named = {f"signal_{name}": value for name, value in msgspec.structs.asdict(metrics.signal).items()}
+    plain = ("ess_share", "masked_share", "vetoed_share", "behaviour_kl")
+    return named | {name: getattr(metrics, name) for name in plain}
+
+
+@pytest.mark.parametrize("name", REPORTED_LAYOUTS)
+def test_what_is_not_finite_on_one_rank_is_skipped_by_both(
+    name: str, models: dict[str, Path], reported: list[Reported]
+) -> None:
+    """If a rank decided for itself, one would step while the other does not."""
+    expected = train(Learner(config(), model_directory=models[name]), 1)
+    for rank in reported:
+        assert rank.broken[name] == ["loss", "gradient"][: len(rank.broken[name])]
+        np.testing.assert_allclose(rank.next_steps[name], expected, rtol=1e-4)
+    assert len(reported[0].broken["pipeline"]) == 2
+
+
+def test_the_first_rank_receives_the_adapters_that_it_lacks_one_by_one(results: Path) -> None:
+    """It holds the first layer's. Half precision is sent as it is."""
+    received, sizes = msgspec.json.decode((results / "gathered.json").read_bytes())
+    assert sorted(received) == sorted(size for name, size in sizes.items() if ".layers.1." in name)
+    assert len(received) == 2 * 7
+    assert sum(sizes.values()) == 2 * sum(received)
+
+
 @pytest.mark.parametrize("vocab_size", [37, 19])
 def test_the_gradients_of_a_split_head_are_those_of_the_whole_one(vocab_size: int, results: Path) -> None:
     data = gradient_case()
@@ -176,9 +247,22 @@ def test_the_gradients_of_a_split_head_are_those_of_the_whole_one(vocab_size: in
         np.testing.assert_allclose(shard["entropies"], whole["entropies"], atol=1e-5)
 
 
-def test_rank_0_leads_and_the_other_follows(results: Path, models: dict[str, Path]) -> None:
-    seen = msgspec.json.decode((results / "fed.json").read_bytes())
-    expected = train(Learner(config(), model_directory=models["data"]), 3)
+@pytest.mark.parametrize("name", FED)
+def test_rank_0_leads_and_the_other_follows(name: str, results: Path, models: dict[str, Path]) -> None:
+    seen = msgspec.json.decode((results / f"fed, {name}.json").read_bytes())
+    expected = train(Learner(single(config(**LAYOUTS[name])), model_directory=models[name]), 3)
     np.testing.assert_allclose(seen["losses"], expected, rtol=1e-4)
     assert (seen["extra"], seen["steps"], seen["remembered"]) == ("cursor", 2, True)
-    assert read_export(results / "fed").keys() == read_export(models["data"]).keys()
+    assert read_export(results / f"fed, {name}").keys() == read_export(models[name]).keys()
+
+
+def test_a_rank_is_sent_the_experts_of_its_own_positions_and_layers_a_byte_for_each(results: Path) -> None:
+    """Five times: three steps, and log-probs under two versions."""
+    received = {
+        name: msgspec.json.decode((results / f"fed, {name}-received.json").read_bytes()) for name in FED
+    }
+    num_positions = sum(sample.num_tokens - 1 for sample in make_samples())
+    whole = 5 * num_positions * 2 * EXPERTS["num_experts_per_tok"]
+    assert received["data"] == 0
+    assert received["pipeline, experts replayed"] == whole / 2
+    assert 0.3 * whole < received["data, experts replayed"] < 0.7 * whole

@@ -1,18 +1,29 @@
-"""Dividing the positions of a micro-batch, and the angles of positions."""
+"""Dividing the positions of a micro-batch, and the angles of positions, also of those that half precision cannot tell apart."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from tests.trainer.learner.tiny import config, make_samples
-from trainer.batching.packing import pack
-from trainer.learner import backend
+from tests.trainer.learner.tiny import config, make_samples, read_reference, trained_throughout
+from trainer.batching.batch import Sample
+from trainer.batching.packing import MicroBatch, pack
+from trainer.learner import backend, forward
 from trainer.learner.architecture import Architecture, Yarn, read_architecture
-from trainer.learner.positions import Positions
-from trainer.learner.rotary import Rotary, rotated
+from trainer.learner.attention import PackedAttention, Positions, Rotary, RotaryAttention, rotated
+from trainer.learner.megatron import Learner
+from trainer.learner.model import transformer_config
+
+FAR = 32_000
+"""Where bf16 knows positions to the nearest 128 only."""
 
 
 @pytest.fixture
@@ -81,3 +92,83 @@ def test_yarn_leaves_fast_dimensions_and_slows_the_slowest_by_its_factor(archite
     np.testing.assert_allclose(ratios[:8], 1.0, rtol=1e-4)
     np.testing.assert_allclose(ratios[-8:], 4.0, rtol=1e-3)
     assert (np.diff(ratios) > -1e-3).all()
+
+
+def test_angles_of_far_positions_are_those_of_exact_arithmetic(architecture: Architecture) -> None:
+    """Against the formula in fp64; fp32 is off by a few thousandths of a radian there."""
+    long = msgspec.structs.replace(architecture, head_width=128, rope_theta=1e6)
+    positions = torch.tensor([0, 1, 257, 4097, FAR - 1, FAR])
+    cosines, sines = (values[:, 0].double() for values in Rotary(long).angles(positions))
+    exact = torch.from_numpy(np.outer(positions.numpy(), 1e6 ** -(np.arange(64) / 64))).repeat(1, 2)
+    torch.testing.assert_close(cosines, exact.cos(), rtol=0, atol=5e-3)
+    torch.testing.assert_close(sines, exact.sin(), rtol=0, atol=5e-3)
+
+
+def test_half_precision_queries_are_turned_in_full_precision_at_every_position_of_a_long_sample(
+    qwen3: Path, architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers turns them in fp32, and rounded once."""
+    (microbatch,) = pack(make_samples((FAR + 1,)), max_tokens=FAR)
+    generator = torch.Generator().manual_seed(5)
+    query = torch.randn(FAR, 1, architecture.head_width, generator=generator).bfloat16()
+    observed = turned(architecture, microbatch, query, monkeypatch)
+
+    wide = query.float().transpose(0, 1)[None]
+    angles = Qwen3RotaryEmbedding(Qwen3Config.from_pretrained(qwen3))(wide, torch.arange(FAR)[None])
+    expected = apply_rotary_pos_emb(wide, wide, *angles)[0][0].transpose(0, 1).bfloat16()
+    assert observed.dtype == torch.bfloat16
+    differ = (observed != expected).float().mean().item()
+    assert differ < 1e-3, (
+        "what lies between two numbers may be rounded to either, and half of all would be off in bf16"
+    )
+
+
+def turned(
+    architecture: Architecture, microbatch: MicroBatch, query: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Tensor:
+    """What our attention makes of queries before it attends."""
+    backend.lay_out(tensor_parallel=1, pipeline_parallel=1)
+    options = config(dtype="bf16", micro_batch_tokens=FAR)
+    vectors = query.to(backend.device())
+    monkeypatch.setattr(PackedAttention, "forward", lambda _self, query, key, *_: (query, key))
+    with backend.device_scope():
+        packing = Positions(options, Rotary(architecture)).packing(microbatch)
+        shape = transformer_config(architecture, options)
+        attention = RotaryAttention(shape, 1, AttnMaskType.causal, attention_type="self")
+        queries, keys = attention(vectors, vectors, vectors, None, packing)
+    assert torch.equal(queries, keys), "keys are turned as queries are"
+    return queries.cpu()
+
+
+def test_logprobs_of_half_precision_are_as_near_to_the_reference_at_far_positions_as_at_near_ones(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = trained_throughout(make_samples())
+    learner = Learner(config(dtype="bf16"), model_directory=qwen3)
+    gaps = {}
+    for start in (0, FAR):
+
+        def shifted(samples: Sequence[Sample], *, max_tokens: int, start: int = start) -> list[MicroBatch]:
+            """Every sample begins at position `start`."""
+            return [
+                replace(one, positions_P=one.positions_P + start)
+                for one in pack(samples, max_tokens=max_tokens)
+            ]
+
+        monkeypatch.setattr(forward, "pack", shifted)
+        observed = np.concatenate([values[1:] for values in learner.logprobs(samples, 1.0)])
+        gaps[start] = np.abs(observed - far_reference(qwen3, samples, start)).mean()
+    assert gaps[FAR] < 1.5 * gaps[0]
+    still = far_reference(qwen3, samples, 0, stride=0)
+    assert np.abs(observed - still).mean() > 5 * gaps[0], "a model that knows no positions would be noticed"
+
+
+def far_reference(directory: Path, samples: Sequence[Sample], start: int, *, stride: int = 1) -> np.ndarray:
+    """Log-probs of all tokens but the first of each sample, by transformers in fp32, from position `start` on."""
+    model, found = read_reference(directory), []
+    for sample in samples:
+        tokens = torch.from_numpy(sample.tokens_T).long()[None]
+        places = start + stride * torch.arange(sample.num_tokens)[None]
+        logprobs = torch.log_softmax(model(tokens, position_ids=places).logits[0, :-1], dim=-1)
+        found.append(logprobs.gather(1, tokens[0, 1:, None])[:, 0].detach())
+    return torch.cat(found).numpy()

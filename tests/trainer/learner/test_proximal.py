@@ -56,3 +56,34 @@ def test_between_the_policies_the_proximal_one_costs_no_forward_pass_and_is_abou
         for proximal in ("recompute", "log_linear")
     )
     assert relative_difference(recomputed, between) > 1e-4
+
+
+def test_in_a_step_of_two_updates_the_log_linear_proximal_policy_clips_the_less_the_older_the_tokens(
+    qwen3: Path,
+) -> None:
+    """Of what a token has moved since it was sampled, lag / (lag + 1) lies before the step, and only the rest is clipped."""
+    samples = make_samples()
+    loss = LossConfig(kind="tis", proximal="log_linear")
+    for lag in (0, 1, 7):
+        learner = Learner(
+            config(loss=loss, num_epochs=2, micro_batch_tokens=200), model_directory=qwen3, keep_tokens=True
+        )
+        before = learner.logprobs(samples, 1.0)
+        metrics = learner.step(replace(make_batch(samples), lags={0: lag}))
+        assert isinstance(metrics, StepMetrics)
+        assert metrics.num_updates == 2
+        after = {one.request_id: one.logprobs_T for one in learner.take_tokens()}  # of the second update
+        clipped = [
+            _is_clipped(one, logprobs_T, since_the_start=1 / (lag + 1))
+            for index, one in enumerate(samples)
+            for logprobs_T in (before[index], after[one.request_id])
+        ]
+        assert metrics.masked_share == pytest.approx(np.concatenate(clipped).mean())
+
+
+def _is_clipped(sample: Sample, logprobs_T: np.ndarray, *, since_the_start: float) -> np.ndarray:
+    """By the numbers of `tis`, 0.8 and 1.28, for each trained token."""
+    moved_T = np.clip(logprobs_T - sample.behaviour_logprobs_T, -20, 20)
+    ratios_T, advantages_T = np.exp(since_the_start * moved_T), sample.advantages_T
+    outside_T = ((advantages_T > 0) & (ratios_T > 1.28)) | ((advantages_T < 0) & (ratios_T < 0.8))
+    return outside_T[sample.trained_T]

@@ -1,22 +1,20 @@
 """What four processes move to their hosts and keep there: exports, snapshots, and checkpoints written beside the next steps."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from safetensors import safe_open
 
+from tests.trainer.forking import run_ranks
 from tests.trainer.learner.storage_ranks import Counted, Layout
 from tests.trainer.learner.tiny import EXPERTS, config, largest_difference, read_export, write_model
-from trainer.learner.conversion import to_hugging_face
+from trainer.learner.export import to_hugging_face
 from trainer.learner.hf import INDEX_FILE
 from trainer.learner.megatron import Learner
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1800)]  # four processes on all cores
 
-REPOSITORY = Path(__file__).parents[3]
 LAYOUTS = {
     "data": {},
     "tensor x data, distributed optimizer": {"tensor_parallel": 2, "distributed_optimizer": True},
@@ -47,16 +45,9 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         for name, changes in LAYOUTS.items()
     ]
     (results / "plan.json").write_bytes(msgspec.json.encode(layouts))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command = [*launcher, "-m", "tests.trainer.learner.storage_ranks"]
-    finished = subprocess.run(
-        [*command, str(results / "plan.json"), str(results)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
+    run_ranks(
+        4, "tests.trainer.learner.storage_ranks", str(results / "plan.json"), str(results), logs=results
     )
-    assert finished.returncode == 0, finished.stderr[-8000:]
     return results
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.rollout_store.trained import REASONS
+from pipeline.rollout_store.record import REASONS
 from tests.trainer.learner.tiny import branched, config, make_batch, make_samples, take_step
-from trainer.batching.batch import Sample
-from trainer.batching.trained_tokens import SampleTokens
+from trainer.batching.batch import Sample, SampleTokens
 from trainer.learner.config import LearnerConfig, LossConfig
 from trainer.learner.megatron import Learner
 

@@ -67,6 +67,11 @@ def config(**changes: Any) -> LearnerConfig:
     return LearnerConfig(**({"lr": 2e-3, "eps": 1e-5, "dtype": "fp32", "micro_batch_tokens": 64} | changes))
 
 
+def infinite(sample: Sample) -> Sample:
+    """With an advantage that no loss is finite under."""
+    return replace(sample, advantages_T=np.where(sample.trained_T, np.inf, 0).astype(np.float32))
+
+
 def make_samples(
     lengths: tuple[int, ...] = LENGTHS, *, vocab_size: int = 64, seed: int = 0
 ) -> tuple[Sample, ...]:
@@ -97,13 +102,12 @@ def trained_throughout(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
 
 
 def routed(samples: tuple[Sample, ...], architecture: Architecture, *, seed: int = 0) -> tuple[Sample, ...]:
-    """As if an engine had sent each token to experts chosen by chance, and had not reported those of some tokens."""
+    """As if an engine had sent each token that was an input to experts chosen by chance."""
     assert architecture.experts is not None
     rng, made = np.random.default_rng(seed), []
     for sample in samples:
-        shape = (sample.num_tokens, architecture.num_layers, architecture.experts.count)
-        chosen = rng.random(shape).argsort(axis=2)[:, :, : architecture.experts.per_token].astype(np.int16)
-        chosen[-1] = chosen[3:5] = -1
+        shape = (sample.num_tokens - 1, architecture.num_layers, architecture.experts.count)
+        chosen = rng.random(shape).argsort(axis=2)[:, :, : architecture.experts.per_token].astype(np.uint8)
         made.append(replace(sample, routing=chosen.ravel()))
     return tuple(made)
 
@@ -118,6 +122,15 @@ def make_batch(samples: tuple[Sample, ...], *, step: int = 1, temperature: float
         lag_max=0,
         lag_mean=0.0,
     )
+
+
+def of_two_versions() -> Batch:
+    """Every other sample is sampled by version 3, the others by version 5, of which 3 is two behind."""
+    samples = tuple(
+        replace(one, versions_T=np.where(one.trained_T, 3 + 2 * (index % 2), -1).astype(np.int32))
+        for index, one in enumerate(make_samples())
+    )
+    return replace(make_batch(samples), lags={3: 2, 5: 0})
 
 
 def take_step(learner: Learner, samples: tuple[Sample, ...], *, step: int = 1) -> StepMetrics:

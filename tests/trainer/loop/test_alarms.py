@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline import connection, stream
+from pipeline.journal.reading import read
+from pipeline.journal.rows import AlarmRow, EpisodeRow, Row
 from tests.trainer.records.test_console import row
 from tests.trainer.trajectories import head
-from trainer.loop.alarms import StorageWatch, recalled_alarms
+from trainer.loop.alarms import measured_storage, recalled_alarms
 from trainer.recipe import AlarmsRecipe, Recipe, load_recipe
-from trainer.records.alarm_row import AlarmRow
 from trainer.records.alarms import Alarms
-from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.records.row import Row
+from trainer.records.journal_writer import Journal
 from trainer.records.sinks import Records
 from trainer.rollouts.ledger import Ledger
 
@@ -55,24 +55,27 @@ async def test_a_redis_that_fills_begins_an_alarm_and_one_with_room_again_ends_i
     pool: ArqRedis, tmp_path: Path
 ) -> None:
     alarms, found = Alarms(replace(NOTHING_ELSE, redis_share=0.9), max_lag_versions=4), list[AlarmRow]()
-    watch = StorageWatch(pool, tmp_path, alarms, record=found.append)
+
+    async def measure() -> None:
+        found.extend(alarms.observe_storage(await measured_storage(pool, tmp_path)))
+
     used_bytes, host_bytes = await stream.memory_use(pool)
     assert 0 < used_bytes < host_bytes, "Redis has no limit, so it may use its host's memory"
-    await watch.measure()
+    await measure()
     assert found == []
     await pool.config_set("maxmemory", used_bytes)
-    await watch.measure()
-    await watch.measure()
+    await measure()
+    await measure()
     assert [(one.kind, one.is_over) for one in found] == [("redis_fills", False)]
     await pool.config_set("maxmemory", 10 * used_bytes)
-    await watch.measure()
+    await measure()
     assert [(one.kind, one.is_over) for one in found[1:]] == [("redis_fills", True)]
 
 
 async def test_a_disk_that_fills_is_an_alarm_even_while_redis_is_away(tmp_path: Path) -> None:
     alarms, found = Alarms(replace(NOTHING_ELSE, disk_free_bytes=2**60), max_lag_versions=4), list[AlarmRow]()
     away = ArqRedis(host="127.0.0.1", port=1)
-    await StorageWatch(away, tmp_path, alarms, record=found.append).measure()
+    found += alarms.observe_storage(await measured_storage(away, tmp_path))
     await away.aclose()
     (begun,) = found
     assert begun.kind == "disk_fills"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,17 +11,17 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from pipeline.chat import ChatMessage
+from pipeline.journal.rows import AuditRow
 from pipeline.message import pack_float32s, pack_int32s
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Action, Trajectory, Turn, VersionSpan
 from tests.trainer.learner.tiny import make_batch
 from tests.trainer.trajectories import trajectory
+from trainer.batching.audit import Gap, measure_gap
 from trainer.batching.batch import Batch, Sample
-from trainer.batching.logprob_gap import Gap, measure_gap
 from trainer.batching.samples import samples_of
-from trainer.loop.audit import Auditor, decoder
-from trainer.recipe import AuditRecipe
-from trainer.records.audit_row import AuditRow
+from trainer.loop.learner_thread import LearnerThread
+from trainer.loop.step import audited, decoder
 from workers.policy.render import Renderer
 
 COMMAND = "ls -la /testbed"
@@ -74,13 +75,10 @@ def batch_of(renderer: Renderer, num_trajectories: int) -> Batch:
     )
 
 
-async def audited(renderer: Renderer, tiny_model: Path, batch: Batch, *, share: float) -> AuditRow:
-    rows: list[AuditRow] = []
+async def audit_of(renderer: Renderer, tiny_model: Path, batch: Batch, *, share: float) -> AuditRow:
     decode = decoder(read_bundle(tiny_model))
     learner = Agreeing()
-    auditor = Auditor(AuditRecipe(share=share), learner, seed=1, decode=decode, record=rows.append)
-    row = await auditor.audit(batch)
-    assert rows == [row]
+    row = await audited(batch, cast(LearnerThread, learner), share=share, seed=1, decode=decode)
     assert row.num_tokens + row.num_unmeasured == learner.num_tokens
     return row
 
@@ -89,7 +87,7 @@ async def test_a_share_of_the_tokens_is_audited_and_what_it_cost_is_written_down
     renderer: Renderer, tiny_model: Path
 ) -> None:
     batch = batch_of(renderer, 20)
-    row = await audited(renderer, tiny_model, batch, share=0.1)
+    row = await audit_of(renderer, tiny_model, batch, share=0.1)
     assert (row.step, row.num_samples, row.num_tokens) == (1, 2, 20)
     assert row.num_batch_tokens == batch.num_trained_tokens
     assert row.num_positions == sum(sample.num_tokens - 1 for sample in batch.samples[:2])
@@ -101,7 +99,7 @@ async def test_the_tokens_of_a_real_tokenizer_are_told_apart(renderer: Renderer,
     (sample,) = batch_of(renderer, 1).samples
     versions_T = np.where(sample.trained_T, 3, -1).astype(np.int32)
     whole = make_batch((replace(sample, versions_T=versions_T),))
-    row = await audited(renderer, tiny_model, whole, share=1.0)
+    row = await audit_of(renderer, tiny_model, whole, share=1.0)
     counts = {kind: drift.num_tokens for kind, drift in row.by_kind.items()}
     assert counts["end"] == 1
     assert sum(counts.values()) == sample.num_trained_tokens
@@ -112,5 +110,5 @@ async def test_the_tokens_of_a_real_tokenizer_are_told_apart(renderer: Renderer,
 
 
 async def test_an_audit_of_nothing_measures_nothing(renderer: Renderer, tiny_model: Path) -> None:
-    row = await audited(renderer, tiny_model, batch_of(renderer, 2), share=0.0)
+    row = await audit_of(renderer, tiny_model, batch_of(renderer, 2), share=0.0)
     assert (row.num_tokens, row.gap_max, row.by_kind) == (0, None, {})

@@ -3,11 +3,15 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from trainer.learner import directories
-from trainer.loop.checkpoints import Checkpoints
+from trainer.learner.config import LearnerConfig
+from trainer.loop.checkpoints import Checkpoints, DueCheckpoints
+from trainer.loop.state import StepTimes
+from trainer.recipe import BatchRecipe, CheckpointRecipe, Recipe, Rollout, TaskFiles
 
 
 class Killed(Exception):
@@ -31,11 +35,13 @@ def test_only_a_completed_checkpoint_counts(tmp_path: Path) -> None:
     assert checkpoints.latest() == first
 
 
-def test_older_checkpoints_are_removed(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (2, 4, 6):
+@pytest.mark.parametrize("keep", range(1, 6))
+def test_the_newest_checkpoints_are_kept_and_older_ones_removed(tmp_path: Path, keep: int) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=keep)
+    for step in range(1, 9):
         checkpoints.complete(written(checkpoints, step))
-    assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-00000004", "step-00000006"]
+        kept = sorted(path.name for path in tmp_path.glob("*step-*"))
+        assert kept == [f"step-{one:08d}" for one in range(max(1, step - keep + 1), step + 1)]
 
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
@@ -95,3 +101,41 @@ def test_a_pointer_to_a_vanished_checkpoint_is_a_clear_error(tmp_path: Path) -> 
     (tmp_path / "latest").write_text("step-00000009")
     with pytest.raises(ValueError, match="step-00000009, which is not there"):
         Checkpoints(tmp_path, keep=1).latest()
+
+
+class CountingWriter:
+    """Counts the checkpoints that are begun; each is whole at once."""
+
+    is_written = has_something_to_acknowledge = False
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+    async def begin(self) -> None:
+        self.num_begun += 1
+
+
+class RoomyBudget:
+    """Redis has room."""
+
+    needs_checkpoint = False
+
+
+async def test_a_checkpoint_that_an_evaluation_put_off_begins_after_the_next_step_that_may() -> None:
+    writer = CountingWriter()
+    recipe = Recipe(
+        name="run",
+        model="",
+        num_steps=9,
+        tasks=TaskFiles(train=""),
+        rollout=Rollout(group_size=2, agent=""),
+        batch=BatchRecipe(groups_per_step=1),
+        learner=LearnerConfig(lr=1e-6, micro_batch_tokens=128),
+        checkpoint=CheckpointRecipe(every_steps=4),
+    )
+    due = DueCheckpoints(cast(Any, writer), cast(Any, RoomyBudget()), StepTimes(), recipe)
+    begun: list[int] = []
+    for step, may_begin in ((3, True), (4, False), (5, False), (6, True), (7, True), (8, True), (9, True)):
+        await due.after_step(step, may_begin=may_begin)
+        begun.append(writer.num_begun)
+    assert begun == [0, 0, 0, 1, 1, 2, 3]

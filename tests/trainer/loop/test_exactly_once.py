@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self, cast
 
 import pytest
 from arq.connections import ArqRedis
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from redis.asyncio import ConnectionPool, UnixDomainSocketConnection
 
 from pipeline import keys, queue, stream
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, JudgementRow
 from pipeline.kinds import JUDGE, KINDS
 from pipeline.rollout_store.reading import RolloutStore
 from tests.pipeline.judging import judge_all
@@ -29,11 +32,11 @@ from tests.trainer.trajectories import behind
 from trainer.batching.collate import make_batch
 from trainer.learner import directories
 from trainer.loop.checkpoints import Checkpoints, CheckpointWriter
+from trainer.loop.learner_thread import LearnerThread
 from trainer.loop.state import RunState
 from trainer.recipe import JudgeRecipe
-from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.records.judgement_row import JudgementRow
-from trainer.rollouts.deadlines import Deadlines
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.closing import Deadlines
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import LedgerState, decode_state
 
@@ -50,10 +53,17 @@ class ListLearner:
         self.dies_halfway = False
         self.is_save_written = False
 
-    async def begin_save(self, directory: Path, extra: bytes) -> None:
+    @property
+    def here(self) -> Self:
+        return self
+
+    async def call(self, name: str, *arguments: Any) -> None:
+        getattr(self, name)(*arguments)
+
+    def begin_save(self, directory: Path, extra: bytes) -> None:
         self.begun, self.fixed = directory, (json.dumps([self.history, self.scores]), extra)
 
-    async def finish_save(self) -> None:
+    def finish_save(self) -> None:
         history, extra = self.fixed
         with directories.atomic_directory(self.begun) as partial:
             (partial / "history").write_text(history)
@@ -94,12 +104,11 @@ class Trainer:
         )
         self.checkpoint = CheckpointWriter(
             checkpoints,
-            self.learner,
-            state=self.state,
-            ledger=self.side.ledger,
-            cursor=lambda: self.side.dispatcher.cursor,
-            flush_rollouts=self.side.recorder.flush,
-            acknowledge=self.side.streams.acknowledge,
+            cast(LearnerThread, self.learner),
+            self.state,
+            self.side.books,
+            self.side.streams,
+            self.side.recorder,
         )
 
     @property

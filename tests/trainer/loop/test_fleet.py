@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from pipeline import census, connection
+from pipeline.journal.rows import ClosedBy
 from pipeline.kinds import JUDGE, ROLLOUT
-from trainer.loop.fleet import FleetWatch
-from trainer.loop.run_status import WAITING
 from trainer.loop.state import RunState
-from trainer.records.time_rows import ClosedBy, FleetRow
+from trainer.loop.status import WAITING, FleetWatch
 from trainer.rollouts.ledger import LedgerState
 
 
@@ -23,11 +21,6 @@ async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
     pool = await connection.connect(redis_url)
     yield pool
     await pool.aclose()
-
-
-@dataclass
-class Progress:
-    progress: str = ""
 
 
 async def beat(pool: ArqRedis, name: str, *running: str, paused: str = "", kind: str = ROLLOUT.name) -> None:
@@ -47,8 +40,7 @@ async def beat(pool: ArqRedis, name: str, *running: str, paused: str = "", kind:
 
 
 def watch(pool: ArqRedis, state: RunState, bound: ClosedBy, progress: str = "") -> FleetWatch:
-    seen = list[FleetRow]()
-    return FleetWatch(pool, state, closed_by=lambda: bound, heldout=Progress(progress), record=seen.append)
+    return FleetWatch(pool, state, closed_by=lambda: bound, heldout=lambda: progress)
 
 
 async def test_slots_with_claims_and_slots_of_paused_workers_are_counted_apart(pool: ArqRedis) -> None:

@@ -8,10 +8,14 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
+from benchmarks.scripted_fleet import answer
 from pipeline import connection, keys, queue, request_store
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
 from tests.pipeline import samples
 from tests.trainer.trainer_side import RUN, TrainerSide
-from trainer.records.journal import EpisodeRow, Journal, read
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.ledger import LedgerState
 
 
 @pytest.fixture
@@ -75,3 +79,22 @@ async def test_what_waits_for_redis_to_answer_is_not_forgotten(side: TrainerSide
         await pool.config_set("maxmemory", "0")
     await side.dispatcher.open_groups(0, version=1)
     assert await members(pool) == [(0, 0), (0, 1), (0, 2)]
+
+
+async def test_a_group_that_is_settled_while_a_resume_reads_is_not_enqueued_again(
+    side: TrainerSide, pool: ArqRedis
+) -> None:
+    await side.streams.open()
+    await side.dispatcher.open_groups(2, version=0)
+    for request_id in await queue.open_ids(pool, RUN):
+        request = await request_store.read(pool, request_id)
+        if request is not None and request.cursor == 1:
+            await answer(pool, request_id, lambda request: 1.0)
+    await side.streams.read(block_ms=10)  # and ends before a checkpoint
+    resumed = TrainerSide(pool, side.journal, tasks=("t0", "t1", "t2"))
+    await resumed.recovery.restore(LedgerState())
+    assert resumed.ledger.is_closed(1)
+    assert not resumed.ledger.is_closed(0)
+    await resumed.recovery.enqueue_missing(3, version=0)
+    await resumed.dispatcher.open_groups(1, version=0)
+    assert await members(pool) == [(cursor, member) for cursor in (0, 1, 2) for member in range(3)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.loop.step_times import StepTimes
+from trainer.loop.state import StepTimes
 
 
 class Clock:

@@ -1,6 +1,6 @@
 """Lags, with and without steps that were lost."""
 
-from trainer.loop.timeline import Timeline
+from trainer.loop.state import Timeline
 
 
 def timeline(*published: tuple[int, int]) -> Timeline:

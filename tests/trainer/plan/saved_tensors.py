@@ -19,11 +19,9 @@ from tests.trainer.learner.tiny import make_samples
 from trainer.batching.packing import pack
 from trainer.learner import backend
 from trainer.learner.architecture import Architecture
-from trainer.learner.attention import PackedAttention
+from trainer.learner.attention import PackedAttention, Positions, Rotary
 from trainer.learner.config import LearnerConfig
 from trainer.learner.model import build_model
-from trainer.learner.positions import Positions
-from trainer.learner.rotary import Rotary
 
 NUM_PROCESSES = 8
 

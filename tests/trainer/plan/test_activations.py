@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.plan.saved_tensors import Case, Counted
 from trainer.learner.architecture import Architecture, Experts, Family
 from trainer.learner.config import LearnerConfig
-from trainer.plan.activations import outer_bytes, saved_bytes
+from trainer.plan.memory import outer_bytes, saved_bytes
 
 REPOSITORY = Path(__file__).parents[3]
 BEFORE_BYTES = {"8B": 131 * 1024, "32B": 150 * 1024}

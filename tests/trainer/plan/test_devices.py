@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.plan.devices import DEVICES, find_device, recognise
+from trainer.learner.devices import DEVICES, find_device, recognise
 
 GIB = 2**30
 

@@ -11,9 +11,15 @@ from trainer.learner import backend, lora
 from trainer.learner.architecture import read_architecture
 from trainer.learner.config import LORA_TARGETS, LoraConfig, LoraTarget
 from trainer.learner.model import build_model
-from trainer.plan.adapters import num_adapter_parameters
-from trainer.plan.division import Division, num_active_parameters, num_parameters, parameters
-from trainer.plan.shapes import known_models, shape_of
+from trainer.plan.division import (
+    Division,
+    known_models,
+    num_active_parameters,
+    num_adapter_parameters,
+    num_parameters,
+    parameters,
+    shape_of,
+)
 
 WHOLE = Division(tensor=1, pipeline=1, context=1, expert=1, data=1)
 

@@ -56,7 +56,7 @@ def test_engines_keep_off_the_gpus_of_a_learner_on_the_same_machine() -> None:
 
 
 def test_slurm_gets_the_nodes_and_gpus_of_the_plan() -> None:
-    router_line, engines, workers, trainer = lines("slurm")
+    _, router_line, engines, workers, trainer = lines("slurm")
     assert all(Path(line.split()[-1]).exists() for line in (router_line, engines, workers))
     assert "--nodes=2 --ntasks-per-node=2 --gpus-per-task=4" in engines
     assert "SWERVE_SLOTS=54" in workers
@@ -78,21 +78,74 @@ def test_kubernetes_renders_the_overlay_with_the_numbers_of_the_plan(tmp_path: P
     (container,) = learner["template"]["spec"]["containers"]
     environment = {one["name"]: one.get("value") for one in container["env"]}
     assert (environment["NODES"], environment["GPUS"]) == ("2", "8")
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "SWERVE_REDIS_URL" in environment
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     (container,) = engines["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert container["command"][-2:] == ["--tensor-parallel", "$(SWERVE_ENGINE_GPUS)"]
+    assert container["args"] == ["--", "--mem-fraction-static", "0.85"]
     (settings,) = (one["data"] for (kind, name), one in objects.items() if name.startswith("swerve-"))
     assert settings["SWERVE_ENGINE_GPUS"] == "4"
 
 
 def test_skypilot_gets_only_variables_that_its_files_know() -> None:
-    for line in lines("skypilot"):
+    for line in (line for line in lines("skypilot") if line.startswith("sky")):
         words = shlex.split(line)
         task = yaml.safe_load(Path(words[-1]).read_text())
         given = {word.partition("=")[0] for flag, word in pairwise(words) if flag == "--env"}
         assert given <= task["envs"].keys()
-    assert "--num-nodes 4 --gpus H100:8" in lines("skypilot")[0]
+    assert "--num-nodes 4 --gpus H100:8" in lines("skypilot")[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_engines_report_their_routing_where_the_recipe_replays_it(way: str) -> None:
+    replayed = "\n".join(lines(way, Path("trainer/recipes/qwen3_30b_a3b_2node.toml")))
+    assert "--enable-return-routed-experts" in replayed
+    assert "--enable-return-routed-experts" not in "\n".join(lines(way))
+
+
+def test_an_engine_hands_on_the_flags_behind_its_own_also_where_there_are_none() -> None:
+    own = ["--model", "m", "--"]
+    passed_on = ["--mem-fraction-static", "0.85", "--enable-return-routed-experts"]
+    assert engine.engine_command(engine.parse_arguments([*own, *passed_on]))[-3:] == passed_on
+    assert "--" not in engine.engine_command(engine.parse_arguments(own))
+
+
+@pytest.mark.parametrize("way", ["torchrun", "slurm", "skypilot"])
+def test_what_is_printed_says_where_redis_is_to_every_program_that_needs_it(way: str) -> None:
+    needs_redis = (
+        "workers.run",
+        "trainer.run",
+        "worker.sbatch",
+        "trainer.sbatch",
+        "gpus.yaml",
+        "workers.yaml",
+    )
+    exported = False
+    for line in lines(way):
+        exported = exported or line.startswith("export SWERVE_REDIS_URL=redis://HOST:6379/0")
+        if any(program in line for program in needs_redis):
+            assert exported or line.startswith("SWERVE_REDIS_URL=redis://HOST:6379/0 "), line
+            assert way != "skypilot" or "--env SWERVE_REDIS_URL" in line
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "infra/cluster/slurm/trainer.sbatch",
+        "infra/cluster/kubernetes/trainer.yaml",
+        "infra/cluster/skypilot/gpus.sh",
+        "infra/docker/trainer.Dockerfile",
+    ],
+)
+def test_every_launcher_lets_the_allocator_grow_its_segments(path: str) -> None:
+    assert re.search(r"PYTORCH_CUDA_ALLOC_CONF\b.*expandable_segments:True", Path(path).read_text())
+
+
+def test_a_learner_that_torchrun_starts_lets_the_allocator_grow_its_segments() -> None:
+    (line,) = (line for line in lines("torchrun") if "trainer.run" in line)
+    assert " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun " in line
 
 
 def test_a_way_is_printed_by_the_command() -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.plan.planning import RunPlan, make_plan, misfits, needs
+from pipeline.journal.rows import EpisodeRow
+from trainer.plan.__main__ import describe
+from trainer.plan.planning import DELTA_SHARE, RunPlan, make_plan, misfits, needs
 from trainer.plan.remedies import remedies
 from trainer.recipe import Recipe, load_recipe
-from trainer.records.journal import EpisodeRow, Journal
+from trainer.records.journal_writer import Journal
 
 RECIPE = """
 name = "r"
@@ -70,7 +72,7 @@ def test_what_does_not_fit_is_an_error_that_says_by_how_much_and_what_would_make
     assert saved > excess
     again = command(recipe, "--set", "learner.recompute=full")
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout.endswith("everything fits\n")
+    assert again.stdout.splitlines()[-1].startswith("everything fits")
 
 
 def test_the_plan_needs_neither_torch_nor_weights_nor_tasks(recipe: Path) -> None:
@@ -179,6 +181,72 @@ def test_a_delta_sends_a_part_of_what_other_transports_send(recipe: Path) -> Non
     assert sent["distributed"].sent_bytes == 8 * sent["disk"].sent_bytes  # eight engines on one machine
 
 
+def test_a_delta_is_late_by_all_that_is_read_and_written_for_it(recipe: Path) -> None:
+    disk, delta = (
+        plan_of(recipe, f"weights.transport={name}", "plan.network_gib_per_s=1000000").publication
+        for name in ("disk", "delta")
+    )
+    read_s = disk.num_bytes / (2 * 2**30)
+    # The engines of both read the version once. For a delta the trainer reads three, and a receiver reads one and writes one.
+    assert delta.load_s - disk.load_s == pytest.approx((3 + 2 - 1) * read_s, rel=0.01)
+
+
+def test_the_share_of_a_delta_is_the_one_that_was_measured() -> None:
+    (measured,) = re.findall(
+        r"^\| 1 \| [\d.]+ MB \| ([\d.]+) % \|$", Path("docs/weights.md").read_text(), re.M
+    )
+    assert pytest.approx(float(measured) / 100) == DELTA_SHARE
+
+
+def test_processes_that_broadcast_weights_take_memory_of_the_first_gpu(recipe: Path) -> None:
+    without, with_it = plan_of(recipe).rank, plan_of(recipe, "weights.transport=distributed").rank
+    embedding_bytes = 151936 * 4096 * 2
+    assert with_it.senders == 8 * (2**30 + embedding_bytes)  # for eight engines
+    assert with_it.gpu_bytes - without.gpu_bytes == with_it.senders
+    plan = plan_of(recipe, "weights.transport=distributed", "plan.gpus=8xA100-40+16xA100-40")
+    (need,) = (need for need in misfits(plan) if need.part == "learner GPU")
+    assert 'weights.transport = "delta"' in str(remedies(plan, need)[0])
+
+
+def test_a_learners_speed_is_a_range_until_it_was_measured(recipe: Path) -> None:
+    dense, mixture = plan_of(recipe), plan_of(recipe, "model=Qwen3-30B-A3B", "learner.sequence_parallel=true")
+    measured = plan_of(recipe, "plan.utilisation=0.3")
+    assert dense.step.slow_s == pytest.approx(2 * dense.step.fast_s)
+    assert mixture.step.utilisation(mixture.step.fast_s) < dense.step.utilisation(dense.step.slow_s)
+    assert dense.step.fast_s < measured.step.fast_s == measured.step.slow_s < dense.step.slow_s
+    assert "a GPU computes its experts one after another" in describe(mixture)
+    assert "one after another" not in describe(dense)
+    assert "assumed; plan.utilisation takes what you have measured" in describe(dense)
+    assert "plan.utilisation" not in describe(measured)
+
+
+def test_another_division_of_the_gpus_is_tried_with_each_change(recipe: Path) -> None:
+    changes = (
+        "learner.recompute=full",
+        "learner.sequence_parallel=true",
+        "learner.distributed_optimizer=false",
+    )
+    plan = make_plan(of(recipe, *changes, "plan.gpus=16xA100-40", "plan.learner_gpus=4"))
+    (need,) = (need for need in misfits(plan) if need.part == "learner GPU")
+    tried = list(map(str, remedies(plan, need)))
+    assert any(
+        one.startswith("learner.tensor_parallel = 8 with plan.learner_gpus = 8 save") for one in tried
+    ), tried
+    assert any(
+        one.startswith("learner.distributed_optimizer = true with plan.learner_gpus = 8 save")
+        for one in tried
+    )
+    assert all(remedy.fits for remedy in remedies(plan, need))
+
+
+def test_more_machines_are_tried_where_no_division_of_these_is_enough(recipe: Path) -> None:
+    plan = make_plan(of(recipe, "model=Qwen3-32B", "learner.recompute=full", "plan.gpus=16xA100-40"))
+    (need,) = (need for need in misfits(plan) if need.part == "learner GPU")
+    first, *_ = remedies(plan, need)
+    assert first.fits
+    assert {"plan.gpus"} < {change.key for change in first.changes}
+
+
 def test_engines_that_take_turns_are_up_to_date_later(recipe: Path) -> None:
     together, in_turns = plan_of(recipe), plan_of(recipe, "weights.engines_at_once=1")
     assert in_turns.publication.load_s > together.publication.load_s
@@ -186,13 +254,12 @@ def test_engines_that_take_turns_are_up_to_date_later(recipe: Path) -> None:
 
 def test_as_many_episodes_run_at_once_as_end_in_a_second_times_their_seconds(recipe: Path) -> None:
     plan = plan_of(recipe, "plan.episode_s=600", "admission.max_lag_versions=99", "plan.hosts=999x64")
-    per_second = 128 / plan.step.train_s
-    assert plan.demand.num_needed == pytest.approx(per_second * 600, abs=1)
-    fleet = plan.fleet
+    fleet, demand = plan.fleet, plan.fast.demand
     assert fleet is not None
-    assert fleet.hosts_for(plan.demand.num_needed) == -(-plan.demand.num_needed // 54)
-    assert plan.demand.num_possible == min(plan.bounds.values()) < plan.demand.num_needed
-    assert plan.step_s == pytest.approx(128 / (plan.demand.num_possible / 600))
+    assert demand.num_needed == pytest.approx(128 / plan.fast.train_s * 600, abs=1)
+    assert fleet.hosts_for(demand.num_needed) == -(-demand.num_needed // 54)
+    assert demand.num_possible == min(plan.bounds.values()) < demand.num_needed
+    assert plan.fast.step_s == pytest.approx(128 / (demand.num_possible / 600))
 
 
 def test_slots_are_what_cores_and_memory_of_a_host_allow(recipe: Path) -> None:
@@ -230,7 +297,44 @@ def test_measured_episodes_take_the_place_of_assumed_ones(recipe: Path) -> None:
                 )
             )
     plan = make_plan(of(recipe, "learner.recompute=full"), measured=recipe.parent / "run")
-    assert (plan.length.turns, plan.length.tokens, plan.demand.episode_s) == (11.5, 9000, 300)
+    assert (plan.length.turns, plan.length.tokens, plan.fast.demand.episode_s) == (11.5, 9000, 300)
     assert "measured over 4 episodes" in plan.length.source
     with pytest.raises(ValueError, match="its journal holds no finished training episode"):
         make_plan(of(recipe), measured=recipe.parent / "nosuch")
+
+
+PROGRAM = ("rollout.context.policy=stop", "rollout.harness=qwen-code")
+
+
+def test_the_opening_of_an_agent_program_is_in_each_context_and_nothing_of_it_is_sampled(
+    recipe: Path,
+) -> None:
+    without, plan = plan_of(recipe, "rollout.context.policy=stop"), plan_of(recipe, *PROGRAM)
+    opening_tokens = 17_900
+    assert plan.length.opening_tokens == opening_tokens
+    assert plan.length.tokens == without.length.tokens + opening_tokens / 2
+    share = without.length.sampled_tokens / without.length.tokens
+    assert plan.length.sampled_tokens == pytest.approx(share * (plan.length.tokens - opening_tokens))
+    assert plan.episodes_held < without.episodes_held
+    given = plan_of(recipe, *PROGRAM, "plan.episode_tokens=20000")
+    assert given.length.tokens == 20_000, "what is given has the opening in it"
+
+
+def test_the_plan_says_what_an_agent_program_takes_and_where_the_figures_are_from(recipe: Path) -> None:
+    (line,) = (line for line in describe(plan_of(recipe, *PROGRAM)).splitlines() if "program: " in line)
+    assert (
+        "qwen-code 0.15.10: 17,900 tokens before the task, 55% of the context; 830 MiB of the 4.0 GiB" in line
+    )
+    assert re.search(r"7\.2 s of CPU an episode, [\d.]+( to [\d.]+)? of 256 cores \(measured once: ", line)
+    assert "program: " not in describe(plan_of(recipe))
+
+
+def test_a_program_whose_opening_fills_the_context_is_refused_by_the_plan(recipe: Path) -> None:
+    done = command(
+        recipe,
+        *(word for change in PROGRAM for word in ("--set", change)),
+        "--set",
+        "rollout.limits.context_tokens=16384",
+    )
+    assert done.returncode == 2
+    assert "rollout.harness: qwen-code begins with 17900 tokens before the task" in done.stderr

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.plan.command import faults
+from trainer.plan.__main__ import describe, faults
 from trainer.plan.planning import make_plan
-from trainer.plan.text import describe
 from trainer.recipe import load_recipe
 
 PLANNED = [path for path in sorted(Path("trainer/recipes").glob("*.toml")) if load_recipe(path).plan.gpus]

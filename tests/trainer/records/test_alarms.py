@@ -2,17 +2,18 @@
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from pipeline.intervals import mean
+from pipeline.journal.rows import EpisodeRow, EvaluationRow, Row, SignalMetrics, StepRow
 from tests.trainer.records.test_console import JUDGED, row
 from tests.trainer.records.test_sinks import evaluation
 from trainer.recipe import AlarmsRecipe
-from trainer.recipe.alarms import AlarmKind
+from trainer.recipe.schema import AlarmKind
 from trainer.records.alarms import Alarms, Storage
-from trainer.records.journal import EpisodeRow, StepRow
-from trainer.records.row import Row
 
 RECIPE = AlarmsRecipe(window_steps=4, lag_share=0.75)
 MAX_LAG = 4
@@ -54,6 +55,19 @@ def lag(step: int, is_bad: bool) -> list[Row]:
     return [replace(row(step, 0.5), lag_mean=3.5 if is_bad else 1.0)]
 
 
+def masked(step: int, is_bad: bool) -> list[Row]:
+    """Of all tokens hardly any is masked; of the signal half is masked and a tenth vetoed."""
+    signal = SignalMetrics(
+        total=9.0,
+        num_tokens=99.0,
+        ess_share=1.0,
+        masked_share=0.5 * is_bad,
+        vetoed_share=0.1 * is_bad,
+        behaviour_kl=0.0,
+    )
+    return [replace(row(step, 0.5), masked_share=0.01, signal=signal)]
+
+
 def format_errors(step: int, is_bad: bool) -> list[Row]:
     return [episode(step, "exhausted:format_errors" if is_bad else "submitted"), row(step, 0.5)]
 
@@ -71,6 +85,7 @@ BY_KIND: dict[AlarmKind, Callable[[int, bool], list[Row]]] = {
     "success_falls": success,
     "gap_grows": gap,
     "lag_saturates": lag,
+    "signal_is_masked": masked,
     "format_errors_rise": format_errors,
     "entropy_collapses": entropy,
     "judge_is_gamed": judge,
@@ -100,6 +115,7 @@ def test_an_alarm_begins_once_is_over_once_and_begins_again_when_its_condition_r
         ("success_falls", AlarmsRecipe(window_steps=4, success_drop=0)),
         ("gap_grows", AlarmsRecipe(window_steps=4, gap_growth=0)),
         ("lag_saturates", AlarmsRecipe(window_steps=4)),
+        ("signal_is_masked", AlarmsRecipe(window_steps=4, masked_signal_share=0)),
         ("format_errors_rise", AlarmsRecipe(window_steps=4, format_error_rise=0)),
         ("entropy_collapses", AlarmsRecipe(window_steps=4, entropy_share=0)),
         ("judge_is_gamed", AlarmsRecipe(window_steps=4, judge_gaming=False)),
@@ -140,6 +156,14 @@ def test_success_that_varies_by_chance_alone_begins_no_alarm() -> None:
     assert changes(watch, (row(step, reward) for step, reward in enumerate(rewards, 1))) == []
 
 
+@pytest.mark.parametrize(("window_steps", "is_on"), [(2, False), (4, False), (20, True)])
+def test_windows_of_few_steps_need_a_larger_difference(window_steps: int, is_on: bool) -> None:
+    watch = alarms(AlarmsRecipe(window_steps=window_steps))
+    swing = [0.7 + 0.06 * (-1) ** step for step in range(2 * window_steps)]
+    rows = [row(step, one) for step, one in enumerate([*swing, *(one - 0.3 for one in swing)], 1)]
+    assert changes(watch, rows) == ([("success_falls", False)] if is_on else [])
+
+
 def test_an_entropy_that_falls_slowly_as_success_grows_begins_no_alarm() -> None:
     steps = (replace(row(step, step / 200), entropy=0.5 - step / 500) for step in range(1, 200))
     assert changes(alarms(AlarmsRecipe()), steps) == []
@@ -168,14 +192,21 @@ def test_episodes_that_failed_for_the_infrastructure_are_no_format_errors_and_no
 
 def test_held_out_success_is_compared_with_the_best_evaluation_of_the_same_tasks_and_sampling() -> None:
     watch = alarms()
-    better = evaluation("heldout_step_5", 0.9, greedy=False, step=5)
+
+    def solved(num_solved: int, num_tasks: int = 40, **fields: Any) -> EvaluationRow:
+        rewards = {str(task): (float(task < num_solved),) for task in range(num_tasks)}
+        found = mean(list(rewards.values()))
+        assert found is not None
+        made = evaluation("heldout_step_5", found.value, greedy=False, step=5)
+        return replace(made, rewards=rewards, success_low=found.low, success_high=found.high, **fields)
+
     rows = [
-        replace(better, standard_error=0.05),
-        replace(better, success=0.3, standard_error=0.05, greedy=True),
-        replace(better, success=0.3, standard_error=0.05, tasks="verified"),
-        replace(better, success=0.3, standard_error=0.4),  # may be chance
-        replace(better, success=0.3, standard_error=0.05, version=9),
-        replace(better, success=0.8, standard_error=0.05),
+        solved(36),
+        solved(12, greedy=True),
+        solved(12, tasks="verified"),
+        solved(2, num_tasks=6),  # may be chance: these six had been solved, and four is not many
+        solved(12, version=9),
+        solved(32),
     ]
     found = [alarm for one in rows for alarm in watch.observe(one)]
     assert [(alarm.kind, alarm.subject, alarm.is_over) for alarm in found] == [
@@ -183,7 +214,8 @@ def test_held_out_success_is_compared_with_the_best_evaluation_of_the_same_tasks
         ("success_falls", "held out", True),
     ]
     assert found[0].text == (
-        "success (held out) is 0.300 ± 0.050 with weights v9; the best evaluation before had 0.900 ± 0.050"
+        "success (held out) is 0.300 (0.181 to 0.454, 95 %) with weights v9; "
+        "the best evaluation before had 0.900 (0.769 to 0.960, 95 %)"
     )
 
 
@@ -208,3 +240,14 @@ def test_disk_and_redis_begin_an_alarm_when_they_are_nearly_full_and_end_it_when
         [("redis_fills", True)],
         [],
     ]
+
+
+def test_a_policy_that_writes_nonsense_from_the_first_episode_is_an_alarm_without_any_step() -> None:
+    watch, nonsense = alarms(), [episode(n, "exhausted:format_errors") for n in range(67)]
+    assert changes(watch, nonsense[:19]) == [], "too few to say so"
+    assert changes(watch, nonsense[19:]) == [("format_errors_prevail", False)]
+    assert watch.firing[0].text.startswith("format errors ended 20 of the last 20 training episodes")
+    better = [episode(n, "submitted") for n in range(6)]
+    assert changes(watch, better) == [("format_errors_prevail", True)], "over at 14 of 20"
+    off = AlarmsRecipe(format_error_share=0)
+    assert changes(alarms(off), nonsense) == []

@@ -13,13 +13,12 @@ import wandb
 from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pipeline.journal.rows import EpisodeRow, Row
 from tests.trainer.records.test_console import JUDGED, row
 from tests.trainer.records.test_sinks import evaluation
 from trainer.recipe import MlflowRecipe, Recipe, SinksRecipe, WandbRecipe, load_recipe
 from trainer.records.background import InBackground
-from trainer.records.journal import EpisodeRow
-from trainer.records.metrics_file import MetricsFile
-from trainer.records.row import Row
+from trainer.records.points import MetricsFile
 from trainer.records.sinks import METRICS_FILE, RunFacts, open_sinks
 
 # MLflow's own use of SQLAlchemy.

@@ -7,6 +7,7 @@ import pty
 import pytest
 from msgspec.structs import replace
 
+from pipeline.journal.rows import EvaluationRow, StepJudging, StepRow
 from trainer.records.console import (
     COLUMNS,
     HEARTBEAT_S,
@@ -15,8 +16,6 @@ from trainer.records.console import (
     evaluation_sentence,
     open_console,
 )
-from trainer.records.journal import EvaluationRow, StepRow
-from trainer.records.step_judging import StepJudging
 
 
 def row(step: int, reward: float) -> StepRow:
@@ -124,10 +123,11 @@ def test_an_evaluation_reads_as_a_sentence_with_its_error_and_its_losses() -> No
         version=4,
         greedy=True,
         success=0.5,
-        standard_error=0.1,
+        success_low=0.314,
+        success_high=0.686,
         num_episodes=25,
         num_failed=2,
     )
     assert evaluation_sentence(made) == (
-        "heldout_after (greedy): weights v4 solve 0.500 ± 0.100 of 25 episodes, 2 without a verdict left out"
+        "heldout_after (greedy): weights v4 solve 50.0 % (31.4 to 68.6, 95 %) of 25 episodes, 2 without a verdict left out"
     )

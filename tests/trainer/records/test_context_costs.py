@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.journal.rows import StepRow
 from tests.trainer.trajectories import head
-from trainer import report
-from trainer.records.episodes import episode_row
-from trainer.records.journal import Journal, StepRow
-from trainer.records.summary import ContextCosts, summarize
+from trainer.records.journal_writer import Journal, episode_row
+from trainer.report import __main__ as report
+from trainer.report.summary import ContextCosts, summarize
 
 
 def write(directory: Path, *, tells: bool) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.records.audit_row import AuditRow, Drift
-from trainer.records.drift import MAX_LINES, DriftReport, drift_lines, drift_report
+from pipeline.journal.rows import AuditRow, Drift
+from trainer.report.summary import MAX_LINES, DriftReport, drift_lines, drift_report
 
 
 def drift(num_tokens: int, mean: float, *, bias: float = 0.0) -> Drift:

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, MalformedJournal, StepRow, read
-from trainer.records.row import Row
-from trainer.records.tensorboard import Board
+from pipeline.journal.reading import MalformedJournal, read
+from pipeline.journal.rows import EndRow, EpisodeRow, EvaluationRow, Row, StepRow
+from tests.trainer.small_disk import fill, small_disk
+from trainer.learner.directories import DiskFull
+from trainer.records.journal_writer import Journal
+from trainer.records.points import Board
 
 
 def episode(number: int) -> EpisodeRow:
@@ -54,9 +57,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_time_gets_one(tmp_path: Path) -> None:
-    row = EvaluationRow(
-        name="x", version=0, greedy=True, success=1.0, standard_error=0.0, num_episodes=1, num_failed=0
-    )
+    row = EvaluationRow(name="x", version=0, greedy=True, success=1.0, num_episodes=1, num_failed=0)
     write(tmp_path, row)
     (found,) = read(tmp_path, EvaluationRow)
     assert found.at > 0
@@ -137,3 +138,17 @@ def test_the_board_shows_the_steps_and_forgets_those_taken_again(tmp_path: Path)
         (2, 2.0),
         (3, 30.0),
     ]
+
+
+def test_a_row_that_fills_the_disk_is_not_in_the_journal_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 128 * 1024) as disk, Journal(disk / "journal") as journal:
+        row = EndRow(step=1, version=1, reason="error", at=1.0, detail="x" * 5000)
+        first = journal.append(row)
+        fill(disk)
+        with pytest.raises(
+            DiskFull, match=f"the disk at {disk} is full, so {disk}/journal/endings.jsonl could"
+        ):
+            journal.append(row)
+        (disk / "filler").unlink()
+        assert journal.append(row) == first
+        assert list(read(disk / "journal", EndRow)) == [row, row]

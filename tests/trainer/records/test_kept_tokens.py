@@ -10,8 +10,13 @@ import pytest
 from pipeline.message import MalformedMessage, unpack_float32s
 from pipeline.rollout_store import segment
 from pipeline.rollout_store.reading import RolloutStore
-from pipeline.rollout_store.record import StoredRollout
-from pipeline.rollout_store.trained import TrainedHead, TrainedTokens, TrainedTurn, unpack_halves
+from pipeline.rollout_store.record import (
+    StoredRollout,
+    TrainedHead,
+    TrainedTokens,
+    TrainedTurn,
+    unpack_halves,
+)
 from pipeline.trajectory import head_of
 from tests.trainer.trajectories import trajectory, turn
 from trainer.records.rollout_writer import RolloutWriter

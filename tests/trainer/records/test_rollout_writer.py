@@ -194,6 +194,7 @@ def test_nothing_of_the_known_fix_or_the_hidden_tests_is_stored(tmp_path: Path) 
         setup_patch=b"SECRET",
         hidden_paths=("SECRET",),
         calibration=b"SECRET",
+        leaking_paths=("SECRET",),
         env={"KEY": "SECRET"},
     )
     reward = samples.reward(

@@ -5,13 +5,14 @@ from pathlib import Path
 from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EvaluationRow, PublicationRow, Row, StepRow
 from tests.trainer.records.test_console import JUDGED, row
 from trainer.recipe import AlarmsRecipe
 from trainer.records.alarms import Alarms
-from trainer.records.journal import EvaluationRow, Journal, PublicationRow, StepRow, read
-from trainer.records.row import Row
+from trainer.records.journal_writer import Journal
+from trainer.records.points import Board
 from trainer.records.sinks import Records
-from trainer.records.tensorboard import Board
 
 
 class Seen:
@@ -33,7 +34,6 @@ def evaluation(name: str, success: float, *, greedy: bool, step: int) -> Evaluat
         version=step,
         greedy=greedy,
         success=success,
-        standard_error=0.1,
         num_episodes=8,
         num_failed=0,
         step=step,

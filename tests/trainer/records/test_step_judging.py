@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trainer.records.test_console import JUDGED
-from trainer.records.step_judging import judging_sentence, summed
+from trainer.report.summary import summed
 
 
 def test_steps_are_weighted_with_what_their_means_were_taken_over() -> None:
@@ -30,5 +30,5 @@ def test_a_step_without_a_score_has_no_mean_and_lowers_none() -> None:
     silent = replace(JUDGED, num_judged=0, num_scored=0, num_scored_replies=0, score_mean=None)
     assert summed([silent, JUDGED]) is not None
     assert getattr(summed([silent, JUDGED]), "score_mean", None) == 0.25
-    assert "mean score" not in judging_sentence(silent)
+    assert "mean score" not in silent.sentence
     assert summed([]) is None

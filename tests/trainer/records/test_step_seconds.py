@@ -1,10 +1,11 @@
-"""Where the time of a run's steps went."""
+"""How fast the learner was."""
 
 import msgspec
 import pytest
 
-from trainer.records.journal import StepRow
-from trainer.records.step_seconds import PARTS, lines_of, step_seconds
+from pipeline.journal.rows import PARTS, StepRow
+from trainer.report.__main__ import speed_line
+from trainer.report.summary import learner_speed
 
 
 def row(number: int, **fields: float | None) -> StepRow:
@@ -23,21 +24,20 @@ def row(number: int, **fields: float | None) -> StepRow:
     return msgspec.convert(whole | fields, StepRow)
 
 
-def test_the_parts_of_all_steps_add_up_to_their_wall_time() -> None:
+def test_the_speed_of_the_learner_is_over_the_time_that_it_trained() -> None:
     assert {*PARTS} < {*StepRow.__struct_fields__}
     rows = [
         row(1, wall_s=10.0, wait_s=4.0, forward_s=2.0, backward_s=4.0, train_s=6.0, num_sample_tokens=600),
         row(2, wall_s=30.0, wait_s=18.0, export_s=2.0, other_s=10.0, train_s=4.0, num_sample_tokens=400),
     ]
-    found = step_seconds(rows)
-    assert found.wall_s == sum(found.parts_s.values()) == 40
-    assert (found.parts_s["wait"], found.tokens_per_s, found.utilisation) == (22, 100, None)
-    assert next(lines_of(found)).startswith("40.0 s: wait 55.0%, forward 5.0%, backward 10.0%")
-    known = step_seconds(
+    found = learner_speed(rows)
+    assert (found.tokens_per_s, found.utilisation) == (100, None)
+    known = learner_speed(
         [row(1, wall_s=1.0, train_s=1.0, utilisation=0.4), row(2, wall_s=3.0, train_s=3.0, utilisation=0.2)]
     )
     assert known.utilisation == pytest.approx(0.25)
+    assert speed_line(known).endswith(", 25.0% of the devices' peak")
 
 
 def test_older_journals_say_nothing_of_it() -> None:
-    assert list(lines_of(step_seconds([row(1, wait_s=3.0, train_s=1.0)]))) == []
+    assert learner_speed([row(1, wait_s=3.0, train_s=1.0)]).tokens_per_s == 0

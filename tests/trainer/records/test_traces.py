@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import trace_ids
-from pipeline.cli.trace_file import SpanNode, read_spans, trees
+from pipeline import telemetry
+from pipeline.cli.trace import SpanNode, read_spans, trees
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree(file: Path, root: str) -> SpanNode:
-    (found,) = trees(read_spans([file], trace_ids.parts(root)[0]))
+    (found,) = trees(read_spans([file], telemetry.parts(root)[0]))
     return found
 
 
@@ -57,30 +57,30 @@ IN = [("stream", 110, 111), ("intake", 111, 112)]
 def test_the_stages_of_a_rollout_end_with_its_trace(
     file: Path, request_id: str, end: float, expected: list[tuple[str, float, float]]
 ) -> None:
-    root = tree(file, trace_ids.rollout(request_id))
+    root = tree(file, telemetry.rollout(request_id))
     assert (root.span.name, root.span.started_at, root.span.ended_at) == ("rollout", 100, end)
     assert stages(root) == expected
 
 
 def test_the_wait_for_the_group_is_told_from_that_for_the_judge(file: Path) -> None:
-    root = tree(file, trace_ids.rollout("trained"))
+    root = tree(file, telemetry.rollout("trained"))
     (waiting,) = [one for one in root.children if one.span.name == "group wait"]
-    assert waiting.span.span_id == trace_ids.parts(trace_ids.group_wait("trained"))[1], "judges know it"
+    assert waiting.span.span_id == telemetry.parts(telemetry.group_wait("trained"))[1], "judges know it"
     assert stages(waiting) == [("other members", 112, 120), ("judgements", 120, 125)]
 
 
 def test_step_publication_and_rollouts_link_one_another(file: Path) -> None:
-    step, publication = trace_ids.step("run", 1), trace_ids.publication("run", 1)
+    step, publication = telemetry.step("run", 1), telemetry.publication("run", 1)
     of_step, of_publication = tree(file, step), tree(file, publication)
-    rollouts = [trace_ids.parts(trace_ids.rollout(one))[0] for one in ("trained", "unjudged")]
+    rollouts = [telemetry.parts(telemetry.rollout(one))[0] for one in ("trained", "unjudged")]
     assert list(of_step.span.links) == rollouts
     assert stages(of_step) == [("train", 130, 135), ("publish weights", 135, 137), ("audit", 137, 139)]
-    assert of_publication.span.links == (trace_ids.parts(step)[0],)
+    assert of_publication.span.links == (telemetry.parts(step)[0],)
     assert stages(of_publication) == [("deliver weights", 137, 140)]
-    links = {one.span.name: one.span.links for one in tree(file, trace_ids.rollout("trained")).children}
-    assert links["trained"] == (trace_ids.parts(step)[0],)
-    assert links["publication"] == (trace_ids.parts(publication)[0],)
+    links = {one.span.name: one.span.links for one in tree(file, telemetry.rollout("trained")).children}
+    assert links["trained"] == (telemetry.parts(step)[0],)
+    assert links["publication"] == (telemetry.parts(publication)[0],)
 
 
 def test_a_version_from_before_the_first_step_links_none(file: Path) -> None:
-    assert tree(file, trace_ids.publication("run", 0)).span.links == ()
+    assert tree(file, telemetry.publication("run", 0)).span.links == ()

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from pipeline.journal.rows import AlarmRow, Row
 from tests.trainer.records.test_console import row
 from trainer.recipe import AlarmsRecipe, Recipe, SinksRecipe, load_recipe
-from trainer.records import webhook
-from trainer.records.alarm_row import AlarmRow
-from trainer.records.row import Row
+from trainer.records import background
+from trainer.records.background import Webhook
 from trainer.records.sinks import RunFacts, open_sinks
-from trainer.records.webhook import Webhook
 
 BEGUN = AlarmRow(step=7, kind="gap_grows", text="the gap is 0.2", at=1_800_000_000.0)
 OVER = replace(BEGUN, step=9, text="the gap is 0.01", is_over=True)
@@ -78,7 +77,7 @@ def recipe(**alarms: Any) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook, "RETRY_S", 0.0)
+    monkeypatch.setattr(background, "RETRY_S", 0.0)
 
 
 def test_an_alarm_is_posted_when_it_begins_and_when_it_is_over_and_nothing_else_is(

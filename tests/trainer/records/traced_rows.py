@@ -5,10 +5,9 @@ The rollout `trained` is enqueued at 100 s and claimed at 104 s; its step begins
 
 from typing import Any
 
+from pipeline.journal.rows import DeliveryRow, EpisodeRow, EpisodeStamps, PublicationRow, StepRow
 from pipeline.settings import telemetry_settings
 from pipeline.telemetry import start_telemetry
-from trainer.records.journal import DeliveryRow, EpisodeRow, PublicationRow, StepRow
-from trainer.records.stamps import EpisodeStamps
 from trainer.records.traces import TraceSink
 
 STAMPS = EpisodeStamps(published_at=110, read_at=111, joined_at=112, closed_at=120, released_at=125)

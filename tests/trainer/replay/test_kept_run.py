@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from pipeline.journal.rows import StartRow
 from pipeline.message import pack_int32s
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.trajectory import Reward, Trajectory, head_of
@@ -14,16 +15,14 @@ from tests.trainer.processes import recipe as recipe
 from tests.trainer.records.test_journal import step as step_row
 from tests.trainer.trajectories import behind, joined, trajectory, turn
 from trainer.batching.batch import Batch
-from trainer.batching.collate import make_batch
-from trainer.batching.overlong import Overlong
+from trainer.batching.collate import Overlong, make_batch
 from trainer.batching.samples import samples_of
 from trainer.recipe import CreditRecipe, OverlongRecipe, load_recipe, to_toml
 from trainer.records import run_directory
-from trainer.records.journal import Journal
+from trainer.records.journal_writer import Journal
 from trainer.records.rollout_writer import RolloutWriter
-from trainer.replay.kept_run import KeptRun
-from trainer.rollouts.groups import Group
-from trainer.rollouts.members import Member
+from trainer.replay import KeptRun
+from trainer.rollouts.groups import Group, Member
 
 VOCAB_SIZE = 512
 
@@ -154,3 +153,19 @@ def test_a_rollout_that_is_not_what_was_sampled_is_not_replayed(recipe: Path, tm
     keep(tmp_path / "run", recipe, [rollouts[0], altered], batch)
     with pytest.raises(ValueError, match="turn 0 is not what the engine sampled"):
         KeptRun(tmp_path / "run").batch(1, "leave_one_out", CreditRecipe())
+
+
+def test_a_replay_takes_as_many_threads_as_the_run_and_refuses_steps_that_had_different_ones(
+    recipe: Path, tmp_path: Path
+) -> None:
+    run_directory.create(tmp_path / "run", "run", to_toml(load_recipe(recipe)))
+    with Journal(tmp_path / "run" / "journal") as journal:
+        for step in range(1, 7):
+            journal.append(step_row(step))
+            if step in (2, 4):
+                journal.append(StartRow(step=step, seconds={}, num_threads=2 if step == 2 else 6))
+    kept = KeptRun(tmp_path / "run")
+    assert kept.num_threads(range(1, 3)) == 0, "a process that recorded none"
+    assert (kept.num_threads(range(3, 5)), kept.num_threads(range(5, 7))) == (2, 6)
+    with pytest.raises(ValueError, match="took step 3 on 2 threads and step 5 on 6, and a replay has one"):
+        kept.num_threads(range(3, 7))

@@ -9,12 +9,13 @@ import torch
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import alternating, fleet
+from pipeline.journal.reading import journal_of
+from pipeline.journal.rows import StepRow
 from pipeline.request import RolloutRequest
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.processes import sets, start, steps
 from trainer.learner import backend
-from trainer.records.journal import StepRow, journal_of
-from trainer.replay.__main__ import main
+from trainer.replay import main
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +58,11 @@ async def test_a_run_is_replayed_bit_for_bit_and_under_another_objective(
         assert await trainer.ended() == 0, trainer.output
     await redis.flushdb()
 
-    # From the starting weights, because no checkpoint is older.
+    # From the starting weights, because no checkpoint is older; on the run's one thread, whatever this process had.
+    torch.set_num_threads(2)
     status, shown, _ = replayed(capsys, run, "--steps", "..2")
     assert (status, shown.splitlines()[-1]) == (0, "2 of 2 steps are bit for bit those of the run")
+    assert torch.get_num_threads() == 1
     # From the checkpoint of step 2, over step 3.
     status, shown, said = replayed(
         capsys, run, "--steps", "4", "--set", "learner.loss.kind=cispo", "--export", out

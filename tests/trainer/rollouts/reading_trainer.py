@@ -10,8 +10,8 @@ from pathlib import Path
 from pipeline import connection, stream
 from pipeline.stream import Delivery
 from trainer.recipe import RolloutsRecipe
+from trainer.rollouts.intake import StreamReader
 from trainer.rollouts.recording import RolloutRecorder
-from trainer.rollouts.stream_reader import StreamReader
 
 
 async def read_for_ever(redis_url: str, run_dir: Path, run_id: str) -> None:

@@ -10,15 +10,17 @@ from redis.asyncio import Redis
 from benchmarks.scripted_fleet import alternating, answer, finish, work_off
 from pipeline import census, connection, keys, queue, request_store, stream
 from pipeline.errors import Boundary
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
 from pipeline.message import encode
 from pipeline.request import Claim, RolloutRequest
 from pipeline.trajectory import Failed
 from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
-from trainer.records.journal import EpisodeRow, Journal, read
-from trainer.rollouts.deadlines import Deadlines
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.closing import Deadlines
 from trainer.rollouts.ledger import Ledger
-from trainer.rollouts.sweep import fail_unreadable
+from trainer.rollouts.open_requests import fail_unreadable
 
 
 @pytest.fixture

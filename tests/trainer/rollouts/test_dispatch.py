@@ -11,17 +11,18 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import task
 from pipeline import connection, keys, queue, request_store
+from pipeline.journal.reading import read
+from pipeline.journal.rows import SkippedRow
 from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import read_bundle
 from trainer.inputs import Inputs
-from trainer.loop.assembly import request_form
+from trainer.loop.run import request_form
 from trainer.recipe import load_recipe
-from trainer.records.journal import Journal, SkippedRow, read
+from trainer.records.journal_writer import Journal
 from trainer.rollouts.admission import Admission
-from trainer.rollouts.dispatch import Dispatcher, RequestForm, TaskOrder, new_ids
+from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, TaskOrder, new_ids
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
-from trainer.rollouts.quarantine import Quarantine
 
 RECIPE = """
 name = "r"
@@ -110,6 +111,7 @@ async def test_requests_say_which_share_of_passes_gets_a_control_run(
         agent_config="",
         tokenizer=read_bundle(tiny_model),
         num_unverified=0,
+        num_uncontrolled=0,
         num_too_weak=0,
     )
     for controls, share in (("always", 1.0), ("never", 0.0), ("0.25", 0.25)):

@@ -20,6 +20,7 @@ from pipeline.rollout_store import segment
 from pipeline.trajectory import Failed, Trajectory, VersionSpan
 from tests.pipeline import samples
 from tests.pipeline.judging import judge_request, judgement
+from tests.trainer.trajectories import trajectory, turn
 from trainer.records.rollout_writer import RolloutWriter
 from trainer.rollouts.__main__ import main
 
@@ -190,6 +191,34 @@ def test_scores_of_a_judge_go_with_the_rollout_turn_by_turn(
         row["request_id"]: row for row in pq.read_table(tmp_path / "out" / "rollouts.parquet").to_pylist()
     }
     assert (table["r-1"]["step_scores"], table["r-2"]["step_scores"]) == ([None, -0.5], None)
+
+
+def test_each_conversation_of_an_agent_program_is_a_line_and_each_reply_is_trained_in_one(
+    export: Export,
+) -> None:
+    told = tuple(ChatMessage("user", text) for text in ("title?", "mend it", "first", "second"))
+    after, asides = (-1, -1, 1, 1), (True, False, False, False)
+    tree = tuple(
+        replace(
+            turn([1, 2], [3, 4], kept=0 if parent < 0 else 4),
+            after=parent,
+            aside=aside,
+            told=(one,),
+            text=one.content.upper(),
+        )
+        for parent, aside, one in zip(after, asides, told, strict=True)
+    )
+    given = rollout("a")
+    out = export([replace(given, turns=trajectory(*tree).turns)], "--format", "sft")
+    found = [
+        ([(one["content"], one.get("weight")) for one in row["messages"]], len(row["samples"]))
+        for row in rows(out / "sft.jsonl")
+    ]
+    assert found == [
+        ([("title?", None), ("TITLE?", 0)], 2),
+        ([("mend it", None), ("MEND IT", 1), ("first", None), ("FIRST", 1)], 0),
+        ([("mend it", None), ("MEND IT", 0), ("second", None), ("SECOND", 1)], 0),
+    ]
 
 
 def test_trajectories_are_written_in_both_layouts(export: Export) -> None:

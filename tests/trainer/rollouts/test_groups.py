@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.trajectories import behind, member
 from trainer.batching.collate import make_batch
 from trainer.recipe import Stragglers
-from trainer.records.episodes import OutstandingRequest
+from trainer.records.journal_writer import OutstandingRequest
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.groups import Group, GroupBook, cursor_of, group_id_of
 

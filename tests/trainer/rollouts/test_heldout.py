@@ -1,6 +1,5 @@
 """Held-out evaluation: what is enqueued, counted and left out."""
 
-import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,11 +8,13 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import Verdict, task, work_off
-from pipeline import connection, keys, stream
+from pipeline import connection, keys, queue, stream
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, EvaluationRow
 from pipeline.request import Limits, RolloutRequest, Sampling
 from pipeline.task import Task
 from trainer.recipe import EvaluationRecipe
-from trainer.records.journal import EpisodeRow, EvaluationRow, Journal, read
+from trainer.records.journal_writer import Journal
 from trainer.rollouts.dispatch import RequestForm, enqueue, new_ids
 from trainer.rollouts.heldout import HeldOut
 from trainer.rollouts.ledger import Ledger
@@ -77,7 +78,9 @@ async def test_an_evaluation_is_counted_by_mode_and_its_failures_left_out(
         assert heldout.progress == ""
     sampled, greedy = rows
     assert (sampled.success, sampled.num_episodes, sampled.num_failed) == (0.5, 6, 2)
-    assert sampled.standard_error == pytest.approx(math.sqrt(0.25 / 6))
+    assert sorted(sampled.rewards.values()) == [(0.0, 1.0)] * 3, "in the order of members"
+    assert 0 < sampled.success_low < sampled.success < sampled.success_high < 1
+    assert greedy.success_low == pytest.approx(3 / (3 + 1.96**2), abs=1e-4), "Wilson's interval of 3 of 3"
     assert (greedy.success, greedy.num_episodes, greedy.greedy) == (1.0, 3, True)
     assert (sampled.pass_at, greedy.pass_at) == ({"1": 0.5, "2": 1.0}, {"1": 1.0})
     assert sampled.outcomes == {"submitted": 6, "failed:sandbox": 2}
@@ -152,3 +155,27 @@ async def test_while_an_evaluation_is_under_way_it_says_how_far_it_is(pool: ArqR
             heldout.accept(delivery)
         assert heldout.progress == "heldout_before: 4 of 11 held-out episodes"
         assert list(read(tmp_path, EpisodeRow)) == [], "an unfinished evaluation settles nothing"
+
+
+async def test_what_redis_forgot_of_an_evaluation_is_enqueued_anew_under_new_ids(
+    pool: ArqRedis, tmp_path: Path
+) -> None:
+    rows: list[EvaluationRow] = []
+    with Journal(tmp_path) as journal:
+        heldout = held_out(pool, journal, rows)
+        heldout.start("heldout_before", version=0, step=0)
+        assert heldout.replace(()) == 0, "nothing was sent yet"
+        await heldout.send()
+        await work_off(pool, lambda _: 1.0, limit=4)
+        for delivery in await stream.read_new(pool, "run", block_ms=10):
+            heldout.accept(delivery)
+        before = {request.request_id for request in heldout.outstanding}
+        await pool.flushdb()
+        await stream.open_reader(pool, "run")
+        assert heldout.replace(await queue.open_ids(pool, "run")) == len(before) == 7
+        assert before.isdisjoint(request.request_id for request in heldout.outstanding)
+        await play(pool, heldout, lambda _: 1.0)
+        assert heldout.progress == ""
+    assert [(row.num_episodes, row.num_failed, row.greedy) for row in rows] == [(8, 0, False), (3, 0, True)]
+    fates = [row.fate for row in read(tmp_path, EpisodeRow)]
+    assert sorted(fates) == ["evaluated"] * 11 + ["withdrawn"] * 7

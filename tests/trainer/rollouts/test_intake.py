@@ -14,7 +14,7 @@ from pipeline.request import Claim
 from pipeline.trajectory import head_of
 from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
-from trainer.records.journal import Journal
+from trainer.records.journal_writer import Journal
 
 
 @pytest.fixture

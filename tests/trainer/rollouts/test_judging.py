@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import work_off
-from pipeline import census, connection, deadletters, keys, queue, request_store, stream, trace_ids
+from pipeline import census, connection, deadletters, keys, queue, request_store, stream, telemetry
 from pipeline.judge import judge_request_id
 from pipeline.kinds import JUDGE
 from pipeline.message import encode
@@ -17,10 +17,10 @@ from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from tests.pipeline.judging import fail_all, judge_all
 from tests.trainer.trainer_side import RUN, TrainerSide
 from tests.trainer.trajectories import behind
-from trainer.recipe import JudgeRecipe
-from trainer.records.journal import Journal
+from trainer.recipe import CreditRecipe, JudgeRecipe
+from trainer.records.journal_writer import Journal
 from trainer.rollouts.groups import Group
-from trainer.rollouts.judge_waits import OUTAGE_S
+from trainer.rollouts.judging import OUTAGE_S
 
 RULE = JudgeRecipe(method="rule", name="commands")
 
@@ -71,7 +71,7 @@ async def test_each_graded_member_is_judged_in_the_trace_and_place_of_its_rollou
     head = side.book.unjudged[0].members[1].head
     assert request is not None
     assert (request.rollout_id, request.task_id) == (head.request_id, head.task_id)
-    assert request.traceparent == trace_ids.group_wait(head.request_id)
+    assert request.traceparent == telemetry.group_wait(head.request_id)
     assert 0 < request.group_asked_at == side.book.enqueued_at(0)
 
 
@@ -349,3 +349,51 @@ async def test_a_required_judgement_is_waited_for_whatever_the_time(side: Traine
     await judge_all(required.pool, 1.0)
     await read(required)
     assert [member.scores for member in take(required).members.values()] == [{0: 1.0}] * 3
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), 1.5, -1e308])
+async def test_a_score_that_is_none_fails_its_judgement_and_is_not_waited_for(
+    side: TrainerSide, score: float
+) -> None:
+    ids = await ready_group(side)
+    await judge_all(side.pool, score, limit=1)
+    await judge_all(side.pool, 0.5)
+    await read(side)
+    assert not await side.pool.exists(keys.malformed(RUN, JUDGE))
+    group = take(side)
+    assert [member.scores for member in group.members.values()] == [None, {0: 0.5}, {0: 0.5}]
+    settle(side, group)
+    first = next(row for row in side.judgements_made() if row.rollout_id == ids[0])
+    assert first.fate == "failed"
+    assert "Expected `float`" in first.error
+
+
+@pytest.mark.parametrize(
+    "credit", [CreditRecipe(), CreditRecipe(method="outcome_then_steps", coefficient=0)], ids=["outcome", "0"]
+)
+async def test_nothing_waits_for_scores_that_are_not_read_and_they_are_measured_all_the_same(
+    side: TrainerSide, credit: CreditRecipe
+) -> None:
+    unread = TrainerSide(side.pool, side.journal, judge=RULE, credit=credit)
+    await unread.streams.recover()
+    ids = await ready_group(unread)
+    group = take(unread)
+    settle(unread, group)
+    await unread.judging.tend()
+    assert await judge_all(side.pool, 0.5, limit=2) == ids[:2]
+    await read(unread)
+    late = [(row.rollout_id, row.fate, row.scores) for row in unread.judgements_made()]
+    assert late == [(one, "late", {0: 0.5}) for one in ids[:2]]
+    await unread.judging.requests.withdraw_unneeded(is_end=True)
+    assert await queue.open_ids(side.pool, RUN, JUDGE) == [judge_request_id(one) for one in ids[:2]]
+    assert [row.fate for row in unread.judgements_made()] == ["late"] * 3
+
+
+async def test_a_judge_that_is_too_slow_for_the_measurement_is_not_asked_any_more(side: TrainerSide) -> None:
+    slow = replace(RULE, wait_s=0)
+    unread = TrainerSide(side.pool, side.journal, judge=slow, credit=CreditRecipe())
+    await unread.streams.recover()
+    await ready_group(unread)
+    settle(unread, take(unread))
+    await unread.judging.tend()
+    assert await queue.open_ids(side.pool, RUN, JUDGE) == []

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
 from tests.trainer.trajectories import head, member
-from trainer.records.journal import EpisodeRow, Journal, read
+from trainer.records.journal_writer import Journal
 from trainer.rollouts.groups import Group
 from trainer.rollouts.ledger import Ledger, LedgerState, SinceStep, decode_state, encode_state
 

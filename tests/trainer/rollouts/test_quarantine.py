@@ -10,12 +10,13 @@ from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import work_off
 from pipeline import connection
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow, QuarantineRow
 from pipeline.trajectory import Failed
 from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import head
-from trainer.records.episodes import episode_row
-from trainer.records.journal import EpisodeRow, Journal, QuarantineRow, read
-from trainer.rollouts.quarantine import MAX_GRADER_FAILURES, Quarantine
+from trainer.records.journal_writer import Journal, episode_row
+from trainer.rollouts.dispatch import MAX_GRADER_FAILURES, Quarantine
 
 BROKEN = Failed(boundary="grader", message="the tests took 7200 s", transient=False)
 

@@ -17,9 +17,11 @@ from pipeline.rollout_store.reading import RolloutStore, Stored
 from pipeline.trajectory import TrajectoryHead, head_of
 from tests.pipeline import claims, samples
 from tests.pipeline.conftest import pool as pool
+from tests.trainer.small_disk import fill, small_disk
+from trainer.learner.directories import DiskFull
 from trainer.recipe import RolloutsRecipe
+from trainer.rollouts.intake import StreamReader
 from trainer.rollouts.recording import Keep, RolloutRecorder, is_kept
-from trainer.rollouts.stream_reader import StreamReader
 
 NUM_ROLLOUTS = 240
 NUM_KILLS = 6
@@ -112,6 +114,23 @@ async def test_a_store_that_cannot_be_written_is_reported_before_anything_is_ack
         await recorder.flush()
     with pytest.raises(ValueError, match="No such file or directory"):
         await recorder.record(delivery)
+
+
+async def test_rollouts_that_fill_their_disk_name_it_before_anything_is_acknowledged(
+    pool: ArqRedis, tmp_path: Path
+) -> None:
+    await answered(pool)
+    delivery = (await stream.newest_heads(pool, samples.RUN, 1))[0]
+
+    async def recorded() -> None:
+        with RolloutRecorder(pool, samples.RUN, tmp_path, RolloutsRecipe()) as recorder:
+            await recorder.record(delivery)
+            await recorder.flush()
+
+    with small_disk(tmp_path / "rollouts", 64 * 1024) as disk:
+        fill(disk)
+        with pytest.raises(DiskFull, match=f"the disk at {disk} is full, so {disk} could not be written"):
+            await recorded()
 
 
 @pytest.mark.slow

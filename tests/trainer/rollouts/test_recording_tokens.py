@@ -13,9 +13,8 @@ from pipeline.rollout_store.reading import RolloutStore
 from tests.pipeline.conftest import pool as pool
 from tests.pipeline.samples import RUN
 from tests.trainer.trajectories import trajectory, turn
-from trainer.batching.batch import Batch, Sample
+from trainer.batching.batch import Batch, Sample, SampleTokens
 from trainer.batching.samples import samples_of
-from trainer.batching.trained_tokens import SampleTokens
 from trainer.recipe import RolloutsRecipe
 from trainer.rollouts import recording
 from trainer.rollouts.recording import RolloutRecorder

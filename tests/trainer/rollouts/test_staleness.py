@@ -6,12 +6,19 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace as changed
 
+from pipeline.journal.rows import LagMetrics, SignalMetrics, StalenessRow, StepRow
 from tests.trainer.records.test_step_seconds import row
-from trainer.learner.config import LagMetrics
 from trainer.recipe import AdmissionRecipe, StalenessRecipe
-from trainer.records.journal import StalenessRow, StepRow
-from trainer.records.lags import pooled, staleness_lines, staleness_report
-from trainer.rollouts.staleness import MIN_TOKENS, StalenessBounds, StalenessController, bounds_of, decide
+from trainer.records.statistics import pooled
+from trainer.report.__main__ import staleness_lines
+from trainer.report.summary import staleness_report
+from trainer.rollouts.admission import (
+    MIN_SIGNAL_TOKENS,
+    StalenessBounds,
+    StalenessController,
+    bounds_of,
+    decide,
+)
 
 BOUNDS = StalenessBounds(
     least_versions=1,
@@ -24,11 +31,10 @@ BOUNDS = StalenessBounds(
 
 
 def tokens(lag: int, **fields: float) -> LagMetrics:
-    """Many tokens of one lag, with nothing wrong but what `fields` say."""
-    good = LagMetrics(
-        lag=lag, num_tokens=10_000, ess_share=1.0, masked_share=0.0, vetoed_share=0.0, behaviour_kl=0.0
-    )
-    return changed(good, **fields)
+    """Many tokens of one lag, with nothing wrong but what `fields` say of their signal."""
+    shares = {"ess_share": 1.0, "masked_share": 0.0, "vetoed_share": 0.0, "behaviour_kl": 0.0}
+    signal = SignalMetrics(**({"total": 50.0, "num_tokens": 400.0} | shares | fields))
+    return LagMetrics(lag=lag, num_tokens=10_000, **shares, signal=signal)
 
 
 def healthy(*lags: int) -> list[LagMetrics]:
@@ -38,20 +44,21 @@ def healthy(*lags: int) -> list[LagMetrics]:
 def test_the_limit_is_raised_by_one_once_its_own_tokens_are_useful() -> None:
     versions, reason = decide(2, healthy(0, 1, 2), BOUNDS, may_raise=True)
     assert versions == 3
-    assert reason == "of 10,000 tokens at lag 2, they keep half of each bound"
+    assert reason == "of 400 tokens with a signal at lag 2, they keep half of each bound"
 
 
 @pytest.mark.parametrize(
     "evidence",
     [
         healthy(0, 1),
-        [*healthy(0, 1), tokens(2, num_tokens=MIN_TOKENS - 1)],
+        [*healthy(0, 1), tokens(2, num_tokens=MIN_SIGNAL_TOKENS - 1)],
         [*healthy(0, 1), tokens(2, ess_share=0.7)],
         [*healthy(0, 1), tokens(2, masked_share=0.06, vetoed_share=0.06)],
         [*healthy(0, 1), tokens(2, behaviour_kl=0.06)],
+        [*healthy(0, 1), changed(tokens(2), signal=None)],
         [],
     ],
-    ids=["no such tokens", "too few", "small sample", "switched off", "divergence", "nothing"],
+    ids=["no such tokens", "too few", "small sample", "switched off", "divergence", "no signal", "nothing"],
 )
 def test_the_limit_stays_without_enough_tokens_that_are_well_within_the_bounds(
     evidence: list[LagMetrics],
@@ -64,10 +71,10 @@ def test_the_limit_stays_without_enough_tokens_that_are_well_within_the_bounds(
     [
         (
             {"ess_share": 0.4},
-            "of 10,000 tokens at lag 3, their effective sample size is 0.40 of their number",
+            "of 400 tokens with a signal at lag 3, the effective sample size is 0.40 of the signal",
         ),
-        ({"masked_share": 0.15, "vetoed_share": 0.1}, "25% of them are masked or vetoed, above 20%"),
-        ({"behaviour_kl": 0.2}, "the policy is 0.200 nats per token from the weights that sampled them"),
+        ({"masked_share": 0.15, "vetoed_share": 0.1}, "25% of the signal is masked or vetoed, above 20%"),
+        ({"behaviour_kl": 0.2}, "the policy is 0.200 nats of the signal from the weights that sampled them"),
     ],
 )
 def test_the_limit_falls_below_the_first_lag_that_breaks_a_bound(
@@ -76,6 +83,11 @@ def test_the_limit_falls_below_the_first_lag_that_breaks_a_bound(
     versions, why = decide(5, [*healthy(0, 1, 2), tokens(3, **fault), *healthy(4, 5)], BOUNDS, may_raise=True)
     assert versions == 2
     assert reason in why
+
+
+def test_shares_of_all_tokens_decide_nothing() -> None:
+    plain = {"ess_share": 0.01, "masked_share": 0.9, "vetoed_share": 0.1, "behaviour_kl": 9.0}
+    assert decide(2, [*healthy(0, 1), changed(tokens(2), **plain)], BOUNDS, may_raise=True)[0] == 3
 
 
 def test_the_limit_never_leaves_its_bounds() -> None:
@@ -112,7 +124,9 @@ def test_a_controlled_run_begins_at_the_lower_bound_and_stays_below_the_largest_
         controller.observe(step, tuple(healthy(*range(controller.ahead_versions + 1))))
         seen.append(controller.ahead_versions)
     assert seen == [2, 3, 3, 3, 3, 3, 3, 3, 3]
-    assert controller.sentence.startswith("staleness is controlled: 3 versions ahead, of 2 to 3 (of 10,000")
+    assert controller.sentence.startswith(
+        "staleness is controlled: 3 versions ahead, of 2 to 3 (of 400 tokens"
+    )
 
 
 def world(limit: int, useful: int) -> tuple[LagMetrics, ...]:
@@ -157,23 +171,44 @@ def test_bounds_that_changed_at_a_resume_hold_at_once() -> None:
 def test_evidence_of_several_steps_is_the_mean_over_their_tokens() -> None:
     mean, other = pooled(
         [
-            (tokens(1, num_tokens=100, ess_share=1.0), tokens(2)),
-            (tokens(1, num_tokens=300, ess_share=0.6, behaviour_kl=0.4),),
+            (changed(tokens(1), num_tokens=100, ess_share=1.0), tokens(2)),
+            (changed(tokens(1), num_tokens=300, ess_share=0.6, behaviour_kl=0.4),),
         ]
     )
     assert (mean.lag, mean.num_tokens, other.lag) == (1, 400, 2)
     assert (mean.ess_share, mean.behaviour_kl) == (pytest.approx(0.7), pytest.approx(0.3))
 
 
+def test_evidence_by_signal_is_the_mean_over_the_signal_of_several_steps_that_have_one() -> None:
+    """Two steps of ten equal signals of 1, and of thirty of 2: 70 in all, and 130 of their squares."""
+    steps = (
+        (tokens(1, total=10.0, num_tokens=10.0, masked_share=0.7),),
+        (tokens(1, total=60.0, num_tokens=30.0, ess_share=0.3),),
+        (changed(tokens(1), signal=None),),
+    )
+    (mean,) = pooled(steps)
+    assert mean.signal is not None
+    assert (mean.num_tokens, mean.signal.total) == (30_000, 70.0)
+    assert mean.signal.num_tokens == pytest.approx(70**2 / 130)
+    assert mean.signal.masked_share == pytest.approx(0.1)
+    assert mean.signal.ess_share == pytest.approx(0.4)
+    (none,) = pooled(steps[2:])
+    assert none.signal is None
+
+
 def test_the_report_tells_lags_apart_and_how_often_the_limit_changed() -> None:
-    steps = [changed(row(n), by_lag=(tokens(0), tokens(1, masked_share=0.25))) for n in (1, 2)]
+    stale = changed(tokens(1, masked_share=0.5), masked_share=0.25)
+    steps = [changed(row(n), by_lag=(tokens(0), stale)) for n in (1, 2)]
     changes = [
         StalenessRow(step=1, before=1, ahead_versions=2, reason="useful"),
         StalenessRow(step=2, before=2, ahead_versions=1, reason="of no use"),
     ]
     lines = list(staleness_lines(staleness_report(steps, changes)))
-    assert lines[1] == "lag 1: 20,000 tokens, effective 1.000, masked 0.250, vetoed 0.000, KL 0.0e+00"
-    assert lines[2] == (
+    assert lines[2:4] == [
+        "lag 1: 20,000 tokens, effective 1.000, masked 0.250, vetoed 0.000, KL 0.0e+00",
+        "lag 1, by signal: 800 tokens, effective 1.000, masked 0.500, vetoed 0.000, KL 0.0e+00",
+    ]
+    assert lines[4] == (
         "controlled: raised 1 times, lowered 1 times; since step 2 admission may run 1 versions ahead: of no use"
     )
     assert list(staleness_lines(staleness_report([row(1)], []))) == [], "of older journals"

@@ -8,7 +8,7 @@ from pipeline import stream
 from pipeline.stream import Delivery
 from tests.trainer.rollouts.test_intake import side as side
 from tests.trainer.trainer_side import RUN, TrainerSide
-from trainer.rollouts.stream_reader import StreamReader
+from trainer.rollouts.intake import StreamReader
 
 
 class Acceptor:

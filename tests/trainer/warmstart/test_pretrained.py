@@ -15,12 +15,10 @@ from transformers import LlamaForCausalLM
 
 from pipeline.chat import ChatMessage
 from pipeline.tokenizer import read_bundle
-from trainer.demo.conversation import Templates
 from trainer.demo.family import make_task
-from trainer.demo.teacher import HASTY, teach
+from trainer.demo.lessons import Templates, teach
 from trainer.learner.architecture import read_architecture
-from trainer.warmstart.lessons import LessonBook
-from trainer.warmstart.pretrained import FIRST_PROBE, Imitation, imitate, measure
+from trainer.warmstart.pretrained import FIRST_PROBE, Imitation, LessonBook, imitate, measure
 from workers.policy.render import Renderer
 
 BRIEF = Imitation(num_lessons=48, save_every_updates=4, num_probes=4, peak_lr=3e-3)
@@ -34,9 +32,9 @@ def policy_in(directory: Path) -> LlamaForCausalLM:
 
 
 def test_a_lesson_is_what_a_rollout_would_have_fed_and_sampled(tiny_model: Path) -> None:
-    lesson = LessonBook(tiny_model, seed=3).lesson(5, HASTY)
+    lesson = LessonBook(tiny_model, seed=3).lesson(5)
     renderer = Renderer(read_bundle(tiny_model))
-    taught = teach(make_task(3, "warmstart", 5), random.Random("3/5"), Templates(), HASTY)
+    taught = teach(make_task(3, "warmstart", 5), random.Random("3/5"), Templates())
     messages = [ChatMessage(one.role, one.content) for one in taught.messages]
     ids = renderer.first_prompt(messages[:2])
     is_reply = [False] * len(ids)
@@ -54,7 +52,7 @@ def test_imitation_lowers_the_loss_on_lessons_that_it_has_not_seen(tiny_model: P
     out = tmp_path / "policy"
     imitate(tiny_model, out, BRIEF)
     book = LessonBook(tiny_model, seed=0)
-    probes = [book.lesson(FIRST_PROBE + number, HASTY) for number in range(8)]
+    probes = [book.lesson(FIRST_PROBE + number) for number in range(8)]
     before, after = measure(policy_in(tiny_model), probes), measure(policy_in(out), probes)
     assert after.loss < before.loss - 0.4
     assert after.right_share > before.right_share + 0.1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from trainer.demo.conversation import EpisodeMessage
+from trainer.demo.lessons import EpisodeMessage
 from trainer.demo.tokenizer import build_tokenizer
 from trainer.warmstart.scratch import WarmStart, build_policy, encode, repeat_batch, save_policy, train_policy
 

@@ -15,10 +15,9 @@ from redis.asyncio import Redis
 from pipeline.weights import ServedWeights, WeightVersion
 from tests.tiny_llama import write_checkpoint
 from trainer.weights.deliveries import Deliveries
-from trainer.weights.disk import DiskTransport
 from trainer.weights.engines import Engines, PauseMode
 from trainer.weights.publish import Publisher
-from trainer.weights.transport import WeightTransport
+from trainer.weights.transport import DiskTransport, WeightTransport
 
 RUN = "publishing"
 FOREVER_S = 3600.0

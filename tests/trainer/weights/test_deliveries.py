@@ -153,9 +153,7 @@ async def test_an_engine_with_other_weights_of_the_same_name_gets_the_right_ones
 ) -> None:
     assert await run.serve(0)
     elsewhere = write_checkpoint(tmp_path / "elsewhere", seed=1)
-    await engines.update(
-        serving.engine_url, directory=str(elsewhere), weight_version="publishing@0", mode="retract"
-    )
+    await serving.load(elsewhere, "publishing@0")
     while (await engines.served(serving.engine_url)).model_path == str(elsewhere):  # noqa: ASYNC110 - an engine sets no Event
         await asyncio.sleep(0.05)
     assert await sampled_under(serving.router_url) == "publishing@0"
@@ -166,9 +164,7 @@ async def test_an_engine_that_restarted_is_brought_up_to_date(
 ) -> None:
     assert await run.serve(3)
     first = write_checkpoint(tmp_path / "first", seed=1)
-    await engines.update(
-        serving.engine_url, directory=str(first), weight_version="publishing@0", mode="retract"
-    )
+    await serving.load(first, "publishing@0")
     while await sampled_under(serving.router_url) != "publishing@3":  # noqa: ASYNC110 - an engine sets no Event
         await asyncio.sleep(0.05)
 

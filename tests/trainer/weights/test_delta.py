@@ -15,10 +15,9 @@ from tests.conftest import Serving
 from tests.tiny_llama import write_checkpoint
 from tests.trainer.weights.receivers import Hosts, ReceiverHost, content_of
 from tests.trainer.weights.run_of_weights import CONTROL_S
-from trainer.weights.delta import DeltaTransport
-from trainer.weights.disk import DiskTransport
+from trainer.weights.delta import DeltaTransport, Receivers
 from trainer.weights.engines import EngineFailure, Engines, Served
-from trainer.weights.receivers import Receivers
+from trainer.weights.transport import DiskTransport
 
 RUN = "delta.run-1"
 WORDS = 2_500_000  # two blocks, the last of them short

@@ -11,10 +11,10 @@ import pytest
 from tests.conftest import Serving
 from tests.tiny_llama import write_checkpoint
 from tests.trainer.weights.run_of_weights import CONTROL_S
-from trainer.weights import senders
-from trainer.weights.disk import DiskTransport
+from trainer.weights import distributed
 from trainer.weights.distributed import DistributedTransport
 from trainer.weights.engines import EngineFailure, Engines
+from trainer.weights.transport import DiskTransport
 
 RUN = "broadcasting"
 
@@ -82,7 +82,7 @@ async def test_an_engine_holds_the_same_after_a_broadcast_as_after_a_load_from_d
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(senders, "BUCKET_BYTES", 100_000)
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 100_000)
     seen: list[list[float]] = []
     for version in range(2):
         await delivered(transport, engines, serving.engine_url, version)
@@ -92,10 +92,8 @@ async def test_an_engine_holds_the_same_after_a_broadcast_as_after_a_load_from_d
         served = await engines.served(serving.engine_url)
         assert served.weight_version == f"{RUN}@{version}"
         directory = tmp_path / "weights" / f"v{version:06d}"
-        assert len(list(senders.buckets(directory))) > 3
-        await engines.update(
-            serving.engine_url, directory=str(directory), weight_version="from disk", mode="retract"
-        )
+        assert len(list(distributed.buckets(directory))) > 3
+        await serving.load(directory, "from disk")
         assert await logprobs(serving.engine_url) == broadcast
     assert len(transport.senders) == 1, "the second version goes the way of the first"
 
@@ -104,14 +102,14 @@ async def test_an_engine_holds_the_same_after_a_broadcast_as_after_a_load_from_d
 async def test_a_sender_that_dies_is_replaced_and_what_is_incomplete_has_no_version_of_the_run(
     serving: Serving, engines: Engines, transport: DistributedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(senders, "BUCKET_BYTES", 100_000)
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 100_000)
     version = await transport.prepare(0, step=0)
     url = serving.engine_url
     await transport.prefetch(url, version)
     (sender,) = transport.senders.values()
     send, num_sent = sender.send, 0
 
-    async def die_after_two(bucket: list[senders.SentTensor]) -> None:
+    async def die_after_two(bucket: list[distributed.SentTensor]) -> None:
         nonlocal num_sent
         num_sent += 1
         if num_sent == 3:
@@ -147,7 +145,7 @@ async def test_an_engine_that_forgot_the_group_is_joined_again(
 
 @pytest.mark.slow
 async def test_a_sender_ends_with_its_transport(tmp_path: Path) -> None:
-    sender = await senders.Sender.start()
+    sender = await distributed.Sender.start()
     await sender.end()
     with pytest.raises(EngineFailure):
         await asyncio.wait_for(sender.join(2, "gloo"), 30)

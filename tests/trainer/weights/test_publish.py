@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from pipeline import weights
 from pipeline.weights import WeightVersion
 from tests.tiny_llama import write_checkpoint
-from trainer.weights.disk import DiskTransport, Export
 from trainer.weights.publish import Publisher
+from trainer.weights.transport import DiskTransport, Export
 
 RUN = "publishing"
 

@@ -2,10 +2,8 @@
 
 from typing import Any
 
+from pipeline.journal.rows import EndRow, EpisodeRow, EpisodeStamps, FleetRow, StartRow, StepRow
 from pipeline.trajectory import EpisodeSeconds
-from trainer.records.journal import EndRow, EpisodeRow, StepRow
-from trainer.records.stamps import EpisodeStamps
-from trainer.records.time_rows import FleetRow, StartRow
 
 
 def start(at: float, **seconds: float) -> StartRow:

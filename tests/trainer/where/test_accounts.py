@@ -4,25 +4,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.journal.rows import EnginePause, StepRow
 from pipeline.request import Claim
 from tests.pipeline import samples
 from tests.trainer.where.made import end, episode, fleet, start, step
-from trainer.records.journal import StepRow
-from trainer.records.time_rows import EnginePause
-from trainer.where.engine_time import (
+from trainer.where.accounts import (
+    ENGINE_IDLE,
     EVALUATION,
-    IDLE,
     NO_ROLLOUTS,
-    PAUSED,
+    NO_SAMPLES,
+    NO_SECONDS,
+    NO_START,
+    NO_STEPS,
+    NOT_KEPT,
+    OLD,
+    PAUSED_FOR_WEIGHTS,
     TRAINING,
+    UNSETTLED,
     Span,
+    TrainerWindow,
     engines_account,
+    parts_of,
     pause_spans,
+    percentile,
+    rollout_waits,
+    slots_account,
     spans_of,
+    trainer_account,
 )
-from trainer.where.rollout_waits import OLD, parts_of, percentile, rollout_waits
-from trainer.where.slots import NO_SAMPLES, NO_SECONDS, UNSETTLED, slots_account
-from trainer.where.trainer_time import NO_START, NO_STEPS, NOT_KEPT, TrainerWindow, trainer_account
 
 STEPS = [
     step(1, 130.0, wait_s=8.0, forward_s=5.0, backward_s=4.0, optimizer_s=1.0, other_s=2.0),
@@ -116,14 +125,19 @@ def test_an_engine_is_paused_or_generates_for_training_or_for_an_evaluation_or_i
         Span("two", "evaluation", 150.0, 400.0),
     ]
     found = engines_account(spans, ["three"], TrainerWindow(100.0, 200.0))
-    assert found.parts_s == {TRAINING: 18.0, EVALUATION: 8.0 + 50.0, PAUSED: 4.0, IDLE: 70.0 + 50.0 + 100.0}
+    assert found.parts_s == {
+        TRAINING: 18.0,
+        EVALUATION: 8.0 + 50.0,
+        PAUSED_FOR_WEIGHTS: 4.0,
+        ENGINE_IDLE: 70.0 + 50.0 + 100.0,
+    }
     assert found.wall_s == 300.0
 
 
 def test_without_kept_rollouts_only_the_pauses_of_engines_are_known() -> None:
     pauses = pause_spans([EnginePause(engine="one", began_at=110.0, ended_at=115.0)])
     found = engines_account(pauses, ["one"], TrainerWindow(100.0, 200.0))
-    assert found.parts_s == {PAUSED: 5.0, "not known": 95.0}
+    assert found.parts_s == {PAUSED_FOR_WEIGHTS: 5.0, "not known": 95.0}
     assert found.unknown == (NO_ROLLOUTS,)
 
 

@@ -5,13 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pipeline.journal.rows import ClosedBy, FleetRow
 from tests.trainer.where.made import fleet
 from trainer.recipe import Recipe, load_recipe
-from trainer.records.time_rows import ClosedBy, FleetRow
-from trainer.where.account import account
-from trainer.where.advice import RULES, Known, advice_of
-from trainer.where.slots import IDLE, PAUSED
-from trainer.where.waiting import BUSY, NO_WORKER, waiting_of
+from trainer.where.accounts import BUSY, IDLE, NO_WORKER, PAUSED, account, waiting_of
+from trainer.where.findings import RULES, Known, advice_of
 
 
 def known(

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.journal.rows import DeliveryRow, EnginePause, Row
 from pipeline.request import Claim
 from pipeline.rollout_store.reading import DIRECTORY
 from tests.pipeline import samples
 from tests.trainer.where.made import end, episode, fleet, start, step
-from trainer.records.journal import DeliveryRow, Journal, Row
+from trainer.records.journal_writer import Journal
 from trainer.records.rollout_writer import RolloutWriter
-from trainer.records.time_rows import EnginePause
+from trainer.report import __main__ as report
 from trainer.where import __main__ as command
 
 
@@ -55,6 +56,27 @@ def test_the_tables_of_a_run_sum_up_to_the_wall_of_each_role(
     assert "waiting for groups" in text
     assert "1. --slots, at most" in text
     assert "rollouts.keep" in text, "what is not known is said"
+
+
+def test_the_report_of_a_run_says_the_same_of_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last evaluation came after the last step, whose rows alone say 0 % of it."""
+    write(
+        tmp_path,
+        start(110.0, other=10.0),
+        step(1, 200.0, "a", began_at=170.0, wait_s=50.0, forward_s=30.0, checkpoint_s=10.0),
+        episode("a"),
+        end(220.0, evaluation=20.0),
+    )
+    assert command.main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["trainer"]
+    report.main([str(tmp_path)])
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("time ")]
+    assert line.split(maxsplit=1)[1].startswith(f"{found['wall_s']:.1f} s: ")
+    said = dict(part.rsplit(" ", 1) for part in line.split(": ")[1].split(", "))
+    assert said == {name: f"{s / found['wall_s']:.1%}" for name, s in found["parts_s"].items() if s}
+    assert said["evaluation"] == "16.7%"
 
 
 def test_kept_rollouts_say_what_engines_generated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

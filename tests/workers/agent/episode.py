@@ -20,7 +20,7 @@ from pipeline.trajectory import Exhausted, Submitted, Turn
 from workers.agent.commands import AgentSandbox
 from workers.agent.loop import play
 from workers.policy.replies import Replay, given_replies
-from workers.sandbox.output import Capped
+from workers.sandbox.exchange import Capped
 from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
 
 AGENT = """
@@ -34,6 +34,9 @@ agent:
   format_error_template: "REFUSED: {{error}}"
   timeout_template: "STOPPED after {{timeout}} s: {{action.action}} {{output}}"
 """
+HANGING_S = 60.0
+"""What a command of a test may take at most, whatever limit the episode has: none takes a second on an idle machine."""
+
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
 
 
@@ -86,9 +89,16 @@ def bash(command: str) -> str:
     return f"THOUGHT: let us see.\n\n```bash\n{command}\n```"
 
 
+def own_environment() -> dict[str, str]:
+    """What commands of an episode see of this machine: its programs, and no home. A login shell would read the profile of whoever runs
+    the tests, which may do anything, such as waiting for a lock.
+    """
+    return {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+
+
 @dataclass(slots=True)
 class LocalShell:
-    """A shell in a git repository on this machine, with the promises of a sandbox."""
+    """A shell in a git repository on this machine, with the promises of a sandbox. A command that hangs fails the test."""
 
     repository: Path
     shell: str = "bash"
@@ -113,13 +123,14 @@ class LocalShell:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | self.env,
+            env=own_environment() | self.env,
         )
         reading = asyncio.create_task(process.communicate())
-        done, _ = await asyncio.wait({reading}, timeout=timeout_s)
+        done, _ = await asyncio.wait({reading}, timeout=min(timeout_s, HANGING_S))
         if not done:
             os.killpg(process.pid, signal.SIGKILL)
         output, _ = await reading
+        assert done or timeout_s < HANGING_S, f"hung for {HANGING_S:.0f} s: {command}"
         kept = Capped(keep_bytes)
         kept.write(output)
         exit_code = process.returncode if done else None

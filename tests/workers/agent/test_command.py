@@ -63,3 +63,15 @@ def test_the_merged_file_is_one_that_loads_again(
 def test_a_file_that_cannot_be_read_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert capsys.readouterr().err.startswith(f"error: {name}")
+
+
+@pytest.mark.parametrize("text", ["", "agent: {'fo\\no': 1}\n", 'agent: {"fo\\no": 1}\n'])
+def test_a_file_without_keys_or_with_a_line_end_in_one_is_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.yaml").write_text(text)
+    assert main([str(tmp_path / "agent.yaml")]) == 2
+    written = capsys.readouterr()
+    assert written.err.count("\n") == 1
+    assert "max()" not in written.err
+    assert written.out.count("\n") <= 2

@@ -57,4 +57,4 @@ def test_the_script_says_that_there_is_no_difference() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "2.4.6 swebench.yaml: 14 scenes, none different\nno difference\n"
+    assert done.stdout == "2.4.6 swebench.yaml: 16 scenes, none different\nno difference\n"

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.errors import RequestError
 from pipeline.trajectory import Exhausted, Submitted
+from tests.workers.agent import episode
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, played
 
 EXACT = AGENT.replace("REFUSED: {{error}}", "REFUSED") + "swerve: {exact: true}\n"
@@ -30,6 +31,25 @@ async def test_an_exact_agent_of_1_x_for_docker_has_a_login_shell(shell: LocalSh
     agent = environment("environment_class: docker", EXACT)
     ended = await played(shell, agent, bash("shopt -q login_shell && echo login"), bash(SUBMIT))
     assert "login\n" in ended.told[1][0]
+
+
+async def test_a_login_shell_reads_no_profile_of_whoever_runs_the_tests(
+    shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for profile in (".bash_profile", ".profile", ".bashrc"):
+        (tmp_path / profile).write_text("echo the profile was read\n")
+    agent = environment("environment_class: docker", EXACT)
+    ended = await played(shell, agent, bash("echo begun"), bash(SUBMIT))
+    assert ended.told[1] == ["<returncode>0</returncode>\n<output>\nbegun\n</output>"]
+
+
+async def test_a_command_that_hangs_fails_its_test_soon(
+    shell: LocalShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode, "HANGING_S", 0.2)
+    with pytest.raises(AssertionError, match=r"hung for 0 s: sleep 1000"):
+        await shell.run("sleep 1000", timeout_s=1000)
 
 
 async def test_only_an_exact_agent_leaves_the_repository_for_its_own_directory(

@@ -1,6 +1,6 @@
 import pytest
 
-from workers.agent.observation import cut_middle, observe, submission
+from workers.agent.commands import cut_middle, observe, submission
 from workers.sandbox.protocol import CommandResult
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from msgspec.structs import replace
 
@@ -5,10 +7,11 @@ from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import to_text
 from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from pipeline.chat import ChatMessage, ToolCall
+from pipeline.message import decode, encode
 from pipeline.reply_format import ReplyFormat
 from pipeline.trajectory import Turn
 from workers.agent.reply import BashCommand, FormatError, called, read_reply
-from workers.policy.formats.replies import taken_apart
+from workers.policy.formats import taken_apart
 
 
 def reply(text: str, *calls: ToolCall) -> Turn:
@@ -145,3 +148,26 @@ def test_one_wrong_call_makes_the_reply_a_format_error(wrong: list[ToolCall], re
     found = called(wrong)
     assert isinstance(found, FormatError)
     assert found.reason.startswith(reason)
+
+
+HALF = '{"command": "echo \\ud800"}'
+WRITTEN: dict[str, tuple[ReplyFormat, str]] = {
+    "harmony": (
+        ReplyFormat(thoughts="harmony"),
+        f"<|channel|>commentary to=functions.bash<|message|>{HALF}<|call|>",
+    ),
+    "hermes": (
+        ReplyFormat(tool_calls="hermes"),
+        f"<tool_call>{json.dumps({'name': 'bash', 'arguments': HALF})}</tool_call>",
+    ),
+    "mistral": (ReplyFormat(tool_calls="mistral"), f"[TOOL_CALLS]bash[ARGS]{HALF}"),
+}
+
+
+@pytest.mark.parametrize(("form", "text"), WRITTEN.values(), ids=list(WRITTEN))
+def test_half_of_a_surrogate_pair_in_a_call_becomes_a_question_mark_in_every_format(
+    form: ReplyFormat, text: str
+) -> None:
+    said = taken_apart(text, form, False, True)
+    assert decode(encode(said), ChatMessage) == said
+    assert called(said.tool_calls) == (BashCommand("echo ?"),)

@@ -1,26 +1,39 @@
-"""Plays all attacks through the production grader with controls on, and prints what stops each and a table.
+"""Plays all attacks through the production grader, and prints what stops each and a table.
 
-    python -m tests.workers.attacks [-k WORDS] [--pytest 7 8 9] [--all-kinds] [--jobs 2] [--json OUT]
+    python -m tests.workers.attacks [-k WORDS] [--pytest 7 8 9] [--all-kinds] [--kind KIND] [--jobs 2] [--json OUT]
+                                    [--controls-off] [--witness-off] [--record-off] [--words-off]
 
-Exit status 1 if one of them is paid.
+Exit status 1 if one of them is paid that is not a cheat by chance. With a line of defence off, those paid are played once more with
+all lines on, which says what the line adds, and the exit status is 0. Without the witness only a log can say what became of
+the tests, so every task has the verdict `tests_json`, and attacks on unittest are left out.
 """
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.errors import GraderError
-from tests.workers.attacks.families import EARLIER, FAMILIES
+from tests.workers.attacks.families import BY_CHANCE, EARLIER, FAMILIES
 from tests.workers.attacks.scenes import Attack
-from tests.workers.attacks.stage import STOPS, Stage, open_stage, stopped_by
+from tests.workers.attacks.stage import (
+    KIND_WITHOUT_WITNESS,
+    LINES,
+    PLAYED_ON,
+    STOPS,
+    Calibrations,
+    Stage,
+    open_stage,
+    stopped_by,
+)
 from tests.workers.runners import DEBIANS, VERSIONS
 
-PLAYED = {**FAMILIES, **EARLIER}
+PLAYED = {**FAMILIES, **BY_CHANCE, **EARLIER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +48,59 @@ class Played:
     decided_by: str
 
 
-async def play(stage: Stage, family: str, name: str, kind: str, major: int) -> Played:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is to be played: one attack by one kind of verdict with one version of pytest."""
+
+    family: str
+    name: str
+    kind: str
+    pytest: int
+
+
+async def play(stage: Stage, part: Part) -> Played:
     """Grades one attack on its calibrated task."""
-    attack = PLAYED[family][name]
-    task = await stage.calibrated(attack.scene, kind, major)
+    attack = PLAYED[part.family][part.name]
+    task = await stage.calibrated(attack.scene, part.kind, part.pytest)
     try:
-        reward = await stage.grade(task, attack.patch)
+        result = await stage.grade(task, attack.patch)
     except GraderError as error:
-        return Played(family, name, kind, major, stopped_by(error), str(error))
-    return Played(family, name, kind, major, stopped_by(reward), reward.decided_by)
+        return Played(part.family, part.name, part.kind, part.pytest, stopped_by(error), str(error))
+    said = f"{result.decided_by} (control {result.control})"
+    return Played(part.family, part.name, part.kind, part.pytest, stopped_by(result), said)
 
 
-def chosen(words: str, majors: list[int], all_kinds: bool) -> Iterator[tuple[str, str, str, int]]:
-    """Family, name, kind of verdict and version of pytest of what is to be played."""
+async def play_all(stage: Stage, parts: Iterable[Part], jobs: int) -> list[Played]:
+    """Plays these, so many at a time, and says what became of each."""
+    places = asyncio.Semaphore(jobs)
+
+    async def one(part: Part) -> Played:
+        async with places:
+            result = await play(stage, part)
+        print(
+            f"{result.stopped_by:18} {result.kind:12} pytest {result.pytest}  {result.name}: {result.decided_by}",
+            flush=True,
+        )
+        return result
+
+    return await asyncio.gather(*map(one, parts))
+
+
+def chosen(arguments: argparse.Namespace, off: frozenset[str]) -> Iterator[Part]:
     for family, attacks in PLAYED.items():
         for name, attack in attacks.items():
-            if words in f"{family}: {name}":
-                for major in majors:
-                    for kind in kinds_of(attack) if all_kinds and major == DEBIANS else ("exit_code",):
-                        yield family, name, kind, major
+            if arguments.words in f"{family}: {name}":
+                for major in arguments.pytest:
+                    for kind in _kinds(attack, arguments, off, major):
+                        yield Part(family, name, kind, major)
+
+
+def _kinds(attack: Attack, arguments: argparse.Namespace, off: frozenset[str], major: int) -> tuple[str, ...]:
+    if "witness" in off:
+        return () if "unittest" in PLAYED_ON[attack.scene].command else (KIND_WITHOUT_WITNESS,)
+    if arguments.kind:
+        return (arguments.kind,) if arguments.kind in kinds_of(attack) else ()
+    return kinds_of(attack) if arguments.all_kinds and major == DEBIANS else ("exit_code",)
 
 
 def kinds_of(attack: Attack) -> tuple[str, ...]:
@@ -71,27 +118,26 @@ def table(played: list[Played]) -> str:
     return "\n".join([*lines, f"| all | {' | '.join(str(totals[stop]) for stop in STOPS)} |"])
 
 
+def added(off: frozenset[str], played: list[Played], again: list[Played]) -> str:
+    """What the lines of defence add that were off, by what was `again` played with all of them."""
+    more = sum(one.stopped_by != "PAID" for one in again)
+    return f"without {' and '.join(sorted(off))}: {len(again)} of {len(played)} are paid; {more} of these are not with all lines on"
+
+
 async def main(arguments: argparse.Namespace) -> int:
-    played: list[Played] = []
-    async with open_stage() as stage:
-        places = asyncio.Semaphore(arguments.jobs)
-
-        async def one(*what: str | int) -> None:
-            async with places:
-                result = await play(stage, *what)  # pyright: ignore[reportArgumentType]
-                played.append(result)
-                print(
-                    f"{result.stopped_by:18} {result.kind:12} pytest {result.pytest}  {result.name}: "
-                    f"{result.decided_by}",
-                    flush=True,
-                )
-
-        todo = chosen(arguments.words, arguments.pytest, arguments.all_kinds)
-        await asyncio.gather(*(one(*what) for what in todo))
-    print(f"\n{table(played)}")
+    off = frozenset(line for line in LINES if getattr(arguments, f"{line}_off"))
+    async with open_stage(off) as stage:
+        played = await play_all(stage, chosen(arguments, off), arguments.jobs)
+        print(f"\n{table(played)}", flush=True)
+        paid = [
+            Part(one.family, one.name, one.kind, one.pytest) for one in played if one.stopped_by == "PAID"
+        ]
+        if off:
+            complete = dataclasses.replace(stage, calibrations=Calibrations(), off=frozenset())
+            print(f"\n{added(off, played, await play_all(complete, paid, arguments.jobs))}")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in played], indent=1))
-    return int(any(one.stopped_by == "PAID" for one in played))
+    return int(not off and any(part.family not in BY_CHANCE for part in paid))
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -103,6 +149,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--all-kinds", action="store_true", help="every kind of verdict that an attack matters to"
     )
+    parser.add_argument("--kind", default="", help="only this kind of verdict")
+    for line in LINES:
+        parser.add_argument(f"--{line}-off", action="store_true", help=f"what the {line} would add")
     parser.add_argument("--jobs", type=int, default=2, help="attacks at a time")
     parser.add_argument("--json", type=Path, help="file for what was played")
     return parser.parse_args(arguments)

@@ -95,4 +95,8 @@ def compiled(path: str, source: str) -> bytes:
 
 
 def gone(path: str) -> bytes:
-    return edited(path, FILES[f"repo/{path}"], "").replace(f"+++ b/{path}".encode(), b"+++ /dev/null")
+    return gone_text(path, FILES[f"repo/{path}"])
+
+
+def gone_text(path: str, before: str) -> bytes:
+    return edited_text(path, before, "").replace(f"+++ b/{path}".encode(), b"+++ /dev/null")

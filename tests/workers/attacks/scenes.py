@@ -20,8 +20,9 @@ _TEST = re.compile(r"^( *)def (test_\w+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Hidden `tests`, text by path. `setup` runs in the workdir beforehand. `command` runs the tests from the workdir; an empty
-    one means pytest on all of them. `fix` is a right patch. `names` are the tests' names if pytest runs them.
+    """Hidden `tests`, text by path, and hidden `files` that they read or import. `setup` runs in the workdir beforehand. `command`
+    runs the tests from the workdir; an empty one means pytest with its `options` on all of them. `fix` is a right patch. `names`
+    are the tests' names if pytest runs them.
     """
 
     tests: dict[str, str]
@@ -29,6 +30,8 @@ class Scene:
     command: str = ""
     setup: str = ""
     env: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    options: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,11 +40,12 @@ class Scene:
         )
 
     def runs(self, options: str = "") -> str:
-        return self.command or f"python3 -m pytest{options} {' '.join(self.tests)}\n"
+        return self.command or f"python3 -m pytest{self.options}{options} {' '.join(self.tests)}\n"
 
     def verdict(self, kind: str = "exit_code") -> Verdict:
-        files = tuple(File(path=path, content=text.encode()) for path, text in self.tests.items())
-        paths = tuple(self.tests)
+        hidden = {**self.tests, **self.files}
+        files = tuple(File(path=path, content=text.encode()) for path, text in hidden.items())
+        paths = tuple(hidden)
         match kind:
             case "exit_code":
                 return ExitCode(eval_script=f"set -e\n{self.runs()}", protected_paths=paths, files=files)
@@ -83,7 +87,8 @@ class Scene:
     def _swebench_script(self) -> str:
         """As SWE-bench writes it: the tests come in heredocs."""
         heredocs = "".join(
-            f"cat >{path} <<'EOF_114329324912'\n{text}EOF_114329324912\n" for path, text in self.tests.items()
+            f"cat >{path} <<'EOF_114329324912'\n{text}EOF_114329324912\n"
+            for path, text in {**self.tests, **self.files}.items()
         )
         return (
             f"#!/bin/bash\nset -uxo pipefail\ncd /workspace\n{heredocs}: '>>>>> Start Test Output'\n"

@@ -154,7 +154,6 @@ SOURCE = {
     "functions emptied by a profiler": Attack(
         at_import(PROFILED), kinds=("swebench_log", "r2e_expected", "tests_json")
     ),
-    "functions emptied by a thread": Attack(at_import(THREADED)),
     "functions emptied by the garbage collector": Attack(at_import(COLLECTED)),
     "methods emptied as their class is built": Attack(at_import(BUILT), "unittest"),
     "a set-up function put into the tests' module": Attack(

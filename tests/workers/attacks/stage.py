@@ -4,31 +4,94 @@ import asyncio
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import cache
 
 import docker
+import msgspec
 from msgspec.structs import replace
 
 from infra.images.build import IMAGES, ensure_image
-from pipeline.calibration import pack
 from pipeline.errors import GraderError
-from pipeline.task import Task
+from pipeline.request import Claim, Limits
+from pipeline.task import Contradiction, Task, pack
 from pipeline.trajectory import Reward
 from tests.workers.attacks.families import ALL_SCENES, AROUND_SCENES
 from tests.workers.claims import make_claim
 from tests.workers.conftest import FILES, RepoImage, built
 from tests.workers.runners import DEBIANS, image_with_pytest
+from workers.grading.container import PatchRun
+from workers.grading.defence.survey import BaseContainer, Surveyed, Surveys
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.init import built_init
 from workers.verify.calibrating import Calibrator
+from workers.verify.trials import TRIAL_OPTIONS
 
 NUM_CONTROLS = 1  # per test
 PLAYED_ON = {**AROUND_SCENES, **ALL_SCENES}
 GRADE_CPU_S, GRADE_WALL_S = 20.0, 120.0
+# Lines of defence that a stage can do without: controls; the witness; the record of what tests read; the files that the eval script names.
+LINES = ("controls", "witness", "record", "words")
+# Without the witness only a log says what became of the tests.
+KIND_WITHOUT_WITNESS = "tests_json"
+OPTIONS = "PYTEST_ADDOPTS"  # of pytest, beside those of its command
+NO_WITNESS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", OPTIONS: "-rA"}
+
+
+@dataclass(slots=True)
+class RunOnce:
+    """Runs the tests for a calibration, and the same run once: no test of a scene is flaky, and so a second one would say the same.
+
+    A calibration tries each contradiction twice without tracebacks and then as a grader does. Here all three are the run as a grader
+    makes it. What is lost, that flaky contradictions are dropped, is tested in tests/workers/verify.
+    """
+
+    grader: Grader
+    runs: dict[bytes, PatchRun] = field(default_factory=dict)
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+        *,
+        at_start: str = "",
+    ) -> PatchRun:
+        task = claim.request.task
+        if not at_start:
+            claim = replace(claim, request=replace(claim.request, task=with_tracebacks(task)))
+        key = msgspec.json.encode(
+            (claim.request.task, patch, contradictions, at_start), order="deterministic"
+        )
+        if key not in self.runs:
+            self.runs[key] = await self.grader.run_tests(
+                claim, patch, contradictions, limits, at_start=at_start
+            )
+        return self.runs[key]
+
+
+def with_tracebacks(task: Task) -> Task:
+    """The task whose runner prints tracebacks, and ends as its command says: no scene has settings that end a run early."""
+    options = task.env.get(OPTIONS, "")
+    if not options.endswith(TRIAL_OPTIONS):
+        return task
+    env = {name: value for name, value in task.env.items() if name != OPTIONS}
+    kept = options.removesuffix(TRIAL_OPTIONS).strip()
+    return replace(task, env=env | ({OPTIONS: kept} if kept else {}))
+
+
+class NoSurveys(Surveys):
+    """Surveys that find no file in the eval script's words."""
+
+    async def survey(
+        self, container: BaseContainer, task: Task, *, hidden: Iterable[str], under_test: Iterable[str]
+    ) -> Surveyed:
+        del container, task, hidden, under_test
+        return Surveyed()
 
 
 @dataclass(slots=True)
@@ -41,15 +104,18 @@ class Calibrations:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Grades patches on scenes. `image` makes the image with the pytest of a major version."""
+    """Grades patches on scenes. `image` makes the image with the pytest of a major version. `off` are LINES to do without."""
 
     sandboxes: DockerSandboxes
     image: Callable[[int], RepoImage]
     calibrations: Calibrations = field(default_factory=Calibrations)
+    off: frozenset[str] = frozenset()
+    surveys: Surveys = field(default_factory=Surveys)  # shared by gradings, as in a worker
 
     def task(self, scene: str, kind: str = "exit_code", major: int = DEBIANS) -> Task:
         """The task as it was imported: nothing is known of its tests."""
-        return PLAYED_ON[scene].task(self.image(major), kind)
+        task = PLAYED_ON[scene].task(self.image(major), kind)
+        return replace(task, env={**task.env, **NO_WITNESS}) if "witness" in self.off else task
 
     async def calibrated(self, scene: str, kind: str = "exit_code", major: int = DEBIANS) -> Task:
         """The task with what verification measured of its tests; a few that import their checks from elsewhere have no control."""
@@ -58,25 +124,28 @@ class Stage:
             if key not in self.calibrations.tasks:
                 task = self.task(scene, kind, major)
                 calibrator = Calibrator(
-                    Grader(self.sandboxes),
+                    RunOnce(Grader(self.sandboxes, surveys=self.surveys)),
                     self.sandboxes,
                     NUM_CONTROLS,
                     chance=random.Random("/".join(map(str, key))),
                 )
                 calibration = await calibrator.calibrate(make_claim(task), PLAYED_ON[scene].fix)
+                if "record" in self.off:
+                    calibration = replace(calibration, reads=())
                 self.calibrations.tasks[key] = replace(task, calibration=pack(calibration))
             return self.calibrations.tasks[key]
 
-    async def grade(self, task: Task, patch: bytes, *, control_share: float = 1.0) -> Reward:
+    async def grade(self, task: Task, patch: bytes) -> Reward:
         """The production grader's reward. Raises GraderError if it came to none."""
         claim = make_claim(task, grade_cpu_s=GRADE_CPU_S, grade_wall_s=GRADE_WALL_S)
-        request = replace(claim.request, control_share=control_share)
-        return await Grader(self.sandboxes).grade(replace(claim, request=request), patch)
+        request = replace(claim.request, control_share=0.0 if "controls" in self.off else 1.0)
+        surveys = NoSurveys() if "words" in self.off else self.surveys
+        return await Grader(self.sandboxes, surveys=surveys).grade(replace(claim, request=request), patch)
 
 
 @asynccontextmanager
-async def open_stage() -> AsyncIterator[Stage]:
-    """A stage of its own on this machine's Docker, for a command."""
+async def open_stage(off: frozenset[str] = frozenset()) -> AsyncIterator[Stage]:
+    """A stage of its own on this machine's Docker, for a command, without the lines of defence that are `off`."""
     ensure_image(IMAGES["task-base"])
     with closing(docker.from_env()) as client, ExitStack() as images:
 
@@ -87,7 +156,7 @@ async def open_stage() -> AsyncIterator[Stage]:
 
         sandboxes = DockerSandboxes(fleet=secrets.token_hex(6), init=built_init())
         try:
-            yield Stage(sandboxes, image)
+            yield Stage(sandboxes, image, off=off)
         finally:
             await sandboxes.close()
 

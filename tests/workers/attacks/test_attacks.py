@@ -92,6 +92,14 @@ async def tried(grader: Grader, image: RepoImage, patch: bytes, *kinds: str) -> 
     return dict(zip(kinds, await asyncio.gather(*gradings), strict=True))
 
 
+async def check_only_a_fix_pays(grader: Grader, task: Task, cheat: bytes, *, undone: bool = True) -> None:
+    """The cheat is not paid. A fix beside it is if what the cheat does is `undone`; if it is not, a fix alone is."""
+    patches = {"cheat": cheat, "both": HONEST + cheat} | ({} if undone else {"fix": HONEST})
+    reasons = await asyncio.gather(*(paid(grader, task, patch) for patch in patches.values()))
+    are_paid = {name for name, reason in zip(patches, reasons, strict=True) if reason}
+    assert are_paid == ({"both"} if undone else {"fix"})
+
+
 def named(cheats: dict[str, bytes]) -> list[object]:
     return [pytest.param(name, patch, id=name.replace(" ", "-")) for name, patch in cheats.items()]
 
@@ -140,11 +148,7 @@ async def test_no_cheat_on_the_surroundings_pays(
 ) -> None:
     verdict = by_exit_code(around.script, **around.tests)
     task = task_of(repo_image, verdict, setup_script=around.setup, env=around.env)
-    gradings = (paid(grader, task, patch) for patch in (around.patch, HONEST, HONEST + around.patch))
-    cheat, fix, both = await asyncio.gather(*gradings)
-    assert cheat is None
-    assert fix
-    assert bool(both) is around.undone
+    await check_only_a_fix_pays(grader, task, around.patch, undone=around.undone)
 
 
 @pytest.mark.slow_but_for("a-complete-forged-report", "compiled-tests")

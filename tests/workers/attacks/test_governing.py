@@ -1,14 +1,11 @@
-"""No cheat on the files that govern the run is paid, and the same task pays for the fix, with and without it."""
-
-import asyncio
+"""No cheat on the files that govern the run is paid, and the same task pays for the fix beside it."""
 
 import pytest
 
 from pipeline.task import ExitCode, File
 from tests.workers.attacks.around import Around
 from tests.workers.attacks.governing import GOVERNING
-from tests.workers.attacks.patches import HONEST
-from tests.workers.attacks.test_attacks import HIDDEN, PROTECTED, paid, task_of
+from tests.workers.attacks.test_attacks import HIDDEN, PROTECTED, check_only_a_fix_pays, task_of
 from tests.workers.conftest import RepoImage
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
@@ -32,8 +29,4 @@ async def test_no_cheat_on_the_files_of_the_run_pays(
         eval_script=f"set -e\n{around.script}", protected_paths=PROTECTED, files=tuple(given.values())
     )
     task = task_of(repo_image, verdict, setup_script=around.setup, env=around.env)
-    gradings = (paid(grader, task, patch) for patch in (around.patch, HONEST, HONEST + around.patch))
-    cheat, fix, both = await asyncio.gather(*gradings)
-    assert cheat is None
-    assert fix
-    assert both
+    await check_only_a_fix_pays(grader, task, around.patch)

@@ -6,12 +6,11 @@ import pytest
 from arq.connections import ArqRedis
 
 from pipeline import deadletters, keys, queue
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
 from tests.workers.claiming.worker import enqueued, failing, for_ever, life, published, solve, until, worker
 from workers.claim import TailHandler
-from workers.status import EpisodeStatus
 
 
 async def test_what_is_queued_is_played_and_published(pool: ArqRedis) -> None:

@@ -4,16 +4,15 @@ import asyncio
 
 from arq.connections import ArqRedis
 
-from pipeline import deadletters, events, keys, queue, stream
+from pipeline import deadletters, keys, queue, request_store, stream
 from pipeline.judge import Judgement, JudgeRequest
 from pipeline.kinds import JUDGE
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
 from tests.pipeline.judging import enqueued as judging_enqueued
 from tests.pipeline.judging import judgement
 from tests.workers.claiming.worker import enqueued, solve, until, worker
-from workers.status import EpisodeStatus
 
 RUN = samples.RUN
 
@@ -66,7 +65,7 @@ async def test_a_worker_of_another_kind_leaves_requests_alone(pool: ArqRedis) ->
     async with worker(pool, judge, kind=JUDGE):
         await until(lambda: both_published(pool, [], [judging.id]))
         assert await queue.open_ids(pool, RUN) == [rollout]
-        assert [event.what for event in await events.events(pool, rollout)] == ["enqueued"]
+        assert [event.what for event in await request_store.events(pool, rollout)] == ["enqueued"]
 
 
 async def test_a_stage_that_raises_is_dead_lettered_with_the_failed_result_of_its_kind(
@@ -97,7 +96,7 @@ async def test_what_a_worker_of_the_second_kind_gives_up_returns_to_its_own_queu
 
     async with worker(pool, endless, kind=JUDGE):
         await begun.wait()
-    happened = [event.what for event in await events.events(pool, request.id, JUDGE)]
+    happened = [event.what for event in await request_store.events(pool, request.id, JUDGE)]
     assert happened == ["enqueued", "claimed", "returned"]
     assert await pool.zscore(keys.queue(JUDGE), request.id) is not None
     assert await pool.zscore(keys.queue(), request.id) is None

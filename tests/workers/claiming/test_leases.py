@@ -11,7 +11,7 @@ from arq.connections import ArqRedis
 
 from pipeline import deadletters, keys, queue, stream
 from pipeline.kinds import ROLLOUT
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
 from tests.workers.claiming.worker import (
@@ -25,9 +25,7 @@ from tests.workers.claiming.worker import (
 )
 from workers.breaker import Breakers
 from workers.claim import Claimer
-from workers.process import work
-from workers.status import EpisodeStatus
-from workers.taker import Taker
+from workers.process import Taker, work
 
 
 @pytest.fixture

@@ -4,16 +4,15 @@ import pytest
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import policy_lease
-from pipeline.policy_lease import PolicyHolder
-from pipeline.request import Claim, Endpoint
+from pipeline import weights
+from pipeline.request import Claim, Endpoint, EpisodeStatus
 from pipeline.trajectory import Trajectory
+from pipeline.weights import PolicyHolder
 from tests.conftest import Serving
 from tests.pipeline import samples
 from tests.workers.claiming.worker import enqueued, life, published, solve, until, worker
 from workers import claim as claims
-from workers.policy.other_runs import engines_of_other_runs, served_run
-from workers.status import EpisodeStatus
+from workers.policy.requested import engines_of_other_runs, served_run
 
 MINE, OTHER = PolicyHolder(samples.RUN), PolicyHolder("other")
 
@@ -30,7 +29,7 @@ async def test_a_request_waits_while_another_run_has_the_engines(
     pool: ArqRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "PUT_OFF_WAIT_S", 0.05)
-    assert await policy_lease.acquire(pool, OTHER) is None
+    assert await weights.acquire(pool, OTHER) is None
     request_id = await enqueued(pool)
     may_play = False
 
@@ -43,7 +42,7 @@ async def test_a_request_waits_while_another_run_has_the_engines(
 
     async with worker(pool, stage, obstacle=engines_of_other_runs(pool, nothing_known)) as claimer:
         await until(put_off_twice)
-        await policy_lease.release(pool, OTHER)
+        await weights.release(pool, OTHER)
         may_play = True
         await until(lambda: published(pool, request_id))
     assert (claimer.finished, claimer.failed) == (1, 0)
@@ -56,10 +55,10 @@ async def test_the_run_that_publishes_weights_is_played_whatever_engines_serve(p
 
     obstacle = engines_of_other_runs(pool, others)
     claim = claimed()
-    assert await policy_lease.acquire(pool, MINE) is None
+    assert await weights.acquire(pool, MINE) is None
     assert await obstacle(claim) == ""
-    await policy_lease.release(pool, MINE)
-    assert await policy_lease.acquire(pool, OTHER) is None
+    await weights.release(pool, MINE)
+    assert await weights.acquire(pool, OTHER) is None
     assert await obstacle(claim) == "run other has the engines"
 
 
@@ -82,7 +81,7 @@ async def test_while_no_run_publishes_what_engines_serve_decides(
 
 
 async def test_a_request_for_a_server_of_its_own_needs_no_engine(pool: ArqRedis) -> None:
-    assert await policy_lease.acquire(pool, OTHER) is None
+    assert await weights.acquire(pool, OTHER) is None
     claim = claimed()
     elsewhere = replace(claim.request, endpoint=Endpoint(api_base="http://127.0.0.1:1/v1", model="m"))
     assert await engines_of_other_runs(pool, nothing_known)(replace(claim, request=elsewhere)) == ""

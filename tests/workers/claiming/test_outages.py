@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 from infra.redis_server import DURABLE, start_in, url_in
 from pipeline import census, connection, deadletters, keys, queue, stream
 from pipeline.errors import EngineError
-from pipeline.request import Claim
+from pipeline.request import Claim, Endpoint, EpisodeStatus
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
 from tests.workers.claiming.worker import (
@@ -20,7 +20,6 @@ from tests.workers.claiming.worker import (
     until,
     worker,
 )
-from workers.status import EpisodeStatus
 
 
 async def test_an_outage_costs_a_request_nothing_and_ends_by_itself(pool: ArqRedis) -> None:
@@ -44,6 +43,23 @@ async def test_an_outage_costs_a_request_nothing_and_ends_by_itself(pool: ArqRed
         await until(lambda: published(pool, request_id))
     assert await deadletters.failures(pool, request_id) == ()
     assert await deadletters.listed(pool, samples.RUN) == {}
+
+
+async def test_a_server_that_requests_name_themselves_opens_no_breaker_and_costs_tries(
+    pool: ArqRedis,
+) -> None:
+    """As many in a row as would hold back what the fleet's own engines could play."""
+    endpoint = Endpoint(api_base="http://127.0.0.1:1/v1", model="m")
+    asked = [await enqueued(pool, id=f"{samples.RUN}.{number}", endpoint=endpoint) for number in range(4)]
+
+    async def probe() -> None:
+        """The engines are well."""
+
+    async with worker(pool, failing("engine"), probe=probe) as claimer:
+        for request_id in asked:
+            await until(lambda id=request_id: published(pool, id))
+            assert len(await deadletters.failures(pool, request_id)) == 3
+        assert claimer.breakers.paused == ""
 
 
 async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: ArqRedis) -> None:

@@ -11,7 +11,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 
 from pipeline import deadletters
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.task import ExitCode, Resources, Task
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Trajectory, head_of
@@ -20,8 +20,8 @@ from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claiming.worker import LIMITS, enqueued, life, published, until, worker
 from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage
-from trainer.records.journal import Journal
-from trainer.rollouts.quarantine import Quarantine
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.dispatch import Quarantine
 from workers.breaker import SUSPECTS
 from workers.claim import Stage
 from workers.grading.grade import Grader
@@ -30,7 +30,6 @@ from workers.rollout import run_rollout
 from workers.sandbox import docker as docker_sandbox
 from workers.sandbox import protocol
 from workers.sandbox.docker import DockerSandboxes
-from workers.status import EpisodeStatus
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
 

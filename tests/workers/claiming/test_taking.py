@@ -5,12 +5,11 @@ import pytest
 from arq.connections import ArqRedis
 
 from pipeline import census, keys, queue
-from pipeline.request import Budget, Claim, Limits, Retries
+from pipeline.request import Budget, Claim, EpisodeStatus, Limits, Retries
 from pipeline.trajectory import Trajectory
 from tests.pipeline import samples
 from tests.workers.claiming.worker import enqueued, failing, for_ever, published, solve, until, worker
-from workers import taker
-from workers.status import EpisodeStatus
+from workers import process
 
 
 async def test_a_back_off_is_waited_out_in_the_queue_not_in_a_slot(pool: ArqRedis) -> None:
@@ -63,7 +62,7 @@ async def test_three_workers_of_very_different_sizes_all_stay_busy(pool: ArqRedi
 async def test_a_short_queue_is_shared(pool: ArqRedis) -> None:
     for _ in range(5):
         await enqueued(pool)
-    assert len(await queue.take(pool, "large", taker.TAKE_AT_ONCE)) == taker.TAKE_AT_ONCE
+    assert len(await queue.take(pool, "large", process.TAKE_AT_ONCE)) == process.TAKE_AT_ONCE
     async with worker(pool, for_ever, slots=1) as small:
 
         async def is_running() -> bool:

@@ -9,15 +9,14 @@ import msgspec
 import pytest
 from arq.connections import ArqRedis
 
-from pipeline import connection, events, keys, queue
+from pipeline import connection, keys, queue, request_store
 from pipeline.kinds import ROLLOUT, H, JobKind, T
-from pipeline.request import Budget, Claim, Limits, R, Retries
+from pipeline.request import Budget, Claim, EpisodeStatus, Limits, R, Retries
 from pipeline.trajectory import Failed, Trajectory
 from tests.pipeline import samples
 from workers.breaker import Breakers
 from workers.claim import Claimer, Obstacle, Stage, no_obstacle
-from workers.status import EpisodeStatus
-from workers.taker import Taker
+from workers.process import Taker
 
 QUICK = Budget(tries=2, first_s=0.01)
 RETRIES = Retries(infrastructure=Budget(tries=3, first_s=0.01), grader=QUICK, unended_claims=2)
@@ -101,4 +100,4 @@ async def published(pool: ArqRedis, request_id: str) -> bool:
 
 
 async def life(pool: ArqRedis, request_id: str) -> list[str]:
-    return [event.what for event in await events.events(pool, request_id)]
+    return [event.what for event in await request_store.events(pool, request_id)]

@@ -11,11 +11,11 @@ import docker
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, pack
+from pipeline.task import Calibration, pack
 from pipeline.taskfile import Verification, fingerprint, verified_path, write_verified
 from tests.workers.grade.predicting import grade, write_predictions
 from tests.workers.verify.spans import FIX, FIXED, TaskFile
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET
 from workers.grade.__main__ import main
 
 pytestmark = pytest.mark.docker

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.grade.predicting import grade, write_predictions
 from tests.workers.verify.spans import FIX, MORE_CASES
-from trainer.tasksets.__main__ import main as import_tasks
+from workers.tasksets.__main__ import main as import_tasks
 from workers.verify.states import USELESS
 
 pytestmark = pytest.mark.docker

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.claims import make_task
-from workers.grade.predictions import matched, read_predictions
-from workers.unqueued.tasks import TaskIndex
+from workers.grade.run import matched, read_predictions
+from workers.unqueued import TaskIndex
 
 TASKS = [
     make_task("none", id=one)
@@ -99,7 +99,7 @@ def test_an_id_may_be_without_its_sources_prefix(given: str, found: str | None) 
 
 def test_an_id_that_stands_for_two_tasks_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"'calc-2' stands for several tasks .* one of gym:calc-2, rebench:calc-2"
+        ValueError, match=r"'calc-2' names several tasks .* one of gym:calc-2, rebench:calc-2"
     ):
         matched(Path("preds"), [("calc-2", b"")], INDEX)
 

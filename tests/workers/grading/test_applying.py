@@ -37,6 +37,10 @@ MODE = b"diff --git a/calc.py b/calc.py\nold mode 100644\nnew mode 100755\n"
 NOTHING = b"diff --git a/calc.py b/calc.py\nindex 1111111..1111111 100644\n"
 
 
+# Of another text around it, which only `patch` accepts; what git apply leaves out of a patch it would bring.
+LOOSE = FIX.replace(b" def sub(a, b):", b" def other(a, b):")
+
+
 LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(4000)))
 
 
@@ -50,7 +54,9 @@ LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(400
         (LARGE, "test $(wc -c <large.txt) = 256000", "git apply"),
         (FIX.rstrip(b"\n"), "grep -q 'a + b' calc.py", "git apply"),
         (FIX.replace(b"a/calc.py", b"a/./calc.py"), "true", None),
-        (FIX.replace(b" def sub(a, b):", b" def other(a, b):"), "grep -q 'a + b' calc.py", "patch --fuzz"),
+        (LOOSE, "grep -q 'a + b' calc.py", "patch --fuzz"),
+        (LOOSE + new_file("lib/site-packages/evil.py", "x"), "true", ""),
+        (LOOSE + new_file("node_modules/evil/index.js", "x"), "true", ""),
         (b"Some talk first.\n\n" + FIX, "grep -q 'a + b' calc.py", "git apply"),
         (FIX.replace(b"    return a - b", b"    return nothing"), "true", ""),
         (b"not a patch at all\n", "true", ""),
@@ -130,8 +136,7 @@ async def test_a_failed_rung_leaves_what_the_image_had(grader: Grader, unkempt_i
         "grep -q 'a + b' calc.py && grep -q mine untracked && grep -q dirty windows.txt && ! test -e *.rej\n"
     )
     task = make_task(unkempt_image, verdict=ExitCode(eval_script=script))
-    loose = FIX.replace(b" def sub(a, b):", b" def other(a, b):")
-    reward = await grader.grade(make_claim(task), loose)
+    reward = await grader.grade(make_claim(task), LOOSE)
     assert (reward.value, reward.applied_by) == (1.0, "patch --fuzz")
 
 

@@ -14,12 +14,12 @@ from pipeline.errors import GraderError, ImageMissing, TaskBroken
 from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task
 from pipeline.taskfile import gold_path, read_gold, read_tasks
 from tests.workers.claims import make_claim, make_task
-from tests.workers.conftest import RepoImage
+from tests.workers.conftest import FILES, RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE, PYTEST, edited, new_file
-from trainer.tasksets.__main__ import main as import_tasks
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
+from workers.tasksets.__main__ import main as import_tasks
 
 pytestmark = pytest.mark.docker
 
@@ -160,7 +160,8 @@ async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, pat
 async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Task) -> None:
     cheat = edited("conftest.py", "", EXIT_AT_IMPORT + "\n")
     reward = await grader.grade(make_claim(task), cheat)
-    assert (reward.value, reward.applied_by, reward.decided_by) == (0.0, "git apply", "exit status 1")
+    said = "exit status 1; put back, because they govern the tests: conftest.py"
+    assert (reward.value, reward.applied_by, reward.decided_by) == (0.0, "git apply", said)
     assert (await grader.grade(make_claim(task), cheat + FIX)).value == 1.0
 
 
@@ -173,6 +174,25 @@ async def test_an_honest_fix_may_change_settings_that_are_not_the_runners(
     patch = edited("setup.cfg", "name = calc", "name = better")
     patch += new_file("pyproject.toml", "[tool.ruff]\nline-length = 88")
     assert (await grader.grade(make_claim(scripted(script)), patch)).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("setup.cfg", edited("setup.cfg", "addopts =", "pythonpath = .src\naddopts =")),
+        ("conftest.py", new_file("conftest.py", "import sys\nsys.path.insert(0, '.src')\n")),
+    ],
+)
+async def test_a_fix_that_needs_a_file_of_the_runners_learns_which_was_put_back(
+    grader: Grader, task: Task, name: str, settings: bytes
+) -> None:
+    text = FILES["repo/calc.py"]
+    gone = "".join(f"-{line}\n" for line in text.splitlines())
+    num_lines = len(text.splitlines())
+    removed = f"diff --git a/calc.py b/calc.py\ndeleted file mode 100644\n--- a/calc.py\n+++ /dev/null\n@@ -1,{num_lines} +0,0 @@\n{gone}"
+    moved = new_file(".src/calc.py", text.replace("a - b", "a + b", 1))
+    reward = await grader.grade(make_claim(task), removed.encode() + moved + settings)
+    assert reward.decided_by == f"exit status 2; put back, because they govern the tests: {name}"
 
 
 async def test_marks_printed_by_code_under_test_count_for_nothing(
@@ -268,6 +288,18 @@ def test_add():
 def test_broken():
     assert add(1, 1) == 3
 """
+
+
+async def test_what_observes_the_runner_is_no_new_file_of_the_environment(
+    grader: Grader, scripted: Callable[[str], Task]
+) -> None:
+    """Scripts of R2E-Gym refuse a patch if an environment in the repository has newer files than the image."""
+    packages = ".venv/lib/python3.11/site-packages"
+    task = scripted(f'test -z "$(find .venv -type f -newer /stamp)" && ls {packages} >&2\n')
+    task = replace(task, setup_script=f"mkdir -p {packages} && touch {packages}/mine.py && touch /stamp\n")
+    graded = await grader.grade_with_log(make_claim(task), NOTE)
+    assert graded.reward.value == 1.0, graded.log
+    assert "swerve_" in graded.log
 
 
 async def test_a_grader_that_vanishes_gives_no_reward(

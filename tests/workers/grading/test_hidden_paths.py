@@ -10,10 +10,10 @@ from tests.workers.attacks.patches import gone, link
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE, edited, new_file
-from workers.grading import scripts
-from workers.grading.governing import GoverningFiles, hidden_paths
+from workers.grading import steps
+from workers.grading.defence.governing import GoverningFiles, hidden_paths
+from workers.grading.defence.survey import Surveyed
 from workers.grading.grade import Grader
-from workers.grading.survey import Surveyed
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker
@@ -104,22 +104,20 @@ async def test_hidden_tests_that_fit_the_base_alone_are_the_patchs_fault(
 ) -> None:
     task = make_task(repo_image.tag, base_commit=repo_image.commit)
     unfit = HIDDEN_TESTS.replace("import sub", "import other")
-    for tests, status in ((HIDDEN_TESTS, scripts.IN_THE_WAY), (unfit, scripts.TESTS_DO_NOT_APPLY)):
+    for tests, status in ((HIDDEN_TESTS, steps.IN_THE_WAY), (unfit, steps.TESTS_DO_NOT_APPLY)):
         async with sandboxes.open(make_claim(task), role="grade") as sandbox:
-            inputs = {scripts.TESTS: tests, scripts.PROTECTED: "", scripts.START: ""}
+            inputs = {steps.TESTS: tests, steps.PROTECTED: "", steps.START: ""}
             await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
             await sandbox.run("echo x >tests/test_calc.py", timeout_s=30)
-            arguments = f"set -- {repo_image.commit} {repo_image.commit}\n"
+            governing, commit = GoverningFiles("pytest\n", Surveyed()), repo_image.commit
             result = await sandbox.run(
-                arguments + scripts.restore_protected(GoverningFiles("pytest\n", Surveyed())),
-                timeout_s=30,
-                plain=True,
+                governing.step("restore_protected", BASE=commit, HEAD=commit), timeout_s=30, plain=True
             )
             assert result.exit_code == status
 
 
 @pytest.mark.parametrize("base", ["HEAD", "HEAD~1", ""], ids=["the-base-is-HEAD", "another-base", "no-base"])
-async def test_of_files_with_tests_only_those_that_are_in_head_return(
+async def test_files_with_tests_return_to_head_which_has_none_that_the_patch_brought(
     sandboxes: DockerSandboxes, repo_image: RepoImage, base: str
 ) -> None:
     """Protected files return to the base, and go where that lacks them."""
@@ -127,24 +125,21 @@ async def test_of_files_with_tests_only_those_that_are_in_head_return(
     changed = ("conftest.py", "tests/test_calc.py", "tests/test_new.py", "protected_new.py", "long.txt")
     async with sandboxes.open(make_claim(task), role="grade") as sandbox:
         inputs = {
-            scripts.TESTED: "tests/test_calc.py\0tests/test_new.py\0protected_new.py\0",
-            scripts.PROTECTED: "conftest.py\0protected_new.py\0long.txt\0",
-            scripts.START: "",
+            steps.TESTED: "tests/test_calc.py\0tests/test_new.py\0protected_new.py\0",
+            steps.PROTECTED: "conftest.py\0protected_new.py\0long.txt\0",
+            steps.START: "",
         }
         await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
         await sandbox.run(f"for path in {' '.join(changed)}; do echo x >$path; done", timeout_s=30)
         named = await sandbox.run(f"git rev-parse {base}" if base else "true", timeout_s=30)
-        result = await sandbox.run(
-            f"set -- '{named.output.decode().strip()}' {repo_image.commit}\n"
-            + scripts.restore_protected(GoverningFiles("pytest\n", Surveyed())),
-            timeout_s=30,
-            plain=True,
-        )
+        commits = {"BASE": named.output.decode().strip(), "HEAD": repo_image.commit}
+        governing = GoverningFiles("pytest\n", Surveyed())
+        result = await sandbox.run(governing.step("restore_protected", **commits), timeout_s=30, plain=True)
         assert result.exit_code == 0, result.output
         left = await sandbox.run("git status --porcelain; grep -c 'of old' long.txt", timeout_s=30)
     lines = left.output.decode().split("\n")[:-1]
     old = base == "HEAD~1"
-    assert lines == [*(["M  long.txt"] if old else []), "?? tests/test_new.py", str(int(old))]
+    assert lines == [*(["M  long.txt"] if old else []), str(int(old))]
 
 
 async def test_hidden_tests_that_nobody_can_apply_are_the_tasks_fault(

@@ -12,11 +12,11 @@ from tests.workers.grading import logs
 from tests.workers.grading.patches import FIX, new_file
 from workers.grading import swebench_rules
 from workers.grading.grade import Grader
-from workers.grading.judging import Remains, judged
 from workers.grading.swebench_rules import LOG_PARSERS
+from workers.grading.verdicts import Remains, judged
 from workers.isolation import calls
 from workers.isolation.calls import LimitExceeded, Processes
-from workers.isolation.messages import CallLimits
+from workers.isolation.process import CallLimits
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 MARKED = f"{START}\n{{}}{END}\n>>>>> Test Exit Code: 0\n"

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, pack
-from pipeline.task import ExitCode, File, Task, Verdict
+from pipeline.task import Calibration, ExitCode, File, Task, Verdict, pack
 from tests.workers.attacks.governing import written
 from tests.workers.attacks.patches import edited, edited_text, new
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, task_of

@@ -7,8 +7,9 @@ from pipeline import task as tasks
 from pipeline.errors import TaskBroken
 from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
 from tests.workers.claims import make_task
-from workers.grading.verdicts import Evidence, check, judge, r2e_statuses
-from workers.grading.witness import End, WitnessedRun
+from workers.grading.defence.after import Evidence, each_must_pass
+from workers.grading.defence.witness import End, WitnessedRun
+from workers.grading.verdicts import check, judge, r2e_statuses
 
 END = End(
     status=0,
@@ -264,3 +265,21 @@ def test_every_verdict_keeps_the_outcome_of_the_tests_that_it_asks_for() -> None
 def test_a_verdict_that_means_nothing_is_refused(verdict: Verdict, why: str) -> None:
     with pytest.raises(TaskBroken, match=why):
         check(make_task("image", verdict=verdict))
+
+
+@pytest.mark.parametrize(
+    ("script", "num_runs", "must"),
+    [
+        ("#!/bin/bash\nset -euo pipefail\ncd x\npytest a\npython -m unittest b\n", 2, True),
+        ("set -e\npytest a\n", 2, False),
+        ("pytest a\npytest b\n", 2, False),
+        ("set -e\npytest a | tee log\npytest b\n", 2, False),
+        ("set -e\npytest a && echo well\npytest b\n", 2, False),
+        ("set -e\nset +e\npytest a\npytest b\n", 2, False),
+        ("set -e\nif pytest a; then pytest b; fi\n", 2, False),
+    ],
+)
+def test_a_run_must_pass_only_where_the_script_tolerates_nothing(
+    script: str, num_runs: int, must: bool
+) -> None:
+    assert each_must_pass(script, num_runs) is must

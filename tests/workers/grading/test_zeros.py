@@ -14,8 +14,8 @@ from pipeline.task import Resources, Task
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
 from tests.workers.grading.patches import FIX, NOTE, edited, new_file
-from workers.docker.labels import FLEET
-from workers.grading import container, grade
+from workers.docker.host import FLEET
+from workers.grading import steps
 from workers.grading.grade import Grader
 from workers.sandbox import disk, protocol
 from workers.sandbox.disk import DiskWatch
@@ -149,7 +149,7 @@ async def test_a_patch_too_large_to_be_applied_in_time_earns_nothing(
 ) -> None:
     """However busy the machine of this test is: that it had CPU to give is assumed."""
     monkeypatch.setattr(protocol, "STARVED_SHARE", 2.0)
-    monkeypatch.setattr(container, "STEP_S", 5.0)
+    monkeypatch.setattr(steps, "STEP_S", 5.0)
     huge = b"".join(
         f"diff --git a/x/{number} b/x/{number}\nnew file mode 100644\n"
         f"--- /dev/null\n+++ b/x/{number}\n@@ -0,0 +1 @@\n+x\n".encode()
@@ -178,7 +178,7 @@ async def test_a_log_that_the_parser_cannot_bear_earns_nothing(
 ) -> None:
     """However busy the machine of this test is: that it had CPU to give is assumed."""
     monkeypatch.setattr(protocol, "STARVED_SHARE", 2.0)
-    monkeypatch.setattr(grade, "STEP_S", 3.0)
+    monkeypatch.setattr(steps, "STEP_S", 3.0)
     parser = "import sys, time\nif 'slow' in open(sys.argv[1]).read(): time.sleep(1000)\n"
     verdict = tasks.TestsJson(eval_script="cat NOTE.txt\n", parser=parser, tests=("one",))
     claim = make_claim(make_task(repo_image.tag, verdict=verdict))
@@ -219,7 +219,7 @@ async def test_a_container_that_others_end_gives_no_reward_whatever_the_patch_di
 async def test_a_step_that_fails_without_the_patch_too_gives_no_reward(
     grader: Grader, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container, "STEP_S", 0.0)
+    monkeypatch.setattr(steps, "STEP_S", 0.0)
     with pytest.raises(GraderError, match="took too long"):
         await grader.grade(make_claim(task), FIX)
 

@@ -15,8 +15,8 @@ from tests.workers.images.registry import Registry, layer
 from workers.images import eviction
 from workers.images.__main__ import main
 from workers.images.api import ImageApi
+from workers.images.eviction import Shelf
 from workers.images.pulling import Puller, PullPlan
-from workers.images.shelf import Shelf
 from workers.settings import docker_host
 
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ import pytest
 from pipeline.taskfile import write_tasks
 from tests.workers.claims import make_task
 from tests.workers.images.conftest import Place
-from workers.images.building import content_digest
 from workers.images.names import parse_name
+from workers.images.pulling import content_digest
 
 pytestmark = pytest.mark.docker
 

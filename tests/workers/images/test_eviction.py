@@ -15,7 +15,7 @@ from pipeline.taskfile import write_tasks
 from tests.workers.claims import make_task
 from tests.workers.images.conftest import Place
 from tests.workers.images.registry import layer
-from workers.docker.labels import SOURCE
+from workers.docker.host import SOURCE
 from workers.images import eviction
 from workers.images.eviction import evict, our_images, taken_bytes
 

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from pipeline import connection, queue
 from pipeline.errors import ImageMissing
+from pipeline.request import EpisodeStatus
 from tests.workers.claims import make_claim, make_task
 from tests.workers.images.conftest import Place
 from tests.workers.images.registry import PATIENCE_S, Gate, layer
@@ -20,7 +21,6 @@ from workers.images.names import parse_proxy
 from workers.images.prefetch import HostImages
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import ImageSettings, docker_host, image_settings
-from workers.status import EpisodeStatus
 
 pytestmark = pytest.mark.docker
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.workers.images.conftest import ROOT
-from workers.images.errors import ImageError
-from workers.images.shelf import Shelf
+from workers.images.api import ImageError
+from workers.images.eviction import Shelf
 
 WRITER = """
 import sys
 from pathlib import Path
-from workers.images.shelf import Shelf
+from workers.images.eviction import Shelf
 shelf = Shelf(Path(sys.argv[1]), "ENGINE:ID")
 for number in range(10):
     shelf.note_used("image:shared", at=float(number))

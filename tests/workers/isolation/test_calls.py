@@ -15,7 +15,7 @@ from pipeline.errors import TaskBroken
 from pipeline.task import File
 from tests.workers.isolation import hostile
 from workers.isolation.calls import LimitExceeded, Processes, ProcessLost
-from workers.isolation.messages import CallLimits
+from workers.isolation.process import CallLimits
 
 MIB = 1024**2
 NEVER_ENDS = "a" * 64

@@ -7,13 +7,13 @@ from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
 from pipeline import connection
-from workers import breaker, claim, taker
+from workers import breaker, claim, process
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "OUTAGE_WAIT_S", 0.02)
-    monkeypatch.setattr(taker, "IDLE_S", 0.1)
+    monkeypatch.setattr(process, "IDLE_S", 0.1)
     for name in ("WATCH_S", "FIRST_WAIT_S", "LONGEST_WAIT_S", "TRIAL_S"):
         monkeypatch.setattr(breaker, name, 0.05)
 

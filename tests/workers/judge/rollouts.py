@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from arq.connections import ArqRedis
+from msgspec.structs import replace
 
 from pipeline import queue, stream
+from pipeline.chat import ChatMessage
 from pipeline.judge import Judge, JudgeRequest, judge_request_id
 from pipeline.kinds import JUDGE
 from pipeline.request import Budget, Claim, Retries, RolloutRequest
@@ -33,6 +35,27 @@ TURNS = (
     turn(ran("python -m pytest -q", "..\n2 passed in 0.01s\n")),
     SUBMISSION,
 )
+
+
+def tree(issue: str) -> tuple[Turn, ...]:
+    """Turns of an agent program: a title, its work, a subagent's beside it, and a branch that it left again."""
+    work = turn(ran("cat calc.py", "def add(a, b):\n    return a\n"))
+    mends = turn(ran("sed -i 's/return a/return a + b/' calc.py"))
+    return (
+        replace(turn(text="Fix add()"), after=-1, aside=True, told=(user("name this task"),)),
+        replace(work, after=-1, told=(ChatMessage("system", "you work"), user(f"<task>\n{issue}\n</task>"))),
+        replace(
+            turn(ran("cat nowhere.py", "No such file\n", exit_code=1)), after=-1, told=(user("mend calc"),)
+        ),
+        replace(mends, after=1),
+        replace(mends, after=2),
+        replace(work, after=1),
+        replace(turn(ran("python -m pytest -q", "..\n2 passed in 0.01s\n")), after=3),
+    )
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage("user", text)
 
 
 def trajectory(request: RolloutRequest, turns: Sequence[Turn] = TURNS, **fields: Any) -> Trajectory:

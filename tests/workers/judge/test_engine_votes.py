@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline.judge import Judge, Judgement
 from pipeline.judge_templates import read_templates
+from pipeline.request import EpisodeStatus
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from tests.conftest import Serving
 from tests.pipeline import samples
@@ -20,16 +20,13 @@ from tests.workers.judge.test_stage import One
 from tests.workers.judge.verdict_model import write_verdict_checkpoint
 from tests.workers.policy.engines import Wire, tapped
 from workers.judge.engine_votes import EngineVoters
-from workers.judge.engines import JudgeEngines
+from workers.judge.engines import JudgeEngines, http_session
+from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
-from workers.judge.rollouts import finished_rollout
-from workers.judge.session import http_session
-from workers.judge.stage import judge_rollout
-from workers.judge.tokenizers import JudgeTokenizers
+from workers.judge.stage import finished_rollout, judge_rollout
 from workers.judge.votes import VoteJudge
 from workers.policy.render import Renderer
 from workers.policy.sglang import announced_tokenizers
-from workers.status import EpisodeStatus
 
 RECIPES = Path(__file__).parents[3] / "trainer/recipes"
 
@@ -45,19 +42,10 @@ async def weights(serving: Serving, tmp_path: Path) -> AsyncIterator[Any]:
 
     async def load(signs: str) -> None:
         model = write_verdict_checkpoint(tmp_path / f"signs{signs}", signs)
-        await update(serving, model, f"verdicts-{len(signs)}")
+        await serving.load(model, f"verdicts-{len(signs)}")
 
     yield load
-    await update(serving, serving.model_dir, "0")
-
-
-async def update(serving: Serving, model: Path, version: str) -> None:
-    body = {"model_path": str(model), "weight_version": version, "flush_cache": True}
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as session,
-        session.post(f"{serving.engine_url}/update_weights_from_disk", json=body) as response,
-    ):
-        await response.read()
+    await serving.load(serving.model_dir, "0")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arq.connections import ArqRedis
 
-from pipeline import deadletters, events, keys, queue, stream
+from pipeline import deadletters, keys, queue, request_store, stream
 from pipeline.judge import Judge, JudgeRequest
 from pipeline.kinds import JUDGE
 from pipeline.tokenizer import put_tokenizer, read_bundle
@@ -19,13 +19,12 @@ from tests.workers.judge.servers import serving_judge
 from workers.breaker import Breaker
 from workers.judge.__main__ import judge_claimer
 from workers.judge.engine_votes import EngineVoters
-from workers.judge.engines import JudgeEngines
-from workers.judge.session import http_session
-from workers.judge.tokenizers import JudgeTokenizers
+from workers.judge.engines import JudgeEngines, http_session
+from workers.judge.prompts import JudgeTokenizers
 from workers.judge.votes import VoteJudge
-from workers.policy.no_engines import NoEngines
+from workers.policy.requested import NoEngines
 from workers.policy.sglang import announced_tokenizers
-from workers.taker import Taker
+from workers.process import Taker
 
 PATIENCE_S = 60.0
 
@@ -114,7 +113,7 @@ async def test_a_judge_without_engines_returns_what_needs_them_uncounted(
     (request,) = await asked(pool, tiny_model, 1)
 
     async def returned() -> bool:
-        return "returned" in [event.what for event in await events.events(pool, request.id, JUDGE)]
+        return "returned" in [event.what for event in await request_store.events(pool, request.id, JUDGE)]
 
     async with taking(claimer):
         await until(returned)

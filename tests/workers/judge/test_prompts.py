@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
@@ -14,11 +15,10 @@ from pipeline.judge_templates import DEFAULT_TEMPLATES, parse_templates, read_te
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Action, Turn
 from tests.pipeline import samples
-from tests.workers.judge.rollouts import ran, trajectory, turn
-from workers.judge.endpoint_votes import ChatPrompt
-from workers.judge.engine_votes import IdsPrompt, chat
+from tests.workers.judge.rollouts import ran, trajectory, tree, turn, user
+from workers.judge.engine_votes import ChatPrompt, IdsPrompt, chat
 from workers.judge.prompts import CHARS_PER_TOKEN, CharacterCutter, RolloutPrompts, TokenCutter
-from workers.judge.rollouts import FinishedRollout, finished_rollout
+from workers.judge.stage import FinishedRollout, finished_rollout
 from workers.policy.render import Renderer
 
 STEPS = tuple(turn(ran(f"cat file{n}.py", f"content {n}\n")) for n in range(30))
@@ -71,6 +71,35 @@ def test_a_reply_without_a_command_or_with_commands_that_its_text_lacks_is_shown
     assert "(a reply without a command)" in shown
     assert "$ ls -a\nThe command ended with exit status 0.\ncalc.py" in shown
     assert "$ rm x\nThe command was not run." in shown
+
+
+ISSUE = "add() drops its second argument"
+
+
+def test_the_past_of_a_turn_of_an_agent_program_is_that_of_its_own_conversation() -> None:
+    of = prompts(rollout(tree(ISSUE), ISSUE))
+    shown = text(of.of(6))
+    assert "## Step 1\n$ cat calc.py" in shown
+    assert "## Step 2\n$ sed -i" in shown
+    assert "# The step to judge: step 3" in shown
+    assert "nowhere.py" not in shown, "the subagent's"
+    assert shown.count("$ cat calc.py") == 1, "not that of the other branch"
+    assert "another conversation" not in shown
+    branch = text(of.of(5))
+    assert "# The step to judge: step 2" in branch
+    assert "sed -i" not in branch
+
+
+def test_a_conversation_that_was_not_asked_to_mend_the_issue_is_shown_with_what_it_was_asked() -> None:
+    of = prompts(rollout(tree(ISSUE), ISSUE))
+    subagent = text(of.of(4))
+    assert f"# Issue\n{ISSUE}\n\nThe step is in another conversation of the engineer's" in subagent
+    assert "asked to do this:\nmend calc\n" in subagent
+    assert "## Step 1\n$ cat nowhere.py" in subagent
+    assert "asked to do this:\nname this task\n" in text(of.of(0))
+    long = (replace(tree(ISSUE)[0], told=(user("word " * 5000),)),)
+    cut = text(prompts(rollout(long, ISSUE), prompt_tokens=1000).of(0))
+    assert "characters left out" in cut
 
 
 @pytest.mark.parametrize("history_steps", [0, 1, 2, 8])

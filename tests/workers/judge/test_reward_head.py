@@ -10,22 +10,20 @@ from redis.asyncio import Redis
 
 from pipeline.chat import ChatMessage
 from pipeline.judge import Judge
+from pipeline.request import EpisodeStatus
 from pipeline.tokenizer import put_tokenizer, read_bundle
 from tests.conftest import Serving, served
 from tests.pipeline import samples
 from tests.workers.judge.reward_checkpoint import write_reward_checkpoint
 from tests.workers.judge.rollouts import judge_claim, trajectory
 from tests.workers.judge.test_stage import One
-from workers.judge.engines import JudgeEngines
+from workers.judge.engines import JudgeEngines, http_session
+from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
-from workers.judge.rollouts import finished_rollout
-from workers.judge.session import http_session
-from workers.judge.stage import judge_rollout
-from workers.judge.tokenizers import JudgeTokenizers
+from workers.judge.stage import finished_rollout, judge_rollout
 from workers.judge.votes import VoteJudge
 from workers.policy.render import Renderer
 from workers.policy.sglang import announced_tokenizers
-from workers.status import EpisodeStatus
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,14 @@ from msgspec.structs import replace
 
 from pipeline import keys
 from pipeline.judge import Judge, Judgement, JudgeRequest
-from pipeline.request import Claim
+from pipeline.request import Claim, EpisodeStatus
 from pipeline.task import ExitCode
-from pipeline.trajectory import Exhausted
+from pipeline.trajectory import Exhausted, ProgramEnd, Turn
 from tests.pipeline import samples
-from tests.workers.judge.rollouts import TURNS, judge_claim, published, trajectory, turn
+from tests.workers.judge.rollouts import TURNS, judge_claim, published, trajectory, tree, turn
 from workers.judge.functions import FunctionJudge, StepFunction, load_functions
-from workers.judge.rollouts import FinishedRollout, StoredRollouts, finished_rollout
 from workers.judge.rules import RULES
-from workers.judge.stage import judge_rollout
-from workers.status import EpisodeStatus
+from workers.judge.stage import FinishedRollout, StoredRollouts, finished_rollout, judge_rollout
 
 COMMANDS = Judge(method="rule", name="commands")
 
@@ -144,6 +142,69 @@ async def test_a_method_that_is_not_known_here_is_the_requests_fault() -> None:
     judgement = await judged(judge_claim(request.id, Judge(method="votes")), rollout)
     assert judgement.failed is not None
     assert judgement.failed.message == "this judge has no method 'votes'; it has rule, function"
+
+
+EVIDENCE = Judge(method="rule", name="evidence")
+PROGRAM = ProgramEnd(name="agent", version="1", exit_code=0)
+
+
+async def test_turns_of_an_agent_program_are_judged_in_their_own_conversation_and_scores_keep_their_numbers() -> (
+    None
+):
+    request = samples.request()
+    rollout = finished_rollout(trajectory(request, tree(request.task.problem), program=PROGRAM))
+    judgement = await judged(judge_claim(request.id, EVIDENCE), rollout)
+    assert scores(judgement) == [
+        (0, None, "format_error"),  # a title
+        (1, 1.0, None),  # shows what turn 3 edits
+        (2, -1.0, None),  # the subagent's first fails
+        (3, 1.0, None),  # knows the file by turn 1, and turn 6 checks it
+        (4, -1.0, None),  # in the subagent's conversation nobody has seen the file
+        (5, -1.0, None),  # in its branch nothing has changed since turn 1
+        (6, 1.0, None),
+    ]
+
+
+async def test_a_function_gets_the_conversation_of_a_turn_and_its_place_there() -> None:
+    request, asked = samples.request(), list[tuple[tuple[int, ...], int]]()
+    turns = tree(request.task.problem)
+
+    def noting(issue: str, given: Sequence[Turn], index: int) -> float:
+        asked.append((tuple(next(n for n, one in enumerate(turns) if one is turn) for turn in given), index))
+        return 0.5
+
+    judge = Judge(method="function", name="noting", score_format_errors=True)
+    rollout = finished_rollout(trajectory(request, turns, program=PROGRAM))
+    judgement = await judged(judge_claim(request.id, judge), rollout, {"noting": noting})
+    whole = (1, 3, 6)
+    assert asked == [
+        ((0,), 0),
+        (whole, 0),
+        ((2, 4), 0),
+        (whole, 1),
+        ((2, 4), 1),
+        ((1, 5), 1),
+        (whole, 2),
+    ]
+    assert judgement.scores == dict.fromkeys(range(7), 0.5)
+
+
+async def test_the_last_turn_of_an_agent_program_is_no_submission_because_its_end_is() -> None:
+    request = samples.request()
+    turns = tree(request.task.problem)
+    for program, reason in ((PROGRAM, None), (None, "submission")):
+        rollout = finished_rollout(trajectory(request, turns, program=program))
+        judgement = await judged(judge_claim(request.id, EVIDENCE), rollout)
+        assert judgement.steps[-1].unscored == reason
+
+
+async def test_turns_that_follow_a_later_one_are_the_rollouts_fault(pool: ArqRedis) -> None:
+    made = await published(pool, [replace(TURNS[0], after=5)])
+    claim = judge_claim(made.claim.request.id, COMMANDS)
+    judgement = await judge_rollout(claim, EpisodeStatus(), rollouts=StoredRollouts(pool), methods={})
+    assert judgement.failed is not None
+    assert (judgement.failed.boundary, judgement.failed.transient) == ("request", False)
+    assert "turn 0 follows turn 5" in judgement.failed.message
 
 
 async def test_a_rollout_is_read_from_where_its_worker_left_it(pool: ArqRedis) -> None:

@@ -13,7 +13,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from infra import processes
-from pipeline import keys, queue, stream, trace_ids
+from pipeline import keys, queue, stream, telemetry
 from pipeline.judge import Judge
 from pipeline.kinds import JUDGE
 from tests.workers.conftest import RepoImage
@@ -38,7 +38,7 @@ async def test_a_rollouts_container_is_gone_before_its_judging_begins(
     (rollout,) = await stream.newest_heads(pool, "run", 9)
     assert rollout.head.reward == 1.0, "it was played and graded"
 
-    await _judge(pool, trace_ids.group_wait(rollout.head.request_id), environment, tmp_path)
+    await _judge(pool, telemetry.group_wait(rollout.head.request_id), environment, tmp_path)
     found = [json.loads(line) for line in spans.read_text().splitlines()]
     (judging,) = [one for one in found if one["name"] == "judge attempt"]
     whole = [one for one in found if one["name"] in ("rollout attempt", "agent", "grade", "container")]
@@ -49,7 +49,7 @@ async def test_a_rollouts_container_is_gone_before_its_judging_begins(
     assert {one["trace_id"] for one in [*whole, judging]} == {judging["trace_id"]}, "one trace"
     (of_rollout,) = [one for one in whole if one["name"] == "rollout attempt"]
     assert rollout.head.traceparent.split("-")[2] == of_rollout["span_id"]
-    assert judging["parent_id"] == trace_ids.parts(trace_ids.group_wait("traced"))[1], "beside the attempt"
+    assert judging["parent_id"] == telemetry.parts(telemetry.group_wait("traced"))[1], "beside the attempt"
     assert all(one["ended_ns"] < judging["started_ns"] for one in whole)
     assert judging["attributes"]["swerve.outcome"] == "judged"
 

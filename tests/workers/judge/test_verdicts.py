@@ -2,7 +2,7 @@ r"""The last \boxed{+1} or \boxed{-1} of a reply is its vote; anything else abst
 
 import pytest
 
-from workers.judge.verdicts import vote_value
+from workers.judge.votes import vote_value
 
 VOTES = {
     r"good. \boxed{+1}": 1.0,

@@ -10,25 +10,20 @@ from redis.asyncio import Redis
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.judge import Judge, Judgement
-from pipeline.request import Endpoint
+from pipeline.request import Endpoint, EpisodeStatus
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
 from tests.pipeline import samples
 from tests.workers.judge.rollouts import judge_claim, ran, trajectory, turn
 from tests.workers.judge.servers import Replier, Server, serving_judge
 from tests.workers.judge.test_stage import One
-from workers.judge.endpoint_votes import EndpointVoters
-from workers.judge.engine_votes import EngineVoters
-from workers.judge.engines import JudgeEngines
-from workers.judge.requested import RequestedVoters
-from workers.judge.rollouts import finished_rollout
-from workers.judge.session import http_session
-from workers.judge.stage import judge_rollout
-from workers.judge.tokenizers import JudgeTokenizers
-from workers.judge.votes import VoteJudge, vote_seed
-from workers.policy.no_engines import NoEngines
+from workers.judge.engine_votes import EndpointVoters, EngineVoters
+from workers.judge.engines import JudgeEngines, http_session
+from workers.judge.prompts import JudgeTokenizers
+from workers.judge.stage import finished_rollout, judge_rollout
+from workers.judge.votes import RequestedVoters, VoteJudge, vote_seed
 from workers.policy.render import Renderer
+from workers.policy.requested import NoEngines
 from workers.policy.sglang import TokenizerSource, announced_tokenizers, one_tokenizer
-from workers.status import EpisodeStatus
 
 TURNS = (turn(ran("ls", "calc.py\n")), turn(ran("cat calc.py", "def add\n")), turn(ran("true")))
 KEY = "sk-not-to-be-seen"
@@ -180,7 +175,7 @@ async def test_a_step_whose_votes_all_abstain_has_no_score() -> None:
 async def test_a_judge_all_of_whose_votes_fail_makes_no_judgement(
     status: int, transient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.judge.endpoint_votes.RETRY_BUDGET_S", 0.0)
+    monkeypatch.setattr("workers.judge.engine_votes.RETRY_BUDGET_S", 0.0)
 
     async def reply(body: dict[str, Any]) -> tuple[int, Any]:
         return status, {"error": "no"}

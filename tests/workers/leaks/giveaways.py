@@ -3,13 +3,13 @@
 import io
 import secrets
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import docker
 
-from workers.docker.labels import SOURCE
+from workers.docker.host import SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,17 @@ def making(kinds: dict[str, Giveaway]) -> str:
 
 
 @contextmanager
-def built(client: docker.DockerClient, base: str, files: dict[str, str], instructions: str) -> Iterator[str]:
+def built(
+    client: docker.DockerClient, base: str, files: Mapping[str, str | bytes], instructions: str
+) -> Iterator[str]:
     """The tag of an image; it goes at the end, and what was made of it."""
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         for name, text in {"Dockerfile": f"FROM {base}\n{instructions}", **files}.items():
+            content = text.encode() if isinstance(text, str) else text
             entry = tarfile.TarInfo(name)
-            entry.size = len(text.encode())
-            tar.addfile(entry, io.BytesIO(text.encode()))
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     context.seek(0)
     tag = f"swerve-test:{secrets.token_hex(6)}"
     # Not of cached layers: they are another test's, which may remove them meanwhile.

@@ -12,10 +12,9 @@ from pipeline.errors import SandboxError, TaskBroken
 from pipeline.task import File, Task
 from tests.workers.claims import make_claim, make_task
 from tests.workers.leaks.giveaways import GIVEAWAYS, Giveaway, built, making
-from workers.docker.labels import FLEET, SOURCE
+from workers.docker.host import FLEET, SOURCE
 from workers.leaks.agent_images import StillLeaks
-from workers.leaks.cleaning import cleaning
-from workers.leaks.find import find_leaks
+from workers.leaks.find import cleaning, find_leaks
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.sandbox.protocol import CommandResult
 

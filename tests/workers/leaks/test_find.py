@@ -80,11 +80,11 @@ def test_what_was_left_behind_is_named(image: str, tmp_path: Path) -> None:
     assert not findings["absent"]["ok"]
     assert findings["left"]["leaks"] == [
         "problem (lists the files changed)",
-        "solution in a file (/kinds/clean/build/calc.py)",
-        "hidden tests in a file (/home/x/notes)",
-        "hidden file (/root/check)",
         "eval script (/home/eval.sh)",
+        "hidden file (/root/check)",
+        "hidden tests in a file (/home/x/notes)",
         "other repository (/home/copy/.git, 1 commits after the base)",
+        "solution in a file (/kinds/clean/build/calc.py)",
     ]
 
 

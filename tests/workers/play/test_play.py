@@ -11,8 +11,8 @@ from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.grade.conftest import file, image
 from tests.workers.policy.engines import Canned, completed, playing
 from tests.workers.verify.spans import FIXED, TaskFile
-from workers.play import __main__ as command
-from workers.play.__main__ import main
+from workers import play as command
+from workers.play import main
 
 pytestmark = pytest.mark.docker
 __all__ = ["file", "image"]

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage
 from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
-from pipeline.trajectory import Cut, Turn, VersionSpan
+from pipeline.trajectory import Cut, Turn, VersionSpan, reply_digest
 from tests.workers.agent.episode import claim, opening, user
 from tests.workers.policy.templates import ENDS, bundle, renderer
 from trainer.batching.samples import branches
-from workers.policy.conversation import Conversation, Sampled
+from workers.policy.conversation import Conversation
 from workers.policy.render import Renderer
+from workers.policy.speaker import Sampled, Speaker
 
 MARKER = re.compile(
     r"\[\.\.\. (\d+) turn\(s\) of interaction history omitted due to context window limit \.\.\.\]"
@@ -72,7 +72,8 @@ def play(
     request = claim(context_tokens=context_tokens, sampling={"max_new_tokens": max_new_tokens}).request
     request = replace(request, context=Context(**({"policy": "head_tail"} | context)))
     player = Player([[*template.encode_text(reply), template.end_id] for reply in replies])
-    conversation = Conversation(template, player, request)
+    speaker = Speaker(player, max_new_tokens=max_new_tokens, context_tokens=context_tokens)
+    conversation = Conversation(template, speaker, request)
 
     async def turns() -> list[Turn | None]:
         said = [await conversation.begin(opening("be brief", "mend it"))]

@@ -5,8 +5,7 @@ import pytest
 from pipeline.errors import EngineError
 from tests.workers.agent.episode import claim
 from workers.breaker import Breakers
-from workers.policy.no_engines import NoEngines
-from workers.policy.requested import RequestedPolicies
+from workers.policy.requested import NoEngines, RequestedPolicies
 
 
 async def test_a_request_that_needs_engines_goes_back_uncounted_and_another_s_failure_counts() -> None:

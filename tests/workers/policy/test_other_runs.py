@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from pipeline import policy_lease
+from pipeline import weights
 from pipeline.errors import EngineError
-from pipeline.policy_lease import PolicyHolder
 from pipeline.tokenizer import put_tokenizer, read_bundle
+from pipeline.weights import PolicyHolder
 from tests.conftest import Serving
 from tests.workers.agent.episode import claim, opening, user
 from tests.workers.policy.engines import Wire, tapped
-from workers.policy.other_runs import PoliciesOfTheirRun
+from workers.policy.requested import PoliciesOfTheirRun
 from workers.policy.sglang import SglangPolicies, announced_tokenizers
 
 
@@ -32,10 +32,10 @@ async def test_no_turn_is_sampled_once_another_run_has_the_engines(
     async with SglangPolicies(wire.url, announced_tokenizers(redis)) as engines:
         policy = await PoliciesOfTheirRun(engines, redis).open(mine)
         assert await policy.begin(opening("be brief", "count")) is not None
-        assert await policy_lease.acquire(redis, holder) is None
+        assert await weights.acquire(redis, holder) is None
         assert await policy.answer(user("go on")) is not None
-        await policy_lease.release(redis, holder)
-        assert await policy_lease.acquire(redis, other) is None
+        await weights.release(redis, holder)
+        assert await weights.acquire(redis, other) is None
         num_asked = len(wire.requests)
         with pytest.raises(EngineError, match="run other has taken the engines over"):
             await policy.answer(user("go on"))

@@ -12,10 +12,9 @@ from redis.asyncio import Redis
 
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.message import pack_float32s, pack_int32s, unpack_float32s, unpack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
-from pipeline.trajectory import Exhausted, Turn, VersionSpan
+from pipeline.trajectory import Exhausted, Turn, VersionSpan, reply_digest
 from pipeline.weights import parse_version_name
 from tests.conftest import Serving
 from tests.workers.agent.episode import LocalShell, Silent, claim, opening, user

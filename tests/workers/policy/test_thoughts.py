@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.reply_format import THOUGHT_MARKS, ThoughtFormat
 from tests.workers.policy.templates import ENDS, renderer
-from workers.policy.thoughts import ThoughtFinder
+from workers.policy.render import ThoughtFinder
 
 QWEN = renderer("Qwen-Qwen3-0.6B")
 DEEPSEEK = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"

@@ -8,10 +8,9 @@ from redis.asyncio import Redis
 
 from pipeline.errors import EngineError, EngineRefused
 from pipeline.message import pack_float32s, pack_int32s, unpack_float32s, unpack_int32s
-from pipeline.reply_digest import reply_digest
 from pipeline.telemetry import TelemetrySettings, current_traceparent, span, start_telemetry
 from pipeline.tokenizer import put_tokenizer, read_bundle
-from pipeline.trajectory import Turn, VersionSpan
+from pipeline.trajectory import Turn, VersionSpan, reply_digest
 from tests.workers.agent.episode import claim, opening
 from tests.workers.policy.engines import Canned, Wire, generated, playing
 from workers.policy.sglang import (

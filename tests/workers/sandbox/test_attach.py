@@ -1,5 +1,6 @@
 """A container's stream is the same over a Unix socket, TCP and TLS; whom TLS does not trust, or who does not trust, gets nowhere."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pipeline.errors import SandboxError
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.sandbox.relay import make_certificates, relay, server_context
-from workers.docker.attach import attach
+from workers.docker.client import attach
 from workers.docker.host import DockerHost
 from workers.sandbox.docker import DockerSandboxes
 from workers.settings import docker_host
@@ -49,6 +50,15 @@ async def host(request: pytest.FixtureRequest, certificates: Path) -> AsyncItera
                 yield replace(one.host, certificates=certificates / "worker")
 
 
+class Doubling(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.write(data + data)
+
+
 @pytest.mark.slow_but_for("tcp")
 async def test_an_episodes_containers_live_behind_any_kind_of_address(
     host: DockerHost, sandboxes: DockerSandboxes, repo_image: RepoImage
@@ -62,6 +72,10 @@ async def test_an_episodes_containers_live_behind_any_kind_of_address(
         assert (await sandbox.run("echo begun; sleep 1000", timeout_s=0.5)).exit_code is None
         await sandbox.run(f"echo {'x' * 300_000} | wc -c >new", timeout_s=30)
         assert b"+300001" in await sandbox.diff()
+        async with sandbox.serve(8123, Doubling):
+            ask = "exec 5<>/dev/tcp/127.0.0.1/8123; head -c 300000 /dev/zero >&5; head -c 600000 <&5"
+            asked = await sandbox.run(ask, timeout_s=60, keep_bytes=500_000)
+            assert asked.output == bytes(600_000)
     async with there.open(make_claim(make_task(repo_image.tag)), role="grade") as sandbox:
         await sandbox.run("echo 'echo log; exit 3' >/script", timeout_s=30)
         last = await sandbox.finish("/script", timeout_s=30, keep_bytes=1000)

@@ -69,6 +69,16 @@ printf '*.py\n' >~/.ignored; git config --global core.excludesFile ~/.ignored; t
     assert await diff_after(sandboxes, repo_image.tag, edit + hostile) == plain
 
 
+@pytest.mark.parametrize("command", ["git init -q empty", "echo x >git~1"])
+async def test_what_git_cannot_add_costs_nothing_but_itself(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, command: str
+) -> None:
+    edit = "echo x >>calc.py; echo y >new.py"
+    plain = await diff_after(sandboxes, repo_image.tag, edit)
+    assert b"+++ b/new.py" in plain
+    assert await diff_after(sandboxes, repo_image.tag, f"{edit}; {command}") == plain
+
+
 async def test_a_repository_that_git_refuses_has_no_patch(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:

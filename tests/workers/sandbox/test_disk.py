@@ -13,10 +13,9 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.sandbox.relay import relay
 from workers.sandbox import disk
-from workers.sandbox.disk import DiskWatch
+from workers.sandbox.disk import DiskWatch, FreeSpace, check_temporary
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.free_space import FreeSpace, check_temporary
-from workers.sandbox.pool import HostPool
+from workers.sandbox.hosts import HostPool
 from workers.settings import DiskSettings, disk_settings
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import docker
 import pytest
+import requests
 from docker.errors import NotFound
 
 from pipeline.errors import ImageMissing, SandboxError
@@ -104,6 +105,12 @@ async def test_a_fork_bomb_ends_at_the_timeout(sandbox: DockerSandbox) -> None:
 async def test_the_agent_cannot_kill_its_own_container(sandbox: DockerSandbox) -> None:
     await sandbox.run("for s in TERM INT HUP STOP KILL; do kill -$s 1; done; kill -9 -1", timeout_s=30)
     await sandbox.run("for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done", timeout_s=30)
+    assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
+
+
+async def test_a_signal_to_kill_everything_between_two_commands_is_no_harm(sandbox: DockerSandbox) -> None:
+    await sandbox.run("(sleep 0.3; kill -USR1 1) &", timeout_s=30)
+    await asyncio.sleep(1)
     assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
 
 
@@ -372,3 +379,30 @@ async def test_cpu_time_is_that_of_the_container(sandbox: DockerSandbox) -> None
     before = await sandbox.cpu_s()
     await sandbox.run("python3 -c 'import time\nwhile time.process_time() < 0.5: pass'", timeout_s=60)
     assert await sandbox.cpu_s() - before >= 0.5
+
+
+@pytest.mark.parametrize("init", [built_init()], ids=["init"], indirect=True)
+async def test_cpu_time_may_be_asked_for_before_the_last_script_starts(
+    sandboxes: DockerSandboxes, sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy Docker host takes its time before it watches for the container's end."""
+    watch, asking = sandboxes.api.watch, asyncio.Event()
+
+    async def watch_late(name: str) -> requests.Response:
+        response = await watch(name)
+        await asking.wait()
+        return response
+
+    monkeypatch.setattr(sandboxes.api, "watch", watch_late)
+    await sandbox.put([File(path="/last.sh", content=b"sleep 1000\n")])
+    last = asyncio.create_task(sandbox.finish("/last.sh", timeout_s=600, keep_bytes=1000))
+    await asyncio.sleep(0)
+    cpu_s = asyncio.create_task(sandbox.cpu_s())
+    await asyncio.sleep(0)
+    asking.set()
+    assert await cpu_s > 0
+    while not last.done():
+        with contextlib.suppress(SandboxError):  # of a container that has just ended
+            await sandbox.interrupt()
+        await asyncio.wait({last}, timeout=0.5)
+    assert (await last).exit_code == 137

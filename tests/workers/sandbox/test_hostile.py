@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pipeline.request import EpisodeStatus
 from pipeline.task import ExitCode, Resources, Task
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from pipeline.trajectory import Exhausted, Submitted, Trajectory
@@ -27,7 +28,6 @@ from workers.sandbox import disk
 from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.settings import DiskSettings
-from workers.status import EpisodeStatus
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
@@ -39,6 +39,8 @@ KILLED_ALL = (0, 1)  # 1: nobody else was left to kill, and process 1 has not an
 KILLED = (137, 138, 140)  # by signal 9, or by what it makes the holder do
 LITTLE_CPU_S = 0.15  # whose output nobody takes uses hardly any
 SHARES = 5
+# What is left after an attack: a shell; no process for one, because a fork bomb goes on until a command times out; nothing at all.
+SHELL, FULL, NOTHING = "shell", "full", "nothing"
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 
 
@@ -47,7 +49,7 @@ class Attack:
     command: str
     statuses: tuple[int | None, ...]  # None: killed at its deadline
     timeout_s: float = ENOUGH_S
-    leaves_a_shell: bool = True
+    leaves: tuple[str, ...] = (SHELL,)
 
 
 def endless(command: str) -> Attack:
@@ -55,9 +57,11 @@ def endless(command: str) -> Attack:
 
 
 ATTACKS = {
-    "fork bomb": Attack("bomb() { bomb | bomb & }; bomb", (0, 254, None), SOON_S),
+    "fork bomb": Attack("bomb() { bomb | bomb & }; bomb", (0, 254, None), SOON_S, leaves=(SHELL, FULL)),
     "fork bomb that stays": endless("while :; do setsid sleep 1000 & done 2>/dev/null"),
-    "fork bomb left behind": Attack("(while :; do setsid sleep 1000 & done) >/dev/null 2>&1 &", (0, None), SOON_S),
+    "fork bomb left behind": Attack(
+        "(while :; do setsid sleep 1000 & done) >/dev/null 2>&1 &", (0, None), SOON_S, leaves=(SHELL, FULL)
+    ),
     "memory hog": Attack("python3 -c 'x = bytearray(2 * 1024**3)'", (137,)),
     "memory hogs": endless("for i in {1..8}; do tail /dev/zero & done; sleep 1000"),
     "large file": Attack("head -c 10G /dev/zero >big", (153,)),
@@ -80,7 +84,7 @@ ATTACKS = {
     "exec into nothing": Attack("exec /nonexistent", (127,)),
     "limits raised": Attack("ulimit -Hf unlimited || ulimit -u 100000; ulimit -c unlimited || exit 3", (3,)),
     "stopped for ever": endless("kill -STOP $$"),
-    "rm -rf /": Attack("rm -rf --no-preserve-root / 2>/dev/null; exit 3", (3, 127), leaves_a_shell=False),
+    "rm -rf /": Attack("rm -rf --no-preserve-root / 2>/dev/null; exit 3", (3, 127), leaves=(NOTHING,)),
 }  # fmt: skip
 
 
@@ -146,18 +150,20 @@ async def attacked(attack: Attack, limited: DockerSandboxes, task: Task) -> None
     async with limited.open(make_claim(task), role="agent") as sandbox:
         result = await sandbox.run(attack.command, timeout_s=attack.timeout_s)
         assert result.exit_code in attack.statuses
-        assert await is_alive(sandbox) is attack.leaves_a_shell
+        assert await left_in(sandbox) in attack.leaves
         assert len(await sandbox.diff()) <= 2 * MAX_WRITTEN_BYTES
 
 
-async def is_alive(sandbox: DockerSandbox) -> bool:
+async def left_in(sandbox: DockerSandbox) -> str:
     """A memory that is full of a file's pages kills commands until the disk has taken them."""
     for _ in range(60):
         after = await sandbox.run("echo alive", timeout_s=ENOUGH_S)
+        if after.exit_code == 254 and b"bash: fork: " in after.output:
+            return FULL
         if after.exit_code != 137:
-            return after.exit_code == 0 and b"alive\n" in after.output
+            return SHELL if after.exit_code == 0 and b"alive\n" in after.output else NOTHING
         await asyncio.sleep(0.5)
-    return False
+    return NOTHING
 
 
 # Quick: hostile commands are observations, and honest work beside them is worth 1.

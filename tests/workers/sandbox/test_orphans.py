@@ -7,7 +7,7 @@ import pytest
 
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.docker.labels import ATTEMPT, DEADLINE, FLEET, REQUEST
+from workers.docker.host import ATTEMPT, DEADLINE, FLEET, REQUEST
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.orphans import remove_orphans
 

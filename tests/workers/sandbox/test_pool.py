@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from pipeline import connection, deadletters, keys, queue
 from pipeline.errors import SandboxError
 from pipeline.kinds import ROLLOUT
-from pipeline.request import Budget, Claim, Limits, Retries
+from pipeline.request import Budget, Claim, EpisodeStatus, Limits, Retries
 from pipeline.task import Task
 from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Trajectory
@@ -25,20 +25,18 @@ from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.sandbox.relay import Relay, relay
-from workers import breaker, taker
+from workers import breaker, process
 from workers import claim as claiming
 from workers.breaker import Breakers
 from workers.claim import Claimer
-from workers.docker.host import DockerHost
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET, DockerHost
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
+from workers.process import Taker
 from workers.rollout import run_rollout
 from workers.sandbox import docker as docker_sandbox
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.pool import HostPool
-from workers.status import EpisodeStatus
-from workers.taker import Taker
+from workers.sandbox.hosts import HostPool
 
 pytestmark = pytest.mark.docker
 
@@ -111,7 +109,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WATCH_S", "FIRST_WAIT_S", "LONGEST_WAIT_S", "TRIAL_S"):
         monkeypatch.setattr(breaker, name, 0.1)
     monkeypatch.setattr(claiming, "OUTAGE_WAIT_S", 0.05)
-    monkeypatch.setattr(taker, "IDLE_S", 0.2)
+    monkeypatch.setattr(process, "IDLE_S", 0.2)
     monkeypatch.setattr(docker_sandbox, "REMOVAL_PAUSES_S", (0.0,))
 
 

@@ -14,6 +14,7 @@ from workers.verify.__main__ import main
 FILES = {
     "Dockerfile": """
 FROM {base}
+STOPSIGNAL SIGKILL
 ENV PYTHONDONTWRITEBYTECODE=1 GIT_AUTHOR_DATE=2025-01-01T00:00:00Z GIT_COMMITTER_DATE=2025-01-01T00:00:00Z
 COPY repo /workspace
 WORKDIR /workspace
@@ -29,6 +30,9 @@ RUN git init -q . && git config user.name t && git config user.email t@example.i
 def later(text):
     return hours(text) + 1
 ''',
+    "repo/left.py": """def left(total, used):
+    return total + used
+""",
     "repo/tests/test_spans.py": """import pytest
 
 from spans import hours

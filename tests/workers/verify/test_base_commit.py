@@ -23,6 +23,7 @@ def grown(docker_client: docker.DockerClient, task_image: str) -> Iterator[RepoI
     """The base commit, an empty commit on it, and HEAD with one more file; on branch `aside` something else."""
     dockerfile = FILES["Dockerfile"].replace("git init -q .", "git init -q -b master .")
     dockerfile = dockerfile.replace("git commit -qm base", f"git commit -qm base{LATER}")
+    dockerfile = dockerfile.replace(" && cp -r /workspace /testbed", "")  # a copy would be a leak
     with built(docker_client, FILES | {"Dockerfile": dockerfile}, task_image) as image:
         yield image
 

@@ -1,26 +1,34 @@
 """The known fix measured: which tests it passes, and under which contradictions they fail."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.request import Claim, Limits
-from pipeline.task import Task, Verdict
-from tests.workers.attacks.patches import HONEST
+from pipeline.task import Calibration, Contradiction, Task, Verdict, pack
+from tests.workers.attacks.governing import written
+from tests.workers.attacks.patches import HONEST, edited
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, by_exit_code, task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
-from workers.grading.grade import Grader, PatchRun
+from tests.workers.contradictions import FirstOf, changing
+from workers.grading.container import PatchRun
+from workers.grading.controls.drawing import Chance
+from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
+from workers.verify import calibrating
 from workers.verify.calibrating import Calibrator
+from workers.verify.trials import TRIAL_OPTIONS
 
 pytestmark = pytest.mark.docker
 
+
 VERDICTS = KINDS | {"unittest": UNITTEST_VERDICT}
+Measure = Callable[[Task], Awaitable[Calibration]]
 
 
 @pytest.fixture
@@ -33,6 +41,25 @@ def calibrator(sandboxes: DockerSandboxes, grader: Grader) -> Calibrator:
     return Calibrator(grader, sandboxes, num_controls=2, chance=random.Random(1))
 
 
+@pytest.fixture(scope="module")
+def measured() -> dict[bytes, Calibration]:
+    """Calibrations by task. Seven tests begin with that of one task, and the calibrator of each would draw the same."""
+    return {}
+
+
+@pytest.fixture
+def measure(calibrator: Calibrator, measured: dict[bytes, Calibration]) -> Measure:
+    """Calibrates a task with the known fix, each task once in this file."""
+
+    async def calibration_of(task: Task) -> Calibration:
+        key = msgspec.json.encode(task, order="deterministic")
+        if key not in measured:
+            measured[key] = await calibrator.calibrate(make_claim(task), HONEST)
+        return measured[key]
+
+    return calibration_of
+
+
 def calibrated(task: Task, calibration: Calibration) -> Claim:
     return make_claim(replace(task, calibration=pack(calibration)))
 
@@ -41,37 +68,147 @@ def controlled(calibration: Calibration) -> set[str]:
     return {name for one in calibration.contradictions for name in one.fails}
 
 
+def test_a_test_that_the_fix_or_the_package_tells_what_to_expect_is_uncontrolled() -> None:
+    contradictions = tuple(changing("t.py", 10 * place, "4", "5", name) for place, name in enumerate("abc"))
+    calibration = Calibration(
+        needing_fix=("a", "b", "c", "d"), contradictions=contradictions, in_fix=("a",), from_package=("b",)
+    )
+    assert calibrating._with_uncontrolled(calibration).uncontrolled == ("a", "b", "d")
+
+
 # Quick: a verification: each test can be made to fail, and the known fix is worth 1.
 @pytest.mark.slow_but_for("unittest")
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
 async def test_each_test_can_be_made_to_fail_and_the_known_fix_is_paid(
-    calibrator: Calibrator, grader: Grader, repo_image: RepoImage, verdict: Verdict
+    measure: Measure, grader: Grader, repo_image: RepoImage, verdict: Verdict
 ) -> None:
     task = task_of(repo_image, verdict)
-    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    calibration = await measure(task)
     assert len(calibration.passing) == 2
     assert calibration.witnessed
     assert not calibration.stops_early
     assert controlled(calibration) == set(calibration.passing)
     reward = await grader.grade(calibrated(task, calibration), HONEST)
-    assert (reward.value, reward.control, reward.num_controlled) == (1.0, "confirmed", 2)
+    assert (reward.value, reward.control) == (1.0, "confirmed")
 
 
 @pytest.mark.slow
 async def test_a_pass_by_values_that_equal_everything_is_refuted(
-    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+    measure: Measure, grader: Grader, repo_image: RepoImage
 ) -> None:
     task = task_of(repo_image, by_exit_code())
-    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    calibration = await measure(task)
+    assert calibration.needing_fix == ("tests/test_calc.py::test_add",)
+    assert (calibration.uncontrolled, calibration.best_control) == ((), "confirmed")
     cheat = HONEST.replace(
         b"+    return a + b", b"+    return type('', (int,), {'__eq__': lambda *_: True})()"
     )
     assert cheat != HONEST
     reward = await grader.grade(make_claim(task), cheat)
     assert (reward.value, reward.control) == (1.0, "none")
-    reward = await grader.grade(calibrated(task, calibration), cheat)
+    of_add = [one for one in calibration.contradictions if one.fails == ("tests/test_calc.py::test_add",)]
+    only = replace(calibration, contradictions=tuple(of_add))
+    reward = await grader.grade(calibrated(task, only), cheat)
     assert (reward.value, reward.control) == (0.0, "refuted")
-    assert "passes what must fail: tests/test_calc.py::test_add" in reward.decided_by
+    assert reward.decided_by.endswith("passes what must fail: tests/test_calc.py::test_add")
+
+
+class RecordedGrader(Grader):
+    """Records of each run how many contradictions it had."""
+
+    def __init__(self, sandboxes: DockerSandboxes, chance: Chance) -> None:
+        super().__init__(sandboxes, chance)
+        self.num_contradicted: list[int] = []
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+        at_start: str = "",
+    ) -> PatchRun:
+        self.num_contradicted.append(len(contradictions))
+        return await super().run_tests(claim, patch, contradictions, limits, at_start=at_start)
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_in_whichever_order_the_runs_come_the_verdict_is_the_same(
+    measure: Measure, sandboxes: DockerSandboxes, repo_image: RepoImage, num_before: int
+) -> None:
+    task = task_of(repo_image, by_exit_code())
+    calibration = await measure(task)
+    claim = calibrated(task, calibration)
+    recorded = RecordedGrader(sandboxes, chance=FirstOf(num_before))
+    paid = await recorded.grade(claim, HONEST)
+    assert (paid.value, paid.control) == (1.0, "confirmed")
+    assert recorded.num_contradicted == ([1, 0] if num_before else [0, 1])
+    recorded.num_contradicted.clear()
+    wrong = await recorded.grade(claim, HONEST.replace(b"a + b", b"a * b"))
+    assert (wrong.value, wrong.control) == (0.0, "")
+    assert recorded.num_contradicted == ([1, 0] if num_before else [0])
+
+
+SPINS = edited(
+    "calc.py",
+    "    return a - b",
+    """    class Sum(int):
+        def __repr__(self):
+            while True:
+                pass
+    return Sum(a + b)""",
+)
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_a_control_that_uses_up_its_cpu_time_refutes_the_pass(
+    measure: Measure,
+    sandboxes: DockerSandboxes,
+    repo_image: RepoImage,
+    num_before: int,
+) -> None:
+    task = task_of(repo_image, by_exit_code())
+    calibration = await measure(task)
+    claim = calibrated(task, calibration)
+    claim = replace(claim, request=replace(claim.request, limits=Limits(grade_cpu_s=6.0)))
+    reward = await Grader(sandboxes, chance=FirstOf(num_before)).grade(claim, SPINS)
+    assert (reward.value, reward.control) == (0.0, "" if num_before else "refuted")
+    assert "cpu time used up" in reward.decided_by
+
+
+TWO_TESTS = """from calc import add
+
+
+def test_one():
+    assert add(3, 1) == 4
+
+
+def test_two():
+    assert add(3, 2) == 5
+"""
+KNOWS_THE_TESTS = edited(
+    "calc.py",
+    "    return a - b",
+    f"""    with open("tests/test_two.py") as file:
+        is_true_run = file.read() == {TWO_TESTS!r}
+    return a + b if is_true_run else a - b""",
+)
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_tests_that_fail_without_being_contradicted_refute_a_pass(
+    measure: Measure, sandboxes: DockerSandboxes, repo_image: RepoImage, num_before: int
+) -> None:
+    """What finds out that its run is the control, and behaves as without a fix, fails more than it should."""
+    tests = {"tests/test_two.py": TWO_TESTS}
+    task = task_of(repo_image, by_exit_code("python3 -m pytest tests/test_two.py\n", **tests))
+    calibration = await measure(task)
+    assert len(calibration.needing_fix) == 2
+    grader = Grader(sandboxes, chance=FirstOf(num_before))
+    reward = await grader.grade(calibrated(task, calibration), KNOWS_THE_TESTS)
+    assert (reward.value, reward.control) == (0.0, "" if num_before else "refuted")
+    said = "did not pass, in a run in which what" if num_before else "did not pass where only what"
+    assert f"{said} tests/test_two.py::test_" in reward.decided_by
 
 
 async def test_a_fix_that_does_not_pass_calibrates_nothing(
@@ -90,15 +227,15 @@ async def test_a_script_that_ends_at_the_first_failure_is_known(
     assert calibration.stops_early
     assert controlled(calibration) == set(calibration.passing)
     reward = await grader.grade(calibrated(task, calibration), HONEST)
-    assert (reward.control, reward.num_controlled) == ("confirmed", 1)
+    assert reward.control == "confirmed"
 
 
 @pytest.mark.slow
 async def test_the_share_of_controls_is_the_requests(
-    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+    measure: Measure, grader: Grader, repo_image: RepoImage
 ) -> None:
     task = task_of(repo_image, by_exit_code())
-    claim = calibrated(task, await calibrator.calibrate(make_claim(task), HONEST))
+    claim = calibrated(task, await measure(task))
     never = replace(claim, request=replace(claim.request, control_share=0.0))
     assert (await grader.grade(never, HONEST)).control == "off"
 
@@ -156,23 +293,21 @@ def with_tests(repo_image: RepoImage, text: str, *, setup_script: str = "") -> T
 
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.grading.grade.CONTROL_EXTRA_S", 0.5)
+    monkeypatch.setattr("workers.grading.defence.control.CONTROL_EXTRA_S", 0.5)
     monkeypatch.setattr("workers.grading.container.WATCH_S", 0.2)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_limits")
-async def test_where_failures_take_long_few_tests_are_controlled_at_once(
+async def test_where_failures_take_long_each_test_has_a_control_nevertheless(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
     task = with_tests(repo_image, FOUR_TESTS, setup_script=SLOW_FAILURES)
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert calibration.needing_fix == ("tests/test_four.py::test_2",)
-    assert 0 < calibration.most_controlled < 4
     assert controlled(calibration) == set(calibration.passing)
     reward = await grader.grade(calibrated(task, calibration), HONEST)
     assert (reward.value, reward.control) == (1.0, "confirmed")
-    assert 0 < reward.num_controlled < 4
 
 
 @pytest.mark.slow
@@ -181,12 +316,11 @@ async def test_one_test_that_is_slow_to_fail_costs_the_others_nothing(
     calibrator: Calibrator, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Short for a failure without an end, and long enough for the others on a busy machine, whose CPU time varies.
-    monkeypatch.setattr("workers.grading.grade.CONTROL_EXTRA_S", 2.0)
+    monkeypatch.setattr("workers.grading.defence.control.CONTROL_EXTRA_S", 2.0)
     task = with_tests(repo_image, FOUR_TESTS + SLOW_TO_FAIL)
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert len(calibration.passing) == 5
     assert controlled(calibration) == {*calibration.passing} - {"tests/test_four.py::test_slow"}
-    assert calibration.most_controlled == 0
 
 
 @dataclass
@@ -202,13 +336,16 @@ class RecordedRuns:
         patch: bytes,
         contradictions: Sequence[Contradiction] = (),
         limits: Limits | None = None,
+        at_start: str = "",
     ) -> PatchRun:
-        run = await self.grader.run_tests(claim, patch, contradictions, limits)
+        run = await self.grader.run_tests(claim, patch, contradictions, limits, at_start=at_start)
         self.runs.append((claim, run))
         return run
 
     def of_trials(self) -> list[PatchRun]:
-        return [run for claim, run in self.runs if claim.request.task.env.get("PYTEST_ADDOPTS") == "--tb=no"]
+        return [
+            run for claim, run in self.runs if claim.request.task.env.get("PYTEST_ADDOPTS") == TRIAL_OPTIONS
+        ]
 
 
 @pytest.mark.slow
@@ -223,7 +360,6 @@ async def test_trials_do_not_wait_for_tracebacks(
     assert recorded.of_trials()
     assert all(run.outcomes.finished for run in recorded.of_trials())
     assert controlled(calibration) == set(calibration.passing)
-    assert 0 < calibration.most_controlled < 4
 
 
 @pytest.mark.slow
@@ -234,7 +370,9 @@ async def test_trials_print_tracebacks_where_tests_need_them(
     task = with_tests(repo_image, FOUR_TESTS, setup_script=NEEDS_TRACEBACKS)
     calibrator = Calibrator(recorded, sandboxes, num_controls=1, chance=random.Random(1))
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
-    assert len(recorded.of_trials()) == 1
+    assert len(recorded.of_trials()) == 2, (
+        "one of the base, and one of the fix that shows that its tests need them"
+    )
     assert controlled(calibration) == set(calibration.passing)
 
 
@@ -242,9 +380,30 @@ async def test_trials_print_tracebacks_where_tests_need_them(
 async def test_trials_end_with_their_cpu_time(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.verify.control_runs.MOST_CPU_FACTOR", 0.0)
+    monkeypatch.setattr("workers.verify.trials.MOST_CPU_FACTOR", 0.0)
     task = with_tests(repo_image, FOUR_TESTS)
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert len(calibration.passing) == 4
     assert not calibration.contradictions
     assert (await grader.grade(calibrated(task, calibration), HONEST)).control == "none"
+
+
+MANUAL = ">>> from calc import add, sub\n>>> sub(3, 1)\n2\n>>> add(3, 1)\n4\n>>> sub(5, 1)\n4\n"
+
+
+async def test_a_manual_is_contradicted_in_the_example_that_fails_without_the_fix(
+    calibrator: Calibrator, grader: Grader, repo_image: RepoImage
+) -> None:
+    verdict = by_exit_code("python3 -m pytest --doctest-glob='*.rst'\n")
+    task = task_of(repo_image, verdict, setup_script=written("docs/sums.rst", MANUAL, "644"))
+    calibration = await calibrator.calibrate(make_claim(task), HONEST)
+    manual = "docs/sums.rst::sums.rst"
+    assert manual in calibration.needing_fix
+    assert (calibration.uncontrolled, calibration.best_control) == ((), "confirmed")
+    assert "docs/sums.rst" in calibration.reads
+    of_manual = [one for one in calibration.contradictions if one.fails == (manual,)]
+    changes = [change for one in of_manual for change in one.changes]
+    assert {(change.offset_bytes, change.was) for change in changes} == {(MANUAL.index("4\n"), "4")}
+    only = replace(calibration, contradictions=tuple(of_manual))
+    reward = await grader.grade(calibrated(task, only), HONEST)
+    assert (reward.value, reward.control) == (1.0, "confirmed")

@@ -20,7 +20,7 @@ from pipeline.taskfile import (
     write_verified,
 )
 from tests.workers.verify.spans import FIXED, TaskFile, verify
-from workers.docker.labels import FLEET
+from workers.docker.host import FLEET
 from workers.verify.__main__ import main
 
 pytestmark = pytest.mark.docker
@@ -60,7 +60,7 @@ def test_what_stands_is_not_verified_again_until_the_task_changes(file: TaskFile
 
 
 def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
-    file: TaskFile, monkeypatch: pytest.MonkeyPatch
+    file: TaskFile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = file.add("known", FIXED)
     file.add("unknown", FIXED)
@@ -83,6 +83,8 @@ def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
     verified = read_verified(verified_path(file.path))
     assert verified[known.id] == before
     assert not verified["test:unknown"].ok
+    closing = f"0 of 2 tasks are ok, 2 could not be verified now; {verified_path(file.path)} keeps what was found of them before"
+    assert closing in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration
+from pipeline.errors import TaskBroken
 from pipeline.request import Claim, Limits
-from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
+from pipeline.task import Calibration, ExitCode, R2eExpected, SwebenchLog, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from pipeline.taskfile import Gold, Verification, gold_path, write_gold, write_tasks
 from pipeline.trajectory import Reward
@@ -14,11 +14,11 @@ from tests.workers.conftest import RepoImage
 from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
-from workers.unqueued.outputs import LogDirectory
+from workers.unqueued import LogDirectory
+from workers.verify.book import Outputs
 from workers.verify.calibrating import Calibrator
 from workers.verify.judging import verification
-from workers.verify.outputs import Outputs
-from workers.verify.states import Probed, Prober, Tries, Try
+from workers.verify.states import Calibrates, GradesWithLog, Probed, Prober, Tries, Try
 
 pytestmark = pytest.mark.docker
 
@@ -67,6 +67,57 @@ def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.
     assert "1 of 7 tasks are ok" in printed
 
 
+def prober_of(
+    sandboxes: DockerSandboxes,
+    calibrator: Calibrates,
+    grader: GradesWithLog | None = None,
+    num_repeats: int = 1,
+) -> Prober:
+    return Prober(
+        grader=grader or Grader(sandboxes),
+        calibrator=calibrator,
+        sandboxes=sandboxes,
+        logs=Outputs(json=None, passing=None, min_control="none", logs=LogDirectory(None)),
+        limits=Limits(),
+        num_repeats=num_repeats,
+        image_fix="",
+    )
+
+
+class Hopeless:
+    """A calibrator that cannot come to an end here."""
+
+    async def calibrate(self, claim: Claim, fix: bytes) -> Calibration:
+        raise TaskBroken("no control can be run")
+
+
+async def test_a_task_whose_controls_could_not_be_tried_is_no_task_without_controls(
+    image: RepoImage, sandboxes: DockerSandboxes
+) -> None:
+    task = make_task(image.tag, verdict=ExitCode(eval_script=FIXED))
+    prober = prober_of(sandboxes, Hopeless())
+    probed = await prober.probe(task, Gold(id=task.id, patch=FIX), on_step=_ignore)
+    assert probed.tries["gold"] == [Try("infrastructure", "no control can be run", None)]
+    assert not verification(task, probed, seconds=1.0, verified_at=1.0).ok
+
+
+def test_a_failure_of_the_infrastructure_among_the_tries_makes_no_task_flaky() -> None:
+    task = make_task("an-image", verdict=ExitCode(eval_script=FIXED))
+    unsolved, solved = Try(0, "exit status 1", None), Try(1, "exit status 0", None)
+    lost = Try("infrastructure", "the host went down", None)
+    tries: Tries = {
+        "empty": [unsolved] * 2,
+        "useless": [unsolved] * 2,
+        "tests_only": [unsolved] * 2,
+        "gold": [],
+    }
+    reasons = [
+        verification(task, Probed({**tries, "gold": gold}), seconds=1.0, verified_at=1.0).reason
+        for gold in ([solved, lost], [solved, unsolved, lost])
+    ]
+    assert reasons == ["gold: infrastructure: the host went down", "gold: flaky, 1 0 in 3 tries"]
+
+
 class Unwanted:
     """A calibrator that nobody should need."""
 
@@ -78,16 +129,8 @@ async def test_a_task_that_is_paid_without_its_fix_is_not_calibrated(
     image: RepoImage, sandboxes: DockerSandboxes
 ) -> None:
     task = make_task(image.tag)  # its eval script is `true`
-    prober = Prober(
-        grader=Grader(sandboxes),
-        calibrator=Unwanted(),
-        sandboxes=sandboxes,
-        logs=Outputs(json=None, passing=None, logs=LogDirectory(None)),
-        limits=Limits(),
-        num_repeats=1,
-        image_fix="",
-    )
-    probed = await prober.probe(task, Gold(id=task.id, patch=FIX), on_state=_ignore)
+    prober = prober_of(sandboxes, Unwanted())
+    probed = await prober.probe(task, Gold(id=task.id, patch=FIX), on_step=_ignore)
     assert probed.tries["gold"][0].found == 1
     assert probed.calibration is None
 
@@ -113,22 +156,27 @@ class Moody:
 # Quick: a task whose verdict changes is not trained on.
 async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandboxes: DockerSandboxes) -> None:
     task = make_task(image.tag)
-    prober = Prober(
+    prober = prober_of(
+        sandboxes,
+        Calibrator(Grader(sandboxes), sandboxes, num_controls=0),
         grader=Moody(Grader(sandboxes)),
-        calibrator=Calibrator(Grader(sandboxes), sandboxes, num_controls=0),
-        sandboxes=sandboxes,
-        logs=Outputs(json=None, passing=None, logs=LogDirectory(None)),
-        limits=Limits(),
         num_repeats=3,
-        image_fix="",
     )
-    probed = await prober.probe(task, Gold(id=task.id, patch=FIX, test_patch=MORE_CASES), on_state=_ignore)
+    steps: list[tuple[str, int, int]] = []
+    gold = Gold(id=task.id, patch=FIX, test_patch=MORE_CASES)
+    probed = await prober.probe(task, gold, on_step=lambda *step: steps.append(step))
+    states = ["empty", "useless", "tests_only", "gold"]
+    assert [name for name, _, _ in steps] == ["base commit", *states * 3]
+    assert [done for _, done, _ in steps] == list(range(13))
+    assert {total for _, _, total in steps} == {14}, (
+        "and the controls, which a task that is paid without its fix does not get"
+    )
     found = verification(task, probed, seconds=1.0, verified_at=1.0)
     assert (found.ok, found.states) == (False, {"empty": 0, "useless": 1, "tests_only": 1, "gold": 0})
     assert "gold: flaky, 0 1 0 in 3 tries" in found.reason
 
 
-def _ignore(state: object) -> None:
+def _ignore(name: str, done: int, total: int) -> None:
     return
 
 

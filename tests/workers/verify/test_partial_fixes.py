@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.verify.partial_fixes import PartialFix, partial_fixes, touched_files
+from workers.verify.strength import PartialFix, partial_fixes, touched_files
 
 BASE = '''def clamp(x, low, high):
     """Between."""
@@ -43,7 +43,6 @@ def scaled(x):
 EXPECTED = {
     ("hunk", "calc.py:3-5: hunk taken back"),
     ("hunk", "calc.py:13-16: hunk taken back"),
-    ("line", "calc.py:3: line taken back: if low is not None and x < low:"),
     ("line", "calc.py:5: line taken back: return min(x, high)"),
     ("line", "calc.py:13: 3 lines left out: if not x:"),
     ("line", 'calc.py:15: line left out: raise ValueError("nothing to scale")'),
@@ -51,8 +50,22 @@ EXPECTED = {
     ("comparison", "calc.py:3: and becomes or"),
     ("comparison", "calc.py:3: is not becomes is"),
     ("comparison", "calc.py:3: < becomes <="),
-    ("literal", "calc.py:16: 10 becomes 11"),
-    ("literal", "calc.py:16: 10 becomes 9"),
+    ("comparison", "calc.py:3: < becomes >="),
+    ("condition", "calc.py:3: low is not None and left out"),  # and so is the line as it was
+    ("condition", "calc.py:3: and x < low left out"),
+    ("condition", "calc.py:3: condition forced to True: low is not None and x < low"),
+    ("condition", "calc.py:3: condition forced to False: low is not None and x < low"),
+    ("condition", "calc.py:3: condition negated: low is not None and x < low"),
+    ("condition", "calc.py:13: condition forced to True: not x"),
+    ("constant", "calc.py:3: None becomes True"),
+    ("constant", "calc.py:16: 10 becomes 11"),
+    ("constant", "calc.py:16: 10 becomes 9"),
+    ("operator", "calc.py:13: not left out: x"),
+    ("operator", "calc.py:16: + becomes -"),
+    ("operator", "calc.py:16: + becomes *"),
+    ("operator", "calc.py:16: x + left out"),
+    ("return", "calc.py:5: None instead of the result: min(x, high)"),
+    ("return", "calc.py:16: None instead of the result: x + 10"),
 }
 
 
@@ -132,11 +145,29 @@ def test_parts_are_taken_back_and_code_is_changed(tmp_path: Path) -> None:
     assert texts[raised] == FIXED.replace('        raise ValueError("nothing to scale")\n', "")
 
 
-def test_they_are_drawn_evenly_over_the_kinds_and_always_the_same(tmp_path: Path) -> None:
+def test_every_kind_comes_before_a_second_one_of_the_same_and_they_are_always_the_same(
+    tmp_path: Path,
+) -> None:
     repository = Repository(tmp_path, {"calc.py": BASE})
-    found = made(repository, {"calc.py": FIXED}, most=8)
-    assert sorted(one.kind for one in found) == sorted(["hunk", "line", "comparison", "literal"] * 2)
-    assert made(repository, {"calc.py": FIXED}, most=8) == found
+    kinds = {kind for kind, _ in EXPECTED}
+    found = made(repository, {"calc.py": FIXED}, most=2 * len(kinds))
+    assert {one.kind for one in found[: len(kinds)]} == {one.kind for one in found[len(kinds) :]} == kinds
+    assert made(repository, {"calc.py": FIXED}, most=2 * len(kinds)) == found
+
+
+def test_every_place_is_changed_before_one_is_changed_a_second_time(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, {"calc.py": "X = a\n"})
+    found = made(repository, {"calc.py": f"X = [{', '.join(map(str, range(9)))}]\n"}, most=9)
+    assert {one.what.split()[1] for one in found} == set("012345678")
+
+
+def test_a_new_condition_that_always_holds_is_as_no_fix(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, {"calc.py": "def f(x):\n    return x\n"})
+    found = made(repository, {"calc.py": "def f(x):\n    if x:\n        return x\n"})
+    assert {one.what for one in found} == {
+        "calc.py:2: condition forced to False: x",
+        "calc.py:2: condition negated: x",
+    }
 
 
 def test_a_file_is_taken_back_where_others_stay(tmp_path: Path) -> None:
@@ -237,7 +268,7 @@ def test_lines_and_files_may_end_in_every_way(tmp_path: Path, end: str) -> None:
     repository = Repository(tmp_path, {"calc.py": before})
     found = made(repository, {"calc.py": after})
     texts = texts_of(repository, found)
-    assert len(texts) == 8, "of each of two lines: as it was, one comparison, a number up and down"
+    assert len(texts) == 10, "of each of two lines: as it was, two comparisons, a number up and down"
     assert all(text.rstrip("\r\n") + end == text for text in texts.values())
     assert all(("\r" in text) == ("\r" in end) for text in texts.values())
 

@@ -3,13 +3,14 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.taskfile import fingerprint, read_tasks, read_verified, verified_path
 from tests.workers.conftest import RepoImage
 from tests.workers.verify.spans import FIX, MORE_CASES, NEW_TEST, verify
-from trainer.tasksets.__main__ import main as import_tasks
+from workers.tasksets.__main__ import main as import_tasks
 
 pytestmark = pytest.mark.docker
 
@@ -110,6 +111,30 @@ def swe_bench_rows(tmp_path: Path, image: RepoImage) -> Path:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+def test_a_repository_that_is_not_where_the_row_says_is_found_and_the_row_can_name_it(
+    swe_bench_rows: Path, tmp_path: Path
+) -> None:
+    rows, tasks = tmp_path / "elsewhere.jsonl", tmp_path / "tasks.jsonl"
+    row = json.loads(swe_bench_rows.read_text().splitlines()[0])
+
+    def verified_of(row: dict[str, Any]) -> tuple[bool, str]:
+        rows.write_text(json.dumps(row) + "\n")
+        assert import_tasks(["import", "swe-bench", str(rows), "--out", str(tasks)]) == 0
+        [line] = verify(tasks)[1].values()
+        return line["ok"], line["reason"]
+
+    is_ok, reason = verified_of(row | {"workdir": "/srv/units"})
+    assert not is_ok
+    assert "workdir: /srv/units of" in reason
+    assert (
+        "one is at /testbed and at /workspace" in reason or "one is at /workspace and at /testbed" in reason
+    )
+    assert "in the row's column workdir" in reason
+    there = row | {"eval_script": row["eval_script"].replace("/testbed", "/workspace")}
+    assert verified_of(there) == (True, ""), "the script enters the directory"
+    assert verified_of(there | {"workdir": ""}) == (True, ""), "the image's own WORKDIR"
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
 import random
 
-from pipeline.calibration import Contradiction
-from workers.grading.controls.outcomes import Outcomes
+from msgspec.structs import replace
+
+from tests.workers.contradictions import changing
+from workers.grading.controls.drawing import Outcomes
 from workers.verify.trials import Trial, Trials
 
 
 def trial(offset: int, *names: str) -> Trial:
-    one = Contradiction(path="test_a.py", offset_bytes=offset, was="4", becomes="5", fails=names)
+    one = changing("test_a.py", offset, "4", "5", *names)
     return Trial(one, frozenset(names))
 
 
@@ -17,7 +19,7 @@ def trials(*these: Trial) -> Trials:
 
 
 def offsets(chosen: list[Trial]) -> list[int]:
-    return sorted(one.contradiction.offset_bytes for one in chosen)
+    return sorted(one.contradiction.changes[0].offset_bytes for one in chosen)
 
 
 def run(**by_name: str) -> Outcomes:
@@ -51,6 +53,11 @@ def test_a_run_without_the_tests_says_nothing() -> None:
     one = trial(0, "a")
     assert not one.enter(run(b="PASSED"))
     assert one.is_new
+
+
+def test_contradictions_of_some_tests_can_be_tried_before_others() -> None:
+    all_of_them = trials(trial(0, "a"), trial(10, "b"), trial(20, "b", "c"))
+    assert offsets(all_of_them.choose(3, confirm=False, shared_first=False, among=["b"])) == [10]
 
 
 def test_no_two_contradictions_of_a_run_concern_one_test() -> None:
@@ -87,7 +94,37 @@ def test_of_tests_to_be_tried_alone_each_has_one() -> None:
     dropped = trial(0, "a")
     dropped.enter(run(a="PASSED"))
     all_of_them = trials(dropped, trial(10, "a"), trial(20, "b"), trial(30, "b"), trial(40, "c"))
-    assert len(all_of_them.apart(2)) == 2
-    alone = offsets(all_of_them.apart(10))
+    assert len(all_of_them.apart(2, ())) == 2
+    alone = offsets(all_of_them.apart(10, ()))
     assert len(alone) == 3
     assert {10, 40} <= set(alone)
+    assert offsets(all_of_them.apart(1, {"c"})) == [40]
+
+
+def test_kinds_that_a_test_has_none_of_come_first_and_what_equals_nothing_last() -> None:
+    held = trial(0, "a")
+    for _ in range(2):
+        held.enter(run(a="FAILED"))
+    others = [trial(offset, "a") for offset in (10, 20, 30)]
+    for one, kind in zip(others, ("value", "opposite", "nothing"), strict=True):
+        one.contradiction = replace(one.contradiction, kind=kind)
+    assert offsets(trials(held, *others).choose(3, confirm=False, shared_first=False)) == [20]
+    assert offsets(trials(*others).choose(3, confirm=False, shared_first=False)) != [30]
+    assert offsets(trials(others[2]).choose(3, confirm=False, shared_first=False)) == [30]
+
+
+def test_a_test_that_has_another_name_under_a_contradiction_is_known_by_it() -> None:
+    one = trial(0, "a4", "b")
+    one.contradiction = replace(one.contradiction, renamed={"a4": "a5"})
+    for _ in range(2):
+        assert one.enter(run(a5="FAILED", b="PASSED"))
+    (kept,) = trials(one).kept()
+    assert (kept.fails, kept.may_fail) == (("a4",), ("b",))
+
+
+def test_no_two_contradictions_of_a_run_give_tests_one_name() -> None:
+    pair = [trial(0, "a3"), trial(10, "a4")]
+    for one in pair:
+        renamed = {name: "a5" for name in one.names}
+        one.contradiction = replace(one.contradiction, renamed=renamed)
+    assert len(trials(*pair).choose(3, confirm=False, shared_first=False)) == 1

@@ -1,7 +1,7 @@
 """An objective of the user's own: `objective = "my.py:name"` under [learner.loss] names a function in a Python file.
 
-It is called as ours are, `name(tokens, bounds)`, and returns a `PerToken`. `bounds` holds the numbers that the recipe gives, and no
-defaults. Every rank loads the file by itself. Only loading needs torch; the checks do not.
+It is called like our own objectives, `name(tokens, bounds)`, and returns a `PerToken`. `bounds` contains the numbers from the recipe,
+without defaults. Every rank loads the file by itself. Only loading needs torch; the checks do not.
 """
 
 import ast
@@ -34,7 +34,7 @@ def check_own(specification: str) -> None:
 
 
 class OwnObjective:
-    """The user's function, whose result is checked."""
+    """The user's function, with a check of its result."""
 
     def __init__(self, function: Any, specification: str) -> None:
         self._function = function
@@ -52,7 +52,7 @@ class OwnObjective:
 
 
 def load_own(specification: str) -> OwnObjective:
-    """Run the file and find the function in it. Raises ValueError as `check_own`, and for an import that fails."""
+    """Run the file and find the function in it. Raises ValueError like `check_own`, and for an import that fails."""
     check_own(specification)
     path, name = _parts(specification)
     description = importlib.util.spec_from_file_location(f"swerve_objective_{path.stem}", path)

@@ -1,4 +1,7 @@
-"""What an objective is given, and what it returns.
+"""The input of an objective, tokens and data about their trajectories, and its output.
+
+A trajectory whose context was cut has several samples, which may be in different micro-batches or on different ranks. The data that each
+needs about the others is computed before any of them is trained: `other_samples`.
 
 Notation of this package: mu the behaviour policy that sampled the tokens, pi the policy being trained, r = pi / mu of one token,
 A the advantage, sg(x) x held constant. Shape suffix P: positions of one packed micro-batch.
@@ -6,22 +9,28 @@ A the advantage, sg(x) x held constant. Shape suffix P: positions of one packed 
 
 import dataclasses
 import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.batching.batch import Sample
+
 LOG_RATIO_BOUND = 20.0
-"""exp(20) lies far outside any veto, and its square is still finite in fp32."""
+"""exp(20) is far outside any veto, and its square is still finite in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSamples:
-    """What each position has to know of the other samples of its trajectory, which may lie in other micro-batches."""
+    """The data at each position about the other samples of its trajectory, which may be in other micro-batches."""
 
     vetoed_P: Tensor  # bool: one of them has an impossible ratio
     log_ratio_sums_P: Tensor  # float32, nats: log r summed over their trained tokens
-    num_tokens_P: Tensor  # float32: how many those are
+    num_tokens_P: Tensor  # float32: the number of those tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +46,10 @@ class Tokens:
     trained_P: Tensor  # bool
     segments_P: Tensor  # int64: which sample, from 0
     entropies_P: Tensor
-    # Under the weights at the start of the step. None: they are the present weights.
+    # Log-probs under the weights at the start of the step. None: these are the present weights.
     proximal_logprobs_P: Tensor | None = None
-    reference_logprobs_P: Tensor | None = None  # under the weights that the run started with
-    # int64: how many versions the weights that sampled the token are behind. None: none are.
+    reference_logprobs_P: Tensor | None = None  # log-probs under the weights that the run started with
+    # int64: the lag of the weights that sampled the token. None: all lags are 0.
     lags_P: Tensor | None = None
     other_samples: OtherSamples | None = None  # None: each sample is its trajectory's only one
 
@@ -50,24 +59,25 @@ class Tokens:
         return self.bounded(self.policy_logprobs_P - self.behaviour_logprobs_P)
 
     def bounded(self, log_ratios_P: Tensor) -> Tensor:
-        """So that exp is finite; 0 where a token is not trained."""
+        """Clamps log-ratios (nats) to +/- LOG_RATIO_BOUND, so that their exp is finite; 0 where a token is not trained."""
         return torch.where(self.trained_P, log_ratios_P, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class PerToken:
-    """What an objective computes for each position. Untrained positions are dropped afterwards, and the rest is summed."""
+    """The values that an objective computes for each position. Untrained positions are dropped afterwards, and the rest is summed."""
 
     loss_P: Tensor
     # The factor on each token's policy gradient, without gradient, for the effective sample size. None: 1.
     weights_P: Tensor | None = None
-    masked_P: Tensor | None = None  # bool: the policy gradient of the token is switched off. None: of none
-    vetoed_P: Tensor | None = None  # bool: its whole trajectory is switched off. None: none is
+    masked_P: Tensor | None = None  # bool: the token has no policy gradient. None: every token has one
+    # Bool: no token of its trajectory has a policy gradient. None: no trajectory is vetoed
+    vetoed_P: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers of an objective. One that the objective does not use is not a number, so that a use of it shows."""
+    """The numbers of an objective. A number that the objective does not use is NaN, so that any use of it is visible."""
 
     ratio_cap: float = math.nan
     ratio_floor: float = math.nan
@@ -81,6 +91,93 @@ class Bounds:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The names of those that are numbers."""
+        """The names of the numbers that are not NaN."""
         names = (field.name for field in dataclasses.fields(self))
         return tuple(name for name in names if not math.isnan(getattr(self, name)))
+
+
+SAMPLES_AT_A_TIME = 64
+"""The number of trajectories whose tokens one matrix separates: 16 MiB for 32,768 positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRatios:
+    """Sums over the trained tokens of one sample, or of several together."""
+
+    log_ratio_sum: float = 0.0  # nats
+    num_tokens: int = 0
+    is_vetoed: bool = False  # whether one of its ratios is impossible
+
+    def __add__(self, other: "SampleRatios") -> "SampleRatios":
+        return SampleRatios(
+            self.log_ratio_sum + other.log_ratio_sum,
+            self.num_tokens + other.num_tokens,
+            self.is_vetoed or other.is_vetoed,
+        )
+
+
+def vetoed(tokens: Tokens, bounds: Bounds) -> Tensor:
+    """True for every position of a trajectory in which the ratio of a trained token is impossible."""
+    outside_P = tokens.trained_P & _is_impossible(tokens.log_ratios_P.detach().exp(), bounds)
+    vetoed_P = _summed(outside_P.long(), tokens) > 0
+    others = tokens.other_samples
+    return vetoed_P if others is None else others.vetoed_P | vetoed_P
+
+
+def mean_log_ratios(tokens: Tokens) -> Tensor:
+    """The mean of log r over the trained tokens of its trajectory at every position, without gradient."""
+    sums_P = _summed(tokens.log_ratios_P.detach(), tokens)
+    num_tokens_P = _summed(tokens.trained_P.float(), tokens)
+    if tokens.other_samples is not None:
+        sums_P = sums_P + tokens.other_samples.log_ratio_sums_P
+        num_tokens_P = num_tokens_P + tokens.other_samples.num_tokens_P
+    return sums_P / num_tokens_P.clamp(min=1)
+
+
+def branched_samples(samples: Sequence[Sample]) -> list[int]:
+    """Indices of the samples whose trajectory has several samples."""
+    counts = Counter(sample.request_id for sample in samples)
+    return [index for index, sample in enumerate(samples) if counts[sample.request_id] > 1]
+
+
+def other_samples(
+    samples: Sequence[Sample], logprobs: Sequence[npt.NDArray[np.float32]], bounds: Bounds
+) -> list[SampleRatios]:
+    """The ratios of all other samples of its trajectory, for each sample. `logprobs` are under the weights of the update."""
+    ratios = [_ratios(sample, values_T, bounds) for sample, values_T in zip(samples, logprobs, strict=True)]
+    together: defaultdict[str, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        together[sample.request_id].append(index)
+    return [
+        sum((ratios[other] for other in together[sample.request_id] if other != index), SampleRatios())
+        for index, sample in enumerate(samples)
+    ]
+
+
+def _ratios(sample: Sample, logprobs_T: npt.NDArray[np.float32], bounds: Bounds) -> SampleRatios:
+    log_ratios_T = (logprobs_T - sample.behaviour_logprobs_T)[sample.trained_T]
+    bounded_T = torch.from_numpy(log_ratios_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return SampleRatios(
+        log_ratio_sum=float(bounded_T.double().sum()),
+        num_tokens=len(log_ratios_T),
+        is_vetoed=bool(_is_impossible(bounded_T.exp(), bounds).any()),
+    )
+
+
+def _summed(values_P: Tensor, tokens: Tokens) -> Tensor:
+    """The sum of `values_P` over the sample of each position.
+
+    It is computed by products with indicators, because sums by index depend on the order of threads on a GPU; for some samples at a time,
+    because a micro-batch may hold thousands.
+    """
+    num_samples, device = int(tokens.segments_P[-1]) + 1, values_P.device
+    sums_S = [
+        (numbers[:, None] == tokens.segments_P).double() @ values_P.double()
+        for numbers in torch.arange(num_samples, device=device).split(SAMPLES_AT_A_TIME)
+    ]
+    return torch.cat(sums_S).to(values_P.dtype)[tokens.segments_P]
+
+
+def _is_impossible(ratios: Tensor, bounds: Bounds) -> Tensor:
+    """Whether each ratio is impossible. None is if the objective has no veto, because a comparison with NaN is false."""
+    return (ratios < bounds.veto_low) | (ratios > bounds.veto_high)

@@ -1,6 +1,10 @@
-"""Where the text of a file comes from that the tests will read: the container as it is before the eval script runs, or the
-script itself, which may write the file, patch it, copy it or check it out of a commit. What a script does after it has
-started the tests is not looked at.
+"""The origin of the text of a file that the tests will read: the container as it is before the eval script runs, or the script itself,
+which may write the file, patch it, copy it or check it out of a commit. Actions of a script after it has started the tests are ignored.
+
+The script's commands are parsed like bash, as far as needed to find which files they write. Only literal words are known: a word with a
+variable, a substitution or a pattern in it is None. Branches and loops are treated as if each of their commands ran once. A wrong result
+does no harm: a control that it misplaces has no effect in verification, and is dropped there. Texts have one character per byte of the
+script.
 """
 
 import posixpath
@@ -8,13 +12,236 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workers.grading.closing_line import RUNS_PYTEST, RUNS_UNITTEST
-from workers.grading.controls import patches
-from workers.grading.controls.commands import Command, Heredoc, Word, commands
+from pipeline import diff
+from pipeline.runners import PYTEST, UNITTEST
+
+_BLANK = re.compile(r"(?:[ \t]|\\\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_ARITHMETIC = re.compile(r"\(\(.*?\)\)", re.DOTALL)
+_REDIRECTION = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<|&>>|&>|>>|>\||>&|>)")
+_SEPARATOR = re.compile(r"&&|\|\||;;|\|&|[;&|()\n]")
+_PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>*?\[\]{}~]+")
+# Matches the rest of a $'...' string, as in $'it\'s'.
+_ESCAPED_QUOTES = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL)
+_EXPANDED = re.compile(r"[$`\\]")
+_KEYWORDS = frozenset(
+    {"!", "do", "elif", "else", "if", "then", "time", "until", "while", "{", "command", "sudo"}
+)
+_ASSIGNMENT = re.compile(r"\w+\+?=")
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    """A here-document. Its body is at bytes `start` to `end` of the script, without the line of its delimiter."""
+
+    start: int
+    end: int
+    delimiter: str
+    literal: bool  # the shell changes nothing in it, except that it removes leading tabs if `indented`
+    indented: bool
+
+    def text(self, script: bytes) -> bytes | None:
+        """Returns the text that the command reads; None if the shell would expand something in it."""
+        body = script[self.start : self.end]
+        if not self.literal and _EXPANDED.search(body.decode("latin-1")):
+            return None
+        return re.sub(rb"^\t+", b"", body, flags=re.MULTILINE) if self.indented else body
+
+    def body(self, script: bytes, text: bytes) -> bytes | None:
+        """Returns the body from which the command reads `text`; None if there is none. All lines get the indentation of the first line."""
+        lines = re.findall(rb"[^\n]*\n|[^\n]+", text)
+        if (text and not text.endswith(b"\n")) or self.delimiter.encode("latin-1") + b"\n" in lines:
+            return None
+        if not self.literal and _EXPANDED.search(text.decode("latin-1")):
+            return None
+        if not self.indented:
+            return text
+        indent = re.match(rb"\t*", script[self.start : self.end])
+        if indent is None or any(line.startswith(b"\t") for line in lines):
+            return None
+        return b"".join(indent[0] + line for line in lines)
+
+
+@dataclass(slots=True)
+class Word:
+    """A shell word, which occupies the bytes from `start` to `end` of the script. `text` is None if its value is not known."""
+
+    text: str | None
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Command:
+    """A simple command, with its inputs and outputs."""
+
+    words: list[Word] = field(default_factory=list[Word])
+    redirections: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
+    heredoc: Heredoc | None = None
+    piped: bool = False  # whether it reads the output of the command before it
+    depth: int = 0  # number of subshells around it
+
+    def texts(self) -> list[str | None]:
+        """The words without keywords and assignments in front of the command."""
+        return [word.text for word in self.plain_words()]
+
+    def plain_words(self) -> list[Word]:
+        """The words without keywords and assignments in front of the command, with their positions."""
+        for index, word in enumerate(self.words):
+            if word.text is None or not (word.text in _KEYWORDS or _ASSIGNMENT.match(word.text)):
+                return self.words[index:]
+        return []
+
+
+def commands(script: bytes) -> list[Command]:
+    """The commands of `script`, in order."""
+    return _Reader(script.decode("latin-1")).read()  # each character of latin-1 is one byte
+
+
+class _Reader:
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._at = 0
+        self._depth = 0
+        self._read: list[Command] = []
+        self._current = Command()
+        self._awaited: list[tuple[Command, str, bool, bool]] = []  # here-documents whose bodies follow
+
+    def read(self) -> list[Command]:
+        while self._at < len(self._script):
+            if blank := _BLANK.match(self._script, self._at):
+                self._at = blank.end()
+            elif comment := _COMMENT.match(self._script, self._at):
+                self._at = comment.end()
+            elif not self._current.words and (arithmetic := _ARITHMETIC.match(self._script, self._at)):
+                self._at = arithmetic.end()
+            elif redirection := _REDIRECTION.match(self._script, self._at):
+                self._at = redirection.end()
+                self._redirect(redirection[1], redirection[2])
+            elif separator := _SEPARATOR.match(self._script, self._at):
+                self._at = separator.end()
+                self._separate(separator[0])
+            else:
+                self._current.words.append(self._word()[0])
+        self._separate("\n")
+        return self._read
+
+    def _separate(self, separator: str) -> None:
+        if self._current.words or self._current.redirections:
+            self._read.append(self._current)
+        self._depth = max(0, self._depth + {"(": 1, ")": -1}.get(separator, 0))
+        self._current = Command(piped=separator in ("|", "|&"), depth=self._depth)
+        if separator == "\n":
+            for command, delimiter, literal, indented in self._awaited:
+                command.heredoc = self._body(delimiter, literal=literal, indented=indented)
+            self._awaited = []
+
+    def _redirect(self, descriptor: str, operator: str) -> None:
+        if blank := _BLANK.match(self._script, self._at):
+            self._at = blank.end()
+        word, quoted = self._word()
+        if operator in ("<<", "<<-"):
+            if word.text and descriptor in ("", "0"):
+                self._awaited.append((self._current, word.text, quoted, operator == "<<-"))
+        elif descriptor in ("", "1") or operator.startswith("&"):
+            self._current.redirections.append((operator, word.text))
+
+    def _body(self, delimiter: str, *, literal: bool, indented: bool) -> Heredoc:
+        start = at = self._at
+        while at < len(self._script):
+            end = self._script.find("\n", at)
+            end = len(self._script) if end < 0 else end
+            line = self._script[at:end]
+            if (line.lstrip("\t") if indented else line) == delimiter:
+                self._at = min(end + 1, len(self._script))
+                return Heredoc(start, at, delimiter, literal, indented)
+            at = end + 1
+        self._at = len(self._script)
+        return Heredoc(start, len(self._script), delimiter, literal, indented)
+
+    def _word(self) -> tuple[Word, bool]:
+        """The word that begins here, and whether any of it is quoted."""
+        start, parts, known, quoted = self._at, [""], True, False
+        script = self._script
+        while self._at < len(script):
+            if plain := _PLAIN.match(script, self._at):
+                parts.append(plain[0])
+                self._at = plain.end()
+                continue
+            character = script[self._at]
+            if character in " \t\n;&|()<>":
+                break
+            if character == "'":
+                end = _find(script, "'", self._at + 1)
+                parts.append(script[self._at + 1 : end])
+                quoted, self._at = True, end + 1
+            elif character == '"':
+                text, self._at = _double_quoted(script, self._at + 1)
+                parts.append(text or "")
+                quoted, known = True, known and text is not None
+            elif character == "\\":
+                parts.append(script[self._at + 1 : self._at + 2].replace("\n", ""))
+                quoted, self._at = True, self._at + 2
+            else:
+                known = known and character in "[]{}"
+                parts.append(character)
+                self._at = _after_expansion(script, self._at)
+        if self._at == start:  # no character here can begin a word
+            self._at += 1
+        return Word("".join(parts) if known else None, start, self._at), quoted
+
+
+def _find(script: str, text: str, at: int) -> int:
+    found = script.find(text, at)
+    return len(script) if found < 0 else found
+
+
+def _double_quoted(script: str, at: int) -> tuple[str | None, int]:
+    """Returns the text between double quotes, or None if it is not literal, and the position after it."""
+    parts: list[str] = []
+    known = True
+    while at < len(script) and script[at] != '"':
+        if script[at] == "\\":
+            escaped = script[at + 1 : at + 2]
+            parts.append({"\n": ""}.get(escaped, escaped if escaped in '$`"\\' else f"\\{escaped}"))
+            at += 2
+        elif script[at] in "$`":
+            known = False
+            at = _after_expansion(script, at)
+        else:
+            parts.append(script[at])
+            at += 1
+    return ("".join(parts) if known else None), at + 1
+
+
+def _after_expansion(script: str, at: int) -> int:
+    """Returns the position after the expansion or pattern character that begins at `at`."""
+    if script[at] == "`":
+        return _find(script, "`", at + 1) + 1
+    opening = script[at + 1 : at + 2] if script[at] == "$" else ""
+    if opening == "'":
+        quoted = _ESCAPED_QUOTES.match(script, at + 2)
+        return quoted.end() if quoted else len(script)
+    if opening not in ("(", "{"):
+        return at + 1
+    closing = {"(": ")", "{": "}"}[opening]
+    depth, at = 1, at + 2
+    while at < len(script) and depth:
+        if script[at] == "\\":
+            at += 1
+        elif script[at] == "'":
+            at = _find(script, "'", at + 1)
+        elif script[at] == '"':
+            at = _double_quoted(script, at + 1)[1] - 1
+        else:
+            depth += (script[at] == opening) - (script[at] == closing)
+        at += 1
+    return at
+
 
 _START_OF_TESTS = ">>>>> Start Test Output"
 _INSTALLS = frozenset({"pip", "pip3", "conda", "mamba", "apt", "apt-get", "uv", "poetry"})
-# Options of git apply and patch under which a diff means what it says.
+# Options of git apply and patch that do not change what a diff does to its files.
 _SAME_DIFF = re.compile(
     r"-|-i|-v|--verbose|-q|--quiet|--index|--3way|-3|--whitespace=.*|--recount|--allow-empty|--reject"
     r"|-N|--forward|-t|--batch|-s|--silent|-f|--force|--fuzz=\d+|-F\d*|-u|--no-backup-if-mismatch"
@@ -48,12 +275,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """What the section `number` of a here-document's diff makes of `old`; of nothing if that is None."""
+    """The result of applying section `number` of a here-document's diff to `old`; to an empty file if `old` is None."""
 
     heredoc: Heredoc
     number: int
     old: "Source | None"
-    sections: tuple[patches.Section, ...] = field(compare=False)  # of the whole diff
+    sections: tuple[diff.Section, ...] = field(compare=False)  # all sections of the diff
 
 
 Source = InContainer | InCommit | Body | Patched
@@ -62,14 +289,14 @@ Source = InContainer | InCommit | Body | Patched
 @dataclass(frozen=True, slots=True)
 class _Written:
     path: str
-    heredoc: Heredoc | None  # None: with a text that is not known
+    heredoc: Heredoc | None  # None: its text is not known
 
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
     directory: str
     heredoc: Heredoc
-    sections: tuple[patches.Section, ...]
+    sections: tuple[diff.Section, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +315,9 @@ _Event = _Written | _Applied | _Copied | _CheckedOut
 
 
 class Arrivals:
-    """What the eval script `script`, started in `workdir`, does to files before it runs the tests.
+    """The effects on files of the eval script `script`, started in `workdir`, before it runs the tests.
 
-    Paths are relative to the workdir if they lie in it, else absolute.
+    Paths inside the workdir are relative to it, others are absolute.
     """
 
     def __init__(self, script: bytes, workdir: str) -> None:
@@ -99,7 +326,7 @@ class Arrivals:
         self._events = _Events(script, workdir).read()
 
     def source(self, path: str) -> Source | None:
-        """Where the text of the file at `path` comes from; None if that is not known, or nowhere."""
+        """The origin of the text of the file at `path`; None if it is not known, or if there is none."""
         return self._source(inside(path, self._workdir), len(self._events))
 
     def written(self) -> tuple[str, ...]:
@@ -120,7 +347,7 @@ class Arrivals:
         return tuple(paths)
 
     def copied(self) -> tuple[tuple[str, str], ...]:
-        """Files and directories that the script copies: from where to where."""
+        """Files and directories that the script copies, as pairs of source and destination."""
         return tuple((event.origin, event.target) for event in self._events if isinstance(event, _Copied))
 
     def checked_out(self) -> tuple[str, ...]:
@@ -168,7 +395,7 @@ class _Events:
     def __init__(self, script: bytes, workdir: str) -> None:
         self._script = script
         self._workdir = workdir
-        self._directories: list[str | None] = [workdir]  # where each subshell is; None: not known
+        self._directories: list[str | None] = [workdir]  # working directory of each subshell; None: not known
         self._events: list[_Event] = []
 
     def read(self) -> list[_Event]:
@@ -234,7 +461,7 @@ class _Events:
             words, plain = words[2:], plain[2:]
         match words:
             case ["apply", *rest] if heredoc is not None and directory is not None:
-                # A git diff's paths are relative to the repository, wherever in it git is called.
+                # The paths of a git diff are relative to the repository's root, whichever directory git runs in.
                 inside = f"{directory}/".startswith(f"{self._workdir}/")
                 self._apply(rest, heredoc, self._workdir if inside else directory)
             case ["checkout", *rest] if directory is not None:
@@ -257,7 +484,7 @@ class _Events:
                 return
         text = heredoc.text(self._script)
         if text is not None and strip is not None:
-            found = tuple(patches.sections(text, strip=strip))
+            found = tuple(diff.sections(text, strip=strip))
             self._events.append(_Applied(directory, heredoc, found))
 
     def _check_out(self, words: Sequence[str | None], plain: Sequence[Word], directory: str) -> None:
@@ -299,11 +526,11 @@ def _starts_tests(command: Command) -> bool:
         return True
     if not words or words[0] in _INSTALLS or words[:3] == ["python", "-m", "pip"]:
         return False
-    return bool(RUNS_PYTEST.search(text) or RUNS_UNITTEST.search(text))
+    return bool(PYTEST.named.search(text) or UNITTEST.named.search(text))
 
 
 def inside(path: str, workdir: str) -> str:
-    """`path` relative to the workdir if it lies in it."""
+    """`path` relative to the workdir if it is inside it, otherwise unchanged."""
     absolute = posixpath.normpath(posixpath.join(workdir, path))
     root = workdir.rstrip("/")
     return "." if absolute == root else absolute.removeprefix(f"{root}/")

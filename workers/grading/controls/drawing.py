@@ -1,22 +1,129 @@
-"""Which expectations a control run contradicts: one for each test, drawn by chance, so that no code can know which."""
+"""The choice of the expectation that a control run contradicts, and the joint result of two runs for a pass.
+
+The expectation belongs to one test and is drawn by chance, so that no code can know which it is. Everything else is true in a control run.
+So the other tests reveal nothing about which run this is, and must pass in it.
+
+The tests of a run have the runner's own names if the witness reported, otherwise the names that the verdict's parser reads in the log.
+"""
 
 import bisect
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pipeline.calibration import Calibration, Contradiction
+from pipeline.task import Calibration, Contradiction
+from workers.grading.defence import witness
+from workers.grading.defence.witness import BAD, WitnessedRun
+
+PASSED = "PASSED"
+NAMED_AT_MOST = 3
 
 
-class Shuffles(Protocol):
-    """Puts a list into a random order."""
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """The outcomes of the tests of one run."""
 
-    def shuffle(self, x: list[Contradiction]) -> None: ...
+    by_name: Mapping[str, str] = field(default_factory=dict[str, str])
+    witnessed: bool = False
+    stopped_early: bool = False  # the runner ended before all collected tests had run
+    finished: bool = False  # the eval script came to its end
+    # Parts of the runner that were replaced, and kinds of failure that made no test fail.
+    replaced: frozenset[str] = frozenset()
+
+    def passed(self, name: str) -> bool:
+        """Whether the test ran and passed."""
+        return self.by_name.get(name) == PASSED
+
+    def failed(self, name: str) -> bool:
+        """Whether the test ran and failed."""
+        return self.by_name.get(name) in BAD
+
+
+NOTHING_RAN = Outcomes()
+
+
+def outcomes(runs: tuple[WitnessedRun, ...], parsed: Mapping[str, str]) -> Outcomes:
+    """Returns the outcomes that the witness reported, or else `parsed`, those that the verdict's parser read from the log.
+
+    In `parsed`, "" means that the log does not mention the test.
+    """
+    sessions = witness.sessions(runs)
+    return Outcomes(
+        by_name=witness.outcomes(runs) if sessions else {name: said for name, said in parsed.items() if said},
+        witnessed=bool(sessions),
+        stopped_early=any(end.finished < end.collected for end in sessions),
+        finished=True,
+        replaced=witness.replaced(runs),
+    )
+
+
+def shortfall(found: Outcomes, calibration: Calibration) -> str | None:
+    """The things that the runs of a patch that passed lack compared with those of the known fix; None if they lack nothing."""
+    if calibration.witnessed and not found.witnessed:
+        return "no test run was witnessed, as those of the known fix were"
+    changed = sorted(found.replaced.difference(calibration.replaced)) if calibration.witnessed else []
+    if changed:
+        return f"the test runner was changed otherwise than with the known fix: {few(changed)}"
+    missing = [name for name in calibration.passing if not found.passed(name)]
+    if not missing:
+        return None
+    return f"{few(missing)} did not pass, as with the known fix"
+
+
+def survivors(contradiction: Contradiction, control: Outcomes, calibration: Calibration) -> list[str]:
+    """The contradicted tests that did not fail in the control run, in order.
+
+    A test that did not run is one of them, unless the eval script ends at the first failure: then another of them must have
+    failed.
+    """
+    names = {name: contradiction.renamed.get(name, name) for name in contradiction.fails}
+    stopped = calibration.stops_early and any(control.failed(name) for name in names.values())
+    return [
+        name
+        for name, under_it in names.items()
+        if not control.failed(under_it) and not (stopped and under_it not in control.by_name)
+    ]
+
+
+def strays(contradiction: Contradiction, control: Outcomes, calibration: Calibration) -> list[str]:
+    """The tests that need the fix and did not pass in the control run, though nothing that they expect was contradicted."""
+    touched = {*contradiction.fails, *contradiction.may_fail}
+    return [
+        name
+        for name in calibration.needing_fix
+        if name not in touched
+        and not control.passed(contradiction.renamed.get(name, name))
+        and not (calibration.stops_early and name not in control.by_name)
+    ]
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of these names, and the number of the others."""
+    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    return f"{', '.join(names[:NAMED_AT_MOST])}{more}"
+
+
+T = TypeVar("T")
+
+# Share of gradings with one additional control, of a test that passes without the fix, too: a patch could mend the bug and hide what it
+# breaks. It is additional because it proves nothing about the tests that need the fix.
+OTHERS_SHARE = 0.1
+
+
+class Chance(Protocol):
+    """The source of random choices, such as `random.Random`."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+    def choice(self, seq: Sequence[T]) -> T: ...
 
 
 @dataclass(slots=True)
 class ChangedText:
-    """The places that contradictions change, by file."""
+    """The spans that contradictions change, by file."""
 
     _places: dict[str, list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict[str, list[tuple[int, int]]](list)
@@ -24,41 +131,46 @@ class ChangedText:
 
     def overlaps(self, contradiction: Contradiction) -> bool:
         """Whether it changes text that one of those added changes too."""
-        places, (start, end) = self._places[contradiction.path], _place(contradiction)
-        next_one = bisect.bisect_left(places, (start, end))
-        before, after = places[max(0, next_one - 1) : next_one], places[next_one : next_one + 1]
-        return any(other_start < end and start < other_end for other_start, other_end in (*before, *after))
+        places = self._places[contradiction.path]
+        return any(_is_taken(place, places) for place in _places(contradiction))
 
     def add(self, contradiction: Contradiction) -> None:
-        """To be called for one that overlaps with none."""
-        bisect.insort(self._places[contradiction.path], _place(contradiction))
+        """Adds a contradiction that overlaps with none."""
+        for place in _places(contradiction):
+            bisect.insort(self._places[contradiction.path], place)
 
 
-def draw(calibration: Calibration, chance: Shuffles) -> list[Contradiction]:
-    """Contradictions that together make every test fail that has one.
+def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) -> Contradiction:
+    """The contradiction of a control run: of a test that needs the fix, or of one that does not, each such test with the same probability.
 
-    A single one if the script ends at the first failure. Where so many failures take too long, as many tests as are allowed:
-    those that need the fix first.
+    For a test that needs the fix, a contradiction is drawn under which only such tests fail, if there is one: code that fixes nothing also
+    returns a value that tests expect without the fix, so such a value proves nothing. The calibration must have contradictions; if it has
+    none of the wanted tests, one of the others is drawn.
     """
-    shuffled = list(calibration.contradictions)
-    chance.shuffle(shuffled)
-    if calibration.stops_early:
-        return shuffled[:1]
-    if calibration.most_controlled:
-        needing = frozenset(calibration.needing_fix)
-        shuffled.sort(key=lambda one: needing.isdisjoint(one.fails))
-    drawn: list[Contradiction] = []
-    covered: set[str] = set()
-    changed = ChangedText()
-    for contradiction in shuffled:
-        if calibration.most_controlled and len(covered) >= calibration.most_controlled:
-            break
-        if not covered.issuperset(contradiction.fails) and not changed.overlaps(contradiction):
-            drawn.append(contradiction)
-            changed.add(contradiction)
-            covered.update(contradiction.fails)
-    return drawn
+    of_test: dict[str, list[Contradiction]] = defaultdict(list)
+    for contradiction in calibration.contradictions:
+        for name in contradiction.fails:
+            of_test[name].append(contradiction)
+    needing = {*calibration.needing_fix}
+    wanted = [name for name in of_test if (name in needing) == needing_fix]
+    found = of_test[chance.choice(wanted or list(of_test))]
+    telling = [one for one in found if needing.issuperset(one.fails)] if needing_fix else []
+    return chance.choice(telling or found)
 
 
-def _place(contradiction: Contradiction) -> tuple[int, int]:
-    return contradiction.offset_bytes, contradiction.offset_bytes + len(contradiction.was.encode())
+def has_others(calibration: Calibration) -> bool:
+    """Whether there are contradictions of tests that need the fix and contradictions of tests that do not."""
+    needing = {*calibration.needing_fix}
+    kinds = {name in needing for one in calibration.contradictions for name in one.fails}
+    return len(kinds) == 2
+
+
+def _places(contradiction: Contradiction) -> list[tuple[int, int]]:
+    return [(one.offset_bytes, one.end_bytes) for one in contradiction.changes]
+
+
+def _is_taken(place: tuple[int, int], places: Sequence[tuple[int, int]]) -> bool:
+    start, end = place
+    next_one = bisect.bisect_left(places, place)
+    before, after = places[max(0, next_one - 1) : next_one], places[next_one : next_one + 1]
+    return any(other_start < end and start < other_end for other_start, other_end in (*before, *after))

@@ -1,6 +1,7 @@
-"""Which functions of a test file are tests, and which functions of the file each of them reaches.
+"""Finds which functions of a test file are tests, and which functions of the file each of them reaches.
 
-Calls are followed by name only. Too many are better than too few: whether a test depends on an expectation is tried.
+Calls are followed by name only. Too many results are better than too few, because a trial run shows whether a test depends on an
+expectation.
 """
 
 import ast
@@ -45,7 +46,7 @@ class _Class:
 
 @dataclass(frozen=True)
 class _References:
-    """The names that a definition uses, and the attributes that it uses: of its own object, through `super()`, of anything."""
+    """The names that a definition uses, and the attributes that it uses: of its own object, through `super()`, and of anything."""
 
     names: frozenset[str]
     own: frozenset[str]
@@ -54,7 +55,7 @@ class _References:
 
 
 def functions_of_tests(tree: ast.Module) -> list[tuple[Definition, tuple[str, ...]]]:
-    """Each function that tests of the file are or reach, with the qualified names of those tests."""
+    """Each function that is a test of the file or that one reaches, with the qualified names of those tests."""
     definitions = _Definitions()
     definitions.visit_body(tree.body, None)
     tests: dict[int, set[str]] = defaultdict(set)
@@ -68,7 +69,7 @@ def functions_of_tests(tree: ast.Module) -> list[tuple[Definition, tuple[str, ..
 
 
 class _Definitions:
-    """The functions, classes and assignments of a file by name, and who uses whom."""
+    """The functions, classes and assignments of a file by name, and the names that each uses."""
 
     def __init__(self) -> None:
         self._functions: dict[str, list[Definition]] = defaultdict(list)
@@ -93,7 +94,7 @@ class _Definitions:
                         self.visit_body(block, owner)
 
     def tests(self) -> Iterator[tuple[str, str | None, list[tuple[str | None, Definition]]]]:
-        """The name of each test, its class and the definitions that its run starts from."""
+        """The name of each test, its class and the definitions with which its run starts."""
         around_all = [
             (None, definition) for name in _AROUND_MODULE for definition in self._functions.get(name, [])
         ]
@@ -111,7 +112,7 @@ class _Definitions:
                     yield f"{owner}::{name}", owner, around + self._members(owner, name)
 
     def reached(self, owner: str | None, start: list[tuple[str | None, Definition]]) -> list[Definition]:
-        """What a test of the class `owner` reaches from the definitions `start`, those among it."""
+        """The definitions that a test of the class `owner` reaches from the definitions `start`, which are included."""
         seen: dict[tuple[str | None, int], Definition] = {}
         waiting = list(start)
         while waiting:
@@ -139,7 +140,7 @@ class _Definitions:
                     )
 
     def _of_object(self, kind: str, used: _References) -> Iterator[tuple[str | None, Definition]]:
-        """The members of a class that may run where objects of it are made."""
+        """The members of a class that may run when an object of it is made."""
         for base in self._line(kind):
             for name, definitions in self._classes[base].members.items():
                 if name in used.attributes or (name.startswith("__") and name.endswith("__")):
@@ -153,7 +154,7 @@ class _Definitions:
         return []
 
     def _line(self, owner: str) -> list[str]:
-        """The class and its bases in the file, in the order in which members are looked up, nearly."""
+        """The class and its bases in the file, approximately in the order in which members are looked up."""
         line: dict[str, None] = {}
         waiting = [owner]
         while waiting:

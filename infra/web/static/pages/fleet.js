@@ -1,11 +1,96 @@
-// What Redis says of a run: its trainer, queue, engines, workers and judges.
+// What Redis says of a run: its trainer, queue, engines, workers with their slots, and judges; and its dead letters, with what may be
+// done with them where the server was started with --allow-actions.
 
 import { address } from "../address.js";
-import { get, ofRun } from "../api.js";
-import { deadLetters } from "../dead.js";
-import { badge, element, facts, notice, redraw, section, svg, table } from "../dom.js";
+import { act, get, ofRun } from "../api.js";
+import { badge, element, facts, notice, redraw, say, section, svg, table, unwell } from "../dom.js";
 import { ago, bytes, duration, number } from "../format.js";
-import { slotLegend, slots } from "../slots.js";
+
+const COLOURS = { opening: "colour6", agent: "colour0", judging: "colour0", grading: "colour3", publishing: "colour2" };
+const MOST_BOXES = 64;
+
+/** The boxes of `worker`; `claims` are all of the run, by request id. */
+function slots(run, worker, claims) {
+  const used = worker.running.slice(0, MOST_BOXES).map((id) => element("li", {}, box(run, id, claims.get(id))));
+  const idle = Math.max(0, Math.min(worker.slots, MOST_BOXES) - used.length);
+  const boxes = [...used, ...Array.from({ length: idle }, () => element("li", {}, element("span", { class: "slot" })))];
+  return element("div", { class: "slots" }, element("ol", {}, boxes), ` ${worker.running.length} of ${worker.slots}`);
+}
+
+function box(run, id, claim) {
+  if (!claim) return element("span", { class: "slot other", title: `${id}, of another run, or ending` });
+  const { phase, turn, claimed_at: claimedAt } = claim.lease;
+  const said = `${id}: ${phase}${turn ? `, turn ${turn} of ${claim.max_turns}` : ""}, claimed ${ago(claimedAt)}`;
+  return element("a", { class: `slot ${COLOURS[phase] ?? "colour8"}`, href: address("rollout", run, id), title: said, "aria-label": said });
+}
+
+/** What the colours say, of the phases that there are. */
+function slotLegend(claims) {
+  const phases = [...new Set([...claims.values()].map((claim) => claim.lease.phase))].sort();
+  return phases.length ? element("ul", { class: "legend" }, phases.map((phase) => element("li", { class: COLOURS[phase] ?? "colour8" }, phase))) : null;
+}
+
+const AT_ONCE = 500;
+const ACTIONS = {
+  requeue: { verb: "Requeue", all: "Requeue all", says: "They get a fresh budget of tries and are played again." },
+  drop: { verb: "Drop", all: "Drop all", says: "The requests and the evidence of their failures are deleted. This cannot be undone." },
+};
+
+/** The section about dead letters; null if there are none. `changed` is called after an action. */
+async function deadLetters(run, changed) {
+  const found = await get(ofRun(run, "dead"));
+  if (!found.dead?.length) return null;
+  const told = element("div", { "aria-live": "polite" });
+  const button = (action, text, ids) => element("button", { type: "button", click: () => carryOut(run, action, ids, told, changed) }, text);
+  const columns = [
+    { name: "Request", cell: (one) => element("a", { href: address("rollout", run, one.request_id) }, one.request_id) },
+    { name: "Kind", cell: (one) => one.kind },
+    { name: "Class", cell: (one) => badge(one.class, "bad") },
+    { name: "Task", cell: (one) => one.task_id },
+    { name: "Tries", number: true, cell: (one) => number(one.failures.length) },
+    { name: "Died", number: true, cell: (one) => ago(one.died_at) },
+    { name: "Last failure", cell: (one) => one.failures.at(-1)?.message ?? "" },
+  ];
+  if (found.allows_actions)
+    columns.push({ name: "Action", cell: (one) => Object.entries(ACTIONS).map(([action, { verb }]) => button(action, verb, [one.request_id])) });
+  const ids = [...new Set(found.dead.map((one) => one.request_id))];
+  return section("Dead letters", table("Dead letters, newest first", columns, found.dead.slice(0, AT_ONCE)),
+    found.allows_actions ? element("p", {}, Object.entries(ACTIONS).map(([action, { all }]) => button(action, `${all} ${number(ids.length)}`, ids))) : null,
+    told);
+}
+
+async function carryOut(run, action, ids, told, changed) {
+  const { verb, says } = ACTIONS[action];
+  const what = ids.length === 1 ? `request ${ids[0]}` : `${number(ids.length)} requests`;
+  if (!(await agreed(`${verb} ${what} of run ${run}?`, says, verb))) return;
+  try {
+    const left = [];
+    for (let first = 0; first < ids.length; first += AT_ONCE) {
+      const { changed: rows } = await act(ofRun(run, "dead", action), { request_ids: ids.slice(first, first + AT_ONCE) });
+      left.push(...rows.filter((row) => row.reason));
+    }
+    if (left.length) say(told, notice(`${number(left.length)} left as they were: ${left[0].reason}`));
+    else await changed();
+  } catch (error) {
+    say(told, notice(error.message));
+  }
+}
+
+/** Ask in a dialog. Resolves to whether the reader agreed; Escape and Cancel are no. */
+function agreed(question, says, verb) {
+  return new Promise((resolve) => {
+    const answer = (value) => () => dialog.close(value);
+    const heading = element("h2", { id: "question" }, question);
+    const dialog = element("dialog", { "aria-labelledby": "question", close: () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    } }, heading, element("p", {}, says), element("p", { class: "answers" },
+      element("button", { type: "button", autofocus: true, click: answer("") }, "Cancel"),
+      element("button", { type: "button", click: answer("yes") }, verb)));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
 
 const AGE_WIDTH = 120;
 
@@ -20,14 +105,13 @@ export async function show(here) {
 }
 
 function gone(why) {
-  return [notice(`Redis does not answer: ${why}`), element("p", {},
+  return [notice(why), element("p", {},
     "Curves, rollouts and tasks come from the run's directory and can still be read.")];
 }
 
 function parts(run, status, dead) {
-  const complaints = (status.complaints ?? []).map((text) => element("li", {}, text));
   return [
-    complaints.length ? element("ul", { class: "notice" }, complaints) : null,
+    unwell(status),
     section("Trainer", trainer(status)),
     section("Rollouts in flight", queue(status.queue), endings(status.queue)),
     section("Workers", workers(run, "Workers", status.workers, status.queue), hosts(status.workers), outages(status)),

@@ -2,7 +2,7 @@
 
 import { address } from "../address.js";
 import { get } from "../api.js";
-import { badge, element, redraw, table } from "../dom.js";
+import { badge, element, notice, redraw, table, unwell } from "../dom.js";
 import { ago, number, percent } from "../format.js";
 
 const COLUMNS = [
@@ -18,15 +18,17 @@ const COLUMNS = [
 ];
 
 function state(run) {
-  if (run.live) return [badge("live", "good"), " ", run.phase ?? ""];
-  return run.ended ? [badge("ended"), " ", run.ended] : badge("no trainer", "warn");
+  if (run.live) return [run.complaints.length ? badge("unwell", "bad") : badge("live", "good"), " ", run.phase ?? ""];
+  if (run.ended) return [run.complaints.length ? badge("unwell", "bad") : badge("ended"), " ", run.ended];
+  return run.live === null ? [badge("not known"), " without Redis"] : badge("no trainer", "warn");
 }
 
 export async function show() {
   const body = element("div");
   async function refresh() {
-    redraw(body, table("Runs, newest first", COLUMNS, await get("/api/runs"),
-      "There is no run yet. `swerve run` starts one."));
+    const found = await get("/api/runs");
+    redraw(body, found.gone ? notice(found.gone) : "", unwell(found),
+      table("Runs, newest first", COLUMNS, found.runs, "There is no run yet. `swerve train` starts one."));
   }
   await refresh();
   return { title: "Runs", body, refresh, kinds: ["steps", "evaluations", "endings", "status"] };

@@ -93,7 +93,8 @@ function trust(run, tasks) {
     { name: "Tests", number: true, title: "that the known fix passes", cell: (task) => number(task.verification?.num_tests) },
     { name: "Controlled", number: true, title: "tests that can be made to fail", cell: (task) => number(task.verification?.num_controlled) },
     { name: "Flaky", number: true, title: "tests that passed in some runs of the known fix only", cell: (task) => number(task.verification?.num_flaky) },
-    { name: "Weakness", number: true, title: "the share of wrong patches that pass", cell: weakness },
+    { name: "Weakness", number: true, title: "the share of wrong patches that pass, and its 95 % interval", cell: weakness },
+    { name: "Control at best", title: "confirmed: every test that needs the fix can be contradicted", cell: (task) => task.verification?.control ?? "–" },
     { name: "Controls of passes", cell: (task) => tally(task.controls) || "–" },
     { name: "Verdicts that differ", number: true, title: "patches that came again and were judged differently", cell: (task) => ofAll(task.patches_judged_differently, task.patches_judged_again) },
     { name: "Grader failures", number: true, cell: (task) => number(task.grader_failures) },
@@ -107,7 +108,8 @@ function isDoubtful(task) {
 
 function weakness({ verification }) {
   if (!verification || verification.weakness === null) return "–";
-  return `${percent(verification.weakness)} of ${number(verification.num_partial_fixes)}`;
+  const interval = verification.weakness_interval?.map(percent).join(" to ");
+  return `${percent(verification.weakness)} of ${number(verification.num_partial_fixes)}${interval ? ` (${interval})` : ""}`;
 }
 
 function limited(tasks, draw) {

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pipeline.trajectory import Trajectory
-from tests.infra.web.example_run import append, finished, settled, step, store, store_tokens
+from tests.infra.web.example_run import append, finished, judging, settled, step, store, store_tokens
 from tests.pipeline import samples
 
 FINISHED, OTHER = "finished-run", "other-run"
@@ -66,9 +66,8 @@ def write_step(directory: Path, number: int, group: list[Trajectory]) -> None:
         "logprob_gap_mean": 1e-4,
         "wall_s": sum(PARTS.values()),
     }
-    judging = {"num_judged": MEMBERS, "num_steps": 8, "num_scored": 6}
     row = step(number, [one.claim.request.id for one in group])
-    append(directory, "steps", row | numbers | PARTS | {"judging": judging})
+    append(directory, "steps", row | numbers | PARTS | {"judging": judging(num_judged=MEMBERS, num_scored=6)})
 
 
 def _group(run_id: str, number: int) -> Iterator[Trajectory]:
@@ -83,7 +82,14 @@ def _trajectory(run_id: str, name: str, number: int, member: int) -> Trajectory:
 
 
 def _incidents() -> dict[str, list[dict[str, Any]]]:
-    evaluation = {"tasks": "", "num_episodes": 32, "num_failed": 1, "standard_error": 0.08, "at": _at(3)}
+    evaluation = {
+        "tasks": "",
+        "num_episodes": 32,
+        "num_failed": 1,
+        "success_low": 0.1,
+        "success_high": 0.9,
+        "at": _at(3),
+    }
     return {
         "evaluations": [
             evaluation | {"name": "heldout_before", "version": 0, "step": 0, "greedy": False, "success": 0.2},

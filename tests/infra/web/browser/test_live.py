@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
+from msgspec.structs import replace
 from playwright.async_api import expect
 
 from infra.redis_server import own_redis
@@ -19,6 +20,7 @@ from tests.infra.web.browser.conftest import pages_of
 from tests.infra.web.browser.reader import Reader, accessibility_findings, too_wide_by_px
 from tests.infra.web.example_run import NO_REDIS, append, finished, settled, store
 from tests.pipeline import samples
+from tests.pipeline.cli.situations import dead_lettered, worker_lives
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -91,10 +93,63 @@ async def test_the_fleet_is_followed_until_redis_is_gone_and_the_stored_part_can
                 assert await too_wide_by_px(reader.page) <= 0
                 assert await accessibility_findings(reader.page) == []
             await redis.shutdown(nosave=True)
-            await expect(main).to_contain_text("Redis does not answer")
+            await expect(main).to_contain_text("does not answer")
             await reader.open(f"{url}#/run/{RUN}")
             await expect(reader.page.get_by_role("img", name="Entropy")).to_be_visible()
             await reader.leave()
+
+
+async def test_runs_and_run_say_what_is_unwell_and_without_redis_that_nobody_knows(
+    reader: Reader, tmp_path: Path
+) -> None:
+    write_long_run(tmp_path / "live")
+    await reader.look(width=390, scheme="light")
+    with own_redis() as redis_url:
+        async with pages_of(tmp_path, redis_url) as url, await connect(redis_url) as redis:
+            await census.beat_run(
+                redis, replace(_waiting_trainer(step=3), alarms=("gap_grows since step 7",))
+            )
+            await worker_lives(redis, paused="docker is out")
+            await dead_lettered(redis, run_id=RUN)
+            main = reader.page.locator("main")
+            for page in ("#/", f"#/run/{RUN}"):
+                await reader.open(f"{url}{page}")
+                await expect(main).to_contain_text(f"run {RUN} has 1 dead request")
+                await expect(main).to_contain_text(f"run {RUN}, alarm gap_grows since step 7")
+                await expect(main).to_contain_text("rollout worker host/1 is paused: docker is out")
+                await expect(main.locator(".badge", has_text="unwell")).to_be_visible()
+                assert await accessibility_findings(reader.page) == []
+            await expect(main.get_by_role("link", name="1, listed there")).to_be_visible()
+            kinds = (
+                await main.locator("section", has_text="What happened")
+                .locator("tbody .badge")
+                .all_inner_texts()
+            )
+            assert kinds[:2] == ["alarm", "quarantined"]
+            assert set(kinds[2:]) == {"published"}
+            await expect(main).to_contain_text("250 older ones are not listed")
+            assert await main.locator("figure.chart").first.locator("line.mark.published").count() < 300
+            await redis.shutdown(nosave=True)
+            for page in ("#/", f"#/run/{RUN}"):
+                await reader.open(f"{url}{page}")
+                await expect(main).to_contain_text("does not answer")
+                await expect(main.locator(".badge", has_text="not known")).to_be_visible()
+                await expect(main).not_to_contain_text("no trainer")
+            await reader.leave()
+
+
+def write_long_run(directory: Path) -> None:
+    """A run of 300 steps that goes on, with an alarm and a task in quarantine long ago, and a publication at every step."""
+    shown_runs.begin_run(directory, RUN)
+    for number in range(1, 301):
+        shown_runs.write_step(directory, number, [])
+        append(
+            directory,
+            "publications",
+            {"version": number, "step": number, "num_bytes": 1, "at": 1000.0 + number},
+        )
+    append(directory, "alarms", {"step": 9, "kind": "entropy", "text": "it fell", "at": 1009.0})
+    append(directory, "quarantines", {"task_id": "t", "reason": "r", "request_id": "r", "at": 1010.0})
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from tests.trainer.learner.tiny import (
 from trainer.batching.batch import Sample
 from trainer.learner.config import Aggregation, LossConfig, StepMetrics
 from trainer.learner.megatron import Learner
-from trainer.learner.objectives.aggregation import divisor, factors
+from trainer.learner.objectives.loss import divisor, factors
 
 AGGREGATIONS = get_args(Aggregation)
 

@@ -10,7 +10,7 @@ from tests.trainer.learner.objectives.tokens import gradient, loss_of, tokens
 from trainer.learner.config import LossConfig
 from trainer.learner.objectives.loss import policy_loss
 from trainer.learner.objectives.registry import OBJECTIVES, resolve
-from trainer.learner.objectives.tokens import OtherSamples
+from trainer.learner.objectives.tokens import OtherSamples, mean_log_ratios
 
 
 def test_the_pull_to_the_reference_is_its_drift() -> None:
@@ -76,11 +76,29 @@ def test_a_trajectory_whose_mean_ratio_is_off_is_not_trained_by_any_objective(ki
     policy = behaviour + torch.tensor([0.3, -0.3, 0.02, 0.02])
     segments = torch.tensor([0, 0, 1, 1])
     config = LossConfig(kind=kind, geometric_mask=(0.99, 1.01), entropy=0.1)
-    given = tokens(policy.requires_grad_(), behaviour, torch.ones(4), segments_P=segments)
+    entropies = torch.full((4,), 0.5, requires_grad=True)
+    given = tokens(
+        policy.requires_grad_(), behaviour, torch.ones(4), segments_P=segments, entropies_P=entropies
+    )
     loss, sums = loss_of(given, config)
-    (observed,) = torch.autograd.grad(loss, policy)
+    observed, of_entropies = torch.autograd.grad(loss, (policy, entropies))
     assert observed[2:].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(of_entropies, torch.tensor([-0.1, -0.1, 0.0, 0.0]))
     assert sums["vetoed"].item() == 2
+
+
+def test_a_vetoed_trajectory_gets_no_entropy_bonus_and_a_masked_token_keeps_its_own() -> None:
+    """The veto is of the whole trajectory, the mask only of a token's policy gradient."""
+    behaviour = torch.tensor([-1.0, -1.0, -3.0, -1.0])
+    policy = behaviour + torch.tensor([-30.0, 0.0, 2.9, 0.0])  # the third has moved by more than delta
+    entropies = torch.full((4,), 0.5, requires_grad=True)
+    given = tokens(
+        policy, behaviour, torch.ones(4), segments_P=torch.tensor([0, 0, 1, 1]), entropies_P=entropies
+    )
+    loss, sums = loss_of(given, LossConfig(kind="stream_grpo", entropy=0.1))
+    assert (sums["vetoed"].item(), sums["masked"].item()) == (2, 1)
+    (observed,) = torch.autograd.grad(loss, entropies)
+    torch.testing.assert_close(observed, torch.tensor([0.0, 0.0, -0.1, -0.1]))
 
 
 def test_the_mean_ratio_of_a_trajectory_is_over_all_its_samples() -> None:
@@ -89,6 +107,24 @@ def test_the_mean_ratio_of_a_trajectory_is_over_all_its_samples() -> None:
     assert not gradient(policy, behaviour, torch.ones(2), config).any()
     others = OtherSamples(torch.zeros(2).bool(), torch.full((2,), -0.4), torch.full((2,), 3.0))
     assert gradient(policy, behaviour, torch.ones(2), config, other_samples=others).all()
+
+
+def test_the_mean_ratio_of_a_trajectory_does_not_depend_on_the_order_in_which_tokens_are_summed() -> None:
+    """On a GPU, sums by index are in whatever order threads finish, so a run would not repeat itself."""
+    behaviour = torch.full((20_000,), -1.0)
+    policy = behaviour + torch.randn(20_000, generator=torch.Generator().manual_seed(7))
+    segments = torch.arange(200).repeat_interleave(100)
+    order = torch.randperm(20_000, generator=torch.Generator().manual_seed(8))
+    there, back = order[segments[order].argsort(stable=True)], torch.empty(20_000, dtype=torch.long)
+    back[there] = torch.arange(20_000)  # each token to another place of its own sample
+    given, shuffled = (
+        mean_log_ratios(tokens(policy[places], behaviour, torch.ones(20_000), segments_P=segments))
+        for places in (torch.arange(20_000), there)
+    )
+    assert torch.equal(segments[there], segments)
+    assert torch.equal(given, shuffled[back])
+    expected = (policy - behaviour).double().view(200, 100).mean(1).repeat_interleave(100)
+    torch.testing.assert_close(given.double(), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_factor_multiplies_the_whole_loss_of_a_token() -> None:

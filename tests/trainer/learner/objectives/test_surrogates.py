@@ -132,3 +132,18 @@ def test_the_log_linear_proximal_policy_lies_between_by_lag() -> None:
         policy, behaviour, torch.ones(3), LossConfig(kind="tis"), proximal_logprobs_P=proximal
     )
     torch.testing.assert_close(observed, expected)
+
+
+@pytest.mark.parametrize("kind", ["tis", "decoupled_ppo", "icepop"])
+def test_the_clip_around_the_log_linear_proximal_policy_is_the_wider_the_older_the_token(kind: str) -> None:
+    """All three tokens have moved by 0.5 nats, of which 1 / (lag + 1) has happened since the start of the step: a factor of 1.13,
+    1.28 or 1.65 of the proximal policy's probability. The weight for the rest does not depend on the clip.
+    """
+    behaviour = torch.full((3,), -2.0)
+    policy, lags = behaviour + 0.5, torch.tensor([3, 1, 0])
+    config = LossConfig(kind=kind, proximal="log_linear", clip_high=0.3)
+    observed = gradient(policy, behaviour, torch.ones(3), config, lags_P=lags)
+    torch.testing.assert_close(observed, -math.exp(0.5) * torch.tensor([1.0, 1.0, 0.0]))
+    narrow = LossConfig(kind=kind, proximal="log_linear", clip_high=0.2)
+    observed = gradient(policy, behaviour, torch.ones(3), narrow, lags_P=lags)
+    torch.testing.assert_close(observed, -math.exp(0.5) * torch.tensor([1.0, 0.0, 0.0]))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import merged, recursive_merge, to_text
+from tests.workers.agent.episode import HANGING_S, own_environment
 from tests.workers.agent.fidelity import ours, scenes, upstream
 from tests.workers.agent.fidelity.packages import directory_of
 from tests.workers.agent.fidelity.scenes import Scene
@@ -88,7 +88,7 @@ def given_scene(file: AgentFile, scene: Scene, repository: Path) -> dict[str, An
 
 def upstream_plays(version: str, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the real package sends."""
-    environment = os.environ | {
+    environment = own_environment() | {
         "PYTHONPATH": str(directory_of(version)),
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_GLOBAL_CONFIG_DIR": "/nonexistent/mini-swe-agent",
@@ -100,6 +100,7 @@ def upstream_plays(version: str, given: Sequence[dict[str, Any]]) -> list[dict[s
         capture_output=True,
         text=True,
         check=False,
+        timeout=HANGING_S * len(given),
     )
     if done.returncode != 0:
         raise RuntimeError(f"mini-swe-agent {version}: {done.stderr[-2000:]}")
@@ -122,6 +123,9 @@ def first_difference(our: dict[str, Any], their: dict[str, Any]) -> str:
     for number, (mine, other) in enumerate(zip(our["sent"], their["sent"], strict=False), 1):
         if found := message_difference(mine, other):
             return f"query {number}, {found}"
+    for number, (mine, other) in enumerate(zip(our["asked"], their["asked"], strict=False), 1):
+        if mine != other:
+            return f"query {number}, fields: {_around(str(mine), str(other))}"
     for key in ("ended", "submission"):
         if our[key] != their[key]:
             return f"{key}: {_around(our[key], their[key])}"

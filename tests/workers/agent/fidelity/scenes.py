@@ -57,6 +57,8 @@ def text_scenes(act: Callable[[str], str], *, has_time_limit: bool) -> list[Scen
             "thoughts",
             [f"<think>\n{act('rm x')}\n</think>\n{act('ls')}", f"hm</think>{act('ls')}", act(DONE)],
         ),
+        Scene("thoughts beside the content", [_thoughtful(act("ls")), _thoughtful(""), act(DONE)]),
+        _with_fields(act),
         *_endings(act),
         *(_timed(act) if has_time_limit else ()),
     ]
@@ -91,9 +93,25 @@ def tool_scenes() -> list[Scene]:
         Scene("several calls a reply", several),
         Scene("format errors", [*wrong, act("ls"), act(DONE)]),
         Scene("format errors in a row", [*wrong[:2], "what?", act(DONE)]),
+        Scene("thoughts beside the content", [_thoughtful(act("ls")), _thoughtful("hm"), act(DONE)]),
+        _with_fields(act),
         *_endings(act),
         *_timed(act),
     ]
+
+
+def _thoughtful(reply: Any) -> dict[str, Any]:
+    said: dict[str, Any] = {"content": reply} if isinstance(reply, str) else reply
+    return {**said, "reasoning_content": "I wonder.\n"}
+
+
+def _with_fields(act: Callable[[str], Any]) -> Scene:
+    """An agent file that says what each request has to say."""
+    said = (
+        *("temperature=0.3", "seed=7", "top_p=null", "drop_params=true", 'reasoning_effort="low"'),
+        *('chat_template_kwargs={"enable_thinking": false}', 'extra_body={"top_k": 5}', "num_retries=1"),
+    )
+    return Scene("fields of requests", [act(DONE)], [f"model.model_kwargs.{one}" for one in said])
 
 
 def _timed(act: Callable[[str], Any]) -> list[Scene]:

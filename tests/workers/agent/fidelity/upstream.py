@@ -2,8 +2,8 @@
 
 A process of its own, because only one release can be imported. Scenes arrive on standard input as a JSON list: the agent file as one
 tree, the dialect, the task and the replies. The answer on standard output has for each the messages of every query, and how the agent
-ended. Its DefaultAgent, LocalEnvironment and DockerEnvironment are real. So is its model of 2.x, above a stand-in for litellm; and
-the model of 1.x is its DeterministicModel.
+ended. Its DefaultAgent, LocalEnvironment and DockerEnvironment are real, and so are its models, above a stand-in for litellm, which notes
+what litellm would send to a server: messages, tools and the further fields of the request.
 """
 
 import copy
@@ -18,7 +18,9 @@ from contextlib import nullcontext
 from typing import Any
 
 Json = dict[str, Any]
-KEPT = ("role", "content", "tool_calls", "tool_call_id")
+KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
+# What litellm keeps to itself. Fields in `extra_body` stand beside the others in what it sends.
+OF_LITELLM = ("drop_params", "num_retries", "api_base", "api_key", "custom_llm_provider", "model")
 
 
 class RepliesEnd(KeyboardInterrupt):
@@ -31,11 +33,15 @@ class Server:
     def __init__(self, replies: list[Any]) -> None:
         self.replies: Iterator[Any] = iter(replies)
         self.sent: list[list[Json]] = []
+        self.asked: list[Json] = []
 
-    def next(self, messages: list[Json]) -> Json:
+    def next(self, messages: list[Json], asked: Json) -> Json:
         self.sent.append(
             [{key: message[key] for key in KEPT if message.get(key) is not None} for message in messages]
         )
+        sent = {key: value for key, value in asked.items() if key not in OF_LITELLM and value is not None}
+        extra = sent.pop("extra_body", {})
+        self.asked.append({**sent, **extra})
         reply = next(self.replies, None)
         if reply is None:
             raise RepliesEnd
@@ -64,17 +70,23 @@ def stand_in_for_litellm() -> Any:
     The stand-in for litellm asks its attribute `server`.
     """
 
-    def completion(*, messages: list[Json], **_: Any) -> Dumped:
-        reply = litellm.server.next(messages)
+    def completion(*, messages: list[Json], **asked: Any) -> Dumped:
+        reply = litellm.server.next(messages, asked)
         calls = [
             Dumped(id=call["id"], type="function", function=Dumped(**call["function"]))
             for call in reply.get("tool_calls") or []
         ]
-        message = Dumped(role="assistant", content=reply.get("content"), tool_calls=calls or None)
+        # litellm's message has the attribute only if the server sent the field.
+        thoughts = {key: value for key, value in reply.items() if key == "reasoning_content"}
+        content = reply.get("content")
+        message = Dumped(role="assistant", content=content, tool_calls=calls or None, **thoughts)
         finish_reason = reply.get("finish_reason", "tool_calls" if calls else "stop")
         return Dumped(choices=[Dumped(message=message, finish_reason=finish_reason)])
 
-    names = ("UnsupportedParams", "NotFound", "PermissionDenied", "ContextWindowExceeded", "Authentication")
+    names = (
+        *("UnsupportedParams", "NotFound", "PermissionDenied", "ContextWindowExceeded", "Authentication"),
+        "API",
+    )
     litellm: Any = types.ModuleType("litellm")
     litellm.completion = completion
     litellm.exceptions = types.SimpleNamespace(
@@ -87,28 +99,23 @@ def stand_in_for_litellm() -> Any:
     return litellm
 
 
-def model_of_1(server: Server) -> Any:
-    from minisweagent.models.test_models import DeterministicModel
-
-    class Model(DeterministicModel):
-        """Takes its replies from the server."""
-
-        def query(self, messages: list[Json], **kwargs: Any) -> Json:
-            self.n_calls += 1
-            return {"content": server.next(messages)["content"]}
-
-    return Model(outputs=[])
-
-
-def model_of_2(server: Server, config: Json, dialect: str) -> Any:
-    litellm = sys.modules.get("litellm") or stand_in_for_litellm()
+def model_of(server: Server, config: Json, dialect: str, *, is_2: bool) -> Any:
+    litellm: Any = sys.modules.get("litellm") or stand_in_for_litellm()
     litellm.server = server
-    from minisweagent.models.litellm_model import LitellmModel
-    from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
+    from minisweagent.models.litellm_model import LitellmModel, LitellmModelConfig
 
-    known = {key: value for key, value in config.items() if key != "model_class"}
-    known |= {"model_name": "policy", "cost_tracking": "ignore_errors"}
-    return (LitellmTextbasedModel if dialect == "text" else LitellmModel)(**known)
+    said = {"model_name": "policy", **config, "cost_tracking": "ignore_errors"}
+    made: Any = LitellmModel
+    if is_2:
+        from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
+
+        said = {key: value for key, value in said.items() if key != "model_class"} | {"model_name": "policy"}
+        made = LitellmTextbasedModel if dialect == "text" else LitellmModel
+        return made(**said)
+    if not isinstance(said.get("model_kwargs"), dict):  # of a model that chooses between several
+        said["model_kwargs"] = {}
+    known: Any = LitellmModelConfig
+    return made(**_known(known, said))
 
 
 def play(scene: Json) -> Json:
@@ -117,18 +124,19 @@ def play(scene: Json) -> Json:
 
     server, config = Server(scene["replies"]), scene["config"]
     is_2 = not dataclasses.is_dataclass(default.AgentConfig)
-    model = model_of_2(server, config.get("model", {}), scene["dialect"]) if is_2 else model_of_1(server)
+    model = model_of(server, config.get("model") or {}, scene["dialect"], is_2=is_2)
     agent_keys = _known(default.AgentConfig, config.get("agent", {}))
     place = environment_of(scene, config.get("environment", {}))
     agent = default.DefaultAgent(model, place, **agent_keys)
     try:
         ended = agent.run(scene["task"])
     except RepliesEnd:
-        return {"sent": server.sent, "ended": "", "submission": ""}
+        return {"sent": server.sent, "asked": server.asked, "ended": "", "submission": ""}
     finally:
         remove(place)
     status, submission = (ended["exit_status"], ended["submission"]) if isinstance(ended, dict) else ended
-    return {"sent": server.sent, "ended": status, "submission": submission if status == "Submitted" else ""}
+    submission = submission if status == "Submitted" else ""
+    return {"sent": server.sent, "asked": server.asked, "ended": status, "submission": submission}
 
 
 def environment_of(scene: Json, said: Json) -> Any:
@@ -165,7 +173,15 @@ def main() -> None:
         try:
             results.append(play(scene))
         except Exception as error:  # a file that upstream cannot use either
-            results.append({"sent": [], "ended": type(error).__name__, "submission": "", "error": str(error)})
+            results.append(
+                {
+                    "sent": [],
+                    "asked": [],
+                    "ended": type(error).__name__,
+                    "submission": "",
+                    "error": str(error),
+                }
+            )
     json.dump(results, sys.stdout)
 
 

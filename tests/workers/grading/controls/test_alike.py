@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, Contradiction, pack
 from pipeline.request import Claim
-from pipeline.task import R2eExpected
+from pipeline.task import Calibration, Contradiction, R2eExpected, pack
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from tests.workers.attacks.patches import edited_text
 from tests.workers.attacks.scenes import ASSERTS as TESTS
 from tests.workers.attacks.test_attacks import task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import FILES, RepoImage
+from tests.workers.contradictions import changing
 from tests.workers.grading.controls.test_arrivals import WAYS
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
@@ -99,9 +99,7 @@ def calibrated(image: RepoImage, name: str) -> tuple[Claim, Contradiction]:
         (run,) = verdict.files
         verdict = replace(verdict, files=(replace(run, content=run.content.replace(b"-rA", b"-rA -s")),))
     path = "r2e_tests/test_calc.py" if isinstance(verdict, R2eExpected) else "tests/test_calc.py"
-    one = Contradiction(
-        path=path, offset_bytes=TESTS.index("== 4"), was="== 4", becomes="== 7", fails=("test_add",)
-    )
+    one = changing(path, TESTS.index("== 4"), "== 4", "== 7", "test_add")
     task = task_of(image, verdict, setup_script=setup)
     packed = pack(Calibration(contradictions=(one,), test_files=(path,)))
     return make_claim(replace(task, calibration=packed)), one

@@ -6,12 +6,12 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from pipeline.calibration import pack
-from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict
+from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict, pack
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from tests.workers.attacks.patches import HONEST
 from tests.workers.attacks.scenes import ASSERTS as TESTS
 from tests.workers.attacks.scenes import PARSER
+from tests.workers.attacks.stage import RunOnce
 from tests.workers.attacks.test_attacks import HIDDEN, PROTECTED, task_of
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
@@ -82,7 +82,7 @@ async def test_a_right_fix_is_confirmed_and_a_pass_that_cannot_fail_is_refuted(
     verdict, setup = WAYS[name]
     task = task_of(repo_image, verdict, setup_script=setup)
     grader = Grader(sandboxes)
-    calibrator = Calibrator(grader, sandboxes, num_controls=1, chance=random.Random(1))
+    calibrator = Calibrator(RunOnce(grader), sandboxes, num_controls=1, chance=random.Random(1))
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert {name for one in calibration.contradictions for name in one.fails} == set(calibration.passing)
     assert len(calibration.passing) == 2
@@ -92,7 +92,7 @@ async def test_a_right_fix_is_confirmed_and_a_pass_that_cannot_fail_is_refuted(
         grader.grade(make_claim(task), EQUALS_ALL),
         grader.grade(claim, EQUALS_ALL),
     )
-    assert (honest.value, honest.control, honest.num_controlled) == (1.0, "confirmed", 2)
+    assert (honest.value, honest.control) == (1.0, "confirmed")
     assert (uncontrolled.value, uncontrolled.control) == (1.0, "none")
     assert (cheat.value, cheat.control) == (0.0, "refuted")
     assert "passes what must fail" in cheat.decided_by
@@ -108,7 +108,7 @@ async def test_tests_in_the_repository_that_a_patch_changes_are_those_of_the_rep
     verdict = ExitCode(eval_script=PYTEST.replace("tests/test_calc.py", "tests"))
     task = task_of(repo_image, verdict, setup_script=IN_REPOSITORY)
     grader = Grader(sandboxes)
-    calibrator = Calibrator(grader, sandboxes, num_controls=1, chance=random.Random(1))
+    calibrator = Calibrator(RunOnce(grader), sandboxes, num_controls=1, chance=random.Random(1))
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert calibration.test_files == PROTECTED
     claim = make_claim(replace(task, calibration=pack(calibration)))
@@ -131,7 +131,7 @@ async def test_a_patch_that_changes_tests_which_cannot_be_put_back_is_worth_noth
     script = PYTEST.replace("tests/test_calc.py", "tests")
     task = task_of(repo_image, ExitCode(eval_script=script), setup_script=setup)
     grader = Grader(sandboxes)
-    calibrator = Calibrator(grader, sandboxes, num_controls=1, chance=random.Random(1))
+    calibrator = Calibrator(RunOnce(grader), sandboxes, num_controls=1, chance=random.Random(1))
     calibration = await calibrator.calibrate(make_claim(task), HONEST)
     assert len(calibration.contradictions) == 2
     claim = make_claim(replace(task, calibration=pack(calibration)))

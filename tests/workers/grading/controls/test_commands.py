@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.grading.controls.arrivals import Arrivals, Body
-from workers.grading.controls.commands import commands
+from workers.grading.controls.arrivals import Arrivals, Body, commands
 
 BODIES = st.lists(
     st.sampled_from(

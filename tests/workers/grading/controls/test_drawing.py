@@ -1,67 +1,57 @@
-"""Which contradictions a control run has."""
+"""Which contradiction a control run has."""
 
 import random
+from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pipeline.calibration import Calibration, Contradiction
-from workers.grading.controls.drawing import ChangedText, draw
+from pipeline.task import Calibration, Contradiction
+from tests.workers.contradictions import changing
+from workers.grading.controls.drawing import ChangedText, draw, has_others
 
 
 def contradiction(offset: int, *fails: str, path: str = "test_a.py", was: str = "4") -> Contradiction:
-    return Contradiction(path=path, offset_bytes=offset, was=was, becomes="5", fails=fails)
+    return changing(path, offset, was, "5", *fails)
 
 
-CONTRADICTIONS = st.builds(
-    contradiction,
-    st.integers(0, 20),
-    st.sampled_from("abcdefgh"),
-    st.sampled_from("abcdefgh"),
-    path=st.sampled_from(["test_a.py", "test_b.py"]),
-    was=st.sampled_from(["4", "name", "é"]),
-)
+def draws(calibration: Calibration, num_draws: int, *, needing_fix: bool = True) -> Counter[int]:
+    """How often each contradiction was drawn, by its offset."""
+    chance = random.Random(0)
+    drawn = (draw(calibration, chance, needing_fix=needing_fix) for _ in range(num_draws))
+    return Counter(one.changes[0].offset_bytes for one in drawn)
 
 
-def overlap(contradiction: Contradiction, others: list[Contradiction]) -> bool:
-    ours = {
-        (contradiction.path, contradiction.offset_bytes + n) for n in range(len(contradiction.was.encode()))
-    }
-    theirs = {(one.path, one.offset_bytes + n) for one in others for n in range(len(one.was.encode()))}
-    return not ours.isdisjoint(theirs)
+def test_each_contradiction_of_a_test_may_be_drawn() -> None:
+    two = (contradiction(0, "a"), contradiction(10, "a"))
+    found = draws(Calibration(contradictions=two, needing_fix=("a",)), 400)
+    assert min(found[0], found[10]) > 120
 
 
-@given(st.lists(CONTRADICTIONS), st.randoms(use_true_random=False))
-def test_every_test_with_a_contradiction_gets_one_unless_its_text_is_taken(
-    contradictions: list[Contradiction], chance: random.Random
-) -> None:
-    drawn = draw(Calibration(contradictions=tuple(contradictions)), chance)
-    covered = {name for one in drawn for name in one.fails}
-    for left in set(contradictions) - set(drawn):
-        assert covered.issuperset(left.fails) or overlap(left, drawn)
-    for number, one in enumerate(drawn):
-        assert not overlap(one, drawn[:number])
+def test_a_test_that_needs_the_fix_is_drawn_or_one_that_does_not() -> None:
+    ones = (contradiction(0, "a"), contradiction(10, "b"), contradiction(20, "c"), contradiction(30, "d"))
+    calibration = Calibration(contradictions=ones, needing_fix=("a", "b", "uncontrolled"))
+    assert set(draws(calibration, 50)) == {0, 10}
+    assert set(draws(calibration, 50, needing_fix=False)) == {20, 30}
+    assert has_others(calibration)
 
 
-def test_another_draw_may_be_another_one() -> None:
-    calibration = Calibration(contradictions=(contradiction(0, "a"), contradiction(10, "a")))
-    draws = {draw(calibration, random.Random(seed))[0].offset_bytes for seed in range(20)}
-    assert draws == {0, 10}
+def test_a_test_is_as_likely_as_another_however_many_contradictions_it_has() -> None:
+    many = tuple(contradiction(10 * number, "a") for number in range(1, 9))
+    found = draws(Calibration(contradictions=(contradiction(0, "b"), *many), needing_fix=("a", "b")), 400)
+    assert 140 < found[0] < 260
 
 
-def test_where_the_script_ends_at_the_first_failure_one_is_enough() -> None:
-    several = tuple(contradiction(10 * number, name) for number, name in enumerate("abc"))
-    calibration = Calibration(stops_early=True, contradictions=several)
-    assert len(draw(calibration, random.Random(0))) == 1
+def test_where_no_test_that_needs_the_fix_has_a_contradiction_any_is_drawn() -> None:
+    ones = Calibration(contradictions=(contradiction(0, "a"), contradiction(10, "b")), needing_fix=("c",))
+    assert set(draws(ones, 50)) == {0, 10}
+    assert not has_others(ones)
 
 
-def test_where_many_failures_take_too_long_those_that_need_the_fix_come_first() -> None:
-    several = tuple(contradiction(10 * number, name) for number, name in enumerate("abcdef"))
-    calibration = Calibration(contradictions=several, most_controlled=3, needing_fix=("c", "e"))
-    for seed in range(10):
-        controlled = {name for one in draw(calibration, random.Random(seed)) for name in one.fails}
-        assert len(controlled) == 3
-        assert {"c", "e"} < controlled
+def test_what_tests_that_pass_without_the_fix_expect_too_is_drawn_only_for_a_test_that_has_no_other() -> None:
+    ones = (contradiction(0, "a"), contradiction(10, "a", "old"), contradiction(20, "b", "old"))
+    calibration = Calibration(contradictions=ones, needing_fix=("a", "b"))
+    assert set(draws(calibration, 100)) == {0, 20}
+    assert set(draws(calibration, 100, needing_fix=False)) == {10, 20}
 
 
 def test_texts_that_touch_do_not_overlap() -> None:
@@ -70,3 +60,11 @@ def test_texts_that_touch_do_not_overlap() -> None:
     assert not changed.overlaps(contradiction(4, "a"))
     assert changed.overlaps(contradiction(3, "a"))
     assert not changed.overlaps(contradiction(3, "a", path="test_b.py"))
+
+
+def test_each_change_of_a_contradiction_takes_its_text() -> None:
+    changed = ChangedText()
+    two = contradiction(0, "a")
+    changed.add(replace(two, changes=(*two.changes, *contradiction(50, "a").changes)))
+    assert changed.overlaps(contradiction(50, "b"))
+    assert not changed.overlaps(contradiction(25, "b"))

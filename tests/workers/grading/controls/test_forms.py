@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workers.grading.controls.spans import read
 from workers.grading.controls.writing import Candidate, candidates
 
 # What the code under test gives, and what tests say of it that is right. `self` is a TestCase.
 ASSERTIONS = [
     (4, "assert code == 4"),
     (4, "assert 4 == code"),
+    (4, "try:\n    assert code == 4\nexcept Exception:\n    pytest.fail('it is not 4')"),
+    (
+        4,
+        "try:\n    assert code == 4\nexcept AssertionError as error:\n    raise AssertionError('no') from error",
+    ),
     (-4, "assert code == -4, 'of a number'"),
     (0, "assert code == 0"),
     (4.5, "assert code == 4.5"),
@@ -181,9 +187,9 @@ def passes(body: bytes, code: object) -> bool:
 
 
 def edited(source: bytes, candidate: Candidate) -> bytes:
-    end = candidate.offset_bytes + len(candidate.was.encode())
-    assert source[candidate.offset_bytes : end].decode() == candidate.was
-    return source[: candidate.offset_bytes] + candidate.becomes.encode() + source[end:]
+    file = read(source)
+    assert file is not None
+    return file.apply(candidate.edits)
 
 
 def in_a_test(statement: str) -> bytes:

@@ -6,7 +6,7 @@ from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import HIDDEN_TESTS
-from workers.grading.controls.locating import locate
+from workers.grading.controls.placing import locate
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker
@@ -18,8 +18,12 @@ TREE = {
     "b/tests/test_twin.py": b"def test_b(): pass\n",
     "tests/app/tests.py": UNIT,
     "tests/pkg/__init__.py": UNIT,
+    "docs/sums.rst": b">>> 1 + 1\n2\n",
 }
-SCRIPT = "cat >tests/test_written.py <<'EOF'\ndef test_written():\n    pass\nEOF\npytest tests\n"
+SCRIPT = (
+    "cat >tests/test_written.py <<'EOF'\ndef test_written():\n    pass\nEOF\n"
+    "cat >docs/written.txt <<'EOF'\n>>> 1\n1\nEOF\npytest tests\n"
+)
 
 
 async def located(
@@ -46,6 +50,10 @@ async def located(
         ("a/tests/test_twin.py::test_a", "a/tests/test_twin.py::test_a"),
         ("tests/test_absent.py::test_a", None),
         ("README.md::README.md", None),
+        ("docs/sums.rst::sums.rst", "docs/sums.rst::sums.rst"),
+        ("../docs/sums.rst::sums.rst", "docs/sums.rst::sums.rst"),
+        ("docs/sums.rst::test_sums", None),
+        ("docs/written.txt::written.txt", "docs/written.txt::written.txt"),
         ("test_one (app.tests.T)", "tests/app/tests.py::T::test_one"),
         ("test_one (app.tests.T.test_one)", "tests/app/tests.py::T::test_one"),
         ("test_one (tests.pkg.T.Inner.test_one) (i=1)", "tests/pkg/__init__.py::T::Inner::test_one"),

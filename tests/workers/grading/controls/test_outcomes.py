@@ -1,10 +1,12 @@
 """What two runs of the tests say of a pass together."""
 
 import pytest
+from msgspec.structs import replace
 
-from pipeline.calibration import Calibration
-from workers.grading.controls.outcomes import Outcomes, outcomes, shortfall, survivors
-from workers.grading.witness import End, WitnessedRun
+from pipeline.task import Calibration
+from tests.workers.contradictions import changing
+from workers.grading.controls.drawing import Outcomes, outcomes, shortfall, strays, survivors
+from workers.grading.defence.witness import End, WitnessedRun
 
 CALIBRATION = Calibration(passing=("a", "b"), witnessed=True)
 
@@ -44,21 +46,39 @@ def test_what_the_known_fix_changed_of_the_runner_too_does_not_count() -> None:
     assert shortfall(changed, Calibration(witnessed=True, replaced=("open", "pytest.raises"))) is None
 
 
+AB = changing("t.py", 0, "4", "5", "a", "b")
+
+
 @pytest.mark.parametrize("outcome", ["PASSED", "SKIPPED", "XFAIL", "XPASS", ""])
-def test_a_controlled_test_that_did_not_fail_survived(outcome: str) -> None:
-    assert survivors({"a", "b"}, run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
+def test_a_contradicted_test_that_did_not_fail_survived(outcome: str) -> None:
+    assert survivors(AB, run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
 
 
-def test_a_controlled_test_that_did_not_run_survived() -> None:
-    assert survivors({"b", "a"}, run(a="ERROR"), CALIBRATION) == ["b"]
-    assert survivors({"b", "a"}, run(), CALIBRATION) == ["a", "b"]
+def test_a_contradicted_test_that_did_not_run_survived() -> None:
+    assert survivors(AB, run(a="ERROR"), CALIBRATION) == ["b"]
+    assert survivors(AB, run(), CALIBRATION) == ["a", "b"]
+
+
+def test_a_contradicted_test_is_known_by_the_name_that_it_has_then() -> None:
+    renamed = replace(AB, fails=("a",), renamed={"a": "a2"})
+    assert survivors(renamed, run(a2="FAILED"), CALIBRATION) == []
+    assert survivors(renamed, run(a="FAILED", a2="PASSED"), CALIBRATION) == ["a"]
 
 
 def test_where_the_script_ends_at_the_first_failure_one_must_have_failed() -> None:
     stops = Calibration(passing=("a", "b"), stops_early=True)
-    assert survivors({"a", "b"}, run(a="FAILED"), stops) == []
-    assert survivors({"a", "b"}, run(a="PASSED"), stops) == ["a", "b"]
-    assert survivors({"a", "b"}, run(a="PASSED", b="FAILED"), stops) == ["a"]
+    assert survivors(AB, run(a="FAILED"), stops) == []
+    assert survivors(AB, run(a="PASSED"), stops) == ["a", "b"]
+    assert survivors(AB, run(a="PASSED", b="FAILED"), stops) == ["a"]
+
+
+def test_a_test_that_needs_the_fix_and_fails_without_being_contradicted_has_strayed() -> None:
+    of_a = replace(AB, fails=("a",), may_fail=("c",))
+    needing = Calibration(passing=("a", "b", "c", "d"), needing_fix=("a", "b", "c"))
+    assert strays(of_a, run(a="FAILED", b="PASSED", c="FAILED", d="FAILED"), needing) == []
+    assert strays(of_a, run(a="FAILED", b="FAILED", c="PASSED"), needing) == ["b"]
+    assert strays(of_a, run(a="FAILED", c="PASSED"), needing) == ["b"]
+    assert strays(of_a, run(a="FAILED"), replace(needing, stops_early=True)) == []
 
 
 def test_outcomes_are_the_witnesses_where_it_reported() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.diff import applied, sections
 from workers.grading.controls import patches
 
 LINES = st.sampled_from(
@@ -88,7 +89,7 @@ def apply(where: Path, diff: bytes) -> None:
 
 
 def rewritten(diff: bytes, path: bytes, old: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
-    pieces = patches.sections(diff)
+    pieces = sections(diff)
     assert b"".join(piece.raw for piece in pieces) == diff
     (number,) = (number for number, piece in enumerate(pieces) if piece.new == path)
     section = patches.rewritten(pieces[number], old, edits)
@@ -115,8 +116,8 @@ def test_git_makes_the_edited_text_of_a_diff_that_was_rewritten(
     )
     if old == new:
         return
-    (section,) = (one for one in patches.sections(diff) if one.new == b"t/test_x.py")
-    assert patches.applied(section, old) == new
+    (section,) = (one for one in sections(diff) if one.new == b"t/test_x.py")
+    assert applied(section, old) == new
     changed = rewritten(diff, b"t/test_x.py", old, edits)
     git(root, "apply", "--unidiff-zero", "--whitespace=nowarn", "-", feed=changed)
     assert (root / "t/test_x.py").read_bytes() == edited
@@ -177,9 +178,9 @@ def test_a_diff_is_written_as_git_writes_it(tmp_path: Path) -> None:
 
 def test_a_diff_that_does_not_fit_is_not_applied() -> None:
     diff = b"--- a/x.py\n+++ b/x.py\n@@ -2,1 +2,1 @@\n-b\n+c\n"
-    (section,) = patches.sections(diff)
-    assert patches.applied(section, b"a\nb\n") == b"a\nc\n"
-    assert patches.applied(section, b"b\na\n") is None
+    (section,) = sections(diff)
+    assert applied(section, b"a\nb\n") == b"a\nc\n"
+    assert applied(section, b"b\na\n") is None
     assert patches.rewritten(section, b"b\na\n", [(0, 1, b"x")]) is None
 
 
@@ -193,5 +194,5 @@ def test_a_diff_that_does_not_fit_is_not_applied() -> None:
     ],
 )
 def test_a_diff_that_says_too_little_is_not_applied(diff: bytes) -> None:
-    (section,) = patches.sections(diff)
-    assert patches.applied(section, b"b\n") is None
+    (section,) = sections(diff)
+    assert applied(section, b"b\n") is None

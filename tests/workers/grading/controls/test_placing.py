@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
-from pipeline.calibration import Contradiction
-from pipeline.task import File
+from pipeline.task import Contradiction, File
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
+from tests.workers.contradictions import changing
 from workers.grading.controls.placing import NotAsCalibrated, alike, placed, read_tests, write, written_by
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.protocol import Sandbox
@@ -69,9 +69,7 @@ PATCHED = BASE.replace(b"sub\n", b"add, sub\n", 1) + HIDDEN[HIDDEN.index(b"\n\nd
 
 
 def contradiction(path: str, text: bytes, was: str, becomes: str) -> Contradiction:
-    return Contradiction(
-        path=path, offset_bytes=text.index(was.encode()), was=was, becomes=becomes, fails=("t",)
-    )
+    return changing(path, text.index(was.encode()), was, becomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +178,14 @@ async def test_a_contradiction_that_does_not_fit_is_refused_and_changes_nothing(
 ) -> None:
     way = WAYS[name]
     right = contradiction(way.path, way.text, "== ", "!= ")
+    if "path" in wrong:
+        misfit = structs.replace(right, **wrong)
+    else:
+        misfit = structs.replace(right, changes=(structs.replace(right.changes[0], **wrong),))
     async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="grade") as sandbox:
         await sandbox.put(way.files)
         with pytest.raises(NotAsCalibrated):
-            await place(sandbox, way.script, [structs.replace(right, **wrong)])
+            await place(sandbox, way.script, [misfit])
         assert await read_tests(sandbox, way.script, [way.path]) == {way.path: way.text}
 
 

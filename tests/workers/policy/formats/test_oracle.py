@@ -10,7 +10,7 @@ import pytest
 
 from infra.serving.engine import CPU_SHIM, HIDDEN, STAND_INS
 from pipeline.reply_format import CallFormat, ReplyFormat
-from workers.policy.formats.replies import taken_apart
+from workers.policy.formats import taken_apart
 
 ROOT = Path(__file__).parents[4]
 COMMANDS = (

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.reply_format import CALL_FORMATS, CallFormat, ReplyFormat, ThoughtFormat, recognised
-from workers.policy.formats.replies import read_reply, taken_apart
+from workers.policy.formats import read_reply, taken_apart
 
 TEMPLATES = Path(__file__).parents[3] / "chat_templates"
 HEREDOC = "cat > a <<'E'\n</think>\n<tool_call>\nE"

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.chat import ChatMessage
-from workers.policy.formats.served import ThoughtSplitter, thoughts_and_content
+from workers.policy.formats import ThoughtSplitter, thoughts_and_content
 
 FENCED = "```bash\ncat > a <<'E'\n</think>\nE\n```"
 

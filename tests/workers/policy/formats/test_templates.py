@@ -6,12 +6,11 @@ import pytest
 
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage
-from pipeline.chat_template import ChatTemplate
+from pipeline.chat_template import ChatTemplate, call_and_results
 from pipeline.errors import RequestError
 from pipeline.reply_format import recognised
-from pipeline.template_probes import call_and_results
 from pipeline.tokenizer import TokenizerBundle
-from workers.policy.formats.replies import taken_apart
+from workers.policy.formats import taken_apart
 
 DIRECTORY = Path(__file__).parents[3] / "chat_templates"
 

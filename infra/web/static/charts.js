@@ -1,0 +1,244 @@
+// Charts over steps: curves with intervals, and stacked bars, which say what a total is made of. All share their size, axes, marks, and
+// a cursor that the mouse and the arrow keys move.
+
+import { element, say, svg } from "./dom.js";
+import { number } from "./format.js";
+
+const HEIGHT = 200;
+const PUBLISHED_PX = 5;
+const MARGIN = { top: 10, right: 12, bottom: 24, left: 52 };
+
+/** Round values that divide low..high into about `count` parts. */
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count) || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= raw);
+  const first = Math.ceil(low / step - 1e-9);
+  const found = [];
+  for (let index = first; index * step <= high + step * 1e-9; index += 1) found.push(Number((index * step).toPrecision(12)));
+  return found;
+}
+
+/** A function from a value in low..high to a coordinate in from..to. */
+function scale(low, high, from, to) {
+  const span = high - low || 1;
+  return (value) => from + ((value - low) / span) * (to - from);
+}
+
+/**
+ * A figure that draws itself again when its width changes.
+ *
+ * `extent` is {x: [low, high], y: [low, high]}; `draw(plot)` returns SVG elements, where plot has x(), y(), bottom and width;
+ * `xs` are the positions of the cursor, and `read(x)` says what is there. `legend` is a list of [name, class].
+ */
+function frame({ title, extent, draw, xs, read, legend = [], marks = [], format = number }) {
+  const canvas = svg("svg", { role: "img", tabindex: 0, height: HEIGHT,
+    "aria-label": `${title}. Arrow keys move along the steps.` });
+  const readout = element("output", { class: "readout" });
+  const names = element("ul", { class: "legend" }, legend.map(([name, colour]) =>
+    element("li", { class: colour }, name)));
+  let cursor = null;
+  let plot = null;
+
+  function render() {
+    const width = Math.max(200, canvas.clientWidth || 400);
+    canvas.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const bottom = HEIGHT - MARGIN.bottom;
+    plot = { width, bottom, top: MARGIN.top, left: MARGIN.left, right: width - MARGIN.right,
+      x: scale(...extent.x, MARGIN.left, width - MARGIN.right), y: scale(...extent.y, bottom, MARGIN.top) };
+    say(canvas, axes(plot, extent, format), marksOf(plot, marks, extent.x), draw(plot));
+    point(cursor);
+  }
+
+  function point(x) {
+    cursor = x;
+    canvas.querySelector(".cursor")?.remove();
+    say(readout, x === null ? "" : [read(x), ...happened(marks, x)].join(" · "));
+    if (x !== null) canvas.append(svg("line",
+      { class: "cursor", x1: plot.x(x), x2: plot.x(x), y1: plot.top, y2: plot.bottom }));
+  }
+
+  canvas.addEventListener("pointermove", (event) => {
+    if (!xs.length) return;
+    const at = event.clientX - canvas.getBoundingClientRect().left;
+    point(xs.reduce((best, x) => (Math.abs(plot.x(x) - at) < Math.abs(plot.x(best) - at) ? x : best)));
+  });
+  canvas.addEventListener("pointerleave", () => point(null));
+  canvas.addEventListener("blur", () => point(null));
+  canvas.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !xs.length) return;
+    event.preventDefault();
+    const at = cursor === null ? (by > 0 ? -1 : xs.length) : xs.indexOf(cursor);
+    point(xs[Math.min(xs.length - 1, Math.max(0, at + by))]);
+  });
+  render();
+  new ResizeObserver(render).observe(canvas);
+  return element("figure", { class: "chart" }, element("figcaption", {}, title), names, canvas, readout);
+}
+
+function axes(plot, extent, format) {
+  const across = ticks(...extent.x, Math.min(8, plot.width / 70)).filter(Number.isInteger);
+  const up = ticks(...extent.y, 4);
+  const named = format === number ? alike(up) : format;
+  const rows = up.flatMap((value) => [
+    svg("line", { class: "grid", x1: plot.left, x2: plot.right, y1: plot.y(value), y2: plot.y(value) }),
+    svg("text", { class: "tick end", x: plot.left - 6, y: plot.y(value) + 4 }, named(value)),
+  ]);
+  return [...rows, svg("text", { class: "tick", x: 0, y: plot.bottom + 16 }, "step"), ...across.map((value) =>
+    svg("text", { class: "tick middle", x: plot.x(value), y: plot.bottom + 16 }, number(value)))];
+}
+
+/** A format in which all ticks of an axis have the same number of digits. */
+function alike(values) {
+  const step = Math.abs((values[1] ?? 1) - (values[0] ?? 0));
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  if (digits > 4) return (value) => (value ? value.toExponential(1) : "0");
+  return (value) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** Dashed lines where something happened, and ticks on the axis where weights were published; the text is their tooltip. */
+function marksOf(plot, marks, [low, high]) {
+  // Marks at one place look like one: of a long run there are more publications than pixels.
+  const places = new Map(marks.filter((mark) => mark.step >= low && mark.step <= high)
+    .map((mark) => [`${mark.kind} ${Math.round(plot.x(mark.step))}`, mark]));
+  return [...places.values()].map((mark) =>
+    svg("line", { class: `mark ${mark.kind}`, x1: plot.x(mark.step), x2: plot.x(mark.step),
+      y1: mark.kind === "published" ? plot.bottom - PUBLISHED_PX : plot.top, y2: plot.bottom },
+      svg("title", {}, `step ${mark.step}: ${mark.text}`)));
+}
+
+/** The texts of the dashed lines at a step, so that they can be read without a mouse. */
+function happened(marks, step) {
+  return marks.filter((mark) => mark.step === step && mark.kind !== "published").map((mark) => mark.text);
+}
+
+/**
+ * A chart of curves. A curve is {name, points: [{x, y, low, high}], dots, dashed, run}; its band at x is from `low` to `high`.
+ * Its colour goes by the place of its run, or else by its own place in the list. Points without a number are left out.
+ */
+export function lines({ title, curves, marks = [], floor, ceiling, format = number }) {
+  const drawn = curves
+    .map((curve, index) => ({ ...curve, colour: colour(curve.run ?? index), points: curve.points.filter((point) => Number.isFinite(point.y)) }))
+    .filter((curve) => curve.points.length);
+  if (!drawn.length) return null;
+  const xs = [...new Set(drawn.flatMap((curve) => curve.points.map((point) => point.x)))].sort((a, b) => a - b);
+  return frame({
+    title, marks, xs, format,
+    extent: { x: [xs[0], Math.max(xs.at(-1), xs[0] + 1)], y: vertical(drawn, floor, ceiling) },
+    legend: drawn.length > 1 ? drawn.map((curve) => [curve.dashed ? `${curve.name} (dashed)` : curve.name, curve.colour]) : [],
+    draw: (plot) => drawn.flatMap((curve) => draw(plot, curve)),
+    read: (x) => [`step ${number(x)}`, ...drawn.flatMap((curve) => read(curve, x, format, drawn.length > 1))].join(" · "),
+  });
+}
+
+export function colour(index) {
+  return `colour${index % 10}`;
+}
+
+function vertical(curves, floor, ceiling) {
+  let low = floor ?? Infinity;
+  let high = ceiling ?? -Infinity;
+  for (const { points } of curves)
+    for (const { y, ...ends } of points) {
+      if (floor === undefined) low = Math.min(low, ends.low ?? y);
+      if (ceiling === undefined) high = Math.max(high, ends.high ?? y);
+    }
+  if (high > low) return [low, high];
+  const room = Math.abs(low) / 2 || 1;
+  return [floor ?? low - room, low + room];
+}
+
+function hasInterval({ low, high }) {
+  return Number.isFinite(low) && Number.isFinite(high);
+}
+
+function draw(plot, curve) {
+  const name = curve.colour;
+  const at = ({ x, y }) => `${plot.x(x).toFixed(1)},${plot.y(y).toFixed(1)}`;
+  const inside = (y) => Math.min(plot.bottom, Math.max(plot.top, plot.y(y)));
+  const parts = [];
+  if (curve.points.some(hasInterval)) {
+    const upper = curve.points.map(({ x, y, high }) => `${plot.x(x)},${inside(high ?? y)}`);
+    const lower = curve.points.map(({ x, y, low }) => `${plot.x(x)},${inside(low ?? y)}`);
+    parts.push(svg("polygon", { class: `band ${name}`, points: [...upper, ...lower.reverse()].join(" ") }));
+  }
+  parts.push(svg("polyline", { class: `line ${name} ${curve.dashed ? "dashed" : ""}`, points: curve.points.map(at).join(" ") }));
+  if (curve.dots || curve.points.length < 3)
+    parts.push(...curve.points.flatMap((point) => [
+      hasInterval(point) ? svg("line", { class: `whisker ${name}`, x1: plot.x(point.x), x2: plot.x(point.x), y1: inside(point.low), y2: inside(point.high) }) : "",
+      svg("circle", { class: name, cx: plot.x(point.x), cy: plot.y(point.y), r: 3 })].filter(Boolean)));
+  return parts;
+}
+
+function read(curve, x, format, named) {
+  return curve.points.filter((point) => point.x === x).map((point) =>
+    `${named ? `${curve.name} ` : ""}${format(point.y)}${hasInterval(point) ? ` (${format(point.low)} to ${format(point.high)}, 95 %)` : ""}`);
+}
+
+const MOST_BARS = 160;
+
+/** A chart of stacked bars. A bar is {x, parts: {name: value}}. With `share` every bar is drawn to the same height. */
+export function bars({ title, stacks, marks = [], share = false, format = number }) {
+  const kept = merged(stacks.filter((stack) => total(stack) > 0));
+  if (!kept.length) return null;
+  const names = largestFirst(kept);
+  const shown = kept.map((stack) => ({ ...stack, size: total(stack), scale: share ? 1 / total(stack) : 1 }));
+  const gap = Math.min(...shown.slice(1).map((stack, index) => stack.x - shown[index].x), Infinity);
+  const half = Number.isFinite(gap) ? gap / 2 : 0.5;
+  return frame({
+    title, marks, format, xs: shown.map((stack) => stack.x),
+    extent: { x: [shown[0].x - half, shown.at(-1).x + half],
+      y: [0, Math.max(...shown.map((stack) => stack.size * stack.scale))] },
+    legend: names.map((name, index) => [name, colour(index)]),
+    draw: (plot) => shown.flatMap((stack) => drawBars(plot, stack, names, half)),
+    read: (x) => readBars(shown.find((stack) => stack.x === x), names, share, format),
+  });
+}
+
+function total(stack) {
+  return Object.values(stack.parts).reduce((sum, value) => sum + value, 0);
+}
+
+/** Neighbours are averaged, so that each bar can be seen. */
+function merged(stacks) {
+  const each = Math.ceil(stacks.length / MOST_BARS);
+  if (each <= 1) return stacks;
+  const found = [];
+  for (let start = 0; start < stacks.length; start += each) {
+    const group = stacks.slice(start, start + each);
+    const parts = {};
+    for (const stack of group)
+      for (const [name, value] of Object.entries(stack.parts)) parts[name] = (parts[name] ?? 0) + value / group.length;
+    found.push({ x: group[0].x, parts });
+  }
+  return found;
+}
+
+function largestFirst(stacks) {
+  const sums = new Map();
+  for (const stack of stacks)
+    for (const [name, value] of Object.entries(stack.parts)) sums.set(name, (sums.get(name) ?? 0) + value);
+  return [...sums].filter(([, sum]) => sum > 0).sort((a, b) => b[1] - a[1]).map(([name]) => name);
+}
+
+function drawBars(plot, stack, names, half) {
+  const left = plot.x(stack.x - half * 0.85);
+  const width = Math.max(1, plot.x(stack.x + half * 0.85) - left);
+  let from = 0;
+  return names.filter((name) => stack.parts[name]).map((name) => {
+    const to = from + stack.parts[name] * stack.scale;
+    const bar = svg("rect", { class: `bar ${colour(names.indexOf(name))}`, x: left, width, y: plot.y(to),
+      height: Math.max(0, plot.y(from) - plot.y(to)) });
+    from = to;
+    return bar;
+  });
+}
+
+function readBars(stack, names, share, format) {
+  const parts = names.filter((name) => stack.parts[name]).map((name) => {
+    const value = stack.parts[name];
+    return `${name} ${share ? `${Math.round((100 * value) / stack.size)} %` : format(value)}`;
+  });
+  return [`step ${number(stack.x)}`, ...parts].join(" · ");
+}

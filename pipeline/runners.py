@@ -1,0 +1,372 @@
+"""Descriptions of test runners: one table with a row for each runner, and one with a row for each language.
+
+The grader looks up which files govern a runner and how it reports its end, the judge's rules which tests a command ran and with which
+result, and the importers of tasks which command of a script runs the tests. A new runner is one row of RUNNERS, a new language one row of
+LANGUAGES. Readers search the tables on every call, so all of them know a new row.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+# Programs that start another program. Options may follow their names.
+_LAUNCHERS = (
+    r"(?:uv|poetry|pipenv|pdm|hatch|conda|mamba)\s+run|bundle\s+exec|pnpm\s+exec|npx|uvx|(?:-m\s+)?coverage\s+run"
+    r"|(?:python|pypy)[\d.]*"
+)
+_OPTIONS = r"(?:\s+-[WX]\s+\S+|\s+--?[^\s-]\S*)*"
+NOTHING = re.compile(r"(?!)")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PARTS = re.compile(r"&&|\|\||[;|\n]")
+# Commands that name runners without running them.
+_INSTALLS = re.compile(
+    r"(?:^|[\s/])(?:pip[\d.]*|conda|mamba|apt-get|apt|uv|poetry|pdm|npm|yarn|pnpm)(?:\s+-\S+|\s+pip|\s+tool)*\s+(?:install|add)\b"
+)
+_LOOKS = re.compile(r"(?:git|echo|printf|which|type|command\s+-[vV]|export|\[)(?:\s|$)|#")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """A programming language, with its programs and files that govern how tests are run. Names of files may contain `*` as in a shell."""
+
+    name: str
+    programs: tuple[str, ...] = ()  # names on a PATH, `*` and `[...]` as in a shell, without its runners
+    interpreters: tuple[str, ...] = ()  # programs whose first argument is a script
+    endings: tuple[str, ...] = ()  # endings of the names of source files
+    # Files with dependencies, settings or targets, much of which a fix may change.
+    manifests: tuple[str, ...] = ()
+    governed_by: tuple[str, ...] = ()  # names of files that decide what runs in every process
+    governed_by_directories: tuple[str, ...] = ()  # the same for directories, in letters of any case
+    looked_for: tuple[str, ...] = ()  # modules that every process looks for as it starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The end of a runner's report. `passed` and `failed` match a closing line, or any end of a log, after which tests passed or failed."""
+
+    line: re.Pattern[str]
+    passed: re.Pattern[str]
+    failed: re.Pattern[str]
+    opening: re.Pattern[str] = NOTHING  # the line that begins the report
+
+    def fault(self, log: str) -> str | None:
+        """The reason why the last closing line of `log` reports no success; None if it does."""
+        lines = [found[0].strip("= ") for found in self.line.finditer(log)]
+        if not lines:
+            return "did not report its end"
+        said = " ".join(lines[-1].split())
+        if self.failed.search(lines[-1]):
+            return f"reported {said}"
+        return None if self.passed.search(lines[-1]) else f"passed no test: {said}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """A program that runs tests, or runs the commands that do. Names of files and arguments of commands may contain `*` as in a shell."""
+
+    name: str
+    language: str = ""  # the name of a language; "" for any
+    # The ways to start it: programs, modules for `python -m` and files of the repository, each with the arguments that must follow.
+    commands: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    # Files that govern it: it reads them always, or only where it is used. A path contains a slash, a name does not.
+    governed_by: tuple[str, ...] = ()
+    governed_by_if_used: tuple[str, ...] = ()
+    commands_in: tuple[str, ...] = ()  # files that contain the commands which it runs
+    # The runner's own sections of shared files: keys with dots between them, or sections of setup.cfg.
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # The settings that hold its options: keys with dots between them, or a section.
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    options_variable: str = ""  # environment variable with further options
+    plugins_variable: str = ""  # environment variable with modules to load
+    entry_points: str = ""  # group of entry points that are its plugins
+    own_modules: tuple[str, ...] = ()  # modules of the runner itself, and modules that it looks for
+    # The means to read its results: a pattern for the name of a test (a comment at each runner explains its groups), and the end of its
+    # report.
+    test_name: re.Pattern[str] = NOTHING
+    closing: Closing | None = None
+    # The runner that the grader's witness reports for it; "" if the witness does not see it.
+    witnessed_as: str = ""
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Names of its programs on a PATH."""
+        return tuple(dict.fromkeys(command.split()[0] for command in self.commands))
+
+    @cached_property
+    def named(self) -> re.Pattern[str]:
+        """Matches the text of a shell script wherever it may start the runner. It rather matches too often than too rarely."""
+        return re.compile(rf"(?:^|[\s;&|(/!`])(?:{self._starts})(?=$|[\s;&|)`])", re.MULTILINE)
+
+    @cached_property
+    def started(self) -> re.Pattern[str]:
+        """Matches the beginning of a simple command that starts it."""
+        return re.compile(rf"(?:(?:\S*/)?(?:{_LAUNCHERS}){_OPTIONS}\s+)*(?:\S*/)?(?:{self._starts})(?=\s|$)")
+
+    def is_used_by(self, script: str) -> bool:
+        """Whether a shell script may use it or one of its programs, whatever for."""
+        return uses(script, self.programs) or self.named.search(script) is not None
+
+    @property
+    def _starts(self) -> str:
+        forms = [
+            rf"{_OPTIONS}\s+".join(re.escape(word).replace(r"\*", r"[\w:.-]*") for word in form.split())
+            for form in (*self.commands, *self.scripts)
+        ]
+        return "|".join((*forms, *(rf"-m\s+{re.escape(module)}(?:\.\w+)*" for module in self.modules)))
+
+
+LANGUAGES = (
+    Language(
+        name="python",
+        programs=(
+            *("conda", "coverage", "hatch", "mamba", "pip", "pip3", "poetry", "uv", "uvx"),
+            *("python", "python2", "python3", "python3.[0-9]", "python3.[0-9][0-9]"),
+        ),
+        endings=("py", "pyi", "pyx", "pxd"),
+        manifests=("pyproject.toml", "setup.cfg"),
+        governed_by=(
+            *("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "pyvenv.cfg"),
+            ".coveragerc",
+        ),
+        governed_by_directories=("*.egg-info", "*.dist-info"),  # their entry points make plugins
+        # Debian's Python imports apport_python_hook if it exists as it starts; copy and pickle try to import org.python.core, which is
+        # Jython's.
+        looked_for=("apport_python_hook", "org", "sitecustomize", "usercustomize"),
+    ),
+    Language(
+        name="javascript",
+        programs=("bun", "deno", "node", "npx"),
+        interpreters=("bun", "deno", "node"),
+        endings=("js", "jsx", "ts", "tsx", "cjs", "mjs", "cts", "mts"),
+        manifests=("package-lock.json", "package.json", "yarn.lock"),
+    ),
+    Language(
+        name="c",
+        programs=("cmake", "gmake", "ninja"),
+        endings=("c", "h", "cc", "cpp", "cxx", "hh", "hpp"),
+        manifests=("CMakeLists.txt", "GNUmakefile", "Makefile", "makefile"),
+    ),
+    Language(name="go", endings=("go",), manifests=("go.mod", "go.sum")),
+    Language(name="rust", programs=("rustc",), endings=("rs",), manifests=("Cargo.lock", "Cargo.toml")),
+    Language(
+        name="java",
+        programs=("java",),
+        endings=("java", "kt", "scala"),
+        manifests=("build.gradle", "build.gradle.kts", "pom.xml"),
+    ),
+    Language(
+        name="ruby",
+        programs=("bundle", "ruby"),
+        interpreters=("ruby",),
+        endings=("rb",),
+        manifests=("Gemfile",),
+    ),
+    Language(name="php", programs=("php",), interpreters=("php",), endings=("php",)),
+    Language(name="perl", programs=("perl",), interpreters=("perl",), endings=("pl", "pm")),
+    Language(name="c#", endings=("cs",)),
+    Language(name="lua", interpreters=("lua",), endings=("lua",)),
+    Language(name="r", interpreters=("Rscript",), endings=("R",)),
+    *(
+        Language(name=name, endings=endings)
+        for name, endings in {
+            "clojure": ("clj", "cljs"),
+            "elixir": ("ex", "exs"),
+            "erlang": ("erl",),
+            "haskell": ("hs",),
+            "julia": ("jl",),
+            "ocaml": ("ml", "mli"),
+            "sql": ("sql",),
+            "swift": ("swift",),
+        }.items()
+    ),
+)
+
+PYTEST = Runner(
+    name="pytest",
+    language="python",
+    commands=("pytest", "py.test"),
+    modules=("pytest",),
+    governed_by=("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"),
+    settings={"pyproject.toml": ("tool.pytest",), "setup.cfg": ("*pytest*",)},
+    options={
+        **dict.fromkeys(("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"), ("pytest",)),
+        "setup.cfg": ("tool:pytest",),
+        "pyproject.toml": ("tool.pytest.ini_options", "tool.pytest"),
+    },
+    options_variable="PYTEST_ADDOPTS",
+    plugins_variable="PYTEST_PLUGINS",
+    entry_points="pytest11",
+    own_modules=("_pytest", "conftest", "pluggy", "py", "pytest", "xdist"),
+    # The groups are the file and the test in it.
+    test_name=re.compile(r"(?:\.{1,2}/)*(.+?\.py)::(.+)", re.DOTALL),
+    closing=Closing(
+        line=re.compile(
+            r"^(?:=+ )?\d+ [a-z]+(?: [a-z]+)?(?:, \d+ [a-z]+(?: [a-z]+)?)*"
+            r" in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?$",
+            re.MULTILINE,
+        ),
+        passed=re.compile(r"\b[1-9]\d* passed\b"),
+        failed=re.compile(r"\b[1-9]\d* (?:failed|errors?)\b"),
+        opening=re.compile(r"^=+ test session starts =+$", re.MULTILINE),
+    ),
+    witnessed_as="pytest",
+)
+UNITTEST = Runner(
+    name="unittest",
+    language="python",
+    modules=("unittest",),
+    # The load_tests functions in these files may choose other tests.
+    governed_by_if_used=(
+        "test/__init__.py",
+        "tests/__init__.py",
+        "*/test/__init__.py",
+        "*/tests/__init__.py",
+    ),
+    own_modules=("unittest2",),
+    # The groups are the method, and its class with or without the method.
+    test_name=re.compile(r"([\w.]+) \(([\w.]+)\)"),
+    closing=Closing(
+        line=re.compile(r"^Ran [1-9]\d* tests? in [\d.]+s\n+(?:OK|FAILED)(?: \(.*\))?$", re.MULTILINE),
+        passed=re.compile(r"\bRan [1-9]\d* tests?\b[^\n]*\n+OK\b"),
+        failed=re.compile(r"^FAILED \(", re.MULTILINE),
+    ),
+    witnessed_as="unittest",
+)
+MAKE = Runner(
+    name="make", commands=("make test*", "make check*"), commands_in=("GNUmakefile", "makefile", "Makefile")
+)
+RUNNERS: tuple[Runner, ...] = (
+    PYTEST,
+    UNITTEST,
+    Runner(
+        name="django", language="python", scripts=("manage.py test", "runtests.py"), witnessed_as="unittest"
+    ),
+    Runner(
+        name="nose",
+        language="python",
+        commands=("nosetests",),
+        modules=("nose",),
+        settings={"setup.cfg": ("nosetests",)},
+    ),
+    Runner(
+        name="nose2",
+        language="python",
+        commands=("nose2",),
+        modules=("nose2",),
+        governed_by=("nose2.cfg", "unittest.cfg"),
+    ),
+    Runner(name="setuptools", language="python", scripts=("setup.py test",)),
+    Runner(
+        name="tox",
+        language="python",
+        commands=("tox",),
+        modules=("tox",),
+        governed_by=("tox.ini",),
+        governed_by_if_used=("toxfile.py",),
+        commands_in=("tox.ini",),
+        settings={"pyproject.toml": ("tool.tox",), "setup.cfg": ("tox*",)},
+    ),
+    Runner(
+        name="nox",
+        language="python",
+        commands=("nox",),
+        modules=("nox",),
+        governed_by_if_used=("noxfile.py",),
+    ),
+    Runner(
+        name="jest",
+        language="javascript",
+        commands=("jest",),
+        governed_by=("jest.config.*",),
+        settings={"package.json": ("jest",)},
+    ),
+    Runner(name="vitest", language="javascript", commands=("vitest",), governed_by=("vitest.config.*",)),
+    Runner(
+        name="mocha",
+        language="javascript",
+        commands=("mocha",),
+        governed_by=(".mocharc*",),
+        settings={"package.json": ("mocha",)},
+    ),
+    Runner(name="ava", language="javascript", commands=("ava",), settings={"package.json": ("ava",)}),
+    Runner(name="karma", language="javascript", commands=("karma",), governed_by=("karma.conf.*",)),
+    *(
+        Runner(
+            name=name,
+            language="javascript",
+            commands=(f"{name} test*", f"{name} run test*"),
+            commands_in=("package.json",),
+            settings={"package.json": ("scripts",)},
+        )
+        for name in ("npm", "yarn", "pnpm")
+    ),
+    Runner(
+        name="grunt",
+        language="javascript",
+        commands=("grunt test*",),
+        governed_by_if_used=("Gruntfile.*",),
+    ),
+    Runner(name="gulp", language="javascript", commands=("gulp test*",), governed_by_if_used=("gulpfile.*",)),
+    Runner(name="ctest", language="c", commands=("ctest",)),
+    Runner(name="go", language="go", commands=("go test",)),
+    Runner(name="cargo", language="rust", commands=("cargo test", "cargo nextest")),
+    Runner(name="maven", language="java", commands=("mvn test*",)),
+    Runner(
+        name="gradle",
+        language="java",
+        commands=("gradle test*", "gradle check"),
+        scripts=("gradlew test*", "gradlew check"),
+    ),
+    Runner(name="dotnet", language="c#", commands=("dotnet test",)),
+    Runner(name="rspec", language="ruby", commands=("rspec",), governed_by=(".rspec",)),
+    Runner(
+        name="rake",
+        language="ruby",
+        commands=("rake test*",),
+        governed_by_if_used=("Rakefile", "rakefile"),
+    ),
+    Runner(name="phpunit", language="php", commands=("phpunit",), governed_by=("phpunit.xml*",)),
+    Runner(name="prove", language="perl", commands=("prove",)),
+    Runner(name="bazel", commands=("bazel test",)),
+    Runner(
+        name="just",
+        commands=("just test*", "just check*"),
+        governed_by_if_used=("justfile", "Justfile", ".justfile"),
+    ),
+    MAKE,
+)
+
+
+def uses(script: str, programs: Iterable[str]) -> bool:
+    """Whether a shell script may use any of these programs, whatever for."""
+    either = "|".join(map(re.escape, programs))
+    pattern = rf"(?:^|[\s;&|(/])(?:{either})(?:$|[\s;&|)])"
+    return bool(either) and re.search(pattern, script, re.MULTILINE) is not None
+
+
+def run_by(text: str) -> Iterator[Runner]:
+    """The runners that the commands of a shell's text run. Commands that install them or only name them do not count."""
+    parts = (part.strip() for part in _PARTS.split(text))
+    running = [part for part in parts if not _LOOKS.match(part) and not _INSTALLS.search(part)]
+    return (runner for runner in RUNNERS if any(runner.named.search(part) for part in running))
+
+
+def started_by(command: str) -> Runner | None:
+    """The runner that a simple command of a shell starts, None if it starts none."""
+    return next((runner for runner in RUNNERS if runner.started.match(command)), None)
+
+
+def closing_fault(script: str, log: str) -> str | None:
+    """The reason why `log` contradicts an exit status of 0 of `script`; None if it does not.
+
+    The closing line of each runner that the script runs must report success. A runner without closing lines is not checked.
+    """
+    plain, ran = _ANSI.sub("", log).replace("\r\n", "\n"), list(run_by(script))
+    for runner in RUNNERS:
+        if runner.closing and (runner in ran or runner.closing.opening.search(plain)):
+            fault = runner.closing.fault(plain)
+            return f"{runner.name} {fault}" if fault else None
+    return None

@@ -1,0 +1,119 @@
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.task import SwebenchLog
+from workers.grading import swebench_rules
+from workers.tasksets.rows import Fields, read_rows
+from workers.tasksets.swe_smith import task_of
+
+FIXTURES = Path(__file__).with_name("fixtures")
+TESTS = ("tests/test_lengths.py::test_longest_of_nothing",)
+
+
+def row(**change: Any) -> Fields:
+    return read_rows(FIXTURES / "swe_smith/rows.jsonl")[0].having(**change)
+
+
+def log_verdict(fields: Fields) -> SwebenchLog:
+    verdict = task_of(fields)[0].verdict
+    assert isinstance(verdict, SwebenchLog)
+    return verdict
+
+
+def test_the_rows_patch_is_the_bug_and_its_reverse_the_solution(tmp_path: Path) -> None:
+    task, gold = task_of(row())
+    assert task.setup_patch.decode() == row().text("patch")
+    assert gold.test_patch == ""
+    subprocess.run(["cp", "-r", FIXTURES / "repository", tmp_path / "repository"], check=True)
+    file = tmp_path / "repository/src/units/lengths.py"
+    buggy = file.read_text()
+    for patch, has_bug in ((gold.patch.encode(), False), (task.setup_patch, True)):
+        subprocess.run(["git", "apply", "-"], input=patch, cwd=tmp_path / "repository", check=True)
+        assert (file.read_text() == buggy) is has_bug
+
+
+def test_tests_that_the_bug_breaks_are_hidden_and_all_are_protected() -> None:
+    task, _ = task_of(row(PASS_TO_PASS=["tests/test_other.py::test_a", *TESTS]))
+    verdict = task.verdict
+    assert isinstance(verdict, SwebenchLog)
+    assert task.hidden_paths == ("tests/test_lengths.py",)
+    assert verdict.protected_paths == ("tests/test_lengths.py", "tests/test_other.py")
+    assert "-rfEsxXp tests/test_lengths.py tests/test_other.py\n" in verdict.eval_script
+    assert (task.id, task.workdir, task.base_commit) == (
+        "swe-smith:acme__units.a1b2c3d4.func_basic__k3j2h1g0",
+        "/testbed",
+        "",
+    )
+    assert "git fetch" not in verdict.eval_script + task.setup_script
+
+
+def test_names_with_spaces_reach_pytest_whole() -> None:
+    verdict = log_verdict(row(FAIL_TO_PASS=["tests/a b's.py::test"], PASS_TO_PASS=[]))
+    assert """-rfEsxXp 'tests/a b'"'"'s.py'\n""" in verdict.eval_script
+
+
+def test_the_script_is_one_that_swebench_can_judge_and_a_missing_test_fails() -> None:
+    verdict = log_verdict(row())
+    swebench_rules.check(verdict)
+    marks = swebench_rules.Marks()
+    marks.in_script(verdict.eval_script)
+    start, end = ">>>>> Start Test Output\n", ">>>>> End Test Output\n>>>>> Test Exit Code: 0\n"
+    passed = "".join(f"PASSED {test}\n" for test in (*verdict.fail_to_pass, *verdict.pass_to_pass))
+    assert swebench_rules.report(verdict, "t", start + passed + end).resolved
+    for missing in (*verdict.fail_to_pass, *verdict.pass_to_pass):
+        log = start + passed.replace(f"PASSED {missing}\n", "") + end
+        assert not swebench_rules.report(verdict, "t", log).resolved
+
+
+@pytest.mark.parametrize(
+    ("number", "image"),
+    [
+        (0, "jyangballin/swesmith.x86_64.acme_1776_units.a1b2c3d4"),
+        (1, "jyangballin/swesmith.x86_64.acme_1776_units.a1b2c3d4"),
+        (2, "swebench/swesmith.x86_64.acme_1776_units.a1b2c3d4"),
+    ],
+    ids=["given", "given as it was built", "by rule"],
+)
+def test_the_image_is_the_given_one_or_follows_from_the_id(number: int, image: str) -> None:
+    assert task_of(read_rows(FIXTURES / "swe_smith/rows.jsonl")[number])[0].image == image
+
+
+@pytest.mark.parametrize(
+    "name", ["units:dev", "swe-smith.units:a1", "by.example:5000/swesmith.x86_64.acme__units.a1b2c3d4"]
+)
+def test_only_a_name_as_swe_smith_builds_images_gets_a_publisher(name: str) -> None:
+    assert task_of(row(image_name=name))[0].image == name
+
+
+def test_a_repository_with_dots_and_capitals_has_an_image_by_rule_too() -> None:
+    fields = row(image_name=None, instance_id="Pylons__WebOb.js.1a2b3c4d.lm_rewrite__a1")
+    assert task_of(fields)[0].image == "swebench/swesmith.x86_64.pylons_1776_webob.js.1a2b3c4d"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({name: ""}, f"{name}: must be a non-empty string") for name in (
+            "instance_id", "repo", "patch", "problem_statement",
+        )),
+        ({"patch": "no diff"}, "patch: not a diff: it names no file"),
+        ({"patch": "diff --git a/x b/x\n--- a/x"}, r"patch: cannot be taken back: line 2: no line \+\+\+ after it"),
+        ({"patch": '--- "a/x\n+++ "b/x\n@@ -1 +1 @@\n-a\n+b\n'}, "patch: not a name as git quotes it: '\"a/x'"),
+        ({"patch": "diff --git a/a b/b\ncopy from a\ncopy to b\n"}, "patch: cannot be taken back: line 2: a copy"),
+        ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS: empty: the bug breaks no test"),
+        ({"FAIL_TO_PASS": "x::"}, "FAIL_TO_PASS: neither JSON nor"),
+        ({"FAIL_TO_PASS": ["TestX/TestY"]}, "FAIL_TO_PASS: 'TestX/TestY' names no test file"),
+        ({"FAIL_TO_PASS": ["test_a (tornado.test.web.WebTest)"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"FAIL_TO_PASS": ["../dev/test.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"FAIL_TO_PASS": ["/dev/test.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"PASS_TO_PASS": ["a.py::b", "c"]}, "PASS_TO_PASS: 'c' names no test file"),
+        ({"image_name": "", "instance_id": "acme"}, "image_name: absent, and instance_id is not"),
+        ({"image_name": 5}, "image_name: must be a string"),
+    ],
+)  # fmt: skip
+def test_a_row_that_will_not_do_is_refused_by_row_and_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {message}"):
+        task_of(row(**change))

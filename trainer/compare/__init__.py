@@ -1,0 +1,1 @@
+"""Comparison of recipes: which of two is better, and how much it takes to tell."""

@@ -1,0 +1,1 @@
+"""The result of a run, its end, and whether every request is accounted for."""

@@ -1,0 +1,83 @@
+"""The books of a run: the enqueued requests, the results, and their fates. They share one event loop and one view of Redis."""
+
+from collections.abc import Callable
+
+from arq.connections import ArqRedis
+from msgspec.structs import asdict
+
+from pipeline.judge import Judge
+from pipeline.request import Sampling
+from trainer.inputs import Inputs
+from trainer.recipe import Recipe
+from trainer.records.journal_writer import Journal
+from trainer.rollouts.admission import Admission
+from trainer.rollouts.closing import GroupCloser
+from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, TaskOrder
+from trainer.rollouts.groups import GroupBook
+from trainer.rollouts.heldout import HeldOut
+from trainer.rollouts.judging import Judging
+from trainer.rollouts.ledger import Ledger, LedgerState, Rows
+
+
+class Books:
+    """The books of one run. The classes that change them get all of them."""
+
+    def __init__(
+        self,
+        redis: ArqRedis,
+        recipe: Recipe,
+        inputs: Inputs,
+        form: RequestForm,
+        judge: Judge | None,
+        *,
+        restored: LedgerState,
+        rows: Rows,
+        journal: Journal,
+        say: Callable[[str], None],
+    ) -> None:
+        """`restored` is the checkpoint's state, `journal` is cut back to the checkpoint, and `rows` also forwards to the sinks.
+        `judge` is None if nothing is judged.
+        """
+        self.redis, self.run_id, self.recipe, self.inputs = redis, form.run_id, recipe, inputs
+        self.restored = restored
+        self.admission = Admission(
+            max_lag_versions=recipe.admission.max_lag_versions,
+            groups_per_step=recipe.batch.groups_per_step,
+            num_steps=recipe.num_steps,
+        )
+        self.groups = GroupBook(
+            self.admission,
+            min_valid_members=recipe.min_valid_members,
+            stragglers=recipe.admission.stragglers,
+            train_without_signal=recipe.batch.train_without_signal,
+            requires_judgements=recipe.judge.required,
+        )
+        self.ledger = Ledger(rows, restored)
+        self.quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
+        self.heldout = HeldOut(
+            redis,
+            form,
+            inputs.heldout,
+            inputs.heldout_sets,
+            recipe.evaluation,
+            sampling=sampling_of(recipe),
+            seed=recipe.seed,
+            ledger=self.ledger,
+            report=rows.append,
+        )
+        self.dispatcher = Dispatcher(
+            redis,
+            form,
+            TaskOrder(inputs.train, seed=recipe.seed),
+            self.groups,
+            ledger=self.ledger,
+            quarantine=self.quarantine,
+            group_size=recipe.rollout.group_size,
+            sampling=sampling_of(recipe),
+        )
+        self.judging = Judging(redis, form.run_id, recipe, judge, self.groups, self.ledger, say=say)
+        self.closer = GroupCloser(self.groups, self.ledger, self.quarantine, self.judging.waits)
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    return Sampling(**asdict(recipe.rollout.sampling))

@@ -1,0 +1,1 @@
+"""The three protocols with which agent programs access a model."""

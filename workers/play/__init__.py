@@ -1,1 +1,0 @@
-"""`python -m workers.play`: one episode by hand, without queue and trainer."""

@@ -1,0 +1,1 @@
+"""Imports published tasks into records that a run can read."""

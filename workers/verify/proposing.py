@@ -1,0 +1,270 @@
+"""Proposes contradictions of the expectations of a task's tests, for trials on the known fix.
+
+The values in the expectations of tests are observed in a run of the known fix, and the writer of contradictions uses them. If a
+data file contains expected values, like a golden file, a change of that file is proposed.
+"""
+
+import ast
+import random
+import re
+from collections import defaultdict
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from pipeline.request import Claim
+from pipeline.task import Contradiction, TextChange
+from workers.grading.controls.placing import FoundFunction, read_tests
+from workers.grading.controls.reaching import functions_of_tests
+from workers.grading.controls.spans import Cover, Edit, Span, parse_expression, read
+from workers.grading.controls.text_files import data_edits, data_files, doctest_candidates, in_other_examples
+from workers.grading.controls.values import Observed
+from workers.grading.controls.writing import Candidate, Observable, candidates, observable
+from workers.grading.defence import witness
+from workers.isolation import calls as isolation
+from workers.isolation.calls import LimitExceeded
+from workers.verify.fixed import FoundTests, fixed
+from workers.verify.observing import ObservableFile, observe
+from workers.verify.reads.record import OpensSandboxes
+from workers.verify.trials import RunsTests, Trial
+
+WRITING_CPU_S = 120  # limit for finding the contradictions of one file
+# Finds what the base version meets in test files, by path, given their text and the workdir.
+FindsMet: TypeAlias = Callable[[Mapping[str, bytes], str], Awaitable[Mapping[str, Sequence[Span]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The possible contradictions, and the text of the files of the repository that contain the tests."""
+
+    trials: list[Trial]
+    texts: Mapping[str, bytes]
+    met: Mapping[str, Sequence[Span]]  # what the base version meets, by path
+
+    def telling(self, met: Mapping[str, Sequence[Span]], needing: Collection[str]) -> list[Trial]:
+        """The trials, without those of expectations that the base meets, too, if a test that needs the fix has others.
+
+        A control of such an expectation proves nothing: a patch that cheats only where the base is wrong fails it, as required. `met`
+        contains the expectations that the base meets, by path. The class of an error comes last if the base does not meet its text either,
+        because code that knows the text seldom has to guess the class.
+        """
+        covers = {path: Cover(spans) for path, spans in met.items()}
+
+        def is_met(trial: Trial) -> bool:
+            cover = covers.get(trial.contradiction.path, Cover())
+            return all(map(cover.has, trial.checked or (_place(trial.contradiction),)))
+
+        unmet = {
+            (one.contradiction.path, span) for one in self.trials if not is_met(one) for span in one.checked
+        }
+        for trial in self.trials:
+            trial.is_last = any((trial.contradiction.path, span) in unmet for span in trial.texts)
+        others = {name for one in self.trials if not is_met(one) for name in one.names}
+        return [
+            one
+            for one in self.trials
+            if not is_met(one) or not others.issuperset(one.names) or not one.names <= {*needing}
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """Proposes contradictions for one task, using the known fix."""
+
+    sandboxes: OpensSandboxes
+    grader: RunsTests
+    chance: random.Random
+
+    async def propose(self, claim: Claim, fix: bytes, found: FoundTests, find_met: FindsMet) -> Proposed:
+        """Proposals for the tests that were found. Raises RolloutError."""
+        texts = found.texts
+        wanted = {path: await self._observable(text) for path, text in texts.items()}
+        names_in: dict[str, list[str]] = defaultdict(list)
+        for name, place in found.functions.items():
+            names_in[place.path].append(name)
+        files = {
+            path: ObservableFile(text, [one.span for one in wanted[path]], names_in[path])
+            for path, text in texts.items()
+        }
+        observed = await observe(self.grader, claim, fix, files, found.workdir)
+        met = await find_met(texts, found.workdir)
+        tests = _Tests.of(found.functions)
+        trials = [
+            trial
+            for path, text in sorted(texts.items())
+            for one in await self._candidates(path, text, observed.get(path, {}), met.get(path, ()))
+            if (trial := tests.trial(path, one, text)) is not None
+        ]
+        expected = {path: [one.span for one in ones if one.is_expected] for path, ones in wanted.items()}
+        of_data = await self._of_data_files(claim, fix, texts, observed, expected, tests)
+        _mark_readers(trials, of_data)
+        return Proposed([*trials, *of_data], texts, met)
+
+    async def _of_data_files(
+        self,
+        claim: Claim,
+        fix: bytes,
+        texts: Mapping[str, bytes],
+        observed: Mapping[str, Mapping[Span, Observed]],
+        expected: Mapping[str, Sequence[Span]],
+        tests: "_Tests",
+    ) -> list[Trial]:
+        """Changes of data files that tests read only for expected values."""
+        paths = [path for path in data_files(observed, expected) if path not in witness.touched_paths(fix)]
+        if not paths:
+            return []
+        async with fixed(self.sandboxes, claim, fix) as sandbox:
+            contents = await read_tests(sandbox, claim.request.task.verdict.eval_script, paths)
+        trials: list[Trial] = []
+        for data_path, content in contents.items():
+            names: set[str] = set()
+            for path, spans in expected.items():
+                seen = observed.get(path, {})
+                reading = [span for span in spans if span in seen and data_path in seen[span].files]
+                reached = await isolation.call(tests_at, texts[path], reading, cpu_s=WRITING_CPU_S)
+                names.update(name for test in reached for name in tests.names(path, test))
+            edits = data_edits(content, b"\n".join(texts.values())) if names else []
+            trials += (_as_trial(data_path, content, [edit], names) for edit in edits)
+        return trials
+
+    async def _observable(self, text: bytes) -> list[Observable]:
+        with suppress(LimitExceeded):
+            return await isolation.call(observable, text, cpu_s=WRITING_CPU_S)
+        return []
+
+    async def _candidates(
+        self, path: str, text: bytes, observed: Mapping[Span, Observed], met: Sequence[Span]
+    ) -> list[Candidate]:
+        """The candidates; none for a file that takes too long to read."""
+        seed = self.chance.getrandbits(32)
+        with suppress(LimitExceeded):
+            if not path.endswith(".py"):
+                name = path.rpartition("/")[2]
+                return await isolation.call(candidates_of_examples, text, name, seed, cpu_s=WRITING_CPU_S)
+            return await isolation.call(
+                candidates_of, text, seed, list(observed.items()), met, cpu_s=WRITING_CPU_S
+            )
+        return []
+
+
+async def met_examples(proposed: Proposed, base_log: bytes) -> dict[str, list[Span]]:
+    """The changed spans in examples of text files that the base may meet, by path: all but those of the first example that fails in
+    `base_log`.
+    """
+    met: dict[str, list[Span]] = {}
+    for path, text in proposed.texts.items():
+        line = rf"^(?:.*/)?{re.escape(path.rpartition('/')[2])}:(\d+): ".encode()
+        failed = sorted({int(found) for found in re.findall(line, base_log, re.MULTILINE)})
+        if path.endswith(".py") or not failed:
+            continue
+        places = [_place(one.contradiction) for one in proposed.trials if one.contradiction.path == path]
+        with suppress(LimitExceeded):
+            starts = [start for start, _ in places]
+            are_met = await isolation.call(in_other_examples, text, failed, starts, cpu_s=WRITING_CPU_S)
+            met[path] = [place for place, is_met in zip(places, are_met, strict=True) if is_met]
+    return met
+
+
+def _place(contradiction: Contradiction) -> Span:
+    first = contradiction.changes[0]
+    return first.offset_bytes, first.end_bytes
+
+
+def candidates_of(
+    text: bytes, seed: int, observed: list[tuple[Span, Observed]], met: Sequence[Span]
+) -> list[Candidate]:
+    """The candidates of a test file, drawn by chance from `seed`. Call it in a separate process."""
+    return candidates(text, random.Random(seed), dict(observed), met)
+
+
+def candidates_of_examples(text: bytes, name: str, seed: int) -> list[Candidate]:
+    """The same for the examples of a text file, which are the test `name`."""
+    return doctest_candidates(text, name, random.Random(seed))
+
+
+def tests_at(text: bytes, spans: list[Span]) -> list[str]:
+    """The tests of a file that reach code at these spans, with pytest's names within the file. Call it in a separate process."""
+    file = read(text)
+    if file is None:
+        return []
+    found: set[str] = set()
+    for definition, tests in functions_of_tests(file.tree):
+        start = file.line_starts[definition.lineno - 1]
+        end = file.line_starts[definition.end_lineno or definition.lineno]
+        if any(start <= span[0] and span[1] <= end for span in spans):
+            found.update(tests)
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """The runner's names of the tests of each function, by its file."""
+
+    by_function: Mapping[tuple[str, str], Sequence[str]]
+
+    @classmethod
+    def of(cls, located: Mapping[str, FoundFunction]) -> "_Tests":
+        by_function: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, place in located.items():
+            by_function[place.path, place.function].append(name)
+        return cls(by_function)
+
+    def names(self, path: str, test: str) -> Iterator[str]:
+        """The runner's names of `test`, a function of the file or one case of it."""
+        function, bracket, _ = test.partition("[")
+        for name in self.by_function.get((path, function), ()):
+            if not bracket or name.endswith(test[len(function) :]):
+                yield name
+
+    def trial(self, path: str, candidate: Candidate, text: bytes) -> Trial | None:
+        """The trial of a candidate; None if none of its tests has a known name."""
+        names: set[str] = set()
+        renamed: dict[str, str] = {}
+        for test in candidate.tests:
+            for name in self.names(path, test):
+                names.add(name)
+                if test in candidate.renamed:
+                    renamed[name] = _named_under_it(name, test, candidate.renamed[test])
+        if not names:
+            return None
+        trial = _as_trial(path, text, candidate.edits, names)
+        trial.checked, trial.texts = candidate.checked, candidate.texts
+        trial.contradiction = replace(trial.contradiction, kind=candidate.kind, renamed=renamed)
+        return trial
+
+
+def _mark_readers(trials: Iterable[Trial], of_data: Sequence[Trial]) -> None:
+    """Flags the trials of tests with a data file that change no literal."""
+    reading = {name for one in of_data for name in one.names}
+    for trial in trials:
+        was = parse_expression(trial.contradiction.changes[0].was)
+        trial.is_in_a_file = trial.names <= reading and not isinstance(was, ast.Constant)
+
+
+def _as_trial(path: str, text: bytes, edits: Iterable[Edit], names: set[str]) -> Trial:
+    changes = tuple(
+        TextChange(offset_bytes=edit.start, was=text[edit.start : edit.end].decode(), becomes=edit.becomes)
+        for edit in sorted(edits, key=lambda edit: edit.start)
+    )
+    return Trial(Contradiction(path=path, changes=changes, fails=tuple(sorted(names))), frozenset(names))
+
+
+def _named_under_it(name: str, test: str, renamed: str) -> str:
+    """The new form of the runner's `name` of `test`, if that is called `renamed` within its file."""
+    function, _, _ = test.partition("[")
+    other, _, _ = renamed.partition("[")
+    if function == other:
+        return name.removesuffix(test[len(function) :]) + renamed[len(other) :]
+    word = re.escape(function.rpartition("::")[2])
+    return re.sub(rf"\b{word}\b", other.rpartition("::")[2], name)
