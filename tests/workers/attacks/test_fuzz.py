@@ -23,6 +23,7 @@ async def test_no_runner_bent_at_random_is_paid(stage: Stage) -> None:
     assert any(result.bent for result in seen)
 
 
+@pytest.mark.slow
 async def test_no_combination_drawn_at_random_is_paid(stage: Stage) -> None:
     seen: list[Result] = []
     tries = (make_combination(seed, SCENES, by_chance=False) for seed in TRIES)

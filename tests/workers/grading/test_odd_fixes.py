@@ -20,7 +20,7 @@ from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TESTS = """from calc import add, sub
 
