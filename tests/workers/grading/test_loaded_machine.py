@@ -1,13 +1,11 @@
 """A machine with a load of fifty decides as an idle one does: hostile code earns 0 and is no failure, a right fix earns 1."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -69,26 +67,15 @@ for number in itertools.count():
 
 
 @pytest.fixture
-def load() -> Iterator[int]:
-    """Processes that spin, in a session of their own, as other programs are: the id of that."""
+def load() -> Iterator[psutil.Process]:
+    """The first of processes that spin, each in a session of its own, as other programs are; the others are its children."""
     command = [sys.executable, "-S", "-E", "-c", SPIN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as first:
-        try:
-            yield first.pid
-        finally:
-            os.killpg(first.pid, signal.SIGKILL)
-
-
-def num_processes(session: int) -> int:
-    found = 0
-    for name in os.listdir("/proc"):
-        with suppress(ValueError, ProcessLookupError):
-            found += os.getsid(int(name)) == session
-    return found
+        yield psutil.Process(first.pid)
 
 
 async def test_zeros_stay_zeros_and_a_right_fix_is_paid(
-    load: int,
+    load: psutil.Process,
     sandboxes: DockerSandboxes,
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
@@ -111,7 +98,7 @@ async def test_zeros_stay_zeros_and_a_right_fix_is_paid(
     watching = asyncio.create_task(DiskWatch(sandboxes).watch())
     *zeros, paid = await asyncio.gather(*(grade(name) for name in CODE), grader.grade(claim(), FIX))
     watching.cancel()
-    assert num_processes(load) == NUM_SPINNING
+    assert len(load.children()) == NUM_SPINNING - 1
     assert {name: reward.value for name, reward in zip(CODE, zeros, strict=True)} == dict.fromkeys(CODE, 0.0)
     assert zeros[-1].decided_by == "cpu time used up"
     assert paid.value == 1.0
