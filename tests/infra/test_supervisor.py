@@ -218,7 +218,7 @@ def ready_log(supervisor: Supervisor, process: SupervisedProcess) -> Path:
     """The log of a process that is ready."""
     supervisor.start(process)
     assert process.log is not None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while process.log.read_text() != "ready\n":
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -137,7 +137,7 @@ class LocalShell:
         return CommandResult(exit_code, *kept.kept(), time.monotonic() - started_at)
 
     async def diff(self) -> bytes:
-        return (await self.run("git add -A && git diff --cached HEAD", timeout_s=30)).output
+        return (await self.run("git add -A && git diff --cached HEAD", timeout_s=240)).output
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from workers.process import Taker
 QUICK = Budget(tries=2, first_s=0.01)
 RETRIES = Retries(infrastructure=Budget(tries=3, first_s=0.01), grader=QUICK, unended_claims=2)
 LIMITS = Limits(retries=RETRIES)
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 async def solve(claim: Claim, status: EpisodeStatus) -> Trajectory:

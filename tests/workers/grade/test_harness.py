@@ -27,13 +27,19 @@ PREDICTIONS = {
 
 
 # Quick: the official harness and ours agree on a file of predictions.
-@pytest.mark.slow_but_for("fix")
-@pytest.mark.parametrize("name", PREDICTIONS)
-def test_the_harness_and_grade_agree_on_a_preds_json(name: str, swe_bench_rows: Path, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in swe_bench_rows.read_text().splitlines()]
-    tasks = tmp_path / "tasks.jsonl"
-    assert import_tasks(["import", "swe-bench", str(swe_bench_rows), "--out", str(tasks)]) == 0
-    patches: dict[str, str | None] = {row["instance_id"]: PREDICTIONS[name] for row in rows}
+def test_the_harness_and_grade_agree_on_a_preds_json(swe_bench_rows: Path, tmp_path: Path) -> None:
+    """Each row once for each prediction, all in one run of either."""
+    published = [json.loads(line) for line in swe_bench_rows.read_text().splitlines()]
+    patches: dict[str, str | None] = {}
+    rows: list[dict[str, object]] = []
+    for row in published:
+        for name, patch in PREDICTIONS.items():
+            instance = f"{row['instance_id']}-{name}"
+            rows.append(row | {"instance_id": instance})
+            patches[instance] = patch
+    source, tasks = tmp_path / "each.jsonl", tmp_path / "tasks.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert import_tasks(["import", "swe-bench", str(source), "--out", str(tasks)]) == 0
     preds = write_predictions(tmp_path / "preds.json", patches)
     given = {"rows": rows, "predictions": json.loads(preds.read_text())}
     official = subprocess.run(
@@ -50,4 +56,4 @@ def test_the_harness_and_grade_agree_on_a_preds_json(name: str, swe_bench_rows: 
     status, graded = grade(tasks, str(preds))
     assert status == 0
     ours = {one["task"].partition(":")[2]: one["value"] == 1 for one in graded.values()}
-    assert ours == resolved == dict.fromkeys(resolved, name == "fix")
+    assert ours == resolved == {instance: instance.endswith("-fix") for instance in patches}

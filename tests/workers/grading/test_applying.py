@@ -100,7 +100,7 @@ async def test_what_a_sandbox_diffs_the_grader_applies(
 ) -> None:
     task = scripted(DONE)
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-        assert (await sandbox.run(WORK, timeout_s=60)).exit_code == 0
+        assert (await sandbox.run(WORK, timeout_s=240)).exit_code == 0
         patch = await sandbox.diff()
     assert len(patch) > 1024 * 1024
     reward = await grader.grade(make_claim(task), patch)
@@ -112,7 +112,7 @@ async def test_a_patch_that_only_takes_away_applies(
 ) -> None:
     task = scripted("! test -e logo.bin && ! test -e long.txt\n")
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-        await sandbox.run("rm logo.bin long.txt", timeout_s=30)
+        await sandbox.run("rm logo.bin long.txt", timeout_s=240)
         patch = await sandbox.diff()
     assert (await grader.grade(make_claim(task), patch)).value == 1.0
 
@@ -162,7 +162,7 @@ async def test_a_patch_over_other_ground_merges_three_ways(
     task = scripted("grep -q 'line 32 changed' long.txt && grep -qx 'line 29' long.txt\n")
     older = "git checkout -q HEAD~1; sed -i 's/^line 32$/line 32 changed/' long.txt; git diff"
     async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-        patch = (await sandbox.run(older, timeout_s=30)).output
+        patch = (await sandbox.run(older, timeout_s=240)).output
     reward = await grader.grade(make_claim(task), patch)
     assert (reward.value, reward.applied_by) == (1.0, "git apply --3way")
 

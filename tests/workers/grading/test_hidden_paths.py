@@ -108,10 +108,10 @@ async def test_hidden_tests_that_fit_the_base_alone_are_the_patchs_fault(
         async with sandboxes.open(make_claim(task), role="grade") as sandbox:
             inputs = {steps.TESTS: tests, steps.PROTECTED: "", steps.START: ""}
             await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
-            await sandbox.run("echo x >tests/test_calc.py", timeout_s=30)
+            await sandbox.run("echo x >tests/test_calc.py", timeout_s=240)
             governing, commit = GoverningFiles("pytest\n", Surveyed()), repo_image.commit
             result = await sandbox.run(
-                governing.step("restore_protected", BASE=commit, HEAD=commit), timeout_s=30, plain=True
+                governing.step("restore_protected", BASE=commit, HEAD=commit), timeout_s=240, plain=True
             )
             assert result.exit_code == status
 
@@ -130,13 +130,13 @@ async def test_files_with_tests_return_to_head_which_has_none_that_the_patch_bro
             steps.START: "",
         }
         await sandbox.put([File(path=path, content=text.encode()) for path, text in inputs.items()])
-        await sandbox.run(f"for path in {' '.join(changed)}; do echo x >$path; done", timeout_s=30)
-        named = await sandbox.run(f"git rev-parse {base}" if base else "true", timeout_s=30)
+        await sandbox.run(f"for path in {' '.join(changed)}; do echo x >$path; done", timeout_s=240)
+        named = await sandbox.run(f"git rev-parse {base}" if base else "true", timeout_s=240)
         commits = {"BASE": named.output.decode().strip(), "HEAD": repo_image.commit}
         governing = GoverningFiles("pytest\n", Surveyed())
-        result = await sandbox.run(governing.step("restore_protected", **commits), timeout_s=30, plain=True)
+        result = await sandbox.run(governing.step("restore_protected", **commits), timeout_s=240, plain=True)
         assert result.exit_code == 0, result.output
-        left = await sandbox.run("git status --porcelain; grep -c 'of old' long.txt", timeout_s=30)
+        left = await sandbox.run("git status --porcelain; grep -c 'of old' long.txt", timeout_s=240)
     lines = left.output.decode().split("\n")[:-1]
     old = base == "HEAD~1"
     assert lines == [*(["M  long.txt"] if old else []), str(int(old))]

@@ -57,16 +57,16 @@ async def test_the_agent_has_the_program_and_cannot_write_there_and_the_grader_h
     image_id = docker_client.images.get(repo_image.tag).id
     claim = claim_of(repo_image.tag, built.harness)
     async with sandboxes.open(claim, role="agent") as sandbox:
-        ran = await sandbox.run(f"{HARNESS_DIR}/bin/tiny --version", timeout_s=30)
+        ran = await sandbox.run(f"{HARNESS_DIR}/bin/tiny --version", timeout_s=240)
         assert (ran.exit_code, ran.output) == (0, b"tiny 1.2.3\n")
         for command in ("touch {}/new", "rm {}/data", "echo >{}/bin/tiny", "mount -o remount,rw {}"):
-            assert (await sandbox.run(command.format(HARNESS_DIR), timeout_s=30)).exit_code != 0
+            assert (await sandbox.run(command.format(HARNESS_DIR), timeout_s=240)).exit_code != 0
         assert await sandbox.diff() == b""
         assert sandbox.image == repo_image.tag
     async with sandboxes.open(claim, role="grade") as sandbox:
-        assert (await sandbox.run(f"ls {HARNESS_DIR}", timeout_s=30)).exit_code != 0
+        assert (await sandbox.run(f"ls {HARNESS_DIR}", timeout_s=240)).exit_code != 0
     async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
-        assert (await sandbox.run(f"ls {HARNESS_DIR}", timeout_s=30)).exit_code != 0
+        assert (await sandbox.run(f"ls {HARNESS_DIR}", timeout_s=240)).exit_code != 0
     assert docker_client.images.get(repo_image.tag).id == image_id
 
 
@@ -74,9 +74,9 @@ async def test_the_programs_home_has_what_lies_in_the_tasks_own(
     sandboxes: DockerSandboxes, built: HarnessFile, repo_image: RepoImage
 ) -> None:
     async with sandboxes.open(claim_of(repo_image.tag, built.harness), role="agent") as sandbox:
-        await sandbox.run("mkdir -p ~/.m2 ~/go && echo jar >~/.m2/jar", timeout_s=30)
-        assert (await sandbox.run(MAKE_HOME, timeout_s=30)).exit_code == 0
-        found = await sandbox.run(f"cat {HOME_DIR}/.m2/jar; ls {HOME_DIR}", timeout_s=30)
+        await sandbox.run("mkdir -p ~/.m2 ~/go && echo jar >~/.m2/jar", timeout_s=240)
+        assert (await sandbox.run(MAKE_HOME, timeout_s=240)).exit_code == 0
+        found = await sandbox.run(f"cat {HOME_DIR}/.m2/jar; ls {HOME_DIR}", timeout_s=240)
         assert found.output == b"jar\ngo\n"
 
 
@@ -137,7 +137,7 @@ async def test_a_volume_that_somebody_removed_is_there_again_for_the_next_episod
     volume.remove()
     docker_client.volumes.create(volume.name)  # as Docker makes one that a container wants
     async with sandboxes.open(claim, role="agent") as sandbox:
-        assert (await sandbox.run(f"{HARNESS_DIR}/bin/tiny", timeout_s=30)).output == b"tiny 1.2.3\n"
+        assert (await sandbox.run(f"{HARNESS_DIR}/bin/tiny", timeout_s=240)).output == b"tiny 1.2.3\n"
     (volume,) = docker_client.volumes.list(filters={"name": volumes.PREFIX})
     assert labels_of(volume)[GENERATION] != generation
 

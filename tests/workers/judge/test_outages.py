@@ -26,7 +26,7 @@ from workers.policy.requested import NoEngines
 from workers.policy.sglang import announced_tokenizers
 from workers.process import Taker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:

@@ -20,7 +20,7 @@ from pipeline.kinds import JUDGE
 from tests.pipeline import samples
 from tests.workers.judge.rollouts import judging_enqueued, published
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @asynccontextmanager

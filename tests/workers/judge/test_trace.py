@@ -21,7 +21,7 @@ from tests.workers.judge.rollouts import judge_request
 
 pytestmark = pytest.mark.docker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 SLOW = "import time\n\ndef slow(issue, turns, index):\n    time.sleep(0.05)\n    return 1.0\n"
 
 

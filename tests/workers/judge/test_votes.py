@@ -27,7 +27,7 @@ from workers.policy.sglang import TokenizerSource, announced_tokenizers, one_tok
 
 TURNS = (turn(ran("ls", "calc.py\n")), turn(ran("cat calc.py", "def add\n")), turn(ran("true")))
 KEY = "sk-not-to-be-seen"
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def said(content: str, **message: Any) -> dict[str, Any]:

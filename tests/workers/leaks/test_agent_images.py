@@ -73,7 +73,7 @@ def agent_images(client: docker.DockerClient, tag: str) -> list[Any]:
 
 
 async def said(sandbox: DockerSandbox, command: str) -> str:
-    return (await sandbox.run(command, timeout_s=60)).output.decode("utf-8", "replace")
+    return (await sandbox.run(command, timeout_s=240)).output.decode("utf-8", "replace")
 
 
 BUG = b"""diff --git a/calc.py b/calc.py
@@ -110,7 +110,7 @@ async def test_every_way_of_giving_the_answer_away_is_found_and_cleaned(
             assert bool(await said(there[name], PROBE)) == bool(leaks) == (name != "clean")
             assert GIVEAWAYS[name].leak in "\n".join(map(str, leaks))
         for name, task in tasks.items():
-            assert (name, (await there[name].run(cleaning(task), timeout_s=60)).exit_code) == (name, 0)
+            assert (name, (await there[name].run(cleaning(task), timeout_s=240)).exit_code) == (name, 0)
         for name, task in tasks.items():
             assert await find_leaks(there[name], task) == []
             assert (name, await said(there[name], PROBE)) == (name, "")
@@ -126,7 +126,7 @@ async def test_the_agents_patch_applies_where_the_grader_has_what_the_agent_has_
     claim = make_claim(giveaways[name])
     async with sandboxes.open(claim, role="agent") as agent:
         assert await said(agent, PROBE) == ""
-        await agent.run("sed -i 's/a - b/b + a/' calc.py; echo new >new.txt", timeout_s=30)
+        await agent.run("sed -i 's/a - b/b + a/' calc.py; echo new >new.txt", timeout_s=240)
         patch = await agent.diff()
     async with sandboxes.open(claim, role="grade") as grader:
         assert await said(grader, PROBE) != ""
@@ -270,7 +270,7 @@ async def test_what_the_image_left_uncommitted_is_not_the_agents_work(
         claim = make_claim(make_task(tag, workdir="/kinds/clean"))
         async with sandboxes.open(claim, role="agent") as agent:
             assert await agent.diff() == b""
-            await agent.run("echo more >>egg.txt", timeout_s=30)
+            await agent.run("echo more >>egg.txt", timeout_s=240)
             patch = await agent.diff()
         async with sandboxes.open(claim, role="grade") as grader:
             await grader.put([File(path="/patch", content=patch)])

@@ -66,19 +66,19 @@ async def test_an_episodes_containers_live_behind_any_kind_of_address(
     there = DockerSandboxes(fleet=sandboxes.fleet, host=host)
     await there.check()
     async with there.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
-        assert (await sandbox.run("cat calc.py", timeout_s=30)).output.startswith(b"def add")
-        much = await sandbox.run("head -c 3000000 /dev/zero", timeout_s=60, keep_bytes=2_000_000)
+        assert (await sandbox.run("cat calc.py", timeout_s=240)).output.startswith(b"def add")
+        much = await sandbox.run("head -c 3000000 /dev/zero", timeout_s=240, keep_bytes=2_000_000)
         assert much.output == bytes(3_000_000)
         assert (await sandbox.run("echo begun; sleep 1000", timeout_s=0.5)).exit_code is None
-        await sandbox.run(f"echo {'x' * 300_000} | wc -c >new", timeout_s=30)
+        await sandbox.run(f"echo {'x' * 300_000} | wc -c >new", timeout_s=240)
         assert b"+300001" in await sandbox.diff()
         async with sandbox.serve(8123, Doubling):
             ask = "exec 5<>/dev/tcp/127.0.0.1/8123; head -c 300000 /dev/zero >&5; head -c 600000 <&5"
-            asked = await sandbox.run(ask, timeout_s=60, keep_bytes=500_000)
+            asked = await sandbox.run(ask, timeout_s=240, keep_bytes=500_000)
             assert asked.output == bytes(600_000)
     async with there.open(make_claim(make_task(repo_image.tag)), role="grade") as sandbox:
-        await sandbox.run("echo 'echo log; exit 3' >/script", timeout_s=30)
-        last = await sandbox.finish("/script", timeout_s=30, keep_bytes=1000)
+        await sandbox.run("echo 'echo log; exit 3' >/script", timeout_s=240)
+        last = await sandbox.finish("/script", timeout_s=240, keep_bytes=1000)
         assert (last.exit_code, last.output) == (3, b"log\n")
     await there.close()
 

@@ -94,7 +94,7 @@ async def test_of_a_remote_docker_host_nothing_is_known_and_nothing_held_back() 
 
 async def test_one_file_is_bounded_at_once(sandbox: DockerSandbox) -> None:
     result = await sandbox.run(
-        "ulimit -f unlimited; head -c 9000000 /dev/zero >big; stat -c %s big", timeout_s=60
+        "ulimit -f unlimited; head -c 9000000 /dev/zero >big; stat -c %s big", timeout_s=240
     )
     assert result.output.splitlines()[-1] == b"8000000"
     assert b"File size limit exceeded" in result.output
@@ -109,19 +109,19 @@ async def test_more_files_than_allowed_cost_what_runs_then_the_container(
 ) -> None:
     monkeypatch.setattr(disk, "MEASURE_S", 0.0)
     watch = DiskWatch(small)
-    await sandbox.run("head -c 7000000 /dev/zero >1", timeout_s=60)
+    await sandbox.run("head -c 7000000 /dev/zero >1", timeout_s=240)
     await watch.look()
-    assert (await sandbox.run("head -c 2000000 /dev/zero >2", timeout_s=60)).exit_code == 0
-    running = asyncio.create_task(sandbox.run("sleep 1000", timeout_s=60))
+    assert (await sandbox.run("head -c 2000000 /dev/zero >2", timeout_s=240)).exit_code == 0
+    running = asyncio.create_task(sandbox.run("sleep 1000", timeout_s=240))
     await asyncio.to_thread(_until_runs, docker_client, sandbox.id, "sleep 1000")
     await watch.look()
     assert (await running).exit_code in KILLED
-    assert (await sandbox.run("rm 1; sleep 0.2", timeout_s=60)).exit_code == 0
+    assert (await sandbox.run("rm 1; sleep 0.2", timeout_s=240)).exit_code == 0
     await watch.look()
-    await sandbox.run("for i in 3 4 5; do head -c 5000000 /dev/zero >$i; done", timeout_s=60)
+    await sandbox.run("for i in 3 4 5; do head -c 5000000 /dev/zero >$i; done", timeout_s=240)
     await watch.look()
     with pytest.raises(SandboxError):
-        await sandbox.run("true", timeout_s=60)
+        await sandbox.run("true", timeout_s=240)
 
 
 def _until_runs(client: docker.DockerClient, container: str, command: str) -> None:
@@ -137,9 +137,9 @@ async def test_whose_container_was_ended_is_told_why(
 
     async def episode() -> None:
         async with small.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
-            await sandbox.run("for i in 1 2 3; do head -c 7000000 /dev/zero >$i; done", timeout_s=60)
+            await sandbox.run("for i in 1 2 3; do head -c 7000000 /dev/zero >$i; done", timeout_s=240)
             await DiskWatch(small).look()
-            await sandbox.run("true", timeout_s=60)
+            await sandbox.run("true", timeout_s=240)
 
     with pytest.raises(SandboxError, match=r"removed: it wrote 21 MB, more than twice 8 MB \(SWERVE_MAX_W"):
         await episode()
@@ -152,7 +152,7 @@ async def test_containers_are_measured_as_fast_as_free_space_goes(
     watching = asyncio.create_task(DiskWatch(small).watch())
     # Slowly from the limit on, because the container is removed at twice the limit.
     fill = "while :; do i=$((i + 1)); head -c 1000000 /dev/zero >$i; sleep $((i > 8)).2; done"
-    result = await sandbox.run(fill, timeout_s=60)
+    result = await sandbox.run(fill, timeout_s=240)
     assert result.exit_code in KILLED
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
@@ -166,10 +166,10 @@ async def test_every_episode_is_ended_before_the_host_is_full(
     async def episode() -> None:
         async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
             await watch.look()
-            assert (await sandbox.run("echo alive", timeout_s=60)).output == b"alive\n"
+            assert (await sandbox.run("echo alive", timeout_s=240)).output == b"alive\n"
             sandboxes.disk = MORE_THAN_ANYBODY_HAS
             await watch.look()
-            await sandbox.run("true", timeout_s=60)
+            await sandbox.run("true", timeout_s=240)
 
     with pytest.raises(SandboxError, match=r"has .* free, less than .*: every container here was removed"):
         await episode()
@@ -183,9 +183,9 @@ async def test_where_free_space_cannot_be_seen_the_clock_says_when_to_measure(
 
     async def episode(there: DockerSandboxes) -> None:
         async with there.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
-            await sandbox.run("for i in 1 2 3; do head -c 800000 /dev/zero >$i; done", timeout_s=60)
+            await sandbox.run("for i in 1 2 3; do head -c 800000 /dev/zero >$i; done", timeout_s=240)
             await DiskWatch(there).look()
-            await sandbox.run("true", timeout_s=60)
+            await sandbox.run("true", timeout_s=240)
 
     async with relay() as one:
         there = DockerSandboxes(fleet=sandboxes.fleet, host=one.host, disk=limits)

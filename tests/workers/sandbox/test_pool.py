@@ -40,7 +40,7 @@ from workers.sandbox.hosts import HostPool
 
 pytestmark = pytest.mark.docker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 ONE_TRY = Limits(retries=Retries(infrastructure=Budget(tries=1), grader=Budget(tries=1)))
 REPLIES = [bash("echo new >new"), bash(SUBMIT)]
 

@@ -30,7 +30,7 @@ async def test_containers_run_under_the_runtime_of_the_settings(
         async with there.open(make_claim(make_task(repo_image.tag)), role=role) as sandbox:
             container = docker_client.api.inspect_container(sandbox.id)
             assert container["HostConfig"]["Runtime"] == "io.containerd.runc.v2"
-            assert (await sandbox.run("echo alive", timeout_s=30)).output == b"alive\n"
+            assert (await sandbox.run("echo alive", timeout_s=240)).output == b"alive\n"
     await there.close()
 
 

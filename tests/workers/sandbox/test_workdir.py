@@ -38,7 +38,7 @@ async def test_the_images_own_workdir_is_taken_where_the_task_names_none(
     task = make_task(elsewhere.tag, workdir="", verdict=verdict, hidden_paths=("/srv/calc/logo.bin",))
     for _ in range(2):  # from an image made for it, then from the one that is known
         async with sandboxes.open(make_claim(task), role="agent") as sandbox:
-            seen = await sandbox.run("pwd; ls logo.bin", timeout_s=30)
+            seen = await sandbox.run("pwd; ls logo.bin", timeout_s=240)
             assert seen.output.splitlines()[0] == b"/srv/calc" == sandbox.workdir.encode()
             assert b"No such file" in seen.output
             assert await find_leaks(sandbox, await sandboxes.placed(task)) == []

@@ -148,7 +148,7 @@ async def ran(sandboxes: DockerSandboxes, image: RepoImage, way: Way, was: str, 
         script = await place(sandbox, way.script, [contradiction(way.path, way.text, was, becomes)])
         shown = script.replace(RUN, f"set +x; echo; echo {MARK}; cat {way.path}; exit\n")
         await sandbox.put([File(path="/eval.sh", content=shown.encode())])
-        result = await sandbox.finish("/eval.sh", timeout_s=60, keep_bytes=100_000)
+        result = await sandbox.finish("/eval.sh", timeout_s=240, keep_bytes=100_000)
         return result.output.partition(f"\n{MARK}\n".encode())[2]
 
 

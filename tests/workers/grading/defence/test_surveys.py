@@ -123,12 +123,12 @@ async def test_the_witness_is_in_the_users_directory_of_each_python_that_is_ther
 ) -> None:
     install = step("install_files", PLACES=["/weird/py"], **installed())
     async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="grade") as sandbox:
-        await sandbox.run(f"mkdir /swerve-grade; {there}", timeout_s=30)
-        ended = await sandbox.run(install, timeout_s=30, plain=True)
+        await sandbox.run(f"mkdir /swerve-grade; {there}", timeout_s=240)
+        ended = await sandbox.run(install, timeout_s=240, plain=True)
         assert ended.exit_code == 0, ended.output
         found = await sandbox.run(
             "ls -d ~/.local/lib/python3.*/site-packages/swerve_*.py; python3 -V; ls /weird/py/lib/*/*/swerve_*.py",
-            timeout_s=30,
+            timeout_s=240,
         )
     lines = found.output.decode().splitlines()
     own = next(line for line in lines if line.startswith("Python ")).split()[1].rpartition(".")[0]
