@@ -28,7 +28,7 @@ import pytest
 from infra import processes
 
 ROOT = Path(__file__).parents[1]
-RECORD = "SWERVE_TEST_RECORD"  # names the file that `pytest_runtest_logreport` appends to
+RECORD = "SUITE_RECORD"  # names the file that `pytest_runtest_logreport` appends to
 # Tests that need a CUDA device have their own target, gpu-check.
 EVERYTHING, QUICK = "not gpu", "not gpu and not slow"
 NUM_WORKERS = 2

@@ -27,6 +27,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow_but_for("report", "where")
 @pytest.mark.parametrize(
     "words",
     [

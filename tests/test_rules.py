@@ -37,7 +37,6 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     )
 
 
-@pytest.mark.slow
 def test_no_function_is_longer_than_a_screen() -> None:
     assert {
         f"{path}:{function.lineno} {function.name}": lines

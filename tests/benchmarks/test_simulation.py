@@ -180,6 +180,7 @@ def test_failures_are_compared_with_the_same_runs_without_them(bench: Workbench)
     assert "pairs" not in tables([one for one in rows if one.cell.seed == 2])
 
 
+@pytest.mark.slow
 def test_a_lag_that_only_slows_a_run_down_is_seen_although_its_end_is_the_same(bench: Workbench) -> None:
     row = CellRun(Cell(objective="cispo", lag=0, seed=0), TINY, bench).run()
 

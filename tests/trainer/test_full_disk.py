@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import fleet
@@ -14,6 +15,7 @@ from tests.trainer.small_disk import fill, small_disk
 from trainer.report.summary import summarize
 
 
+@pytest.mark.slow
 async def test_a_run_that_fills_its_disk_says_which_and_what_was_kept_and_goes_on_once_there_is_room(
     recipe: Path, redis_url: str, redis: Redis
 ) -> None:

@@ -30,6 +30,7 @@ def start(status: int = MISUSE, **environment: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.slow_but_for("SWERVE_SLOT-*", "SWERVE_SLOTS*")
 @pytest.mark.parametrize(
     ("variable", "text", "fix"),
     [

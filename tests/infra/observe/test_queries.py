@@ -212,6 +212,7 @@ def documented_metrics() -> Iterator[tuple[str, set[str]]]:
             yield name[1], set(re.findall(r"`(\w+)`", cells[2]))
 
 
+@pytest.mark.slow
 def test_replies_to_an_agent_program_are_counted_by_kind_and_by_what_became_of_their_copies(
     found: list[Series],
 ) -> None:

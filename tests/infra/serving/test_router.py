@@ -52,6 +52,7 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_router_says_one_line_and_the_rest_is_in_its_log(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     port = ports.next_free(31900)

@@ -30,6 +30,7 @@ def test_bounds_are_those_of_lan_and_demets() -> None:
     assert bounds([0.2, 0.4, 0.6, 0.8, 1.0]) == pytest.approx([4.877, 3.357, 2.680, 2.290, 2.031], abs=4e-3)
 
 
+@pytest.mark.slow
 def test_looking_after_each_episode_decides_wrongly_in_at_most_one_of_twenty() -> None:
     draw, num_tries = random.Random(0), 200
     found = [looks([evaluated(draw, 0.5, 0.5)], 8) for _ in range(num_tries)]

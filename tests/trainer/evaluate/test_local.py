@@ -192,6 +192,7 @@ async def test_a_killed_evaluation_goes_on_and_redoes_nothing(
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_an_evaluation_ends_soon_and_says_why_where_nothing_answers(tasks: Path) -> None:
     [port] = free_ports(1)
     nowhere = ChatServer(script, url=f"http://127.0.0.1:{port}/v1")
@@ -233,6 +234,7 @@ def by_program(task: str) -> Sequence[str | dict[str, Any]]:
     return [{"choices": [{"message": message, "finish_reason": "tool_calls"}]}, "done"]
 
 
+@pytest.mark.slow
 async def test_an_agent_program_is_evaluated_with_a_servers_model(tasks: Path, harness: Path) -> None:
     api = ContainerApi(docker_host())
     await build(api, read_harness(harness))
@@ -279,6 +281,7 @@ def called(command: str, **more: object) -> dict[str, object]:
     return {"choices": [{"message": message, "finish_reason": HALF}], **more}
 
 
+@pytest.mark.slow
 async def test_no_answer_of_a_server_keeps_an_evaluation_from_its_end(tasks: Path) -> None:
     def hostile(_: str) -> Sequence[dict[str, object]]:
         nothing = called(f"echo {HALF} >odd")
@@ -304,6 +307,7 @@ def player_of(evaluation: Evaluation) -> int:
     return int(children[0]) if children else 0
 
 
+@pytest.mark.slow
 async def test_a_player_that_is_killed_is_started_again(tasks: Path) -> None:
     async with chat_server(script, ("slow",)) as server:
         evaluation = await evaluate(tasks, server, "--max-instances", "1")
@@ -317,6 +321,7 @@ async def test_a_player_that_is_killed_is_started_again(tasks: Path) -> None:
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_an_episode_whose_players_are_all_killed_is_lost_and_the_evaluation_ends(tasks: Path) -> None:
     async with chat_server(script, ("slow",)) as server:
         evaluation = await evaluate(tasks, server, "--max-instances", "1")

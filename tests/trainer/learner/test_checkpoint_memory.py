@@ -67,6 +67,7 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_takes_what_the_plan_says_of_each_process(
     name: str, model: Path, ranks: list[dict[str, Peaks]]

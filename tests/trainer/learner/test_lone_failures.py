@@ -39,6 +39,7 @@ def seen(results: Path) -> list[Seen]:
     return [msgspec.json.decode((results / f"rank-{rank}.json").read_bytes(), type=Seen) for rank in range(2)]
 
 
+# Quick: a failure on one rank ends no run without its reason.
 def test_what_fails_on_one_rank_fails_on_all_with_its_reason_and_they_can_go_on(seen: list[Seen]) -> None:
     assert seen[0].errors == seen[1].errors
     assert seen[0].steps == seen[1].steps
@@ -65,6 +66,7 @@ def test_a_rank_that_ends_in_a_step_ends_the_others(results: Path) -> None:
     assert "onnection" in (results / "rank-0.log").read_text(), "closed by the other"
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_a_step_ends_the_others_when_the_time_of_a_collective_is_over(
     qwen3: Path, tmp_path: Path
 ) -> None:

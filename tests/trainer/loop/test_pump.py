@@ -100,6 +100,7 @@ async def test_groups_that_a_streaming_step_has_gathered_take_up_room_until_it_t
     assert budget.groups() == 3, "steps that have begun count in their place"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "emptied"])
 async def test_a_run_goes_on_with_a_redis_that_has_forgotten_it_and_takes_each_member_in_once(
     tmp_path: Path, is_killed: bool

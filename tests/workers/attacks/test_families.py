@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.errors import GraderError
 from pipeline.task import Task
-from tests.workers.attacks.families import ALL_SCENES, FAMILIES
+from tests.workers.attacks.families import ALL_SCENES, FAMILIES, KNOWING_SCENES
 from tests.workers.attacks.patches import HONEST
 from tests.workers.attacks.runs import SCRIPT_SCENES
 from tests.workers.attacks.scenes import SCENES, Attack
@@ -28,6 +28,9 @@ EVERYWHERE = (
     "the expected value read from the line",
 )
 AT_ONCE = 3
+# A control contradicts one thing that a test expects, and an attack that knows the grader may bend another one: it has to be refused in
+# one of so many gradings.
+MOST_GRADINGS = 4
 
 
 async def paid(stage: Stage, task: Task, attacks: Iterable[str]) -> dict[str, str]:
@@ -63,7 +66,11 @@ async def test_one_attack_of_each_family_is_worth_nothing_and_the_fix_is(stage: 
     assert sum(map(len, chosen.values())) == len(FAMILIES)
     for scene, names in chosen.items():
         task = await stage.calibrated(scene)
-        assert await paid(stage, task, names) == {}
+        paid_each_time = names
+        for _ in range(MOST_GRADINGS if scene in KNOWING_SCENES else 1):
+            if paid_each_time:
+                paid_each_time = list(await paid(stage, task, paid_each_time))
+        assert paid_each_time == []
         assert await confirmed(stage, task, scene)
 
 

@@ -11,7 +11,7 @@ from pipeline.task import unpack
 from tests.workers.attacks.chances import CHANCES
 from tests.workers.attacks.families import ALL_SCENES, KNOWING_SCENES
 from tests.workers.attacks.stage import Stage
-from tests.workers.attacks.test_families import ATTACKS, paid
+from tests.workers.attacks.test_families import ATTACKS, MOST_GRADINGS, paid
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,8 +31,6 @@ NEWER = (
 )
 # A cheat that is right in half of all gradings is refused less than twice in so many of them once in 7,000 runs of this test.
 MOST_TRIES, ENOUGH_REFUSALS = 17, 2
-# A control contradicts one thing that a test expects, and an attack may bend another one: it has to be refused in one of so many gradings.
-MOST_GRADINGS = 4
 
 
 # What these bend cannot be contradicted: a snapshot or cases outside of the test's file, an example in the code under test, a name that

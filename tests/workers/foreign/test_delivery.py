@@ -355,6 +355,7 @@ async def failed() -> weakref.ref[episode.AgentEpisode]:
     return weakref.ref(program.episode)
 
 
+@pytest.mark.slow
 async def test_an_episode_that_is_closed_is_kept_by_nobody_and_its_failure_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

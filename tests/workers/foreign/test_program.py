@@ -157,6 +157,7 @@ async def test_a_program_plays_and_its_changes_are_graded_without_its_leftovers(
     assert parts.command_s > 0
 
 
+@pytest.mark.slow_but_for("mend it")
 @pytest.mark.parametrize("problem", ["mend it", "stays"])
 async def test_a_limit_of_turns_ends_the_program_and_what_it_changed_is_graded(
     stage: Stage, problem: str, monkeypatch: pytest.MonkeyPatch

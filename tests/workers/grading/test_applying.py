@@ -44,6 +44,7 @@ LOOSE = FIX.replace(b" def sub(a, b):", b" def other(a, b):")
 LARGE = new_file("large.txt", "".join(f"{number:063d}\n" for number in range(4000)))
 
 
+@pytest.mark.slow_but_for("patch0-p*", "diff --git a/e*")
 @pytest.mark.parametrize(
     ("patch", "script", "applied_by"),
     [

@@ -157,6 +157,7 @@ async def test_cheating_the_runner_earns_nothing(grader: Grader, task: Task, pat
     assert (reward.value, reward.applied_by) == (0.0, "git apply")
 
 
+@pytest.mark.slow
 async def test_a_root_conftest_of_the_image_comes_back(grader: Grader, task: Task) -> None:
     cheat = edited("conftest.py", "", EXIT_AT_IMPORT + "\n")
     reward = await grader.grade(make_claim(task), cheat)

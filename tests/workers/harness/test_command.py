@@ -94,6 +94,7 @@ def written(folder: Path, packages: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_npm_packages_are_locked_and_fetched_by_their_hashes(tmp_path: Path) -> None:
     path = written(tmp_path, NPM)
     assert write_lock(read_harness(path, locked=False)) == tmp_path / "tiny.package-lock.json"

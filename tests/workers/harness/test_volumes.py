@@ -91,6 +91,7 @@ async def test_it_is_filled_once_for_all_who_want_it_at_once(
     assert docker_client.containers.list(all=True, filters={"volume": names[0]}) == []
 
 
+@pytest.mark.slow_but_for("rm /v/bin/tiny", "truncate -s 1000 /v/data")
 @pytest.mark.parametrize(
     "damage",
     [

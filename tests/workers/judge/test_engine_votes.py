@@ -83,6 +83,7 @@ async def model_judge(redis: Redis, bundle: TokenizerBundle, **fields: Any) -> J
     return Judge(**(given | fields))
 
 
+@pytest.mark.slow
 async def test_a_score_is_the_mean_of_votes_that_were_drawn_with_different_seeds(
     wire: Wire, redis: Redis, bundle: TokenizerBundle, weights: Any
 ) -> None:

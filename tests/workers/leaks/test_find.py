@@ -67,6 +67,7 @@ def test_clean_and_cleaned_images_have_nothing_to_find(
     assert "2 tasks, 0 with something to find" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_what_was_left_behind_is_named(image: str, tmp_path: Path) -> None:
     verdict = ExitCode(eval_script=EVAL)

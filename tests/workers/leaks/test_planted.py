@@ -148,6 +148,7 @@ async def test_what_verification_found_in_the_image_no_agent_finds(
         assert b"later" in (await grader.run(TRY, timeout_s=120)).output
 
 
+@pytest.mark.slow
 def test_the_command_names_each_until_the_task_is_verified(
     planted: tuple[str, str], verified_file: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_command_names_each_until_the_task_is_verified(
     assert look_for_leaks([str(verified_file)]) == 0
 
 
+# Quick: a task whose image has its fix installed is told to be bad.
 def test_a_fix_that_is_installed_makes_the_task_a_bad_one(installed: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     task_file(path, *installed)
@@ -176,6 +178,7 @@ def test_a_fix_that_is_installed_makes_the_task_a_bad_one(installed: tuple[str, 
     )
 
 
+@pytest.mark.slow
 def test_the_dockerfile_of_the_docs_leaves_nothing(
     docker_client: docker.DockerClient, task_image: str, tmp_path: Path
 ) -> None:

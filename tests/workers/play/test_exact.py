@@ -75,6 +75,7 @@ def test_the_whole_command_and_the_real_package_in_docker_send_the_same(
     assert theirs["ended"] == "Submitted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "name"), [("1.17", "swebench_xml.yaml"), ("2.4", "swebench.yaml")])
 def test_a_command_that_times_out_in_docker_differs_from_the_real_package_in_what_2_x_quotes_alone(
     version: str, name: str, repo_image: RepoImage, tmp_path: Path

@@ -87,6 +87,7 @@ async def built(
         docker_client.images.remove(harness.harness.image, force=True)
 
 
+# Quick: an agent program plays in the sandbox and is graded.
 def test_a_program_plays_given_replies_which_are_shown_and_graded(
     built: Given, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ async def test_the_tasks_variables_win_over_ours(sandboxes: DockerSandboxes, rep
     assert result.output == b"less,a b,cat\n"
 
 
+@pytest.mark.slow_but_for("init")
 async def test_pip_does_not_wait_for_a_network_that_is_not_there(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
@@ -108,6 +109,7 @@ async def test_the_agent_cannot_kill_its_own_container(sandbox: DockerSandbox) -
     assert (await sandbox.run("echo alive", timeout_s=240)).output == b"alive\n"
 
 
+@pytest.mark.slow_but_for("init")
 async def test_a_signal_to_kill_everything_between_two_commands_is_no_harm(sandbox: DockerSandbox) -> None:
     await sandbox.run("(sleep 0.3; kill -USR1 1) &", timeout_s=240)
     await asyncio.sleep(1)
@@ -123,6 +125,7 @@ async def test_the_agent_cannot_reach_into_the_first_process(sandbox: DockerSand
     assert b"PermissionError" in opened.output
 
 
+@pytest.mark.slow_but_for("init")
 async def test_a_background_process_neither_delays_nor_joins_later_answers(sandbox: DockerSandbox) -> None:
     first = await sandbox.run("(while :; do echo noise; sleep 0.01; done) & echo started", timeout_s=240)
     assert first.exit_code == 0
@@ -201,6 +204,7 @@ async def test_more_memory_than_allowed_ends_the_command_only(sandbox: DockerSan
     assert (await sandbox.run("echo alive", timeout_s=240)).output == b"alive\n"
 
 
+@pytest.mark.slow_but_for("init")
 async def test_without_a_network_there_is_a_loopback_of_ones_own(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
@@ -301,6 +305,7 @@ async def test_a_cancelled_caller_leaves_no_container(
         docker_client.api.inspect_container(name)
 
 
+@pytest.mark.slow_but_for("init", "init-*")
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3])
 async def test_cancelling_while_a_container_starts_leaves_none(
     sandboxes: DockerSandboxes, repo_image: RepoImage, after_s: float

@@ -161,6 +161,7 @@ async def worker(
     )
 
 
+@pytest.mark.slow
 async def test_episodes_are_spread_and_each_stays_on_its_docker_host(worker: Worker) -> None:
     worker.may_play.clear()
     await worker.enqueue(4)

@@ -349,6 +349,8 @@ print(one.recv(100), one.recv(100))
         assert (await asking).output == b"b'answer' b''\n"
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_flood_of_output_beside_a_thousand_requests_loses_nothing(
     sandbox: DockerSandbox, site: Site
 ) -> None:
@@ -440,6 +442,7 @@ async def test_killing_the_programs_resets_their_connections_and_the_port_goes_o
         assert await client(sandbox, "print(connect().recv(1))") == ["b'!'"]
 
 
+@pytest.mark.slow
 async def test_what_a_killed_program_had_sent_reaches_nobody_later(sandbox: DockerSandbox) -> None:
     deaf = Recorders(takes=False)
     async with sandbox.serve(PORT, deaf):
@@ -558,9 +561,13 @@ async def test_programs_that_connect_and_hang_up_without_end_keep_nobody_from_an
         assert await client(sandbox, code) == [echoed(b"x")]
 
 
-async def test_a_busy_machine_is_seen_while_programs_talk(sandbox: DockerSandbox, site: Site) -> None:
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_a_busy_machine_is_seen_while_programs_talk(
+    sandbox: DockerSandbox, site: Site, docker_client: docker.DockerClient, task_image: str
+) -> None:
     await in_background(sandbox, "one = keeping()\nwhile True: ask(one, b'x')")
-    with a_machine_without_cpu():
+    with a_machine_without_cpu(docker_client, task_image):
         busy = await sandbox.run("while :; do :; done", timeout_s=3.0)
     assert is_starved(busy)
 

@@ -132,6 +132,7 @@ class RecordedGrader(Grader):
         return await super().run_tests(claim, patch, contradictions, limits, at_start=at_start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_in_whichever_order_the_runs_come_the_verdict_is_the_same(
     measure: Measure, sandboxes: DockerSandboxes, repo_image: RepoImage, num_before: int
@@ -160,6 +161,7 @@ SPINS = edited(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_a_control_that_uses_up_its_cpu_time_refutes_the_pass(
     measure: Measure,
@@ -195,6 +197,7 @@ KNOWS_THE_TESTS = edited(
 )
 
 
+@pytest.mark.slow_but_for("1")
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_tests_that_fail_without_being_contradicted_refute_a_pass(
     measure: Measure, sandboxes: DockerSandboxes, repo_image: RepoImage, num_before: int
@@ -391,6 +394,7 @@ async def test_trials_end_with_their_cpu_time(
 MANUAL = ">>> from calc import add, sub\n>>> sub(3, 1)\n2\n>>> add(3, 1)\n4\n>>> sub(5, 1)\n4\n"
 
 
+@pytest.mark.slow
 async def test_a_manual_is_contradicted_in_the_example_that_fails_without_the_fix(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_task_file_beside_which_nothing_can_be_kept_is_refused_before_anything
     assert not said.out
 
 
+@pytest.mark.slow
 def test_results_that_cannot_be_written_in_the_end_are_said_and_the_verifications_stay(
     file: TaskFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

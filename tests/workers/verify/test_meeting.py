@@ -125,6 +125,7 @@ async def test_so_it_is_with_unittest(grader: Grader, repo_image: RepoImage) -> 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_no_control_contradicts_a_part_that_holds_without_the_fix(
     sandboxes: DockerSandboxes, grader: Grader, repo_image: RepoImage

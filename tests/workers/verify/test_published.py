@@ -113,6 +113,7 @@ def swe_bench_rows(tmp_path: Path, image: RepoImage) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_repository_that_is_not_where_the_row_says_is_found_and_the_row_can_name_it(
     swe_bench_rows: Path, tmp_path: Path
 ) -> None:

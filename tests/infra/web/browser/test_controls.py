@@ -75,6 +75,7 @@ async def test_another_run_is_laid_over_and_stays_in_the_address(reader: Reader,
     await expect(reward.locator("polyline")).to_have_count(2)
 
 
+# Quick: a page can be used with the keyboard.
 @pytest.mark.slow_but_for("#/fleet/finished-run")
 @pytest.mark.parametrize(
     "place",

@@ -75,6 +75,7 @@ def write_run(directory: Path) -> None:
     )
 
 
+@pytest.mark.slow_but_for("runs", "run")
 @IN_BROWSER
 @pytest.mark.parametrize("page", ["runs", "run", "fleet", "rollouts", "rollout", "tasks", "trained"])
 async def test_no_name_on_a_page_hides_or_reorders_anything(
@@ -90,6 +91,7 @@ async def test_no_name_on_a_page_hides_or_reorders_anything(
     assert visible(said) == said
 
 
+@pytest.mark.slow
 @IN_BROWSER
 async def test_pages_and_terminals_know_the_same_characters(reader: Reader, hostile_url: str) -> None:
     """But for those that only one of them knows to be assigned: a browser has a newer Unicode than Python."""

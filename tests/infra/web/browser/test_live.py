@@ -99,6 +99,7 @@ async def test_the_fleet_is_followed_until_redis_is_gone_and_the_stored_part_can
             await reader.leave()
 
 
+@pytest.mark.slow
 async def test_runs_and_run_say_what_is_unwell_and_without_redis_that_nobody_knows(
     reader: Reader, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def edited(source: str, candidate: Candidate) -> bytes:
     return file.apply(candidate.edits)
 
 
+@pytest.mark.slow
 def test_one_case_fails_under_the_name_that_is_said_and_all_others_pass_under_theirs(tmp_path: Path) -> None:
     sources = {f"test_{number}.py": f"import pytest\n{text}" for number, text in enumerate(FILES.values())}
     written: dict[str, tuple[str, Candidate | None]] = {name: (name, None) for name in sources}

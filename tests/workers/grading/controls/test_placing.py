@@ -152,6 +152,7 @@ async def ran(sandboxes: DockerSandboxes, image: RepoImage, way: Way, was: str, 
         return result.output.partition(f"\n{MARK}\n".encode())[2]
 
 
+@pytest.mark.slow_but_for("in the repository", "put beside the repository")
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_contradiction_reaches_the_tests_however_they_come(
     sandboxes: DockerSandboxes, repo_image: RepoImage, name: str

@@ -191,6 +191,7 @@ async def values(
     return await asyncio.gather(*map(value, patches))
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_a_fix_may_move_the_code_and_have_tests_find_it_there(
     grader: Grader, repo_image: RepoImage
@@ -243,6 +244,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_no_module_of_an_import_directory_stands_in_for_the_runner(
     grader: Grader, repo_image: RepoImage
@@ -273,6 +275,7 @@ CHECKS = CHECKED_TESTS["tests/test_calc.py"]
 BENT = partial(new, text=BENT_CHECKER)
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_no_module_of_an_import_directory_stands_in_for_what_tests_check_with(
     grader: Grader, repo_image: RepoImage

@@ -82,6 +82,7 @@ async def test_a_right_fix_gets_its_pay_however_tests_are_run(
     assert (await grader.grade(claim, new("NOTE.txt", "done"))).value == 0.0
 
 
+@pytest.mark.slow
 async def test_unittest_tells_of_each_test(grader: Grader, repo_image: RepoImage) -> None:
     broken = HIDDEN.replace(
         "    @unittest.skip", "    def test_sub(self):\n        1 / 0\n\n    @unittest.skip"
@@ -160,6 +161,7 @@ async def test_every_way_in_which_a_case_ends_is_told(
     assert (await grader.run_tests(make_claim(task), HONEST)).outcomes.by_name == outcomes
 
 
+@pytest.mark.slow
 async def test_a_script_that_calls_pytest_changes_the_same_in_each_container(
     grader: Grader, repo_image: RepoImage
 ) -> None:

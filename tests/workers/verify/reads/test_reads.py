@@ -148,6 +148,7 @@ ELSEWHERE = edited_text(
 )
 
 
+@pytest.mark.slow
 async def test_what_tests_read_is_restored_and_what_is_under_test_is_not(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
@@ -197,6 +198,7 @@ def test_cases():
 """
 
 
+@pytest.mark.slow
 async def test_tests_that_a_patch_may_change_or_tell_what_to_expect_are_flagged(
     calibrator: Calibrator, grader: Grader, repo_image: RepoImage
 ) -> None:
