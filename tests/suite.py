@@ -38,9 +38,9 @@ MAX_FAILED = 30  # a phase stops there
 NUM_EXCUSED = 2
 QUICK_TESTS = pytest.StashKey[Counter[str]]()  # how many of each package were collected
 AGAIN = "what failed, once more and alone"
-HANG_S = 600.0
-"""Without the end of any test for so long, a phase hangs where no limit of a test reaches. `timeout` in pyproject.toml ends what can be
-interrupted; a test whose own limit is longer raises this one.
+HANG_S, STARTING_S = 900.0, 900.0
+"""Without the begin or end of any test for so long, or before the first, a phase hangs where no limit of a test reaches. `timeout` in
+pyproject.toml ends what can be interrupted.
 """
 NEVER_EXCUSED = (
     "tests/infra/test_chaos",
@@ -161,10 +161,11 @@ def _ended(child: subprocess.Popen[bytes], record: Path) -> bool:
     """Wait for the end of `child`; False if it hung and was killed."""
     while True:
         try:
-            child.wait(timeout=5)
+            child.wait(timeout=1)
             return True
         except subprocess.TimeoutExpired:
-            if time.time() - record.stat().st_mtime > HANG_S:
+            kept = record.stat()
+            if time.time() - kept.st_mtime > (HANG_S if kept.st_size else STARTING_S):
                 _kill(child)
                 return False
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Lint and type check. The type check, which takes a minute, is left out where its input is what it last found no error in.
+#   lint.sh [lint|types]        one of them only
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -7,8 +8,11 @@ readonly python=.venv/bin/python
 readonly stamp=.venv/.types-stamp
 
 began=$SECONDS
-"$python" -m ruff check --quiet .
-echo "lint: $((SECONDS - began)) s"
+if [ "${1:-lint}" = lint ]; then
+    "$python" -m ruff check --quiet .
+    echo "lint: $((SECONDS - began)) s"
+fi
+[ "${1:-types}" = types ] || exit 0
 
 # Everything that it reads: our code, and the packages by their versions.
 input=$({

@@ -16,7 +16,7 @@ from trainer.learner.optimizer import Undo
 from trainer.plan.division import Division
 from trainer.plan.memory import rank_memory
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[3]
 SLACK_BYTES = 6 << 20
@@ -67,7 +67,6 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_takes_what_the_plan_says_of_each_process(
     name: str, model: Path, ranks: list[dict[str, Peaks]]

@@ -74,8 +74,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
     return dict(zip(LAYOUTS, counts, strict=True))
 
 
-# Quick: the plan counts the memory that a real layer keeps.
-@pytest.mark.slow_but_for("8B, sequence", "8B, sequence, selective")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_what_a_layer_keeps_is_what_the_formula_says(name: str, counted: dict[str, Counted]) -> None:
     architecture = SHAPES[LAYOUTS[name][0]]

@@ -28,6 +28,8 @@ from workers.judge.votes import VoteJudge
 from workers.policy.render import Renderer
 from workers.policy.sglang import announced_tokenizers
 
+pytestmark = pytest.mark.slow  # its engine is one of its own
+
 RECIPES = Path(__file__).parents[3] / "trainer/recipes"
 
 
@@ -83,7 +85,6 @@ async def model_judge(redis: Redis, bundle: TokenizerBundle, **fields: Any) -> J
     return Judge(**(given | fields))
 
 
-@pytest.mark.slow
 async def test_a_score_is_the_mean_of_votes_that_were_drawn_with_different_seeds(
     wire: Wire, redis: Redis, bundle: TokenizerBundle, weights: Any
 ) -> None:
