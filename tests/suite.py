@@ -144,7 +144,8 @@ def run_pytest(words: Sequence[str], record: Path) -> Results:
     child = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**others, RECORD: str(record)},
+        # torch reads files of its own in the encoding of the locale, and they are UTF-8.
+        env={**others, "PYTHONUTF8": "1", RECORD: str(record)},
         preexec_fn=processes.dying_with_parent(signal.SIGKILL),
     )
     hung = not _ended(child, record)

@@ -45,6 +45,11 @@ class BaseImage:
         """Where its file system is kept until the image is made."""
         return PREPARED / f"{self.digest}.tar"
 
+    @property
+    def made(self) -> Path:
+        """A file that exists if this checkout has seen the image."""
+        return PREPARED / f"{self.digest}.made"
+
 
 IMAGES = {
     "task-base": BaseImage(
@@ -75,24 +80,20 @@ class BuildError(Exception):
 def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
     """Makes `image` unless it exists. Returns True if it was made. Raises BuildError."""
     is_there = recipe_of(image.tag) == image.digest
-    if is_there or force:
+    if force:
         image.prepared.unlink(missing_ok=True)
-    if is_there and not force:
-        return False
-    prepare(image)
-    changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
-    flags = [flag for change in changes for flag in ("--change", change)]
-    imported = subprocess.run(
-        ["docker", "import", *flags, str(image.prepared), image.tag], capture_output=True, text=True
-    )
-    if imported.returncode:
-        raise BuildError(f"docker import failed for {image.tag}: {imported.stderr.strip()}")
+    if not is_there or force:
+        prepare(image)
+        _import(image)
+    # So that the next set-up prepares nothing while no Docker engine answers.
+    PREPARED.mkdir(parents=True, exist_ok=True)
+    image.made.touch()
     image.prepared.unlink(missing_ok=True)
-    return True
+    return not is_there or force
 
 
 def prepare(image: BaseImage) -> bool:
-    """Make the file system of `image` unless it is there. True if it was made. Raises BuildError."""
+    """Makes the file system of `image` unless it exists. Returns True if it was made. Raises BuildError."""
     if image.prepared.exists():
         return False
     PREPARED.mkdir(parents=True, exist_ok=True)
@@ -105,6 +106,16 @@ def prepare(image: BaseImage) -> bool:
             raise BuildError(f"mmdebstrap failed for {image.tag}: {bootstrap.stderr.strip()[-2000:]}")
         archive.replace(image.prepared)
     return True
+
+
+def _import(image: BaseImage) -> None:
+    changes = (*image.settings, f"LABEL {RECIPE_LABEL}={image.digest}")
+    flags = [flag for change in changes for flag in ("--change", change)]
+    imported = subprocess.run(
+        ["docker", "import", *flags, str(image.prepared), image.tag], capture_output=True, text=True
+    )
+    if imported.returncode:
+        raise BuildError(f"docker import failed for {image.tag}: {imported.stderr.strip()}")
 
 
 def recipe_of(tag: str) -> str | None:
@@ -147,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         image, began_at = IMAGES[name], time.monotonic()
         try:
             if arguments.prepare:
-                made = recipe_of(image.tag) != image.digest and prepare(image)
+                is_known = image.made.exists() or recipe_of(image.tag) == image.digest
+                made = not is_known and prepare(image)
             else:
                 made = ensure_image(image, force=arguments.force)
         except (BuildError, FileNotFoundError) as error:

@@ -78,6 +78,7 @@ def test_an_edit_is_seen_by_the_tests_and_undone_by_a_checkout(python: Interpret
     assert repository.files == TASK.files
 
 
+@pytest.mark.slow_but_for("x = [0] * 10**10", "import o*")
 @pytest.mark.parametrize(
     "source", ["while True: pass", "x = [0] * 10**10", "import os\nos.abort()", "raise SystemExit(0)"]
 )
@@ -89,6 +90,7 @@ def test_what_the_policy_wrote_cannot_hold_or_end_the_simulation(source: str, py
     )
 
 
+@pytest.mark.slow
 def test_a_command_that_never_ends_is_stopped(python: Interpreter) -> None:
     repository = Repository({"a/b.py": "def f():\n    while True: pass\n"}, python)
     assert repository.run(lessons.check("a.b", "f", "f() == 1")).returncode is None
@@ -200,6 +202,7 @@ def test_a_lag_that_only_slows_a_run_down_is_seen_although_its_end_is_the_same(b
     assert "Success during the run" not in tables([one for one in rows if one.cell.lag])
 
 
+@pytest.mark.slow
 def test_a_step_that_masks_nothing_counts_in_the_masked_share(bench: Workbench) -> None:
     row = CellRun(
         Cell(objective="cispo", lag=0, seed=0), msgspec.structs.replace(TINY, num_steps=1), bench

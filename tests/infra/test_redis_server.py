@@ -18,6 +18,7 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_a_socket_that_nobody_listens_to_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def _tasks(text: str) -> dict[str, str]:
     return {part.partition("'")[0]: part for part in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_a_worker_prints_its_tasks_and_where_each_waits_and_goes_on(
     redis: Redis, redis_url: str, tmp_path: Path
@@ -58,6 +59,7 @@ async def test_a_worker_prints_its_tasks_and_where_each_waits_and_goes_on(
     assert child.process.returncode == 0, "the signal did not keep it from ending in good order"
 
 
+@pytest.mark.slow
 async def test_a_trainer_prints_its_tasks_and_where_each_waits_and_goes_on(
     recipe: Path, redis: Redis, redis_url: str
 ) -> None:

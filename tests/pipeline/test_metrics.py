@@ -64,6 +64,7 @@ def test_prometheus_reads_names_with_units_and_labels_of_the_process() -> None:
     assert len(values(found, "process_cpu_time_seconds_total", **mine)) == 1
 
 
+@pytest.mark.slow
 def test_processes_with_the_same_setting_take_one_port_after_the_other() -> None:
     (port,) = free_ports(1)
     with child(SWERVE_METRICS_PORT=str(port)), child(SWERVE_METRICS_PORT=str(port)):

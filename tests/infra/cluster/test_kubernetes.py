@@ -73,6 +73,7 @@ def check_against_schemas(objects: list[dict[str, Any]]) -> None:
                 kubernetes_validate.validate(one, version, strict=True)
 
 
+@pytest.mark.slow
 def test_every_manifest_is_what_kubernetes_schemas_say(base: list[dict[str, Any]]) -> None:
     assert len(base) >= 20
     check_against_schemas(base)
@@ -205,6 +206,7 @@ def test_workers_are_counted_by_the_queue(tmp_path: Path) -> None:
     assert "replicas" not in named(objects, "Deployment", "worker")["spec"]
 
 
+@pytest.mark.slow
 def test_the_router_has_the_paths_that_its_probes_request(base: list[dict[str, Any]], tmp_path: Path) -> None:
     port, metrics_port = free_ports(2)
     command = [

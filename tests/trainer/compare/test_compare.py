@@ -40,6 +40,7 @@ def test_looking_after_each_episode_decides_wrongly_in_at_most_one_of_twenty() -
     assert max(map(len, found)) > 3, "it was looked at often"
 
 
+@pytest.mark.slow
 def test_a_true_difference_is_found_and_mostly_before_the_plan_is_used_up() -> None:
     draw, num_tries = random.Random(1), 100
     found = [looks([evaluated(draw, 0.4, 0.5, episodes=12)], 12) for _ in range(num_tries)]

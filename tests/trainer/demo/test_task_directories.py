@@ -106,6 +106,7 @@ def test_an_empty_directory_has_no_images_to_make(tmp_path: Path) -> None:
         build_images(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_fix_passes_and_the_broken_code_fails(record: dict[str, str]) -> None:
     assert graded(record, record["fix_patch"], record["test_patch"]) == 0
     assert graded(record, record["gold_patch"]) == 0

@@ -257,6 +257,7 @@ async def test_an_agent_program_is_evaluated_with_a_servers_model(tasks: Path, h
         assert (status, "holds results of another evaluation, with agent" in err) == (2, True)
 
 
+@pytest.mark.slow
 async def test_an_evaluation_whose_program_is_not_on_the_docker_host_ends_and_names_the_command(
     tasks: Path, harness: Path, server: ChatServer
 ) -> None:

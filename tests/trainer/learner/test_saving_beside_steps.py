@@ -55,6 +55,7 @@ def test_steps_taken_before_it_is_written_are_not_in_it(
     assert apart == 0
 
 
+@pytest.mark.slow_but_for("fp32-False", "bf16-False")
 @pytest.mark.parametrize("distributed_optimizer", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_tensor_that_is_written_is_one_of_the_copies(

@@ -95,6 +95,7 @@ def test_a_requeued_request_that_finishes_later_replaces_its_failure(
         writer.close()
 
 
+@pytest.mark.slow
 @given(cut=st.integers(min_value=0))
 def test_a_torn_record_costs_itself_only_and_comes_again(
     tmp_path_factory: pytest.TempPathFactory, cut: int

@@ -32,6 +32,7 @@ async def engines(serving: Serving) -> AsyncIterator[Engines]:
         await eventually_routed(engines, {serving.engine_url})
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_delays_neither_the_others_nor_later_versions_and_comes_back(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ async def test_the_files_wall_time_ends_a_running_command(shell: LocalShell) -> 
     assert b"new" in ended.outcome.patch
 
 
+@pytest.mark.slow
 async def test_an_exact_agents_wall_time_is_looked_at_between_turns(shell: LocalShell) -> None:
     ended = await played(shell, second(wall_s=1, exact=True), bash("sleep 1.2; echo x > y"), bash(SUBMIT))
     assert ended.outcome == Exhausted(limit="wall_s", patch=b"")

@@ -90,6 +90,7 @@ def no_json(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is no JSON")
 
 
+@pytest.mark.slow_but_for("chat/completions", "messages")
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_a_request_with_an_odd_part_is_answered_or_refused(path: str) -> None:
     bodies = [body for odd in ODD for body in changed(REQUESTS[path], odd)]

@@ -94,6 +94,7 @@ def without_tokenizer(file: str) -> TokenizerBundle:
     )
 
 
+@pytest.mark.slow
 def test_every_template_that_shows_a_shell_shows_any_tools() -> None:
     shown: set[str] = set()
     for path in sorted(TEMPLATES.glob("*.jinja")):

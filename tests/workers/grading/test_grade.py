@@ -177,6 +177,7 @@ async def test_an_honest_fix_may_change_settings_that_are_not_the_runners(
     assert (await grader.grade(make_claim(scripted(script)), patch)).value == 1.0
 
 
+@pytest.mark.slow_but_for("conftest.py-settings1")
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -264,6 +265,7 @@ async def test_a_parser_reads_the_log_where_no_code_of_the_patch_ran(
     assert (await grader.grade(make_claim(replace(task, verdict=elsewhere)), NOTE)).value == 1.0
 
 
+@pytest.mark.slow
 async def test_tests_of_r2e_gym_must_come_out_exactly_as_expected(
     grader: Grader, repo_image: RepoImage
 ) -> None:

@@ -59,6 +59,7 @@ async def value(grader: Grader, task: Task, patch: bytes) -> float:
     return (await grader.grade(make_claim(task), patch)).value
 
 
+@pytest.mark.slow_but_for("exit_code", "r2e_expected")
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=list(VERDICTS))
 async def test_a_fix_may_name_modules_of_its_own_package_as_it_likes(
     grader: Grader, repo_image: RepoImage, verdict: Verdict

@@ -80,6 +80,7 @@ async def test_the_programs_home_has_what_lies_in_the_tasks_own(
         assert found.output == b"jar\ngo\n"
 
 
+@pytest.mark.slow
 async def test_it_is_filled_once_for_all_who_want_it_at_once(
     docker_client: docker.DockerClient, built: HarnessFile, in_volume: Run
 ) -> None:

@@ -151,6 +151,7 @@ async def test_a_clean_image_is_used_as_it_is(
     assert agent_images(docker_client, plain_image) == []
 
 
+@pytest.mark.slow
 async def test_tags_of_the_past_the_branch_and_the_base_commit_stay(
     giveaways: dict[str, Task], sandboxes: DockerSandboxes
 ) -> None:
@@ -184,6 +185,7 @@ async def test_all_workers_share_one_cleaned_image(
     await other.close()
 
 
+@pytest.mark.slow
 async def test_a_cleaned_image_runs_like_its_source(
     plain_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:
@@ -201,6 +203,7 @@ async def test_a_cleaned_image_runs_like_its_source(
     assert docker_client.containers.run(image.id, remove=True, network_mode="none") == b""
 
 
+@pytest.mark.slow
 async def test_setup_is_part_of_the_base_in_both_containers(
     plain_image: str, sandboxes: DockerSandboxes
 ) -> None:

@@ -133,6 +133,7 @@ def verified_file(planted: tuple[str, str], tmp_path_factory: pytest.TempPathFac
     return path
 
 
+@pytest.mark.slow
 async def test_what_verification_found_in_the_image_no_agent_finds(
     verified_file: Path, sandboxes: DockerSandboxes
 ) -> None:

@@ -224,6 +224,7 @@ async def test_without_a_network_there_is_a_loopback_of_ones_own(
         assert b"gaierror" in (await one.run(lookup, timeout_s=240)).output
 
 
+@pytest.mark.slow_but_for("init")
 async def test_a_task_may_ask_for_the_network(
     sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
 ) -> None:

@@ -198,6 +198,7 @@ async def test_a_docker_host_that_goes_away_is_set_aside_and_used_again_when_it_
     await until(lambda: not worker.breakers.set_aside)
 
 
+@pytest.mark.slow
 async def test_claims_are_held_back_only_while_no_docker_host_is_left(
     worker: Worker, relays: list[Relay]
 ) -> None:

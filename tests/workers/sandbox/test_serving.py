@@ -508,6 +508,7 @@ async def test_with_a_worker_that_is_killed_the_container_and_its_programs_end(
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_two_thousand_connections_leave_no_descriptor_open(sandbox: DockerSandbox, site: Site) -> None:
     """Descriptors of process 1 cannot be listed from within; how large their table has become can be read."""
     code = """
@@ -525,6 +526,7 @@ print(ask(keeping(), b'end').decode())
     assert int(table.output.split()[1]) <= 128
 
 
+@pytest.mark.slow
 async def test_the_first_process_holds_no_more_than_two_megabytes_for_all_connections(
     sandbox: DockerSandbox,
 ) -> None:

@@ -82,6 +82,7 @@ async def test_a_useless_patch_gets_0_and_the_solution_1(
         assert await value(sandboxes, task, gold.patch) == 1
 
 
+@pytest.mark.slow
 async def test_an_old_graders_answers_are_not_ours(
     tmp_path: Path, base_image: str, docker_client: docker.DockerClient, sandboxes: DockerSandboxes
 ) -> None:

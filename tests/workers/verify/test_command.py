@@ -169,6 +169,7 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_earlier_verifications_stay(
     assert set(file.path.parent.iterdir()) == there
 
 
+@pytest.mark.slow_but_for("2-130")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_no_container(
     file: TaskFile, docker_client: docker.DockerClient, number: signal.Signals, status: int

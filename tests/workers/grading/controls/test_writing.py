@@ -244,6 +244,7 @@ STATEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     statements=st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4),
