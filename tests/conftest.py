@@ -90,9 +90,19 @@ class Serving:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_state_in_my_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Workers note which images they use, for all workers of a host to see."""
+def _a_home_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No settings of git, Docker or a shell of whoever runs the tests reach them, and workers' notes do not reach the real home. It holds
+    only the plugins of Docker's command, Compose among them.
+    """
+    home, docker_config = tmp_path_factory.mktemp("home"), os.environ.get("DOCKER_CONFIG")
+    plugins = Path(docker_config or Path.home() / ".docker") / "cli-plugins"
+    (home / ".docker").mkdir()
+    if plugins.is_dir():
+        (home / ".docker/cli-plugins").symlink_to(plugins)
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("DOCKER_CONFIG", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("HOME", str(home))
         patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
 
