@@ -89,10 +89,17 @@ class Serving:
         await self.load(self.model_dir, name)
 
 
+FOREIGN = (
+    *("DOCKER_CONFIG", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
+    *("BASH_ENV", "CDPATH", "COLUMNS", "ENV", "LANGUAGE", "LINES", "NO_COLOR", "FORCE_COLOR"),
+)
+"""Variables by which programs find settings of their user."""
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _a_home_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No settings of git, Docker or a shell of whoever runs the tests reach them, and workers' notes do not reach the real home. It holds
-    only the plugins of Docker's command, Compose among them.
+def _an_environment_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No settings of git, Docker, a shell or a terminal of whoever runs the tests reach them, and workers' notes do not reach that home.
+    The home of the tests holds only the plugins of Docker's command, Compose among them.
     """
     home, docker_config = tmp_path_factory.mktemp("home"), os.environ.get("DOCKER_CONFIG")
     plugins = Path(docker_config or Path.home() / ".docker") / "cli-plugins"
@@ -100,7 +107,7 @@ def _a_home_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     if plugins.is_dir():
         (home / ".docker/cli-plugins").symlink_to(plugins)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("DOCKER_CONFIG", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        for name in FOREIGN:
             patch.delenv(name, raising=False)
         patch.setenv("HOME", str(home))
         patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
