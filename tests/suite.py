@@ -43,7 +43,9 @@ HANG_S, STARTING_S = 900.0, 900.0
 pyproject.toml ends what can be interrupted.
 """
 NEVER_EXCUSED = (
+    "tests/infra/serving/",
     "tests/infra/test_chaos",
+    "tests/infra/test_engine.py",
     "tests/journeys/test_a_judge_dies.py",
     "tests/journeys/test_a_worker_dies.py",
     "tests/pipeline/",
@@ -53,12 +55,18 @@ NEVER_EXCUSED = (
     "tests/trainer/rollouts/",
     "tests/trainer/test_feed.py",
     "tests/trainer/test_resume.py",
+    "tests/trainer/test_run.py",
     "tests/trainer/weights/",
     "tests/workers/attacks/",
     "tests/workers/claiming/",
+    "tests/workers/episodes/",
+    "tests/workers/foreign/",
     "tests/workers/grade/",
     "tests/workers/grading/",
+    "tests/workers/isolation/",
     "tests/workers/policy/",
+    "tests/workers/sandbox/",
+    "tests/workers/test_rollout.py",
     "tests/workers/verify/",
 )
 """Attacks, grading, queue, intake, tokens, weights and chaos: a failure there may be a race of the product."""

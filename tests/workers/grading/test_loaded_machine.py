@@ -1,17 +1,20 @@
-"""A machine with a load of fifty decides as an idle one does: hostile code earns 0 and is no failure, a right fix earns 1."""
+"""A machine with a load of fifty decides as an idle one does: hostile code earns 0 and is no failure, a right fix earns 1.
+
+Twelve other containers share two cores with the gradings. Beside so many that a grading's share falls below
+`container.MOVING_SHARE` it raises Starved instead, and nobody is paid.
+"""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
 
-import psutil
+import docker
 import pytest
 from msgspec.structs import replace
 
 from pipeline.request import Claim
 from pipeline.task import Resources, Task
 from pipeline.trajectory import Reward
+from tests.workers.busy import busy_machine, idle_s
 from tests.workers.claims import make_claim
 from tests.workers.grading.patches import FIX, edited
 from workers.grading import container
@@ -23,16 +26,8 @@ from workers.settings import DiskSettings
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1200)]
 
-NUM_SPINNING = 50
-# Nobody but the test holds the other end of their standard input: they end with the test, however that ends.
-SPIN = f"""
-import os, select
-for _ in range({NUM_SPINNING} - 1):
-    if not os.fork():
-        os.setsid()  # the kernel may give all processes of a session the share of one
-        break
-while not select.select([0], [], [], 0)[0]: pass
-"""
+NUM_PROCESSES = 4  # in each of the containers that share the cores with the gradings
+IDLE_SHARE = 0.02  # of one core's time, in which the machine had CPU to give
 SMALL = Resources(memory_bytes=256 * 1024**2, cpus=1.5, pids=48)
 MAX_WRITTEN_BYTES = 16_000_000
 CPU_S, WALL_S = 2.0, 300.0
@@ -66,23 +61,15 @@ for number in itertools.count():
 }
 
 
-@pytest.fixture
-def load() -> Iterator[psutil.Process]:
-    """The first of processes that spin, each in a session of its own, as other programs are; the others are its children."""
-    command = [sys.executable, "-S", "-E", "-c", SPIN]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as first:
-        yield psutil.Process(first.pid)
-
-
 async def test_zeros_stay_zeros_and_a_right_fix_is_paid(
-    load: psutil.Process,
     sandboxes: DockerSandboxes,
     task: Task,
+    docker_client: docker.DockerClient,
+    task_image: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Code that spins passes its wall deadline and has time to use up its CPU time, however busy the machine is."""
     monkeypatch.setattr(container, "WATCH_S", 1.0)
-    monkeypatch.setattr(container, "MOVING_SHARE", 0.001)
     monkeypatch.setattr(container, "BUSY_FACTOR", 90.0)
     monkeypatch.setattr(disk, "MEASURE_S", 1.0)
     sandboxes.disk = DiskSettings(min_free_bytes=0, max_written_bytes=MAX_WRITTEN_BYTES)
@@ -96,9 +83,11 @@ async def test_zeros_stay_zeros_and_a_right_fix_is_paid(
         return await grader.grade(claim(*limits), edited("calc.py", "def add", f"{CODE[name]}\ndef add"))
 
     watching = asyncio.create_task(DiskWatch(sandboxes).watch())
-    *zeros, paid = await asyncio.gather(*(grade(name) for name in CODE), grader.grade(claim(), FIX))
+    with busy_machine(docker_client, task_image, num_processes=NUM_PROCESSES):
+        idle_before_s, began = idle_s(), time.monotonic()
+        *zeros, paid = await asyncio.gather(*(grade(name) for name in CODE), grader.grade(claim(), FIX))
+        assert idle_s() - idle_before_s < IDLE_SHARE * (time.monotonic() - began)
     watching.cancel()
-    assert len(load.children()) == NUM_SPINNING - 1
     assert {name: reward.value for name, reward in zip(CODE, zeros, strict=True)} == dict.fromkeys(CODE, 0.0)
     assert zeros[-1].decided_by == "cpu time used up"
     assert paid.value == 1.0

@@ -1,16 +1,14 @@
 """What code in a container can do to its first process: nothing but use up the container's memory, which the Docker host sees."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import docker
 import pytest
 
 from pipeline.errors import SandboxError, SandboxRuined
 from pipeline.task import File, Resources
+from tests.workers.busy import busy_machine, idle_s
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
@@ -22,7 +20,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.alone]
 SMALL = Resources(memory_bytes=96 * 1024**2, cpus=1.5, pids=48)
 ENOUGH_S = 60.0
 KEEP_BYTES = 1024**2
-HOGS_PER_CORE = 6
 LITTLE_S = 0.05  # of idle time: the kernel's own accounting of a core that always had something to do
 
 # Each prints the error, or the name of what it did to process 1.
@@ -65,26 +62,6 @@ async def sandbox(sandboxes: DockerSandboxes, repo_image: RepoImage) -> AsyncIte
         make_claim(make_task(repo_image.tag, resources=SMALL)), role="agent"
     ) as sandbox:
         yield sandbox
-
-
-@contextmanager
-def a_machine_without_cpu(client: docker.DockerClient, image: str) -> Iterator[None]:
-    """HOGS_PER_CORE containers for each core, each with one busy process: siblings of the sandbox, so that the kernel shares the cores
-    out between it and them however it groups the processes of sessions.
-    """
-    with ExitStack() as hogs:
-        for _ in range(HOGS_PER_CORE * (os.cpu_count() or 1)):
-            command = ["timeout", "600", "sh", "-c", "while :; do :; done"]  # it ends if this test is killed
-            hog = client.containers.create(image, command, entrypoint="", network_mode="none")
-            hogs.callback(hog.remove, force=True)
-            hog.start()
-        yield
-
-
-def idle_s() -> float:
-    """For how long the machine's cores have been idle, added up, waiting for a disk included."""
-    ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[4:6]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("init", [built_init()], ids=["init"], indirect=True)
@@ -149,7 +126,7 @@ async def test_the_machine_is_to_blame_only_while_it_has_no_cpu(
 ) -> None:
     asleep = await sandbox.run("sleep 1000", timeout_s=3.0)
     assert not is_starved(asleep)
-    with a_machine_without_cpu(docker_client, task_image):
+    with busy_machine(docker_client, task_image):
         asleep = await sandbox.run("sleep 1000", timeout_s=3.0)
         idle_before_s = idle_s()
         busy = await sandbox.run("while :; do :; done", timeout_s=3.0)

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from pipeline.errors import SandboxError
 from pipeline.task import File
+from tests.workers.busy import busy_machine
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from tests.workers.sandbox.test_first_process import a_machine_without_cpu
 from workers.docker.host import FLEET
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.sandbox.init import built_init
@@ -474,6 +474,7 @@ async def test_a_container_that_is_removed_loses_all_connections(
 
 WORKER = """
 import asyncio, sys
+from tests.workers.busy import busy_machine
 from tests.workers.claims import make_claim, make_task
 from workers.sandbox.docker import DockerSandboxes
 class Told(asyncio.Protocol):
@@ -569,7 +570,7 @@ async def test_a_busy_machine_is_seen_while_programs_talk(
     sandbox: DockerSandbox, site: Site, docker_client: docker.DockerClient, task_image: str
 ) -> None:
     await in_background(sandbox, "one = keeping()\nwhile True: ask(one, b'x')")
-    with a_machine_without_cpu(docker_client, task_image):
+    with busy_machine(docker_client, task_image):
         busy = await sandbox.run("while :; do :; done", timeout_s=3.0)
     assert is_starved(busy)
 
