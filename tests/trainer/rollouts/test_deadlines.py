@@ -238,18 +238,21 @@ async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_
     assert group.rewards == {0: 0.0, 1: 1.0}
 
 
-async def test_an_answer_that_was_on_its_way_is_not_withdrawn(side: TrainerSide) -> None:
+@pytest.mark.parametrize(("reward", "fate"), [(1.0, "late"), (None, "failed")])
+async def test_an_answer_that_was_on_its_way_is_not_withdrawn(
+    side: TrainerSide, reward: float | None, fate: str
+) -> None:
     await side.dispatcher.open_groups(1, version=0)
     for claim in await claimed(side, 0, 1):
         await finish(side.pool, claim, alternating)
     await side.streams.read(block_ms=10)
     (late,) = await claimed(side, 2)
-    await finish(side.pool, late, alternating)
+    await finish(side.pool, late, lambda request: reward)
     assert await close_overdue(side) == 1
     assert rows(side) == []
     assert side.book.take(behind(0)) is not None
     await side.streams.read(block_ms=10)
-    assert rows(side) == [(2, "late")]
+    assert rows(side) == [(2, fate)]
 
 
 async def test_what_a_closed_group_left_behind_is_withdrawn_after_a_restart(side: TrainerSide) -> None:

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from pipeline import task as tasks
 from pipeline.errors import GraderError, ImageMissing, TaskBroken
-from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Task
+from pipeline.task import Calibration, ExitCode, File, R2eExpected, SwebenchLog, Task, pack
 from pipeline.taskfile import gold_path, read_gold, read_tasks
+from pipeline.trajectory import Reward
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE, PYTEST, edited, new_file
@@ -105,6 +106,21 @@ async def test_a_swe_bench_task_pays_for_the_fix_alone(grader: Grader, swe_bench
     tallies = [(reward.fail_to_pass, reward.pass_to_pass) for reward in rewards[1:] if reward.fail_to_pass]
     assert [(f2p.passed, p2p.passed) for f2p, p2p in tallies if p2p] == [(0, 1), (1, 1)]
     assert ">>>>> Test Exit Code: 0" in rewards[2].log_tail
+
+
+# Quick: a pass needs every test that passes with the known fix, whatever the exit status says.
+async def test_a_run_without_a_test_that_passes_with_the_known_fix_is_no_pass(
+    grader: Grader, task: Task
+) -> None:
+    ran = ("tests/test_calc.py::test_add", "tests/test_calc.py::test_sub")
+
+    async def rewarded(*passing: str) -> Reward:
+        calibration = pack(Calibration(passing=passing, witnessed=True))
+        return await grader.grade(make_claim(replace(task, calibration=calibration)), FIX)
+
+    complete, lacking = await rewarded(*ran), await rewarded(*ran, "tests/test_calc.py::test_mul")
+    assert [(reward.value, reward.resolved) for reward in (complete, lacking)] == [(1.0, True), (0.0, False)]
+    assert lacking.decided_by == "exit status 0, but tests/test_calc.py::test_mul did not pass, as with the known fix"
 
 
 EXIT_AT_IMPORT = "import os\nos._exit(0)"
