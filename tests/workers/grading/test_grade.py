@@ -281,6 +281,22 @@ async def test_a_parser_reads_the_log_where_no_code_of_the_patch_ran(
     assert (await grader.grade(make_claim(replace(task, verdict=elsewhere)), NOTE)).value == 1.0
 
 
+# Quick: what a parser wrote is not decided upon if its middle is missing.
+async def test_a_parser_that_writes_more_than_is_kept_has_made_nothing_of_the_log(
+    grader: Grader, repo_image: RepoImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of it here, without a part of its spaces, would say that all tests passed."""
+    monkeypatch.setattr("workers.grading.grade.LOG_KEEP_BYTES", 1000)
+
+    async def decided(num_spaces: int) -> str:
+        parser = PARSER.replace('print("PASSED', f'print(" " * {num_spaces}, file=open(out, "a"))\nprint("PASSED')
+        verdict = tasks.TestsJson(eval_script="echo test one passed\n", parser=parser, tests=("one",))
+        return (await grader.grade(make_claim(make_task(repo_image.tag, verdict=verdict)), NOTE)).decided_by
+
+    assert await decided(500) == "tests_json: 1 of 1 tests passed"
+    assert await decided(5000) == "tests_json: the parser made nothing of the log"
+
+
 @pytest.mark.slow
 async def test_tests_of_r2e_gym_must_come_out_exactly_as_expected(
     grader: Grader, repo_image: RepoImage
