@@ -80,6 +80,14 @@ async def test_what_is_announced_is_what_lies_in_the_directory(redis: Redis, tmp
     assert await publisher.next_version() == 1
 
 
+async def test_an_announcement_may_be_repeated(redis: Redis, tmp_path: Path) -> None:
+    """As it is when Redis goes away after it has written it, and before it has said so."""
+    publisher = Publisher(redis, RUN, transport=on_disk(tmp_path))
+    made = await published(publisher, 0, step=0)
+    await publisher.announce(made)
+    assert await weights.newest_version(redis, RUN) == made
+
+
 async def test_a_version_is_never_used_twice(redis: Redis, tmp_path: Path) -> None:
     first = Publisher(redis, RUN, transport=on_disk(tmp_path))
     await published(first, 0, step=0)
