@@ -87,7 +87,8 @@ $(TASKS)/unseen.jsonl: | setup
 	@$(PYTHON) -m workers.tasksets import fleet $(TASKS)/family/heldout --out $(TASKS)/heldout.jsonl
 	@$(PYTHON) -m workers.tasksets import fleet $(TASKS)/family/unseen --out $@
 
-# Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what. If make is killed, so is what it started.
+# Lint, types and the quick suite: what CI runs. tests/README.md says which suite is for what. If make is killed,
+# so are the tests; set-up goes on to its end, and the next run waits for that.
 test:
 	@setpriv --pdeathsig KILL bash infra/setup/test.sh quick
 

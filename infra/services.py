@@ -86,6 +86,7 @@ REDIS_PORT = 6379
 DOCKER_EXEC_ROOT = Path("/var/run/docker")  # dockerd's default
 START_S = 180.0
 STOP_S = 30.0
+OTHERS_START_S = 20.0
 # Longest time that another process of ours may take to stop: the trainer's checkpoint, the workers' episodes, then the services.
 OTHERS_STOP_S = 150.0
 
@@ -99,6 +100,7 @@ class Service:
     answers: Callable[[], bool]
     clean_up: Callable[[], object] = lambda: None
     port: int | None = None
+    needs_root: bool = False
 
     @property
     def log(self) -> Path:
@@ -131,7 +133,13 @@ SERVICES = (
         redis_answers,
         port=REDIS_PORT,
     ),
-    Service("docker", ("dockerd",), docker_answers, clean_up=partial(end_shims, DOCKER_EXEC_ROOT)),
+    Service(
+        "docker",
+        ("dockerd",),
+        docker_answers,
+        clean_up=partial(end_shims, DOCKER_EXEC_ROOT),
+        needs_root=True,
+    ),
 )
 
 children: dict[str, processes.Child] = {}
@@ -178,17 +186,36 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
         return None
     if shutil.which(service.command[0]) is None:
         raise RuntimeError(f"it does not answer, and {service.command[0]} is not installed; run make setup")
+    if service.needs_root and os.geteuid() != 0:
+        raise RuntimeError(f"it does not answer, and only root can start {service.command[0]}: run this with sudo")
     if service.port is not None:
         fix = f"it does not answer as {service.name}: stop it"
         ports.check_free(service.port, needed_by=service.name, fix=fix)
     REDIS_DATA.mkdir(parents=True, exist_ok=True)
+    before = read_note(service)
     child = processes.start(
         service.name, service.command, log=service.log, death_signal=signal.SIGTERM if attached else None
     )
     children[service.name] = child
     owner = (os.getpid(), began_at_ticks(os.getpid()) or 0) if attached else (0, 0)
     Note(child.pid, began_at_ticks(child.pid) or 0, *owner).write(service.note)
-    return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
+    try:
+        return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
+    except BaseException as error:
+        stop_own(service)
+        # One that somebody else was starting just then, and that was killed before it could say so, leaves no room for ours.
+        if isinstance(error, RuntimeError) and _answers_soon(service):
+            if before is not None:
+                before.write(service.note)
+            return None
+        raise
+
+
+def _answers_soon(service: Service) -> bool:
+    give_up_at = time.monotonic() + OTHERS_START_S
+    while not (answers := service.answers()) and time.monotonic() < give_up_at:
+        time.sleep(0.2)
+    return answers
 
 
 def child_pids() -> set[int]:
@@ -248,7 +275,8 @@ def take_down(service: Service) -> bool:
     if pid is None:
         return False
     _note_stop(service)
-    os.kill(pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     give_up_at = time.monotonic() + STOP_S
     while began_at_ticks(pid) is not None and time.monotonic() < give_up_at:
         time.sleep(0.05)
@@ -306,6 +334,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (RuntimeError, ValueError) as error:
             print(f"{service.name}: {error}", file=sys.stderr)
             failed = True
+        except KeyboardInterrupt:
+            for started in reversed(chosen):
+                stop_own(started)
+            raise
     return int(failed)
 
 

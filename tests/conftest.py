@@ -27,6 +27,7 @@ from redis.asyncio import Redis
 from infra import processes
 from infra.images.build import IMAGES, ensure_image
 from infra.redis_server import own_redis
+from pipeline import census
 from tests.scheduling import Scheduling, rank
 from tests.suite import QUICK_TESTS, package_of
 from tests.tiny_llama import write_checkpoint
@@ -50,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("slow_but_for")
         if mark and not any(is_named(item.callspec.id, by=text) for text in mark.args):  # type: ignore[attr-defined]
             item.add_marker("slow")
-    quick = (item.nodeid for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")))
+    quick = (item.nodeid for item in items if not item.get_closest_marker("slow"))
     config.stash[QUICK_TESTS] = Counter(map(package_of, quick))
     items.sort(key=lambda item: rank(item.nodeid))
 
@@ -93,7 +94,8 @@ FOREIGN = (
     *("DOCKER_CONFIG", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
     *("BASH_ENV", "CDPATH", "COLUMNS", "ENV", "LANGUAGE", "LINES", "NO_COLOR", "FORCE_COLOR"),
 )
-"""Variables by which programs find settings of their user."""
+FOREIGN_BEGINNINGS = ("GIT_", "OTEL_", "SWERVE_")
+"""Variables by which programs find settings of their user, or of the hook of git that has started us."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,8 +109,8 @@ def _an_environment_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iter
     if plugins.is_dir():
         (home / ".docker/cli-plugins").symlink_to(plugins)
     with pytest.MonkeyPatch.context() as patch:
-        for name in FOREIGN:
-            patch.delenv(name, raising=False)
+        for name in [name for name in os.environ if name in FOREIGN or name.startswith(FOREIGN_BEGINNINGS)]:
+            patch.delenv(name)
         patch.setenv("HOME", str(home))
         patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
@@ -134,6 +136,13 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     async with Redis.from_url(redis_url) as client:
         await client.flushdb()
         yield client
+
+
+@pytest.fixture
+def heartbeats_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test says once of a worker or of a trainer holds for an hour, however long pages and processes take to start."""
+    monkeypatch.setattr(census, "KEEP_RUN_STATUS_S", census.KEEP_RUN_STATUS_S + 3600)
+    monkeypatch.setattr(census, "STATUS_EXPIRES_S", 3600.0)
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,7 @@ from infra import processes
 
 ROOT = Path(__file__).parents[1]
 RECORD = "SUITE_RECORD"  # names the file that `pytest_runtest_logreport` appends to
-# Tests that need a CUDA device have their own target, gpu-check.
-EVERYTHING, QUICK = "not gpu", "not gpu and not slow"
+QUICK = "not slow"
 NUM_WORKERS = 2
 NUM_SLOWEST = 5
 MAX_RERUN = 10  # more failures than this have one cause, which a second run does not explain
@@ -38,10 +37,11 @@ MAX_FAILED = 30  # a phase stops there
 NUM_EXCUSED = 2
 QUICK_TESTS = pytest.StashKey[Counter[str]]()  # how many of each package were collected
 AGAIN = "what failed, once more and alone"
-HANG_S, STARTING_S = 900.0, 900.0
-"""Without the begin or end of any test for so long, or before the first, a phase hangs where no limit of a test reaches. `timeout` in
+HANG_S = 1500.0
+"""Without the begin or end of any test for so long, a phase hangs where no limit of a test reaches: it is above all of them. `timeout` in
 pyproject.toml ends what can be interrupted.
 """
+ENDING_S = 60.0  # for pytest to end its fixtures after Ctrl-C
 NEVER_EXCUSED = (
     "tests/infra/serving/",
     "tests/infra/test_chaos",
@@ -75,6 +75,22 @@ NEVER_EXCUSED = (
 # -- What pytest itself does: `-p tests.suite` ----------------------------------------------------------------------------------------
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _append({"collected": [item.nodeid for item in session.items]})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+    _append({"collected": list(ids)})
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        text = str(report.longrepr)
+        lines = "\n".join(text.strip().splitlines()[-4:])
+        _append({"test": report.nodeid, "outcome": "failed", "duration_s": 0.0, "text": text, "assertion": lines})
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
     _append({"test": nodeid, "began_at": time.time()})
 
@@ -86,8 +102,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             "when": report.when,
             "outcome": report.outcome,
             "duration_s": report.duration,
-            "text": str(report.longrepr) if report.failed else "",
-            "assertion": _assertion(report) if report.failed else "",
+            "text": "" if report.passed else str(report.longrepr),
+            "assertion": "" if report.passed else _assertion(report),
         }
     )
 
@@ -98,6 +114,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 def _assertion(report: pytest.TestReport) -> str:
     """Where a test failed and what it says, in at most four lines."""
+    if report.skipped:
+        return f"it did not run, and a skipped test is a hole: {report.longrepr}"
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:  # a worker that died, or a fixture that is missing
         return "\n".join(str(report.longrepr).strip().splitlines()[-4:])
@@ -123,19 +141,29 @@ class Results:
     wall_s: float = 0.0
     took_s: dict[str, float] = field(default_factory=dict)  # by test, with set-up and tear-down
     failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # by test: assertion and whole text
+    collected: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+
+    @property
+    def not_run(self) -> set[str]:
+        """Tests that were collected and have no outcome."""
+        return self.collected - self.ended - self.failed.keys()
 
     def read(self, record: Path) -> None:
         for line in record.read_text().splitlines():
             row = json.loads(line)
-            test = row["test"]
-            if "began_at" in row:
+            test = row.get("test", "")
+            if "collected" in row:
+                self.collected.update(row["collected"])
+            elif "began_at" in row:
                 self.running.add(test)
             elif "ended_at" in row:
                 self.running.discard(test)
+                self.ended.add(test)
             else:
                 self.took_s[test] = self.took_s.get(test, 0.0) + row["duration_s"]
-                if row["outcome"] == "failed":
+                if row["outcome"] != "passed":
                     self.failed.setdefault(test, (row["assertion"], row["text"]))
 
 
@@ -159,24 +187,30 @@ def run_pytest(words: Sequence[str], record: Path) -> Results:
     hung = not _ended(child, record)
     results = Results(status=child.returncode, wall_s=time.monotonic() - began)
     results.read(record)
-    if hung:
-        for test in results.running:
-            text = f"no test ended for {HANG_S:.0f} s while this one ran"
-            results.failed.setdefault(test, (text, text))
+    text = f"no test ended for {HANG_S:.0f} s while this one ran" if hung else "pytest ended while it ran"
+    for test in results.running:
+        results.failed.setdefault(test, (text, text))
     return results
 
 
 def _ended(child: subprocess.Popen[bytes], record: Path) -> bool:
     """Wait for the end of `child`; False if it hung and was killed."""
-    while True:
+    num_bytes, grew_at = 0, time.monotonic()
+    while time.monotonic() - grew_at <= HANG_S:
         try:
             child.wait(timeout=1)
             return True
         except subprocess.TimeoutExpired:
-            kept = record.stat()
-            if time.time() - kept.st_mtime > (HANG_S if kept.st_size else STARTING_S):
-                _kill(child)
-                return False
+            if (found := record.stat().st_size) != num_bytes:
+                num_bytes, grew_at = found, time.monotonic()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):  # which pytest has heard as well
+                child.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=ENDING_S)
+            raise
+    _kill(child)
+    return False
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -209,7 +243,7 @@ def describe(name: str, results: Results) -> str:
 
 def verdict(failed: dict[str, tuple[str, str]], again: Results | None) -> tuple[bool, list[str]]:
     """Whether a run is green, and the last lines of its log: each failure with its assertion."""
-    passed_alone = [test for test in failed if again and test in again.took_s and test not in again.failed]
+    passed_alone = [test for test in failed if again and test in again.ended and test not in again.failed]
     excused = [test for test in passed_alone if not test.startswith(NEVER_EXCUSED)]
     if len(excused) > NUM_EXCUSED:
         excused = []
@@ -229,20 +263,20 @@ def verdict(failed: dict[str, tuple[str, str]], again: Results | None) -> tuple[
     return len(excused) == len(failed), lines
 
 
-def run(suite: str, paths: Sequence[str]) -> bool:
-    """Run a suite on these paths, or on all. True if it is green."""
-    marked = EVERYTHING if suite == "all" else QUICK
-    records = ROOT / ".run" / "suite"  # what each test took, for whoever wants to know
+def run(suite: str, paths: Sequence[str], records: Path = ROOT / ".run/suite") -> bool:
+    """Run a suite on these paths, or on all. True if it is green. `records` gets what each test took."""
+    marked = "" if suite == "all" else f"{QUICK} and "
     phases = {
         "tests two at a time": (
-            f"{marked} and not alone",
-            [f"--numprocesses={NUM_WORKERS}", "--dist=loadscope"],  # tests/scheduling.py
+            f"{marked}not alone",
+            # tests/scheduling.py. A process that dies ends the run: xdist would give the test that killed it to the next.
+            [f"--numprocesses={NUM_WORKERS}", "--dist=loadscope", "--max-worker-restart=0"],
         ),
-        "tests that run alone": (f"{marked} and alone", []),
+        "tests that run alone": (f"{marked}alone", []),
     }
     failed: dict[str, tuple[str, str]] = {}
     lines: list[str] = []
-    broken = False
+    broken, num_ran = False, 0
     began = time.monotonic()
     for name, (expression, words) in phases.items():
         print(f"\n== {name}", flush=True)
@@ -250,8 +284,12 @@ def run(suite: str, paths: Sequence[str]) -> bool:
         lines.append(describe(name, results))
         print(lines[-1], flush=True)
         failed |= results.failed
+        num_ran += len(results.ended)
+        if results.not_run:
+            lines.append(f"{len(results.not_run)} tests did not run, for example {min(results.not_run)}")
         # Anything but "tests failed" and "no tests here" is about pytest itself, for example a module that cannot be imported.
-        broken = broken or results.status not in (0, 1, 5) or (results.status == 1 and not results.failed)
+        status_says_nothing = results.status not in (0, 1, 5) or (results.status == 1 and not results.failed)
+        broken = broken or status_says_nothing or bool(results.not_run)
         if broken or len(failed) >= MAX_FAILED:
             break
     again = None
@@ -260,7 +298,7 @@ def run(suite: str, paths: Sequence[str]) -> bool:
         again = run_pytest(list(failed), records / "again.jsonl")
         lines.append(describe(AGAIN, again))
     green, last = verdict(failed, again)
-    green = green and not broken
+    green = green and not broken and num_ran > 0
     print("", *lines, *last, sep="\n")
     word = "green" if green else "red"
     print(f"the {suite} suite is {word} after {(time.monotonic() - began) / 60:.1f} min", flush=True)
@@ -294,6 +332,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("quick", "all", "count"))
     parser.add_argument("paths", nargs="*", help="files, folders or tests; everything if there is none")
     arguments = parser.parse_args(words)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a failure may say anything
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started us in the background
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if arguments.what == "count":
         print(table(quick_tests()))
         return 0

@@ -17,7 +17,7 @@ def failures(*tests: str) -> dict[str, tuple[str, str]]:
 
 def test_what_passes_alone_is_printed_and_does_not_turn_a_run_red() -> None:
     failed = failures("tests/docs/test_pages.py::test_a")
-    green, lines = verdict(failed, Results(took_s=dict.fromkeys(failed, 1.0)))
+    green, lines = verdict(failed, Results(ended=set(failed)))
     assert green
     assert "the whole of tests/docs/test_pages.py::test_a" in lines
     assert any("tests/flaky.md" in line for line in lines)
@@ -25,7 +25,7 @@ def test_what_passes_alone_is_printed_and_does_not_turn_a_run_red() -> None:
 
 def test_what_fails_again_is_a_failure_and_named_with_its_assertion() -> None:
     failed = failures("tests/docs/test_pages.py::test_a")
-    green, lines = verdict(failed, Results(took_s=dict.fromkeys(failed, 1.0), failed=failed))
+    green, lines = verdict(failed, Results(ended=set(failed), failed=failed))
     assert not green
     assert lines == [
         "failed, fails alone too: tests/docs/test_pages.py::test_a",
@@ -36,23 +36,27 @@ def test_what_fails_again_is_a_failure_and_named_with_its_assertion() -> None:
 def test_a_failure_that_was_not_run_again_is_not_excused() -> None:
     assert not verdict(failures("tests/docs/test_pages.py::test_a"), None)[0]
     assert not verdict(failures("tests/docs/test_pages.py::test_a"), Results())[0]
+    begun = Results(took_s={"tests/docs/test_pages.py::test_a": 1.0})
+    assert not verdict(failures("tests/docs/test_pages.py::test_a"), begun)[0], "its process died in it"
 
 
 def test_more_than_two_that_pass_only_alone_turn_a_run_red() -> None:
     failed = failures(*(f"tests/docs/test_pages.py::test_{number}" for number in range(NUM_EXCUSED + 1)))
-    assert not verdict(failed, Results(took_s=dict.fromkeys(failed, 1.0)))[0]
+    assert not verdict(failed, Results(ended=set(failed)))[0]
 
 
 @pytest.mark.parametrize("part", suite.NEVER_EXCUSED)
 def test_where_the_product_could_have_a_race_a_second_run_excuses_nothing(part: str) -> None:
     assert list(suite.ROOT.glob(f"{part}*")), f"{part} is no file or folder of tests any more"
     failed = failures(f"{part}::test_a")
-    green, lines = verdict(failed, Results(took_s=dict.fromkeys(failed, 1.0)))
+    green, lines = verdict(failed, Results(ended=set(failed)))
     assert not green
     assert lines[0] == f"failed, passes alone: {part}::test_a"
 
 
 FAILS = "def test_a():\n    left = 'what is found'\n    assert left == 'what is wanted'\n"
+SKIPS = "import pytest\n\ndef test_a():\n    pytest.skip('no Docker here')\n"
+DIES = "import os\n\ndef test_a():\n    os._exit(0)\n\ndef test_b():\n    pass\n"
 HANGS = "import time\n\ndef test_a():\n    time.sleep(1000)\n"
 
 
@@ -63,6 +67,42 @@ def test_a_run_says_where_a_test_failed_and_what_it_says(tmp_path: Path) -> None
     assert "test_it.py:3: AssertionError: assert 'what is found' == 'what is wanted'" in assertion
     assert "def test_a" in text
     assert results.status == 1
+
+
+@pytest.mark.parametrize(("text", "says"), [(SKIPS, "no Docker here"), ("import nothing_of_ours", "nothing_of_ours")])
+def test_what_is_skipped_or_cannot_be_imported_is_a_failure_and_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    [(assertion, _)] = run_pytest([str(tmp_path)], tmp_path / "record.jsonl").failed.values()
+    assert says in assertion
+
+
+@pytest.mark.parametrize("words", [[], ["--numprocesses=1", "--max-worker-restart=0"]], ids=["one process", "xdist"])
+def test_a_test_with_which_its_process_ends_has_failed_and_what_follows_has_not_run(
+    tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "test_it.py").write_text(DIES)
+    results = run_pytest([str(tmp_path), *words], tmp_path / "record.jsonl")
+    [failed] = results.failed
+    [not_run] = results.not_run
+    assert (failed.rpartition("::")[2], not_run.rpartition("::")[2]) == ("test_a", "test_b")
+
+
+# Quick: a gate without tests is not green.
+@pytest.mark.parametrize("text", ["", DIES.replace("def test_a", "import pytest\n@pytest.mark.alone\ndef test_a")], ids=["none", "dies"])
+def test_a_run_that_lacks_a_test_is_red(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    assert not suite.run("all", [str(tmp_path)], tmp_path / "records")
+    assert "the all suite is red" in capsys.readouterr().out
+
+
+def test_a_phase_waits_longer_than_any_test_may_take() -> None:
+    limits = [
+        float(limit)
+        for file in suite.ROOT.glob("tests/**/*.py")
+        for limit in re.findall(r"mark\.timeout\((\d+)\)", file.read_text())
+    ]
+    assert limits
+    assert max(limits) < suite.HANG_S
 
 
 # Quick: a gate that hangs says where.

@@ -6,9 +6,11 @@
 # Debian's packages and the base image need nothing from .venv and are made while that is filled.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+export PIP_USER=0 # whatever the user's settings say
 
 readonly purpose=${1:-}
 readonly venv=.venv
+readonly apt_lock=/var/lock/swerve-apt.lock # of the machine: a run that was killed may have left an apt-get that goes on
 readonly stamp="$venv/.setup-stamp"
 readonly oracles_stamp="$venv/.oracles-stamp"
 readonly inputs=(constraints.txt pyproject.toml infra/setup/setup.sh infra/setup/extras.py infra/setup/engine.txt infra/setup/no-deps.txt
@@ -28,6 +30,7 @@ install_missing_programs() {
     command -v dockerd >/dev/null || missing+=(docker.io)
     command -v docker-registry >/dev/null || missing+=(docker-registry) # for tests
     command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring) # Ubuntu has none by itself
     command -v git >/dev/null || missing+=(git)
     command -v curl >/dev/null || missing+=(curl)
     command -v iptables >/dev/null || missing+=(iptables)
@@ -48,10 +51,19 @@ install_missing_programs() {
         exit 1
     }
     say "installing ${missing[*]}"
-    as_root apt-get -q -y update >/dev/null
+    as_root flock "$apt_lock" apt-get -q -y update >/dev/null
+    # Since Debian 13 docker.io is without the command.
+    if ! command -v docker >/dev/null && apt-cache show docker-cli >/dev/null 2>&1; then missing+=(docker-cli); fi
+    local policy=/usr/sbin/policy-rc.d forbids='' status=0
     # Services are started by infra.services where none answers, not by the packages.
-    as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-        apt-get -q -y install --no-install-recommends "${missing[@]}" >/dev/null
+    if [ ! -e "$policy" ]; then
+        forbids=yes
+        as_root install -m 755 /dev/stdin "$policy" <<<$'#!/bin/sh\nexit 101'
+    fi
+    as_root flock "$apt_lock" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y -o DPkg::Lock::Timeout=600 install --no-install-recommends "${missing[@]}" >/dev/null || status=$?
+    [ -z "$forbids" ] || as_root rm -f "$policy"
+    return "$status"
 }
 
 # install WORD...: by uv, which takes a tenth of pip's time, or by pip where uv does not find what pip is configured to find.
@@ -68,7 +80,8 @@ install() {
 install_packages() {
     local wanted="$venv/requirements.txt"
     say "installing Python packages into $venv (a minute the first time)"
-    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    # An interrupted one has no pip yet.
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$venv"
     # It is installed first and by itself, because pip then prefers a local CPU build to the CUDA one; uv leaves it as it is.
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch==2.13.0 uv
     "$venv/bin/python" infra/setup/extras.py base workers trainer sinks tasksets serving bench dev >"$wanted"
@@ -96,6 +109,10 @@ is_done() { [ -f "$1" ] && [ "$(cat "$1")" = "$(fingerprint "${@:2}")" ]; }
 fingerprint() { sha256sum "$@" | sha256sum | cut -c1-64; }
 
 began=$SECONDS
+# One at a time, those included that a killed run has left behind.
+mkdir -p "$venv"
+exec 9<"$venv"
+flock 9
 # Without it there is no environment to fill; all else that is missing can wait for the end of that.
 if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then install_missing_programs; fi
 {

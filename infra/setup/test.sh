@@ -6,25 +6,40 @@ cd "$(dirname "$0")/../.."
 
 readonly python=.venv/bin/python
 
-started=
+export DOCKER_CONTEXT=default # whatever the user's settings say
+
+services=$(mktemp) suite='' types=''
 # shellcheck disable=SC2086 # one word for each service
-stop_services() { [ -z "$started" ] || "$python" -m infra.services down $started >/dev/null; }
+stop_services() {
+    local started
+    started=$(sed -n 's/^\(.*\): started .*/\1/p' "$services")
+    rm -f "$services"
+    [ -z "$started" ] || "$python" -m infra.services down $started >/dev/null
+}
+# end STATUS [SIGNAL]: the suite has heard Ctrl-C by itself and ends what its tests have begun.
+end() {
+    trap '' INT TERM
+    [ -z "$types" ] || kill "$types" 2>/dev/null || true
+    [ -z "$suite" ] || { [ -z "${2:-}" ] || kill "-$2" "$suite" 2>/dev/null || true; }
+    [ -z "$suite" ] || wait "$suite" || true
+    exit "$1"
+}
 trap stop_services EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'end 130' INT
+trap 'end 143 TERM' TERM
 
 bash infra/setup/setup.sh tests
-failed=
-services=$("$python" -m infra.services up) || failed=yes
-echo "$services"
-started=$(sed -n 's/^\(.*\): started .*/\1/p' <<<"$services")
-[ -z "$failed" ] || exit 1
+"$python" -m infra.services up | tee "$services"
 "$python" -m infra.images.build task-base
 bash infra/setup/lint.sh lint
 # Beside the tests, which leave a fifth of two cores idle.
 bash infra/setup/lint.sh types &
 types=$!
-setpriv --pdeathsig KILL "$python" -m tests.suite "$1" || failed=yes
+setpriv --pdeathsig KILL "$python" -m tests.suite "$1" &
+suite=$!
+failed=
+wait "$suite" || failed=yes
+suite=
 wait "$types" || {
     echo "the type check found errors, see above" >&2
     failed=yes

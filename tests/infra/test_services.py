@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import services
+from infra import processes, services
 from infra.services import Service
 from tests.conftest import free_ports
 
@@ -30,6 +30,7 @@ def service(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """A program that listens on a port, with its notes in a directory of its own."""
     monkeypatch.setattr(services, "RUN", tmp_path)
     monkeypatch.setattr(services, "REDIS_DATA", tmp_path / "redis")
+    monkeypatch.setattr(services, "OTHERS_START_S", 0.5)
 
     def answers() -> bool:
         with socket.socket() as caller:
@@ -104,6 +105,40 @@ def test_a_service_that_ends_at_once_is_an_error_with_the_end_of_its_log(service
     failing = Service("failing", (sys.executable, "-c", "raise SystemExit('out of luck')"), lambda: False)
     with pytest.raises(RuntimeError, match="out of luck"):
         services.bring_up(failing, attached=True)
+
+
+def test_a_service_that_others_were_starting_just_then_is_theirs(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a dockerd of a run that was killed while it waited for it: a second one finds its place taken and ends."""
+    others: list[bool] = []
+    earlier = services.Note(pid=os.getpid(), ticks=1, owner_pid=0, owner_ticks=0)
+    earlier.write(service.note)
+
+    def wait_until(*words: object, **limits: object) -> float:
+        others.append(True)
+        raise RuntimeError("listener ended with status 1")
+
+    monkeypatch.setattr(services.processes, "wait_until", wait_until)
+    starting = replace(service, answers=lambda: bool(others))
+    assert services.bring_up(starting, attached=False) is None
+    assert services.read_note(service) == earlier
+
+
+def test_ctrl_c_leaves_no_service_that_was_being_started(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def wait_until(*words: object, child: processes.Child, **limits: object) -> float:
+        started.append(child.pid)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        return 0.0
+
+    monkeypatch.setattr(services.processes, "wait_until", wait_until)
+    monkeypatch.setattr(services, "SERVICES", (service, replace(service, name="other")))
+    with pytest.raises(KeyboardInterrupt):
+        services.main(["up"])
+    assert [services.began_at_ticks(pid) for pid in started] == [None, None]
 
 
 def test_an_attached_service_ends_when_its_starter_is_killed(service: Service, port: int) -> None:

@@ -37,7 +37,7 @@ def process(tmp_path: Path) -> Make:
     def make(name: str, code: str) -> SupervisedProcess:
         command = [sys.executable, "-c", code]
         log = tmp_path / f"{name}.log"
-        return SupervisedProcess(name, lambda: command, dict(os.environ), log, 10, signal.SIGKILL)
+        return SupervisedProcess(name, lambda: command, dict(os.environ), log, 240, signal.SIGKILL)
 
     return make
 
@@ -122,7 +122,7 @@ def test_what_a_process_leaves_in_its_scratch_goes_with_it(
     child = supervisor.start(messy)
     # By its name: the module first writes and removes files of its own, to see whether it may.
     processes.wait_until(
-        lambda: any(scratch.glob("left-*")), child=child, timeout_s=60, log=tmp_path / "messy.log"
+        lambda: any(scratch.glob("left-*")), child=child, timeout_s=240, log=tmp_path / "messy.log"
     )
     (left,) = scratch.glob("left-*")
     child.process.kill()
@@ -146,7 +146,7 @@ time.sleep(600)
 """
     deaf = process("deaf", code)
     child = supervisor.start(deaf)
-    processes.wait_until((tmp_path / "child").exists, child=child, timeout_s=60, log=deaf.log)
+    processes.wait_until((tmp_path / "child").exists, child=child, timeout_s=240, log=deaf.log)
     child.stop(grace_s=0.2)
     grandchild = int((tmp_path / "child").read_text())
     while services.began_at_ticks(grandchild) is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import docker
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tasks.md"

@@ -94,13 +94,10 @@ def fork(module: str, *words: str, log: Path, **environment: str) -> Forked:
 
 def start_ranks(count: int, module: str, *words: str, logs: Path) -> list[Forked]:
     """Starts a learner of so many processes as torchrun would, but watches none of them. Their outputs are `rank-N.log`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free.getsockname()[1]),
-            "WORLD_SIZE": str(count),
-        }
+    from tests.conftest import free_ports  # here, because the process that forks imports this module
+
+    [port] = free_ports(1)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     return [
         fork(module, *words, log=logs / f"rank-{rank}.log", **place, RANK=str(rank), OMP_NUM_THREADS="1")
         for rank in range(count)

@@ -42,7 +42,7 @@ class Left:
         self._client, self._image, self._label = client, image, label
 
     def container(self, fleet: str, request_id: str, *, deadline: float | None = None) -> Container:
-        deadline = time.time() + 100 if deadline is None else deadline
+        deadline = time.time() + 10**6 if deadline is None else deadline
         labels = {self._label: fleet, REQUEST: request_id, ATTEMPT: "1", DEADLINE: str(deadline)}
         return self._client.containers.create(
             self._image, ["sleep", "1000"], labels=labels, network_mode="none"

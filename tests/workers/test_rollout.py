@@ -1,5 +1,6 @@
 """What the rollout stage keeps from the agent and from the trajectory: what the grader knows of the hidden tests."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -68,8 +69,10 @@ async def test_the_calibration_reaches_the_grader_and_nobody_else(
 
 
 async def test_the_parts_of_a_rollouts_time_sum_up_to_all_of_it(
-    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    epoch_s = time.time() - time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: epoch_s + time.monotonic())  # which nobody sets meanwhile
     task = make_task(repo_image.tag, base_commit=repo_image.commit, verdict=ExitCode(eval_script=SCRIPT))
     claim = make_claim(task, turns=2)
     claim = replace(claim, request=replace(claim.request, agent_config=AGENT))

@@ -70,7 +70,7 @@ class ContainerShell:
             line = await self._first_line()
             if line == SEND:
                 self._why_no_init = "it cannot run in the image, which may be for another processor"
-                await self._write(init)
+                self._writer.write(init)
                 line = await self._first_line()
         if line == INIT:
             self._init = InitFrames()
@@ -98,7 +98,8 @@ class ContainerShell:
         exit_code: int | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(answer.message("plain" if plain else "run", text))
+                # Whether the container has ended is read, also while it takes in a long command.
+                self._writer.write(answer.message("plain" if plain else "run", text))
                 exit_code = await self._end_of(answer)
         except TimeoutError:
             await self._end_by_force(answer)
@@ -125,7 +126,7 @@ class ContainerShell:
         in_time = True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(answer.message("last", script.encode()))
+                self._writer.write(answer.message("last", script.encode()))
                 await self._rest_of(answer)
         except TimeoutError:
             in_time = False
@@ -154,7 +155,7 @@ class ContainerShell:
             return
         answer = self._running = self._exchange(keep_bytes=0)
         async with _answering():
-            await self._write(answer.message("clear", b""))
+            self._writer.write(answer.message("clear", b""))
             await self._end_of(answer)
         self._running = None
         if answer.survivors:
@@ -208,6 +209,8 @@ class ContainerShell:
 
     async def close(self) -> None:
         """Closes the stream, after which the first process ends, and the container with it."""
+        if self._writer.transport.get_write_buffer_size():
+            self._writer.transport.abort()  # nobody reads what is left of it
         self._writer.close()
         with suppress(OSError):  # the other end may have closed already
             await self._writer.wait_closed()
@@ -221,13 +224,6 @@ class ContainerShell:
                 raise SandboxError(f"the container ended before its shell was up; it said {line!r}")
             line += b"".join(piece for stream, piece in pieces if stream != STDERR)
         return line
-
-    async def _write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as error:
-            raise SandboxError(f"the container's shell cannot be written to: {error}") from error
 
     async def _end_of(self, answer: Exchange) -> int:
         while answer.status is None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import ports
 from infra.serving.router import parse_arguments
+from tests.conftest import free_ports
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,10 +55,10 @@ def answers(url: str) -> bool:
 @pytest.mark.slow
 def test_on_a_terminal_the_router_says_one_line_and_the_rest_is_in_its_log(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    port = ports.next_free(31900)
+    port, metrics_port = free_ports(2)
     words = ["-m", "infra.serving.router", "--engine", "127.0.0.1:1", f"--port={port}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *words, f"--metrics-port={ports.next_free(port + 1)}"]
+    command = [sys.executable, *words, f"--metrics-port={metrics_port}"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=theirs, stderr=theirs) as router:
         os.close(theirs)
         shown = os.read(ours, 4096).decode()

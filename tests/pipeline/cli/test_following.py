@@ -30,7 +30,7 @@ async def test_top_draws_one_picture_into_a_pipe(pool: ArqRedis, run: RunCommand
     assert complaints == ["every worker is paused, the first because docker is out: no such socket"]
 
 
-async def test_top_lives_on_a_terminal_until_q(pool: ArqRedis, redis_url: str) -> None:
+async def test_top_lives_on_a_terminal_until_q(pool: ArqRedis, redis_url: str, heartbeats_last: None) -> None:
     await trainer_lives(pool)
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "pipeline", "top", "--every", "60", "--redis", redis_url]

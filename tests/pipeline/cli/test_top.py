@@ -73,7 +73,7 @@ async def top(redis_url: str, **environment: str) -> AsyncIterator[Terminal]:
 
 
 @pytest.fixture
-async def fleet(pool: ArqRedis) -> None:
+async def fleet(pool: ArqRedis, heartbeats_last: None) -> None:
     """More than a screen: two workers with claims, an alarm, a dead request and newest results."""
     await trainer_lives(pool, alarms=("gap_grows since step 7: the gap is 0.2 nats, " + "which is " * 20,))
     for name in ("host/1", "host/2"):
@@ -109,7 +109,7 @@ async def test_the_verdict_comes_first_and_what_does_not_fit_is_counted_and_scro
         assert rows[-1].split()[0] == end[-1].split()[0], "what was below is above"
 
 
-async def test_a_restart_of_redis_is_said_and_survived(tmp_path: Path) -> None:
+async def test_a_restart_of_redis_is_said_and_survived(tmp_path: Path, heartbeats_last: None) -> None:
     directory = tmp_path / "r"
     directory.mkdir()
     server = redis_server.start_in(directory, redis_server.FORGETFUL)

@@ -301,20 +301,22 @@ async def test_no_answer_of_a_server_keeps_an_evaluation_from_its_end(tasks: Pat
     assert "+?" in (evaluation.out / "right-1/patch.diff").read_text()
 
 
-def player_of(evaluation: Evaluation) -> int:
-    """The process that plays its episodes; 0 while there is none."""
+def kill_player(evaluation: Evaluation) -> None:
+    """Kill the process that plays its episodes, of which one waits for a reply."""
     pid = evaluation.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else 0
+    os.kill(int(children[0]), signal.SIGKILL)
 
 
 @pytest.mark.slow
 async def test_a_player_that_is_killed_is_started_again(tasks: Path) -> None:
-    async with chat_server(script, ("slow",)) as server:
+    def killing(task: str) -> Sequence[str]:
+        if server.num_requests == 2:
+            kill_player(evaluation)
+        return script(task)
+
+    async with chat_server(killing) as server:
         evaluation = await evaluate(tasks, server, "--max-instances", "1")
-        while server.num_requests < 2:  # noqa: ASYNC110 - another process sends them
-            await asyncio.sleep(0.05)
-        os.kill(player_of(evaluation), signal.SIGKILL)
         status, _, err = await evaluation.ended()
     assert (status, [row.resolved for row in evaluation.rows]) == (0, [True])
     assert "ended (status -9); its episodes begin anew" in err
@@ -324,13 +326,14 @@ async def test_a_player_that_is_killed_is_started_again(tasks: Path) -> None:
 
 @pytest.mark.slow
 async def test_an_episode_whose_players_are_all_killed_is_lost_and_the_evaluation_ends(tasks: Path) -> None:
-    async with chat_server(script, ("slow",)) as server:
+    def killing(task: str) -> Sequence[str]:
+        kill_player(evaluation)
+        return script(task)
+
+    async with chat_server(killing) as server:
         evaluation = await evaluate(tasks, server, "--max-instances", "1")
-        for number in range(3):
-            while server.num_requests <= number:  # noqa: ASYNC110 - another process sends them
-                await asyncio.sleep(0.05)
-            os.kill(player_of(evaluation), signal.SIGKILL)
         status, _, _ = await evaluation.ended()
+    assert server.num_requests == 3
     [row] = evaluation.rows
     assert (status, row.resolved, row.exit_status) == (1, None, "WorkerError")
     assert "3 processes ended while they played it" in row.error

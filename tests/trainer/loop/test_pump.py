@@ -132,7 +132,7 @@ async def test_a_run_goes_on_with_a_redis_that_has_forgotten_it_and_takes_each_m
         else:
             await pool.flushall()
         await until(lambda: "it has forgotten this run; " in "".join(pumping.said))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while side.book.num_ready < 5 or side.book.num_unjudged:
                 await work_off(pool)
                 await judge_all(pool, 0.5)

@@ -37,7 +37,7 @@ class RunOfWeights:
         *,
         transport: WeightTransport | None = None,
         mode: PauseMode = "retract",
-        deadline_s: float = 60.0,
+        deadline_s: float = 240.0,
         at_once: int = 0,
     ) -> None:
         transport = transport or DiskTransport(RUN, directory=directory, export=write_checkpoint, keep=2)

@@ -17,6 +17,8 @@ from tests.tiny_llama import write_checkpoint
 from tests.trainer.weights.run_of_weights import CONTROL_S, RUN, RunOfWeights, eventually_routed
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served
 
+LONG_TOKENS = 3000  # some seconds of sampling, of which a delivery takes a part
+
 
 @pytest.fixture
 async def engines(serving: Serving) -> AsyncIterator[Engines]:
@@ -49,13 +51,16 @@ async def sampled_under(router_url: str) -> str:
     return (await generate(router_url, 4))["meta_info"]["weight_version"]
 
 
-async def until_sampling(engine_url: str) -> None:
+async def until_sampling(engine_url: str, request: asyncio.Task[dict[str, Any]]) -> None:
+    """Return once the engine works on the request."""
     async with aiohttp.ClientSession(raise_for_status=True) as http:
-        while True:
+        while not request.done():
             async with http.get(f"{engine_url}/v1/loads") as response:
                 if (await response.json())["loads"][0]["num_running_reqs"]:
                     return
             await asyncio.sleep(0.02)
+    request.result()  # raises what ended it
+    raise AssertionError("the generation was over before it was seen")
 
 
 # Quick: an engine behind its router serves a publication while it samples.
@@ -67,15 +72,15 @@ async def test_a_new_version_is_served_and_confirmed_in_the_middle_of_a_generati
     async with RunOfWeights(redis, engines, tmp_path, mode=mode) as run:
         assert await run.serve(0)
         newer = await run.announce(1)
-        request = asyncio.create_task(generate(serving.router_url, 1500))
-        await until_sampling(serving.engine_url)
+        request = asyncio.create_task(generate(serving.router_url, LONG_TOKENS))
+        await until_sampling(serving.engine_url, request)
         run.deliveries.offer(newer)
         assert await run.deliveries.settled(1)
         assert not request.done(), "the generation must be longer than the delivery"
         reply = await request
     before, after = reply["meta_info"]["weight_versions"]
     assert (before["version"], after["version"]) == ("publishing@0", "publishing@1")
-    assert 0 < before["end"] == after["start"] < after["end"] == 1500
+    assert 0 < before["end"] == after["start"] < after["end"] == LONG_TOKENS
     assert [(one.version, one.engines, one.quarantined) for one in run.reported] == [
         (0, (serving.engine_url,), ()),
         (1, (serving.engine_url,), ()),
@@ -93,8 +98,8 @@ async def test_abort_hands_back_what_was_sampled_so_far(
     async with RunOfWeights(redis, engines, tmp_path, mode="abort") as run:
         assert await run.serve(0)
         newer = await run.announce(1)
-        request = asyncio.create_task(generate(serving.router_url, 3000))
-        await until_sampling(serving.engine_url)
+        request = asyncio.create_task(generate(serving.router_url, LONG_TOKENS))
+        await until_sampling(serving.engine_url, request)
         run.deliveries.offer(newer)
         assert await run.deliveries.settled(1)
         meta = (await request)["meta_info"]

@@ -148,4 +148,4 @@ async def test_a_sender_ends_with_its_transport(tmp_path: Path) -> None:
     sender = await distributed.Sender.start()
     await sender.end()
     with pytest.raises(EngineFailure):
-        await asyncio.wait_for(sender.join(2, "gloo"), 30)
+        await asyncio.wait_for(sender.join(2, "gloo"), 240)

@@ -34,8 +34,10 @@ agent:
   format_error_template: "REFUSED: {{error}}"
   timeout_template: "STOPPED after {{timeout}} s: {{action.action}} {{output}}"
 """
-HANGING_S = 60.0
-"""What a command of a test may take at most, whatever limit the episode has: none takes a second on an idle machine."""
+HANGING_S = Limits().command_s
+"""What a command of a test may take at most, whatever limit the episode has: none takes a second on an idle machine. Not longer than the
+limit that an episode has by default, or a command that hangs would only reach that.
+"""
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
 

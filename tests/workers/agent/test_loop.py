@@ -166,17 +166,17 @@ async def test_a_step_limit_in_the_file_tightens_the_requests(stage: Stage) -> N
 
 # Quick: a command that takes too long is what the policy sees, not a failure.
 async def test_a_command_past_its_deadline_is_an_observation(stage: Stage) -> None:
-    outcome = await stage.play(bash("echo started; sleep 60"), bash(SUBMIT), claim=claim(command_s=2.5))
+    outcome = await stage.play(bash("echo started; sleep 60"), bash(SUBMIT), claim=claim(command_s=3.5))
     assert isinstance(outcome, Submitted)
     seen = stage.observation(0)
     assert seen is not None
     assert (seen.exit_code, seen.output) == (None, "started\n")
-    assert "STOPPED after 2.5 s: echo started; sleep 60 started\n" in stage.told(1)
+    assert "STOPPED after 3.5 s: echo started; sleep 60 started\n" in stage.told(1)
 
 
 @pytest.mark.slow
 async def test_the_episodes_time_ends_a_running_command_and_leaves_the_diff(stage: Stage) -> None:
-    outcome = await stage.play(bash(f"{FIX}; sleep 60"), bash(SUBMIT), claim=claim(wall_s=3.0))
+    outcome = await stage.play(bash(f"{FIX}; sleep 60"), bash(SUBMIT), claim=claim(wall_s=8.0))
     assert outcome == Exhausted(limit="wall_s", patch=await stage.shell.diff())
     assert outcome.patch
     assert len(stage.turns) == 1

@@ -69,8 +69,9 @@ async def test_a_reply_without_a_call_is_a_format_error(shell: LocalShell) -> No
     )
 
 
+# Quick: no call is executed after the end of the episode's time.
 async def test_a_call_that_no_time_is_left_for_is_not_executed(shell: LocalShell) -> None:
-    ended = await played(shell, AGENT, calls("", "sleep 60", "touch never"), calls("", SUBMIT), wall_s=1.0)
+    ended = await played(shell, AGENT, calls("", "sleep 60", "touch never"), calls("", SUBMIT), wall_s=3.0)
     first, second = ended.turns[0].actions
     assert first.observation is not None
     assert first.observation.exit_code is None

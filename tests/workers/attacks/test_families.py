@@ -17,7 +17,7 @@ from tests.workers.attacks.runs import SCRIPT_SCENES
 from tests.workers.attacks.scenes import SCENES, Attack
 from tests.workers.attacks.stage import Stage
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 ATTACKS = {name: attack for attacks in FAMILIES.values() for name, attack in attacks.items()}
 # Of the families whose attacks only a control stops, one each.

@@ -13,7 +13,7 @@ from tests.workers.attacks.families import ALL_SCENES, KNOWING_SCENES
 from tests.workers.attacks.stage import Stage
 from tests.workers.attacks.test_families import ATTACKS, MOST_GRADINGS, paid
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BY_LOG = (
     "an expectation in a local",

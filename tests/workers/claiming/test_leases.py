@@ -27,6 +27,8 @@ from workers.breaker import Breakers
 from workers.claim import Claimer
 from workers.process import Taker, work
 
+GRACE_S = 240.0
+
 
 @pytest.fixture
 def awake(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -58,16 +60,24 @@ async def test_a_worker_that_ends_returns_its_requests_at_once(pool: ArqRedis) -
 
 
 @pytest.mark.slow
-async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: ArqRedis) -> None:
+async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(
+    pool: ArqRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the request that ends in the grace time is settled, the clock of the loop is put forward to the end of that time."""
     short, long = await enqueued(pool), await enqueued(pool)
-    signalled = asyncio.Event()
+    draining, drain = asyncio.Event(), Taker.drain
+
+    async def told_drain(taker: Taker[Any, Any, Any], grace_s: float) -> None:
+        draining.set()
+        await drain(taker, grace_s)
 
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
-        await signalled.wait()
+        await draining.wait()
         return await (solve if claim.request.id == short else for_ever)(claim, status)
 
+    monkeypatch.setattr(Taker, "drain", told_drain)
     claimer = Claimer(kind=ROLLOUT, redis=pool, worker="host/1", stage=stage, breakers=Breakers({}))
-    working = asyncio.create_task(work(claimer, slots=2, drain_s=5.0))
+    working = asyncio.create_task(work(claimer, slots=2, drain_s=GRACE_S))
 
     async def both_run() -> bool:
         return len(claimer.running) == 2
@@ -75,8 +85,15 @@ async def test_sigterm_gives_what_runs_a_grace_time_and_returns_the_rest(pool: A
     await until(both_run)
     late = await enqueued(pool)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(0)
-    signalled.set()
+    await draining.wait()
+
+    async def only_long_runs() -> bool:
+        return [*claimer.running] == [long]
+
+    await until(only_long_runs)
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + GRACE_S)
     await working
     assert await published(pool, short)
     assert not await published(pool, long)

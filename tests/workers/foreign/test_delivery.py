@@ -253,14 +253,14 @@ async def test_an_episode_has_a_largest_number_of_replies_whatever_its_limit_is(
 
 async def test_a_reply_under_way_when_the_limit_is_reached_is_worth_waiting_for() -> None:
     gate = asyncio.Event()
-    async with playing("done", turns=1, gate=gate, wall_s=0.5) as program:
+    async with playing("done", turns=1, gate=gate) as program:
         first = asyncio.create_task(program.send("chat/completions", ASK), name="first request")
         await until(lambda: len(program.sampler.prompts) == 1)
         status, _ = await program.send("chat/completions", {"messages": [user("b")]})
         assert (status, first.done()) == (400, False)
         gate.set()
         assert (await first)[0] == 200
-        await asyncio.sleep(0.6)
+        program.episode._reach("wall_s")
         assert program.episode.ending == "turns", "the first limit counts"
 
 
@@ -320,10 +320,12 @@ async def test_one_prompt_is_rendered_at_a_time_and_none_is_sampled_behind_the_e
         return render(voice, asked, place, tree)
 
     monkeypatch.setattr(RenderedVoice, "prompt", slow)
-    async with playing("never", "never", wall_s=0.2) as program:
+    async with playing("never", "never") as program:
         bodies = [{"messages": [user(words)]} for words in ("a", "b")]
-        answers = await asyncio.gather(*(program.send("chat/completions", one) for one in bodies))
-        assert [status for status, _ in answers] == [400, 400]
+        asked = [asyncio.create_task(program.send("chat/completions", one), name="request") for one in bodies]
+        await until(lambda: at_once == 1)
+        program.episode._reach("wall_s")
+        assert [(await one)[0] for one in asked] == [400, 400]
         assert (most_at_once, program.sampler.prompts) == (1, {})
 
 
@@ -409,9 +411,14 @@ async def test_a_reply_that_fills_the_context_says_that_it_is_cut() -> None:
 
 
 async def test_the_wall_time_ends_what_is_under_way() -> None:
-    async with playing("never", "never", gate=asyncio.Event(), wall_s=0.3, keep_alive_s=0.05) as program:
+    async with playing("never", "never", gate=asyncio.Event(), keep_alive_s=0.05) as program:
         whole = asyncio.create_task(program.send("chat/completions", {"messages": [user("a")]}), name="whole")
-        (last,) = await program.stream("messages", {"messages": [user("b")], "max_tokens": 9})
+        streamed = asyncio.create_task(
+            program.stream("messages", {"messages": [user("b")], "max_tokens": 9}), name="streamed"
+        )
+        await until(lambda: len(program.sampler.prompts) == 2)
+        program.episode._reach("wall_s")
+        (last,) = await streamed
         status, _ = await whole
         assert (last["type"], status) == ("error", 400)
         assert await program.episode.ended() == "wall_s"

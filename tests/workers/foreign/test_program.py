@@ -162,7 +162,7 @@ async def test_a_program_plays_and_its_changes_are_graded_without_its_leftovers(
 async def test_a_limit_of_turns_ends_the_program_and_what_it_changed_is_graded(
     stage: Stage, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.foreign.program.GRACE_S", 1.0)
+    monkeypatch.setattr("workers.foreign.program.GRACE_S", 1.0 if problem == "stays" else 240.0)
     played = await stage.play(stage.claim(problem, turns=2), scripted(FIX, LOOK))
     assert isinstance(played.outcome, Exhausted)
     assert played.outcome.limit == "turns"

@@ -25,7 +25,7 @@ for number in range(10):
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(4)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
+    assert [writer.wait(240) for writer in writers] == [0, 0, 0, 0]
     shelf = Shelf(tmp_path, "ENGINE:ID")
     assert shelf.held() == {f"image:{number}" for number in range(4)}
     assert shelf.uses()["image:shared"] == 9.0

@@ -102,6 +102,6 @@ async def test_a_function_that_raises_is_tried_again_and_then_dead_lettered(
 def test_a_wrong_setting_is_named(variable: str, text: str, fix: str) -> None:
     command = [sys.executable, "-m", "workers.judge"]
     environment = os.environ | {variable: text}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert fix in ended.stderr

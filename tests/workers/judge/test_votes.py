@@ -116,13 +116,18 @@ async def test_the_first_vote_of_a_step_is_in_before_its_others_are_sent() -> No
 
 async def test_all_rollouts_of_a_process_share_one_limit_of_votes_under_way() -> None:
     under_way: list[int] = []
-    running = 0
+    running, two_at_once = 0, asyncio.Event()
 
     async def reply(body: dict[str, Any]) -> tuple[int, Any]:
         nonlocal running
         running += 1
         under_way.append(running)
-        await asyncio.sleep(0.01)
+        if running == 2:
+            two_at_once.set()
+        if len(under_way) > 1:  # the first vote of all is sent alone
+            async with asyncio.timeout(PATIENCE_S):
+                await two_at_once.wait()
+        await asyncio.sleep(0.01)  # for a third that is sent too early to arrive before the reply
         running -= 1
         return 200, said("\\boxed{-1}")
 
@@ -134,28 +139,34 @@ async def test_all_rollouts_of_a_process_share_one_limit_of_votes_under_way() ->
 @pytest.mark.parametrize(
     "failure", ["refused", "late", "garbage"], ids=["an error", "a timeout", "no verdict"]
 )
-async def test_a_vote_without_a_verdict_is_none_and_the_mean_is_of_the_others(failure: str) -> None:
-    replied = 0
+async def test_a_vote_without_a_verdict_is_none_and_the_mean_is_of_the_others(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a vote is to be late, the clock of the loop is put forward by its limit."""
+    replied, ahead_s = 0, 0.0
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + ahead_s)
 
     async def reply(body: dict[str, Any]) -> tuple[int, Any]:
-        nonlocal replied
+        nonlocal replied, ahead_s
         replied += 1
         if replied % 3 == 1:
             return 200, said("\\boxed{-1}")
         if replied % 3 == 2:
             return 200, said("<think>\\boxed{+1}</think> so: \\boxed{-1}")
         if failure == "late":
-            await asyncio.sleep(PATIENCE_S)
+            ahead_s += PATIENCE_S
+            await asyncio.sleep(100 * PATIENCE_S)  # beyond all that the clock is put forward
         return (400, {"error": "no"}) if failure == "refused" else (200, said("perhaps \\boxed{0}"))
 
-    vote_s = 2.5 if failure == "late" else PATIENCE_S
-    judgement, _ = await voted(reply, concurrency=1, num_votes=3, vote_s=vote_s)
+    judgement, _ = await voted(reply, concurrency=1, num_votes=3, vote_s=PATIENCE_S)
     assert judgement.failed is None
     assert judgement.scores == {0: -1.0, 1: -1.0, 2: -1.0}
     votes = [vote for step in judgement.steps for vote in step.votes]
     lost = [vote for vote in votes if vote.value is None]
     assert len(lost) == 3
-    errors = {"refused": "HTTP 400", "late": "no answer within 2.5 s", "garbage": ""}
+    errors = {"refused": "HTTP 400", "late": f"no answer within {PATIENCE_S:g} s", "garbage": ""}
     assert all(errors[failure] in vote.error for vote in lost)
     assert {bool(vote.error) for vote in lost} == {failure != "garbage"}
     assert "<think>\\boxed{+1}</think> so: \\boxed{-1}" in {vote.text for vote in votes}

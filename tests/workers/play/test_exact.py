@@ -81,12 +81,12 @@ def test_a_command_that_times_out_in_docker_differs_from_the_real_package_in_wha
     version: str, name: str, repo_image: RepoImage, tmp_path: Path
 ) -> None:
     [config] = [path for path in shipped_files(version) if path.name == name]
-    slow = "printf begun; exec sleep 30"
+    slow = "printf begun; exec sleep 300"
     agent = load_agent(to_text(merged([str(config)])))
     replies: list[object] = [calls("", slow), calls("", DONE)]
     if agent.dialect == "text":
         replies = [act_of(agent).replace("{}", command) for command in (slow, DONE)]
-    written, theirs = both_played(version, config, replies, repo_image, tmp_path, "environment.timeout=2")
+    written, theirs = both_played(version, config, replies, repo_image, tmp_path, "environment.timeout=10")
     *ours, _, _ = without_extra(written["messages"])
     sent = theirs["sent"][-1]
     if version == "2.4":

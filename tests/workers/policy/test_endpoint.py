@@ -19,7 +19,7 @@ from tests.workers.policy.engines import Canned, Wire, completed, playing
 from workers.policy.endpoint import EndpointPolicies, EndpointSettings, read_key
 from workers.policy.requested import RequestedPolicies
 
-PATIENT = EndpointSettings(request_timeout_s=20.0, retry_budget_s=20.0)
+PATIENT = EndpointSettings(request_timeout_s=240.0, retry_budget_s=240.0, first_reply_s=240.0)
 HURRIED = EndpointSettings(request_timeout_s=0.3, retry_budget_s=0.0, first_reply_s=0.0)
 IMPATIENT = EndpointSettings(retry_budget_s=0.0, first_reply_s=0.0)
 KEY = "sk-secret-0123456789"
@@ -180,7 +180,7 @@ async def test_a_greedy_request_is_not_repeated_once_the_same_nonsense_came_twic
 async def test_a_server_that_never_replied_is_soon_given_up_and_its_first_failure_is_said_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hurried = EndpointSettings(first_reply_s=0.0, retry_budget_s=20.0)
+    hurried = EndpointSettings(first_reply_s=0.0, retry_budget_s=240.0)
     [port] = free_ports(1)
     nowhere = Wire(url=f"http://127.0.0.1:{port}")
     async with EndpointPolicies(hurried) as policies:
@@ -196,7 +196,7 @@ async def test_a_server_that_never_replied_is_soon_given_up_and_its_first_failur
 
 async def test_a_server_that_replied_once_has_its_whole_budget_when_it_breaks() -> None:
     answers = [Canned(completed("one")), Canned(b"oops"), Canned(completed("two"))]
-    settings = EndpointSettings(first_reply_s=0.0, retry_budget_s=20.0)
+    settings = EndpointSettings(first_reply_s=0.0, retry_budget_s=240.0)
     async with playing(answers) as wire, EndpointPolicies(settings) as policies:
         conversation = await policies.open(claim_of(wire))
         await conversation.begin(opening("s", "u"))

@@ -16,7 +16,7 @@ from tests.workers.agent.episode import claim, opening, user
 from tests.workers.policy.engines import Canned, generated, playing
 from workers.policy.sglang import EngineSettings, SglangPolicies, announced_tokenizers
 
-BRISK = EngineSettings(request_timeout_s=20.0, retry_budget_s=20.0, cut_wait_s=0.0)
+BRISK = EngineSettings(request_timeout_s=240.0, retry_budget_s=240.0, cut_wait_s=0.0)
 END = 2
 
 

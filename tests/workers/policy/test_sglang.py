@@ -24,7 +24,7 @@ from workers.policy.render import Renderer
 from workers.policy.sglang import EngineSettings, SglangPolicies, announced_tokenizers
 
 GREEDY = {"temperature": 0.0}
-LONG_TOKENS = 1200  # some seconds of sampling
+LONG_TOKENS = 3000  # some seconds of sampling
 
 
 @pytest.fixture
@@ -128,14 +128,15 @@ def closed_by(bundle: TokenizerBundle, token: int) -> str:
     return bundle.chat_template.replace(own, closed)
 
 
-async def running(serving: Serving, session: aiohttp.ClientSession) -> None:
-    """Return once the engine works on a request."""
-    for _ in range(2000):
+async def running(serving: Serving, session: aiohttp.ClientSession, turn: asyncio.Task[Turn | None]) -> None:
+    """Return once the engine works on the turn."""
+    while not turn.done():
         async with session.get(f"{serving.engine_url}/v1/loads") as response:
             if (await response.json())["loads"][0]["num_running_reqs"]:
                 return
         await asyncio.sleep(0.01)
-    raise AssertionError("the request never ran")
+    turn.result()  # raises what ended it
+    raise AssertionError("the turn was over before it was seen")
 
 
 @pytest.mark.slow
@@ -151,7 +152,7 @@ async def test_new_weights_in_mid_turn_leave_spans_of_both_versions(
                 await response.read()
 
         turn_task = asyncio.create_task(conversation.begin(opening("s", "u")))
-        await running(serving, session)
+        await running(serving, session, turn_task)
         await control("pause_generation", mode="retract")
         update = {"model_path": str(serving.model_dir), "weight_version": "run-1@41", "flush_cache": True}
         await control("update_weights_from_disk", **update)
@@ -172,7 +173,7 @@ async def test_an_abort_in_mid_turn_loses_nothing(
     conversation = await policies.open(held_claim)
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         turn_task = asyncio.create_task(conversation.begin(opening("s", "u")))
-        await running(serving, session)
+        await running(serving, session, turn_task)
         abort = {"rid": f"{held_claim.request.id}.1.0"}
         async with session.post(f"{serving.engine_url}/abort_request", json=abort) as response:
             await response.read()

@@ -21,7 +21,7 @@ from workers.policy.sglang import (
     announced_tokenizers,
 )
 
-BRISK = EngineSettings(request_timeout_s=20.0, retry_budget_s=20.0, cut_wait_s=0.0)
+BRISK = EngineSettings(request_timeout_s=240.0, retry_budget_s=240.0, cut_wait_s=0.0)
 END = 2
 
 
@@ -137,7 +137,7 @@ async def test_a_busy_or_broken_engine_is_asked_again_under_another_id(
 
 
 async def test_patience_ends(redis: Redis, tokenizer: str) -> None:
-    brief = EngineSettings(request_timeout_s=20.0, retry_budget_s=0.3)
+    brief = EngineSettings(request_timeout_s=240.0, retry_budget_s=0.3)
     with pytest.raises(EngineError, match="HTTP 503: busy; gave up after 2 requests") as caught:
         await turn_from([Canned(b"busy", 503)], redis, tokenizer, brief)
     assert caught.value.transient
@@ -169,7 +169,7 @@ FOREIGN += [
 async def test_tokens_of_weights_that_another_run_or_nobody_published_are_never_used(
     redis: Redis, tokenizer: str, body: Any
 ) -> None:
-    brief = EngineSettings(request_timeout_s=20.0, retry_budget_s=0.3)
+    brief = EngineSettings(request_timeout_s=240.0, retry_budget_s=0.3)
     with pytest.raises(
         EngineError, match="which run run-1 has not published; gave up after 2 requests"
     ) as caught:

@@ -18,7 +18,7 @@ from workers.sandbox.protocol import is_starved
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 SMALL = Resources(memory_bytes=96 * 1024**2, cpus=1.5, pids=48)
-ENOUGH_S = 60.0
+ENOUGH_S = 240.0
 KEEP_BYTES = 1024**2
 LITTLE_S = 0.05  # of idle time: the kernel's own accounting of a core that always had something to do
 
@@ -86,7 +86,6 @@ async def test_notes_that_never_stop_do_not_hide_the_end(sandbox: DockerSandbox)
     assert len(result.notes) > 1_000_000
 
 
-@pytest.mark.slow
 async def test_who_uses_up_the_memory_has_ruined_the_sandbox(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:

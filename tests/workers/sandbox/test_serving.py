@@ -445,11 +445,13 @@ async def test_killing_the_programs_resets_their_connections_and_the_port_goes_o
 @pytest.mark.slow
 async def test_what_a_killed_program_had_sent_reaches_nobody_later(sandbox: DockerSandbox) -> None:
     deaf = Recorders(takes=False)
+    code = "one = connect(); one.setblocking(False)\ntry:\n  while True: one.send(bytes(65536))\n"
+    code += "except BlockingIOError: open('/full', 'w')\ntime.sleep(1000)"
     async with sandbox.serve(PORT, deaf):
-        result = await sandbox.run(
-            f"python3 - <<'END'\n{CLIENT}one = connect()\none.sendall(bytes(50_000_000))\nEND", timeout_s=3.0
-        )
-        assert result.exit_code is None
+        await in_background(sandbox, code)
+        await sandbox.run("until [ -e /full ]; do sleep 0.01; done", timeout_s=ENOUGH_S)
+        await until(lambda: deaf.made)
+        assert (await sandbox.run("sleep 1000", timeout_s=0.5)).exit_code is None
         (one,) = deaf.made
         one.transport.resume_reading()
         await one.lost
@@ -577,9 +579,9 @@ async def test_a_busy_machine_is_seen_while_programs_talk(
 
 async def test_a_port_that_a_program_has_cannot_be_served(sandbox: DockerSandbox) -> None:
     await in_background(
-        sandbox, f"socket.create_server(('', {PORT})).accept() if not print('up', flush=True) else 0"
+        sandbox, f"one = socket.create_server(('', {PORT})); print('up', flush=True); one.accept()"
     )
-    await sandbox.run("until [ -s /client.log ]; do sleep 0.01; done; sleep 0.2", timeout_s=ENOUGH_S)
+    await sandbox.run("until [ -s /client.log ]; do sleep 0.01; done", timeout_s=ENOUGH_S)
     with pytest.raises(CannotServe, match=f"port {PORT} of the container: Address already in use"):
         async with sandbox.serve(PORT, Recorder):
             pass
