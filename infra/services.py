@@ -201,10 +201,10 @@ def bring_up(service: Service, *, attached: bool) -> float | None:
     Note(child.pid, began_at_ticks(child.pid) or 0, *owner).write(service.note)
     try:
         return processes.wait_until(service.answers, child=child, timeout_s=START_S, log=service.log)
-    except BaseException as error:
+    except RuntimeError:
         stop_own(service)
-        # One that somebody else was starting just then, and that was killed before it could say so, leaves no room for ours.
-        if isinstance(error, RuntimeError) and _answers_soon(service):
+        # One that a run was starting which has been killed since leaves no room for ours.
+        if _answers_soon(service):
             if before is not None:
                 before.write(service.note)
             return None
