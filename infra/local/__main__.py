@@ -2,9 +2,9 @@
 
     python -m infra.local RECIPE.toml --run-dir runs/demo [--workers 2] [--slots 6] [-- TRAINER FLAGS]
 
-First it checks its ports. Then it starts what is missing, in this order: Redis and Docker, the base image, the engine,
-the router and the workers, then pages of the run for a browser, whose address it prints, and last the trainer, which
-resumes the run in the run directory if there is one. The trainer writes to the screen, everything else to
+First it checks its ports. Then it starts what is missing, in this order: Redis and Docker, the base image, the engine
+and the router, then, after the commands of --prepare, the workers, pages of the run for a browser, whose address it
+prints, and last the trainer, which resumes the run in the run directory if there is one. The trainer writes to the screen, everything else to
 RUN_DIR/logs/. What dies is started again, and a line says so: engine, router, workers and pages always, the trainer if
 a signal ended it, Redis and Docker if this process started them.
 

@@ -70,7 +70,7 @@ def parse_arguments(description: str | None, argv: Sequence[str] | None = None) 
         action="append",
         default=[],
         metavar="COMMAND",
-        help="run this when services and base image are there; '-m MODULE ...' is a Python module",
+        help="run this when services and base image are there, before the workers start; '-m MODULE ...' is a Python module",
     )
     return parse_own_part(parser, argv)
 

@@ -1,4 +1,5 @@
-"""The order of a run on one machine: services, image, preparation, engine and router, workers, judges, pages, trainer.
+"""The order of a run on one machine: services, image, engine and router, preparation, workers, judges, pages, trainer. The engine loads its
+model while tasks are prepared, because it takes only one core for that.
 
 Requests of abandoned runs are withdrawn first: workers would play them before those of the new run. At the end the containers that the
 run's own workers left are removed, and nobody else's.
@@ -57,7 +58,14 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack, trainers: Supervisor)
     cleanup.enter_context(watch)
     cleanup.callback(lambda: remove_containers(supervisor.started, say))
     cleanup.callback(supervisor.stop)
-    start_serving(supervisor, [*commands.serving(arguments, model), *commands.workers(arguments)], arguments)
+    start(supervisor, commands.serving(arguments, model))
+    say(f"engine and router: logs in {arguments.run_dir / 'logs'}")
+    for command in arguments.prepare:
+        prepare(command)
+    start(supervisor, commands.workers(arguments))
+    say(f"{arguments.workers} workers with {arguments.slots} slots each")
+    waited_s = wait_for_engine(supervisor, "engine", arguments.router_port)
+    say(f"engine and router ready (waited {waited_s:.1f} s)")
     if judge is not None:
         start_judges(supervisor, judge, arguments)
     supervisor.start(commands.pages(arguments, say))
@@ -74,7 +82,7 @@ def run(arguments: argparse.Namespace, cleanup: ExitStack, trainers: Supervisor)
 
 
 def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
-    """Prepares the run directory, the services and the base image, and runs the commands of --prepare."""
+    """Prepares the run directory, the services and the base image."""
     abandoned = abandoned_runs(arguments.run_dir, fresh=arguments.fresh)
     if arguments.fresh:
         forget(arguments.run_dir)
@@ -84,8 +92,6 @@ def prepare_run(arguments: argparse.Namespace, cleanup: ExitStack) -> None:
     began_at = time.monotonic()
     if ensure_image(TASK_IMAGE):
         say(f"image {TASK_IMAGE.tag} made ({time.monotonic() - began_at:.1f} s)")
-    for command in arguments.prepare:
-        prepare(command)
 
 
 def withdraw(redis_url: str, run_ids: list[str]) -> None:
@@ -129,24 +135,14 @@ def prepare(command: str) -> None:
         raise RuntimeError(f"{command}: ended with status {status}")
 
 
-def start_serving(
-    supervisor: Supervisor, wanted: Iterable[SupervisedProcess], arguments: argparse.Namespace
-) -> None:
-    """Start engine, router and workers, and return when the router reaches the engine. Raises RuntimeError if that does
-    not happen, at once if one of them ends.
-    """
+def start(supervisor: Supervisor, wanted: Iterable[SupervisedProcess]) -> None:
     for process in wanted:
         supervisor.start(process)
-    logs = arguments.run_dir / "logs"
-    say(f"engine, router, {arguments.workers} workers with {arguments.slots} slots each: logs in {logs}")
-    waited_s = wait_for_engine(supervisor, "engine", arguments.router_port)
-    say(f"engine and router ready (waited {waited_s:.1f} s)")
 
 
 def start_judges(supervisor: Supervisor, judge: LocalJudge, arguments: argparse.Namespace) -> None:
-    """Start the judges, with their engine and router if they have any. Raises RuntimeError as `start_serving` does."""
-    for process in (*commands.judge_serving(arguments, judge), *commands.judges(arguments, judge)):
-        supervisor.start(process)
+    """Start the judges, with their engine and router if they have any. Raises RuntimeError as `wait_for_engine` does."""
+    start(supervisor, (*commands.judge_serving(arguments, judge), *commands.judges(arguments, judge)))
     say(judge.description)
     if judge.model is not None:
         waited_s = wait_for_engine(supervisor, "judge-engine", arguments.judge_router_port)

@@ -158,6 +158,7 @@ def test_a_process_that_ends_while_the_others_start_is_an_error_with_the_end_of_
     (port,) = free_ports(1)
     try:
         with pytest.raises(RuntimeError, match=f"{victim} ended with status 1:\nno room"):
-            run.start_serving(supervisor, wanted, arguments(tmp_path, f"--router-port={port}"))
+            run.start(supervisor, wanted)
+            run.wait_for_engine(supervisor, "engine", port)
     finally:
         supervisor.stop()
