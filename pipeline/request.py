@@ -126,7 +126,8 @@ class Limits(Message, frozen=True, kw_only=True):
     grade_wall_s: PositiveSeconds = 7200.0
     # Length to which a command's output is cut in its middle, so that its beginning and its end stay.
     observation_chars: PositiveCount = 10_000
-    # Number of consecutive replies without exactly one command with which the episode ends.
+    # Number of consecutive replies in a wrong format, such as a text without exactly one command, with which the episode ends. Agent
+    # programs have no such limit.
     format_errors: PositiveCount = 3
     retries: Retries = Retries()
 

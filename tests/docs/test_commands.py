@@ -65,8 +65,8 @@ RUN_BY = {
     "python -m benchmarks.staleness*": "tests/benchmarks/test_simulation.py",
     "python -m benchmarks.credit*": "tests/benchmarks/test_credit.py",
     "swerve --help": "tests/test_swerve.py",
-    "infra/cluster/make_certificates.sh *": "tests/infra/test_tls.py",
-    "infra/cluster/node_setup.sh *": "tests/infra/cluster/test_node_setup.py",
+    "bash infra/cluster/make_certificates.sh *": "tests/infra/test_tls.py",
+    "bash infra/cluster/node_setup.sh *": "tests/infra/cluster/test_node_setup.py",
 }
 # Words of the pages that stand for a value, where the parser wants one of a kind.
 PLACEHOLDERS = {"AGE": "90s", "KIND": "instances-jsonl", "N": "2", "S": "1", "SOURCE": "fleet"}

@@ -157,7 +157,8 @@ class Rollout(Table, frozen=True, kw_only=True):
     limits: LimitsRecipe = LimitsRecipe()
     context: ContextRecipe = ContextRecipe()
     # Time from a group's first claim until the group closes with the members that have arrived, if they are enough. A value below
-    # limits.wall_s is refused, and one below limits.wall_s + limits.grade_wall_s is warned of; that sum is the default.
+    # limits.wall_s, or the agent file's own limit if that is less, is refused, and one below that plus limits.grade_wall_s is warned of.
+    # limits.wall_s + limits.grade_wall_s by default.
     group_deadline_s: PositiveSeconds | None = None
     # Time that a group may wait for its first claim before it is given up as failed; there is no limit by default.
     queue_s: PositiveSeconds | None = None
@@ -281,7 +282,7 @@ class JudgeRecipe(Table, frozen=True, kw_only=True):
     score_submission: bool = False  # score also the turn that submitted
     endpoint: JudgeEndpointRecipe = JudgeEndpointRecipe()
     # Time that a group that is ready for its step waits for its judgements. After that it is trained with those that it has. It does not
-    # wait while no judge works, nor if it would be trained more than admission.max_lag_versions late.
+    # wait while no judge works, nor if [credit] reads no scores, nor if it would be trained more than admission.max_lag_versions late.
     wait_s: Seconds = 600.0
     # Wait for the judgements of each group whatever happens, and enqueue no group while no judge works.
     required: bool = False
@@ -336,7 +337,8 @@ class AdmissionRecipe(Table, frozen=True, kw_only=True):
     stragglers: Stragglers = "wait"
     # Time between two comparisons of open requests with the queue, which find what Redis lost.
     sweep_every_s: PositiveSeconds = 10.0
-    # Size of trajectories that Redis may hold until a checkpoint contains them; beyond it, groups are admitted one at a time.
+    # Size of trajectories that Redis may hold until a checkpoint contains them; half of Redis's memory limit, if that is less. Beyond it, a
+    # checkpoint is written early, and groups are admitted one at a time.
     max_queue_bytes: PositiveCount = 4 * 1024**3
     # Size of trajectories that the trainer's memory may hold until their step; beyond it, groups are admitted one at a time.
     max_held_bytes: PositiveCount = 4 * 1024**3
@@ -345,7 +347,7 @@ class AdmissionRecipe(Table, frozen=True, kw_only=True):
 class WeightsRecipe(Table, frozen=True, kw_only=True):
     """Delivery of weight versions to the engines."""
 
-    keep: Annotated[int, msgspec.Meta(ge=2, le=2**53)] = 3  # number of published versions kept on disk
+    keep: Annotated[int, msgspec.Meta(ge=2, le=2**53)] = 3  # number of published versions kept, besides those that an engine may need
     # Treatment of an engine's running requests while weights change: "retract" preempts and recomputes them, "in_place" pauses them,
     # "abort" ends them.
     pause: PauseMode = "retract"
@@ -365,7 +367,7 @@ class WeightsRecipe(Table, frozen=True, kw_only=True):
 
 
 class EvaluationRecipe(Table, frozen=True, kw_only=True):
-    """Held-out evaluations during the run. The weights stay the same until one has ended."""
+    """Held-out evaluations during the run. Engines get no newer weights until one has ended; training goes on as far as the lag allows."""
 
     # Number of episodes that are sampled as in training; a multiple of samples_per_task.
     episodes: Count = 0
@@ -388,7 +390,8 @@ class AuditRecipe(Table, frozen=True, kw_only=True):
 class CheckpointRecipe(Table, frozen=True, kw_only=True):
     """Checkpoints of the learner and of the run's accounts. Trajectories are acknowledged when one contains them."""
 
-    every_steps: PositiveCount = 10  # steps from one checkpoint to the next
+    # Steps from one checkpoint to the next. One is also written when Redis is full and at the end, and put off while an evaluation goes on.
+    every_steps: PositiveCount = 10
     keep: PositiveCount = 2  # number of checkpoints kept on disk
 
 
@@ -538,7 +541,7 @@ class Recipe(Table, frozen=True, kw_only=True):
     rollout: Rollout
     batch: BatchRecipe
     learner: LearnerConfig
-    seed: Count = 0  # seed of the order of the tasks
+    seed: Count = 0  # seed of the order of the tasks, of the choice of held-out tasks and audited samples, and of a judge's votes
     chat: ChatRecipe = ChatRecipe()
     grading: GradingRecipe = GradingRecipe()
     credit: CreditRecipe = CreditRecipe()
