@@ -158,7 +158,7 @@ make_venv() {
     "$python" "$home/infra/setup/extras.py" $lists >"$home/.requirements"
     "${pip[@]}" --constraint "$home/constraints.txt" --requirement "$home/.requirements"
     [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps "$2"
-    if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/init"; fi
+    if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/sandbox-init"; fi
     # It is installed with the CUDA packages that it requires, because our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes two virtual environments on a machine with NVIDIA GPUs: .venv with the learner, .venv-engine with SGLang, whose own metadata asks
-# for another torch. Needs NVIDIA's driver, and an index of packages.
+# for another torch. Needs NVIDIA's driver, and an index of packages. The learner's has what its tests need, too, for `make gpu-check`.
 #   PYTHON               Python 3.11 or newer (python3)
 #   SWERVE_TORCH_INDEX   where torch comes from; by default PyTorch's index for the newest CUDA that the driver can run
 set -euo pipefail
@@ -43,7 +43,7 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --const
 reinstall=()
 if .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' 2>/dev/null; then reinstall=(--force-reinstall); fi
 "${pip[@]}" "${reinstall[@]}" --index-url "$index" torch==2.13.0
-"$python" infra/setup/extras.py base workers trainer tasksets serving | "${pip[@]}" --requirement /dev/stdin
+"$python" infra/setup/extras.py base workers trainer tasksets serving dev | "${pip[@]}" --requirement /dev/stdin
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
 "${pip[@]}" --no-deps --no-build-isolation --editable .
 

@@ -5,8 +5,8 @@ The learner supports Llama, Qwen2, Qwen3 and the mixture of experts of Qwen3. A 
 with the setting's name, never trained as something else. Nothing here imports torch, so a recipe can be checked on a machine without it.
 
 The count includes the operations that the result needs: matrix products at two per multiplication and addition, causal attention at the
-pairs that it keeps. Norms, activations and the rotary embedding are left out (below 1 %), and so is recomputation, because the result needs
-each operation once. Recomputation therefore lowers a utilisation that is computed from these counts.
+pairs that it keeps. Norms, activations and the rotary embedding are left out (below 1 %), and so is recomputation, which has a count of its
+own, because the result needs each operation once. Recomputation therefore lowers a utilisation that is computed from these counts.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from pipeline.model_config import language_keys
-from trainer.learner.config import LearnerConfig
+from trainer.learner.config import LearnerConfig, Recompute
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
@@ -303,6 +303,18 @@ def training_flops(
     return TRAINING_PASSES * forward_flops(architecture, lengths, num_head_positions=num_head_positions)
 
 
+def recomputed_flops(architecture: Architecture, lengths: Iterable[int], recompute: Recompute) -> int:
+    """Operations that `learner.recompute` adds to a step: the forward pass of each MLP or mixture of experts, or of each whole layer."""
+    sizes = list(lengths)
+    match recompute:
+        case "none":
+            return 0
+        case "selective":
+            return architecture.num_layers * 2 * sum(sizes) * _mlp_matrices(architecture)
+        case "full":
+            return forward_flops(architecture, sizes, num_head_positions=0)
+
+
 def attention_flops(architecture: Architecture, length: int) -> int:
     """Operations for the scores and weighted values of one sample in one layer: position t attends to t positions, itself included."""
     num_pairs = length * (length + 1) // 2
@@ -314,5 +326,10 @@ def _layer_matrices(architecture: Architecture) -> int:
     query_width = architecture.num_heads * architecture.head_width
     key_value_width = 2 * architecture.num_key_value_heads * architecture.head_width
     attention = architecture.width * (query_width + key_value_width) + query_width * architecture.width
+    return attention + _mlp_matrices(architecture)
+
+
+def _mlp_matrices(architecture: Architecture) -> int:
+    """The same of its MLP, or of its router and the experts that a position is sent to."""
     router = architecture.width * architecture.experts.count if architecture.experts else 0
-    return attention + router + 3 * architecture.width * architecture.active_mlp_width
+    return router + 3 * architecture.width * architecture.active_mlp_width

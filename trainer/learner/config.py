@@ -26,6 +26,8 @@ LossKind = Literal[
 ]
 """The keys of `OBJECTIVES` in objectives/registry.py, where the settings and requirements of each are."""
 
+Recompute = Literal["none", "selective", "full"]
+
 Aggregation = Literal["token", "trajectory", "constant"]
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1, le=3e38)]
@@ -142,7 +144,7 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     routing_replay: bool = False
     # Activations that the backward pass computes again: "selective" those inside each MLP or mixture of experts, "full" all but each
     # layer's input, "none" none.
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     distributed_optimizer: bool = False  # divide the optimizer's state among the data-parallel processes
     offload_optimizer: bool = False  # keep the optimizer's state on the host but during updates
     dtype: Literal["fp32", "bf16"] = "bf16"  # type of weights and activations; the optimizer works in fp32

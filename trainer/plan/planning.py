@@ -12,7 +12,7 @@ import msgspec
 from pipeline.harness import Harness
 from pipeline.task import Resources
 from trainer.agent_file import read_program
-from trainer.learner.architecture import Architecture, training_flops
+from trainer.learner.architecture import Architecture, recomputed_flops, training_flops
 from trainer.learner.devices import GIB, GpuGroup, Gpus, Hosts
 from trainer.plan.division import Division, num_adapter_parameters, num_parameters, shape_of
 from trainer.plan.engines import Demand, EnginePlan, EpisodeLength, demand, episode_length, plan_engines
@@ -102,8 +102,6 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:,.0f} MiB"
 
 
-# Passes that recomputation adds to the three passes of a step: the whole forward pass, or the cheap part of it.
-REPEATED_PASSES = {"none": 0.0, "selective": 0.1, "full": 1.0}
 # The share of its peak that a GPU may reach while it trains, slow and fast, where plan.utilisation says nothing. The attention, the
 # MLP's activation and the rotary embedding are no fused kernels, and communication does not overlap with computation.
 DENSE_UTILISATION = (0.2, 0.4)
@@ -144,10 +142,11 @@ def step_time(recipe: Recipe, architecture: Architecture, length: EpisodeLength,
     num_episodes = recipe.batch.groups_per_step * recipe.rollout.group_size
     lengths = sample_lengths(recipe, length)
     rows = int(length.sampled_tokens)
-    flops = num_episodes * training_flops(architecture, lengths, num_head_positions=rows)
-    flops *= recipe.learner.num_epochs
+    num_played = num_episodes * recipe.learner.num_epochs
+    flops = num_played * training_flops(architecture, lengths, num_head_positions=rows)
+    repeated = num_played * recomputed_flops(architecture, lengths, recipe.learner.recompute)
     peak = gpus.count * gpus.device.flops_per_s
-    peak_s = flops * (1 + REPEATED_PASSES[recipe.learner.recompute] / 3) / peak
+    peak_s = (flops + repeated) / peak
     slow, fast = utilisation_range(recipe, architecture)
     return StepTime(
         flops=flops,

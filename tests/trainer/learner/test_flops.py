@@ -12,6 +12,7 @@ from trainer.learner.architecture import (
     attention_flops,
     forward_flops,
     read_architecture,
+    recomputed_flops,
     training_flops,
 )
 
@@ -37,6 +38,24 @@ def test_a_forward_pass_costs_what_torch_counts(directory: str, request: pytest.
     # Hugging Face computes the angles of the rotary embedding by a matrix product too.
     angles = 2 * length * architecture.head_width // 2
     assert counter.get_total_flops() - angles == forward_flops(architecture, [length]) - causal + full
+
+
+@pytest.mark.parametrize("directory", ["qwen3", "qwen3_moe"])
+def test_selective_recomputation_costs_what_torch_counts_in_the_mlps(
+    directory: str, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(directory)
+    architecture, model = read_architecture(path), read_reference(path)
+    model.set_experts_implementation("eager")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for layer in model.model.layers:
+            layer.mlp(torch.ones(1, 24, architecture.width))
+    assert recomputed_flops(architecture, [20, 4], "selective") == counter.get_total_flops()
+
+
+def test_full_recomputation_repeats_all_but_the_output_layer(shape: Architecture) -> None:
+    assert recomputed_flops(shape, [7, 9], "full") == forward_flops(shape, [7, 9], num_head_positions=0)
+    assert recomputed_flops(shape, [7, 9], "none") == 0
 
 
 def test_attention_grows_with_the_square_of_each_sample_alone(shape: Architecture) -> None:
