@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import docker
 import pytest
 
 from tests.infra.cluster.programs import CLUSTER, ROOT, run
+from workers.sandbox.init import BUILT
 
 SETUP = CLUSTER / "node_setup.sh"
 
@@ -61,9 +63,8 @@ def test_a_node_is_set_up_once_and_then_left_alone(
     docker_client: docker.DockerClient, task_image: str
 ) -> None:
     script = "node; echo ==; node; echo ==; node --start; echo ==; node --start; echo ==; cat /etc/docker/daemon.json"
-    first, again, start, again_after_start, daemon = in_a_container(docker_client, task_image, script).split(
-        "==\n"
-    )
+    parts = in_a_container(docker_client, task_image, f"{script}; echo ==; cat /calls").split("==\n")
+    first, again, start, again_after_start, daemon, calls = parts
     assert (
         "install ca-certificates python3 python3-venv iptables gcc musl-tools docker.io redis-server" in first
     )
@@ -76,6 +77,8 @@ def test_a_node_is_set_up_once_and_then_left_alone(
         "swerve-redis.service",
     ]
     assert "nothing to do" in again_after_start
+    (compiled,) = (line for line in calls.splitlines() if line.startswith("musl-gcc"))
+    assert f" -o /opt/swerve/.venv/{BUILT.relative_to(sys.prefix)} " in compiled, "workers look for it there"
     settings = json.loads(daemon)
     assert settings["registry-mirrors"] == ["https://mirror.example"], "what was there stays"
     assert settings["icc"] is False
