@@ -4,9 +4,9 @@
 
 First it checks its ports. Then it starts what is missing, in this order: Redis and Docker, the base image, the engine
 and the router, then, after the commands of --prepare, the workers, pages of the run for a browser, whose address it
-prints, and last the trainer, which resumes the run in the run directory if there is one. The trainer writes to the screen, everything else to
-RUN_DIR/logs/. What dies is started again, and a line says so: engine, router, workers and pages always, the trainer if
-a signal ended it, Redis and Docker if this process started them.
+prints, and last the trainer, which resumes the run in the run directory if there is one. The trainer writes to the
+screen, everything else to RUN_DIR/logs/. What dies is started again, and a line says so: engine, router, workers and
+pages always, the trainer if a signal ended it, Redis and Docker if this process started them.
 
 When the trainer ends by itself, or on Ctrl-C or SIGTERM, everything that this process started is stopped in the
 opposite order, the containers of its workers are removed, and the peak of memory is written to RUN_DIR/memory.json.

@@ -157,8 +157,8 @@ def test_a_process_that_ends_while_the_others_start_is_an_error_with_the_end_of_
     wanted = [process(name) for name in ("engine", "router", "worker-1")]
     (port,) = free_ports(1)
     try:
+        run.start(supervisor, wanted)
         with pytest.raises(RuntimeError, match=f"{victim} ended with status 1:\nno room"):
-            run.start(supervisor, wanted)
             run.wait_for_engine(supervisor, "engine", port)
     finally:
         supervisor.stop()
