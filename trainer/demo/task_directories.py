@@ -56,7 +56,8 @@ def write_family(directory: Path, *, seed: int, counts: Mapping[Split, int], ima
             raise ValueError(f"out: {directory / split} exists already; name a new directory")
         tasks = make_tasks(seed, split, count)
         folders = [directory / split / f"task_{number:03d}" for number in range(1, count + 1)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # what takes the time is ten processes of git for each
+        # What takes the time is ten processes of git for each task.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(write_task, tasks, folders, itertools.repeat(image_prefix)))
     return sum(counts.values())
 

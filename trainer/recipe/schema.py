@@ -347,7 +347,8 @@ class AdmissionRecipe(Table, frozen=True, kw_only=True):
 class WeightsRecipe(Table, frozen=True, kw_only=True):
     """Delivery of weight versions to the engines."""
 
-    keep: Annotated[int, msgspec.Meta(ge=2, le=2**53)] = 3  # number of published versions kept, besides those that an engine may need
+    # Number of published versions kept on disk, besides those that an engine may still need.
+    keep: Annotated[int, msgspec.Meta(ge=2, le=2**53)] = 3
     # Treatment of an engine's running requests while weights change: "retract" preempts and recomputes them, "in_place" pauses them,
     # "abort" ends them.
     pause: PauseMode = "retract"
