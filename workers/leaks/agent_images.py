@@ -21,9 +21,9 @@ from pipeline.task import Task
 from pipeline.telemetry import span
 from workers.docker.host import AGENT_IMAGE, SOURCE
 from workers.leaks.find import Leak, cleaning, find_leaks, hiding
-from workers.sandbox.git import HEAD
+from workers.sandbox.git import CONFIGURE_AGENT, HEAD
 from workers.sandbox.protocol import Sandbox
-from workers.sandbox.setup import set_up
+from workers.sandbox.setup import is_exact, set_up
 
 REPOSITORY = "swerve/agent"
 CLEAN_S = 1800.0  # cleaning packs the repository's history again
@@ -135,6 +135,8 @@ class AgentImages:
         task = claim.request.task
         sandbox = await stack.enter_async_context(self._start(claim, "agent", image))
         with span("set up"):
+            if not is_exact(claim.request):
+                await sandbox.run(CONFIGURE_AGENT, timeout_s=HIDE_S, plain=True)
             if image == task.image:
                 await set_up(sandbox, task)
             head = await sandbox.run(hiding(task) + HEAD, timeout_s=HIDE_S)

@@ -49,7 +49,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     workdir: str
     resources: Resources
-    env: Mapping[str, str]
+    env: Mapping[str, str | None]  # None: a variable of the image that the container does not get
     deadline_s: int  # the container's first process ends it after this time
     init_bytes: int  # length of the program that the first process receives and then executes; 0: none
     max_file_bytes: int  # no file can grow longer; 0: no limit

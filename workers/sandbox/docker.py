@@ -14,14 +14,14 @@ import posixpath
 import secrets
 import tarfile
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from pipeline import keys
 from pipeline.errors import HarnessError, ImageMissing, SandboxError, SandboxRuined, TaskBroken
-from pipeline.request import Claim
+from pipeline.request import Claim, RolloutRequest
 from pipeline.task import File, Task
 from pipeline.telemetry import span
 from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, RUN, WORKER, DockerHost
@@ -42,7 +42,7 @@ from workers.sandbox.protocol import (
     Sandbox,
     is_starved,
 )
-from workers.sandbox.setup import SETUP_S, environment, set_up
+from workers.sandbox.setup import SETUP_S, agent_environment, environment, set_up
 from workers.sandbox.shell import KILL, ContainerShell
 from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
@@ -297,8 +297,7 @@ class DockerSandboxes:
             image=image,
             workdir=task.workdir,
             resources=task.resources,
-            # The image made of the container would keep them
-            env=environment(task) if role != "clean" else {},
+            env=_environment(claim.request, role),
             deadline_s=deadline_s,
             init_bytes=len(self._init),
             max_file_bytes=self.disk.max_written_bytes,
@@ -349,6 +348,16 @@ class DockerSandboxes:
             ROLE: role,
             DEADLINE: str(int(time.time()) + deadline_s),
         }
+
+
+def _environment(request: RolloutRequest, role: ContainerRole) -> Mapping[str, str | None]:
+    match role:
+        case "agent":
+            return agent_environment(request)
+        case "grade":
+            return environment(request.task)
+        case "clean":  # the image made of the container would keep them
+            return {}
 
 
 def _tar(files: Sequence[File], workdir: str) -> bytes:

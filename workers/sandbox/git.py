@@ -13,6 +13,25 @@ COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 
 HEAD = GIT + "git rev-parse --verify HEAD 2>/dev/null"
 
+_AGENT_CONFIG = "/swerve-git/agent"
+CONFIGURE_AGENT = f"CONFIG={_AGENT_CONFIG}\n{(_HERE / 'agent_git.sh').read_text()}"
+"""Writes the configuration of git for an agent's commands. It prints nothing and ends with any status."""
+
+AGENT_GIT: dict[str, str | None] = {
+    "GIT_CONFIG_GLOBAL": _AGENT_CONFIG,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_EXTERNAL_DIFF": None,
+    "GIT_DIFF_OPTS": None,
+    "GIT_CONFIG_COUNT": None,
+    "GIT_CONFIG_PARAMETERS": None,
+    "GIT_DIR": None,
+    "GIT_WORK_TREE": None,
+    "GIT_INDEX_FILE": None,
+    "GIT_TRACE": None,
+}
+"""Variables of an agent's commands, for that configuration. None: the image's own is taken away, because it would change a difference."""
+
 
 def diff_since(commit: str) -> str:
     """The command that prints the workdir's changes since `commit`, new files included, as a git patch."""

@@ -6,9 +6,11 @@ be absent from the agent's sandbox, whose image can have been made after the set
 
 import shlex
 
+from pipeline.agent.config import load_agent
 from pipeline.errors import SandboxError, TaskBroken
+from pipeline.request import RolloutRequest
 from pipeline.task import File, Task
-from workers.sandbox.git import COMMIT_TREE, GIT
+from workers.sandbox.git import AGENT_GIT, COMMIT_TREE, GIT
 from workers.sandbox.protocol import Sandbox
 
 SETUP_S = 1800.0  # limit for the setup script, which may install things
@@ -55,6 +57,16 @@ OFFLINE = {"PIP_RETRIES": "0"}
 def environment(task: Task) -> dict[str, str]:
     """The environment variables of commands in a container of `task`."""
     return ENVIRONMENT | ({} if task.resources.network else OFFLINE) | task.env
+
+
+def is_exact(request: RolloutRequest) -> bool:
+    """Whether an agent is to find git as the image has it, because its file asks for upstream's behaviour."""
+    return request.harness is None and bool(request.agent_config) and load_agent(request.agent_config).exact
+
+
+def agent_environment(request: RolloutRequest) -> dict[str, str | None]:
+    """The variables of an agent's commands. None: one that the image sets and that they do not get."""
+    return ({} if is_exact(request) else AGENT_GIT) | environment(request.task)
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:

@@ -1,0 +1,89 @@
+"""The git of an agent's container prints what can be applied, whatever the image says about git."""
+
+import docker
+import pytest
+from msgspec.structs import replace
+
+from pipeline.agent.option import read_agent
+from pipeline.task import ExitCode
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from tests.workers.leaks.giveaways import built
+from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+
+pytestmark = pytest.mark.docker
+
+FIX = "sed -i 's/a - b/a + b/' calc.py; printf 'x\\r\\n' >windows.txt"
+SUBMIT = "git add -A && git diff --cached"
+IMAGES = {
+    "another user's": "RUN chown -R 1000:1000 /workspace",
+    "prefixes and colours": "RUN git config --system diff.noprefix true && git config --global diff.mnemonicPrefix true && "
+    "git config --global color.ui always",
+    "programs": "RUN git config --global diff.external 'echo external' && mkdir /hooks && "
+    "printf '#!/bin/sh\\nexit 1\\n' >/hooks/pre-commit && chmod +x /hooks/* && git config --system core.hooksPath /hooks",
+    "an empty program": "RUN git config --system diff.external ''",
+    "variables": "ENV GIT_EXTERNAL_DIFF='echo external' GIT_DIFF_OPTS=--unified=0 GIT_CONFIG_COUNT=1 "
+    "GIT_CONFIG_KEY_0=diff.noprefix GIT_CONFIG_VALUE_0=true",
+    "line ends and attributes": "RUN git config --global core.autocrlf true && mkdir -p ~/.config/git && "
+    "echo '*.py -diff' >~/.config/git/attributes && echo '*.txt -diff' >/etc/gitattributes",
+    "other files": "RUN printf '[diff]\\nnoprefix = true\\n' >/included && git config --system include.path /included && "
+    "mkdir -p ~/.config/git && printf '[color]\\nui = always\\n' >~/.config/git/config",
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+async def test_what_the_image_says_about_git_does_not_change_a_submission(
+    name: str, sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    with built(docker_client, repo_image.tag, {}, IMAGES[name]) as image:
+        printed = [await submission(sandboxes, each) for each in (repo_image.tag, image)]
+    assert printed[0].startswith(b"diff --git a/calc.py b/calc.py\n")
+    assert printed[1] == printed[0]
+
+
+async def submission(sandboxes: DockerSandboxes, image: str) -> bytes:
+    async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
+        result = await sandbox.run(f"{FIX}; {SUBMIT}", timeout_s=240)
+        assert result.exit_code == 0, result.output
+        assert result.output == await sandbox.diff(), "the difference at a limit is the same"
+        return result.output
+
+
+async def test_the_rest_of_the_images_configuration_stays(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    said = r"""RUN git config --system user.name 'Ann "A" Author' && git config --global user.email ann@example.invalid && \
+git config --global url.https://mirror.invalid/.insteadOf https://github.com/ && git config --global alias.last 'log -1'"""
+    wanted = "git config user.name; git config user.email; git config url.https://mirror.invalid/.insteadOf; git last --format=%H"
+    with built(docker_client, repo_image.tag, {}, said) as image:
+        async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
+            result = await sandbox.run(wanted, timeout_s=240)
+    kept = 'Ann "A" Author', "ann@example.invalid", "https://github.com/", repo_image.commit
+    assert result.output.decode().splitlines() == list(kept)
+
+
+async def test_an_exact_agent_gets_the_images_git(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    said = "RUN git config --global diff.noprefix true"
+    with built(docker_client, repo_image.tag, {}, said) as image:
+        claim = make_claim(make_task(image))
+        exact = replace(claim, request=replace(claim.request, agent_config=read_agent([], exact=True)))
+        async with sandboxes.open(exact, role="agent") as sandbox:
+            result = await sandbox.run(f"{FIX}; {SUBMIT}; git config --global diff.noprefix", timeout_s=240)
+    assert result.output.startswith(b"diff --git calc.py calc.py\n")
+    assert result.output.endswith(b"true\n")
+
+
+async def test_a_fix_in_another_users_repository_is_paid_and_its_tests_may_use_git(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    said = "RUN chown -R 1000:1000 /workspace"
+    with built(docker_client, repo_image.tag, {}, said) as image:
+        patch = await submission(sandboxes, image)
+        task = make_task(
+            image, verdict=ExitCode(eval_script="git status --short | grep calc.py && grep 'a + b' calc.py\n")
+        )
+        reward = await Grader(sandboxes).grade(make_claim(task), patch)
+    assert reward.resolved, reward.log_tail
