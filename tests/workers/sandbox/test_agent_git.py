@@ -4,7 +4,6 @@ import docker
 import pytest
 from msgspec.structs import replace
 
-from pipeline.agent.option import read_agent
 from pipeline.task import ExitCode
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
@@ -53,9 +52,9 @@ async def submission(sandboxes: DockerSandboxes, image: str) -> bytes:
 async def test_the_rest_of_the_images_configuration_stays(
     sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
 ) -> None:
-    said = r"""RUN git config --system user.name 'Ann "A" Author' && git config --global user.email ann@example.invalid && \
+    said = r"""RUN git config --system author.name 'Ann "A" Author' && git config --global author.email ann@example.invalid && \
 git config --global url.https://mirror.invalid/.insteadOf https://github.com/ && git config --global alias.last 'log -1'"""
-    wanted = "git config user.name; git config user.email; git config url.https://mirror.invalid/.insteadOf; git last --format=%H"
+    wanted = "git config author.name; git config author.email; git config url.https://mirror.invalid/.insteadOf; git last --format=%H"
     with built(docker_client, repo_image.tag, {}, said) as image:
         async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
             result = await sandbox.run(wanted, timeout_s=240)
@@ -69,7 +68,9 @@ async def test_an_exact_agent_gets_the_images_git(
     said = "RUN git config --global diff.noprefix true"
     with built(docker_client, repo_image.tag, {}, said) as image:
         claim = make_claim(make_task(image))
-        exact = replace(claim, request=replace(claim.request, agent_config=read_agent([], exact=True)))
+        exact = replace(
+            claim, request=replace(claim.request, agent_config="swerve: {exact: true, upstream: '1.17'}")
+        )
         async with sandboxes.open(exact, role="agent") as sandbox:
             result = await sandbox.run(f"{FIX}; {SUBMIT}; git config --global diff.noprefix", timeout_s=240)
     assert result.output.startswith(b"diff --git calc.py calc.py\n")
