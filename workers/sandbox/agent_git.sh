@@ -12,9 +12,9 @@ is_left_out() {
     *) return 1 ;;
   esac
 }
-list() { command git config --file "$1" --includes --list -z 2>/dev/null; }
+list() { [ ! -e "$1" ] || command git config --file "$1" --includes --list -z; }
 configure_git() {
-  local entry key value version
+  local entry key value version major minor
   command -v git >/dev/null || return 0
   # shellcheck disable=SC2153 # it is set where this is sent
   mkdir -p "${CONFIG%/*}" && : >"$CONFIG" || return 0
@@ -24,14 +24,14 @@ configure_git() {
     [ "$key" = "$entry" ] || value=${entry#*$'\n'}
     command git config --file "$CONFIG" --add "$key" "$value"
   done < <(
-    env -u GIT_CONFIG_NOSYSTEM git config --system --includes --list -z 2>/dev/null
+    command git config --system --includes --list -z
     list "${XDG_CONFIG_HOME:-$HOME/.config}/git/config"
     list ~/.gitconfig
   )
   printf '[safe]\n\tdirectory = *\n[core]\n\tattributesFile = /dev/null\n' >>"$CONFIG"
   # Before 2.32 git knows no GIT_CONFIG_GLOBAL.
-  version=$(command git --version) && version=${version#git version }
-  [ "$(printf '%s\n' 2.32 "$version" | sort -V | head -n 1)" = 2.32 ] && return
+  version=$(command git --version) && IFS=. read -r major minor _ <<<"${version#git version }"
+  ((major * 1000 + minor >= 2032)) && return
   rm -f "${XDG_CONFIG_HOME:-$HOME/.config}/git/config" && cp "$CONFIG" ~/.gitconfig
 }
 configure_git >/dev/null 2>&1
