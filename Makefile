@@ -35,7 +35,7 @@ demo: setup-run $(TASKS)/unseen.jsonl model-$(MODEL) judge-$(JUDGE) agent-$(AGEN
 	@$(PYTHON) -m infra.local $(or $(RECIPE_$(MODEL)_$(if $(JUDGE),judge)),$(RECIPE_$(MODEL))) --run-dir $(RUN_DIR) $(if $(FRESH),--fresh) \
 	    --workers $(WORKERS) --slots $(SLOTS) $(ENGINE_$(MODEL)) \
 	    --prepare "-m trainer.demo images $(TASKS)/family" \
-	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new --jobs 4" $(PREPARE_$(AGENT)) \
+	    --prepare "-m workers.verify $(TASKS)/train.jsonl --new" $(PREPARE_$(AGENT)) \
 	    -- --set seed=$(SEED) --set tasks.train=$(CURDIR)/$(TASKS)/train.jsonl \
 	    --set tasks.heldout=$(CURDIR)/$(TASKS)/heldout.jsonl --set tasks.heldout_sets.unseen=$(CURDIR)/$(TASKS)/unseen.jsonl \
 	    $(foreach key,$(JUDGE_$(JUDGE)) $(SET_$(AGENT)) $(SET),--set $(key))
