@@ -157,8 +157,8 @@ class Rollout(Table, frozen=True, kw_only=True):
     limits: LimitsRecipe = LimitsRecipe()
     context: ContextRecipe = ContextRecipe()
     # Time from a group's first claim until the group closes with the members that have arrived, if they are enough. A value below
-    # limits.wall_s, or the agent file's own limit if that is less, is refused, and one below limits.wall_s + limits.grade_wall_s is warned of;
-    # that sum is the default.
+    # limits.wall_s, or the agent file's own limit if that is less, is refused, and one below limits.wall_s + limits.grade_wall_s is warned
+    # of; that sum is the default.
     group_deadline_s: PositiveSeconds | None = None
     # Time that a group may wait for its first claim before it is given up as failed; there is no limit by default.
     queue_s: PositiveSeconds | None = None
