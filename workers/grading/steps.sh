@@ -391,11 +391,6 @@ restore_listed() {
   done
 }
 
-# Lets the tests use git in a repository of another user, in the one place that every version reads and no HOME replaces.
-trust_repository() {
-  { [ -O . ] && [ -O .git ]; } || command git config --system --add safe.directory '*'
-}
-
 # Restores the files of the hidden tests and applies these. BASE is the base commit, or "" for HEAD.
 #
 # Files that are listed as `tested` are restored if the patch changed them, and removed if it added them. Git gets many paths in one call,
@@ -404,7 +399,6 @@ trust_repository() {
 restore_protected() {
   local base=$HEAD new=()
   local -A is_new hiding
-  trust_repository
   find_new
   unhide
   restore_listed "$GRADE/tested" restore_changed

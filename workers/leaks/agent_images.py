@@ -135,11 +135,11 @@ class AgentImages:
         task = claim.request.task
         sandbox = await stack.enter_async_context(self._start(claim, "agent", image))
         with span("set up"):
-            if not is_exact(claim.request):
-                await sandbox.run(CONFIGURE_AGENT, timeout_s=HIDE_S, plain=True)
             if image == task.image:
                 await set_up(sandbox, task)
-            head = await sandbox.run(hiding(task) + HEAD, timeout_s=HIDE_S)
+            # After the setup, which is to find git as it does where the patch is graded.
+            configuring = "" if is_exact(claim.request) else CONFIGURE_AGENT
+            head = await sandbox.run(hiding(task) + configuring + HEAD, timeout_s=HIDE_S)
         sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
         return sandbox
 

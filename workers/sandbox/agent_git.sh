@@ -1,37 +1,45 @@
 # shellcheck shell=bash
-# Gives the commands of an agent a git whose differences can be applied: writes CONFIG, which GIT_CONFIG_GLOBAL names, from what the image has
-# for the whole system and for its user. What changes what a difference looks like, or runs a program, is left out, and so are includes, whose
-# content is listed in their place. The repository's own configuration stays.
+# Makes an agent's git print differences that can be applied: takes out of the image's system-wide and global configuration, in the files where
+# it stands, what changes what a difference looks like, or starts a program when one is made. The rest stays, and so does all that the
+# repository's own configuration says. The files are changed in place, because a variable that names another file would hold for the
+# project's own tests too, which may set a HOME of theirs.
 is_left_out() {
   case ${1,,} in
-    diff.* | color.* | pager.* | format.* | include.* | includeif.* | trace2.* | gpg.* | safe.*) ;;
-    interactive.difffilter | log.showsignature | commit.gpgsign | tag.gpgsign | push.gpgsign | init.templatedir) ;;
-    core.pager | core.editor | core.hookspath | core.fsmonitor | core.attributesfile | core.sshcommand | core.askpass | core.alternaterefscommand) ;;
-    core.autocrlf | core.eol | core.safecrlf | core.quotepath | core.abbrev | core.filemode | core.symlinks | core.ignorecase) ;;
-    core.precomposeunicode | core.worktree | core.bare | core.checkstat | core.trustctime) ;;
+    attr.* | color.* | diff.* | format.* | gpg.* | pager.* | submodule.*.ignore | trace2.*) ;;
+    commit.gpgsign | init.templatedir | interactive.difffilter | log.showsignature | push.gpgsign | tag.forcesignannotated | tag.gpgsign) ;;
+    core.abbrev | core.attributesfile | core.bigfilethreshold | core.checkstat | core.compression | core.fsmonitor | core.fsync*) ;;
+    core.hookspath | core.ignorecase | core.ignorestat | core.pager | core.precomposeunicode | core.quotepath) ;;
+    core.autocrlf | core.eol | core.filemode | core.safecrlf | core.symlinks | core.trustctime | core.worktree | core.bare) ;;
     *) return 1 ;;
   esac
 }
-list() { [ ! -e "$1" ] || command git config --file "$1" --includes --list -z; }
+
+print_entries() { command git config "$@" --includes --show-origin --list -z; }
+
 configure_git() {
-  local entry key value version major minor
-  command -v git >/dev/null || return 0
-  # shellcheck disable=SC2153 # it is set where this is sent
-  mkdir -p "${CONFIG%/*}" && : >"$CONFIG" || return 0
-  while IFS= read -r -d '' entry; do
-    key=${entry%%$'\n'*} value=true
-    is_left_out "$key" && continue
-    [ "$key" = "$entry" ] || value=${entry#*$'\n'}
-    command git config --file "$CONFIG" --add "$key" "$value"
+  local git folder file origin entry key
+  local -A seen
+  git=$(type -P git) || return
+  folder=${XDG_CONFIG_HOME:-}
+  [ -n "$folder" ] || folder=~/.config
+  rm -f /etc/gitattributes "${git%/bin/git}/etc/gitattributes" "$folder/git/attributes"
+  trust # first, because conditions of includes are asked of the repository
+  while IFS= read -r -d '' origin && IFS= read -r -d '' entry; do
+    key=${entry%%$'\n'*}
+    [[ $origin != file:* || -n ${seen[$origin $key]-} ]] && continue
+    seen[$origin $key]=1
+    is_left_out "$key" || continue
+    # Without this key hooks of the repository would begin to run.
+    if [ "$key" = core.hookspath ]; then
+      command git config --file "${origin#file:}" --replace-all "$key" /dev/null
+    else
+      command git config --file "${origin#file:}" --unset-all "$key"
+    fi
   done < <(
-    command git config --system --includes --list -z
-    list "${XDG_CONFIG_HOME:-$HOME/.config}/git/config"
-    list ~/.gitconfig
+    print_entries --system
+    for file in "${GIT_CONFIG_GLOBAL:-}" "$folder/git/config" ~/.gitconfig; do
+      [ ! -e "$file" ] || print_entries --file "$file"
+    done
   )
-  printf '[safe]\n\tdirectory = *\n[core]\n\tattributesFile = /dev/null\n' >>"$CONFIG"
-  # Before 2.32 git knows no GIT_CONFIG_GLOBAL.
-  version=$(command git --version) && IFS=. read -r major minor _ <<<"${version#git version }"
-  ((major * 1000 + minor >= 2032)) && return
-  rm -f "${XDG_CONFIG_HOME:-$HOME/.config}/git/config" && cp "$CONFIG" ~/.gitconfig
 }
 configure_git >/dev/null 2>&1

@@ -28,7 +28,7 @@ from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, 
 from workers.harness.volumes import HarnessVolumes
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.containers import ContainerApi, ContainerSpec
-from workers.sandbox.git import HEAD, diff_since
+from workers.sandbox.git import HEAD, TRUST, diff_since
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
@@ -208,7 +208,7 @@ class DockerSandboxes:
         async with self._start(claim, role, task.image) as sandbox:
             with span("set up"):
                 await set_up(sandbox, task)
-                head = await sandbox.run(HEAD, timeout_s=OPEN_S)
+                head = await sandbox.run(TRUST + HEAD, timeout_s=OPEN_S)
             sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
             yield sandbox
 

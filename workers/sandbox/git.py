@@ -5,7 +5,34 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 
-GIT = (_HERE / "git.sh").read_text()
+GIT_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_ATTR_SOURCE",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG_COUNT",
+    "GIT_CONFIG_PARAMETERS",
+    "GIT_DIFF_OPTS",
+    "GIT_DIR",
+    "GIT_EXTERNAL_DIFF",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PAGER_IN_USE",
+    "GIT_TRACE",
+    "GIT_TRACE2",
+    "GIT_TRACE2_EVENT",
+    "GIT_TRACE2_PERF",
+    "GIT_TRACE_PACKET",
+    "GIT_TRACE_PACK_ACCESS",
+    "GIT_TRACE_PERFORMANCE",
+    "GIT_TRACE_REFS",
+    "GIT_TRACE_SETUP",
+    "GIT_TRACE_SHALLOW",
+    "GIT_WORK_TREE",
+)
+"""Variables of an image that would change a difference, or what it is a difference of. Our git and an agent's do not get them."""
+
+GIT = f"unset {' '.join(GIT_VARIABLES)}\n{(_HERE / 'git.sh').read_text()}"
 """The shell function `git`, with which every script here begins."""
 
 COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
@@ -13,24 +40,14 @@ COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 
 HEAD = GIT + "git rev-parse --verify HEAD 2>/dev/null"
 
-_AGENT_CONFIG = "/swerve-git/agent"
-CONFIGURE_AGENT = f"CONFIG={_AGENT_CONFIG}\n{(_HERE / 'agent_git.sh').read_text()}"
-"""Writes the configuration of git for an agent's commands. It prints nothing and ends with any status."""
+_TRUST = (_HERE / "trust.sh").read_text()
 
-AGENT_GIT: dict[str, str | None] = {
-    "GIT_CONFIG_GLOBAL": _AGENT_CONFIG,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_EXTERNAL_DIFF": None,
-    "GIT_DIFF_OPTS": None,
-    "GIT_CONFIG_COUNT": None,
-    "GIT_CONFIG_PARAMETERS": None,
-    "GIT_DIR": None,
-    "GIT_WORK_TREE": None,
-    "GIT_INDEX_FILE": None,
-    "GIT_TRACE": None,
-}
-"""Variables of an agent's commands, for that configuration. None: the image's own is taken away, because it would change a difference."""
+TRUST = f"""{_TRUST}{{ [ -O . ] && [ -O .git ]; }} || trust
+"""
+"""Lets scripts of a task use git in the repository of another user."""
+
+CONFIGURE_AGENT = _TRUST + (_HERE / "agent_git.sh").read_text()
+"""Changes the image's configuration of git for an agent. It prints nothing and ends with any status."""
 
 
 def diff_since(commit: str) -> str:

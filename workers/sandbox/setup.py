@@ -10,7 +10,7 @@ from pipeline.agent.config import load_agent
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import RolloutRequest
 from pipeline.task import File, Task
-from workers.sandbox.git import AGENT_GIT, COMMIT_TREE, GIT
+from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, TRUST
 from workers.sandbox.protocol import Sandbox
 
 SETUP_S = 1800.0  # limit for the setup script, which may install things
@@ -66,7 +66,8 @@ def is_exact(request: RolloutRequest) -> bool:
 
 def agent_environment(request: RolloutRequest) -> dict[str, str | None]:
     """The variables of an agent's commands. None: one that the image sets and that they do not get."""
-    return ({} if is_exact(request) else AGENT_GIT) | environment(request.task)
+    removed = () if is_exact(request) else GIT_VARIABLES
+    return dict.fromkeys(removed) | environment(request.task)
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:
@@ -84,7 +85,7 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
 
 async def _run_script(sandbox: Sandbox, task: Task) -> None:
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in environment(task).items())
-    result = await sandbox.run(exports + task.setup_script, timeout_s=SETUP_S)
+    result = await sandbox.run(TRUST + exports + task.setup_script, timeout_s=SETUP_S)
     if result.exit_code is None:
         raise SandboxError(
             f"setup_script of {task.id} took longer than {SETUP_S:.0f} s: {_tail(result.output)}"
