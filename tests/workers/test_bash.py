@@ -20,7 +20,7 @@ def test_a_step_comes_with_the_functions_that_it_needs_and_with_its_arguments_al
     )
     assert set(re.findall(r"^(\w+)\(\) \{", sent, re.MULTILINE)) == {"git", "save_governing", "find_files"}
     assert """SETTINGS=(-name 'it'"'"'s')\n""" in sent
-    assert "DIRECTORIES" not in sent
+    assert "\nDIRECTORIES=" not in sent
     assert sent.endswith("\nsave_governing\n")
 
 
