@@ -127,3 +127,13 @@ async def test_a_fix_in_another_users_repository_is_paid_and_its_tests_may_use_g
         )
         reward = await Grader(sandboxes).grade(make_claim(task), patch)
     assert reward.resolved, reward.log_tail
+
+
+async def test_what_an_agent_puts_in_the_place_of_our_configuration_changes_no_difference(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    plant = "rm -rf /swerve-git; mkdir /swerve-git; mkfifo /swerve-git/.gitconfig"
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        await sandbox.run(f"{FIX}; {plant}", timeout_s=240)
+        planted = await sandbox.diff()
+    assert planted == await submission(sandboxes, repo_image.tag)
