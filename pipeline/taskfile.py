@@ -28,9 +28,9 @@ class Gold(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str = ""
 
 
-State = Literal["empty", "useless", "tests_only", "gold"]
+State = Literal["empty", "useless", "tests_only", "gold", "agent"]
 Found = Literal[0, 1, "infrastructure"]
-EXPECTED: dict[State, Found] = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1}
+EXPECTED: dict[State, Found] = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1, "agent": 1}
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Strength(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The production grader's results for one task's four states, each the worst of all repeats."""
+    """The production grader's results for one task's five states, each the worst of all repeats."""
 
     task: str  # its id
     fingerprint: str  # the fingerprint of the task as it was verified
@@ -61,6 +61,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # "" if ok
     verdict_kind: str
     seconds: float
+    agent_s: float = 0.0  # how many of them the state `agent` took
     verified_at: float  # Unix seconds
     warning: str = ""  # what a person should know of a task although it is ok
     calibration: bytes = b""  # packed, as it travels in a task; `pipeline.task.Calibration`
@@ -97,9 +98,11 @@ def fingerprint(task: Task) -> str:
 
 
 def standing(verifications: Mapping[str, Verification], task: Task) -> Verification | None:
-    """The verification of the task in its present form; None if it was never verified, or has changed since."""
+    """The verification of the task in its present form; None if it was never verified in every state, or has changed since."""
     found = verifications.get(task.id)
-    return found if found is not None and found.fingerprint == fingerprint(task) else None
+    if found is None or found.fingerprint != fingerprint(task) or found.states.keys() != EXPECTED.keys():
+        return None
+    return found
 
 
 def as_verified(task: Task, known: Verification | None) -> Task:

@@ -48,6 +48,7 @@ from workers.rollout import Policies, run_rollout
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
 from workers.unqueued import (
+    DEFAULT_AGENT,
     TaskIndex,
     exit_status,
     misuse,
@@ -157,7 +158,6 @@ async def play_claim(
         )
 
 
-DEFAULT_AGENT = Path(__file__).parent / "agent" / "prompts" / "default.yaml"
 UNLIMITED_TURNS = 100_000  # the limit of an exact agent whose file sets no limit
 
 

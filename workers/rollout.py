@@ -117,7 +117,7 @@ async def _play_and_grade(
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(times.turn_to, "other")
                 with times.spent("open"):
-                    opening = sandboxes.open(_agents_claim(claim), role="agent")
+                    opening = sandboxes.open(agents_claim(claim), role="agent")
                     sandbox = await stack.enter_async_context(opening)
                 stack.callback(times.turn_to, "close")
                 outcome = await plays(sandbox)
@@ -182,7 +182,7 @@ class _Progress:
             self.watcher.acted(turn)
 
 
-def _agents_claim(claim: Claim) -> Claim:
+def agents_claim(claim: Claim) -> Claim:
     """The claim without the task's calibration, and with the environment variables of the agent's YAML added to the task's, which
     take precedence. Variables that the YAML forwards are those of this process. An agent program has no YAML.
     """

@@ -35,8 +35,13 @@ from pipeline.task import Task
 from pipeline.taskfile import as_verified, read_tasks, read_verified, standing, verified_path
 from workers.sandbox.protocol import Misconfigured, Sandboxes
 
+DEFAULT_AGENT = Path(__file__).parent / "agent" / "prompts" / "default.yaml"
+"""The agent file of a command that is given none."""
 
-def unqueued_claim(task: Task, *, command: str, limits: Limits | None = None) -> Claim:
+
+def unqueued_claim(
+    task: Task, *, command: str, limits: Limits | None = None, agent_config: str = ""
+) -> Claim:
     """A claim of `task` for `command`, whose name is in the labels of its containers."""
     now = time.time()
     request = RolloutRequest(
@@ -50,7 +55,7 @@ def unqueued_claim(task: Task, *, command: str, limits: Limits | None = None) ->
         version_at_enqueue=0,
         sampling=Sampling(),
         limits=limits or Limits(),
-        agent_config="",
+        agent_config=agent_config,
         tokenizer="",
         enqueued_at=now,
     )

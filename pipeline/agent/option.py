@@ -38,6 +38,11 @@ def example(config: AgentConfig, task: Task, limits: Limits) -> tuple[str, str]:
     return config.opening(_live(config, task, limits, problem=task.problem))
 
 
+def instructions(config: AgentConfig, task: Task, limits: Limits) -> str:
+    """The opening messages without the problem. Raises RequestError."""
+    return "\n".join(config.opening(_live(config, task, limits, problem="")))
+
+
 def doubts(config: AgentConfig, task: Task, limits: Limits) -> list[str]:
     """Statements of an agent file that do not hold for this task, each as a sentence."""
     workdir = task.workdir
@@ -49,7 +54,7 @@ def doubts(config: AgentConfig, task: Task, limits: Limits) -> list[str]:
         found.append(
             f"environment.cwd is {config.cwd}, the directory of task {task.id} is {workdir}: {where}"
         )
-    text = "\n".join(config.opening(_live(config, task, limits, problem="")))
+    text = instructions(config, task, limits)
     found += [
         f"the prompt names the directory {place}, but task {task.id} is in {workdir}; write {{{{cwd}}}} there"
         for place in dict.fromkeys(_places(text, workdir, config.cwd))

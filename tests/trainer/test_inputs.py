@@ -78,7 +78,13 @@ def verified(one: Task, *, reason: str = "") -> Verification:
     return Verification(
         task=one.id,
         fingerprint=fingerprint(one),
-        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 0 if reason else 1},
+        states={
+            "empty": 0,
+            "useless": 0,
+            "tests_only": 0,
+            "gold": 0 if reason else 1,
+            "agent": 0 if reason else 1,
+        },
         ok=not reason,
         reason=reason,
         verdict_kind="exit_code",

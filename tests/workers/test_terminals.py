@@ -79,7 +79,7 @@ def test_a_row_of_a_verification_stays_one_row(display: Display) -> None:
     found = Verification(
         task=HOSTILE,
         fingerprint="",
-        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 0},
+        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 0, "agent": 0},
         ok=False,
         reason=f"gold: {HOSTILE}",
         verdict_kind="exit_code",

@@ -105,6 +105,13 @@ def exact_submission(result: CommandResult, version: Version) -> bytes | None:
     return text[len(first_line) :].encode() if first_line.strip() in sentinels else None
 
 
+async def submitted(result: CommandResult, config: AgentConfig, sandbox: AgentSandbox) -> bytes | None:
+    """The patch that an agent submits with this output; None if it submits nothing. Raises SandboxError."""
+    patch = exact_submission(result, config.upstream) if config.exact else submission(result)
+    # A patch too long for the sandbox to keep has lost its middle: it is read from the repository instead.
+    return await sandbox.diff() if patch is not None and result.dropped_bytes else patch
+
+
 def text_of(result: CommandResult, *, exact: bool) -> str:
     """The output as text, invalid UTF-8 replaced. `exact`: every line end becomes "\\n", as in Python's text mode."""
     text = result.output.decode("utf-8", errors="replace")

@@ -21,7 +21,7 @@ from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
 from pipeline.telemetry import span
 from pipeline.trajectory import Action, Exhausted, Submitted, Turn
-from workers.agent.commands import AgentSandbox, CommandRunner, exact_submission, observe, submission, text_of
+from workers.agent.commands import AgentSandbox, CommandRunner, observe, submitted, text_of
 from workers.agent.reply import BashCommand, FormatError, read_reply
 from workers.sandbox.protocol import CommandResult
 
@@ -77,13 +77,30 @@ async def play(
     """
     config = load_agent(request.agent_config)
     runner = CommandRunner.of(config, sandbox)
+    await start_up(request, config, runner)
     episode = _Play(request, config, policy, runner, turns, watcher)
-    await episode.start_up()
     ending = await episode.run()
     if isinstance(ending, Submitted):
         return ending
     with span("diff"):
         return Exhausted(limit=ending, patch=b"" if config.exact else await sandbox.diff())
+
+
+async def start_up(request: RolloutRequest, config: AgentConfig, runner: CommandRunner) -> None:
+    """Run the agent file's start-up command. Raises RequestError if it fails."""
+    command = config.startup_command(request.task)
+    if command is None:
+        return
+    with span("start-up command"):
+        result = await runner.run(command, timeout_s=_command_s(request, config))
+    if result.exit_code != 0:
+        ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
+        raise RequestError(f"run.env_startup_command {ended}: {text_of(result, exact=False)[-500:]}")
+
+
+def _command_s(request: RolloutRequest, config: AgentConfig) -> float:
+    """The time limit of a command."""
+    return min(request.limits.command_s, config.command_s or request.limits.command_s)
 
 
 @dataclass(slots=True)
@@ -98,17 +115,6 @@ class _Play:
     watcher: Watcher
     format_errors: int = 0  # number of consecutive ones
     started_at: float = field(default_factory=time.monotonic)
-
-    async def start_up(self) -> None:
-        """Run the agent file's start-up command. Raises RequestError if it fails."""
-        command = self.config.startup_command(self.request.task)
-        if command is None:
-            return
-        with span("start-up command"):
-            result = await self.runner.run(command, timeout_s=self._command_s)
-        if result.exit_code != 0:
-            ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
-            raise RequestError(f"run.env_startup_command {ended}: {text_of(result, exact=False)[-500:]}")
 
     async def run(self) -> Submitted | Limit:
         messages = self._opening()
@@ -172,7 +178,7 @@ class _Play:
             results.append(result)
             if result is None:
                 continue
-            patch = await self._submission(result)
+            patch = await submitted(result, self.config, self.runner.sandbox)
             if patch is not None:
                 return Submitted(patch=patch)
             seen = observe(
@@ -193,11 +199,6 @@ class _Play:
             if result.exit_code is not None:
                 current.set_attribute("process.exit.code", result.exit_code)
             return result
-
-    async def _submission(self, result: CommandResult) -> bytes | None:
-        patch = exact_submission(result, self.config.upstream) if self.config.exact else submission(result)
-        # A patch too long for the sandbox to keep has lost its middle: it is read from the repository instead.
-        return await self.runner.sandbox.diff() if patch is not None and result.dropped_bytes else patch
 
     def _refusal(self, turn: Turn, wrong: FormatError) -> list[ChatMessage]:
         """The messages to the policy about a format error. If the reply stays in the context, each of its calls gets an answer."""
@@ -267,7 +268,7 @@ class _Play:
 
     @property
     def _command_s(self) -> float:
-        return min(self.request.limits.command_s, self.config.command_s or self.request.limits.command_s)
+        return _command_s(self.request, self.config)
 
     @property
     def _elapsed_s(self) -> float:

@@ -1,8 +1,9 @@
 """`python -m workers.verify TASKS.jsonl`: verifies tasks with the grader that will judge training
 
-Each task is graded in four states by the production grader, in real containers: an empty patch, a useless one and the hidden tests alone
-must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat. The image must have the task's base_commit checked out. The
-command needs Docker and the tasks' images; no Redis, no SGLang, no GPU. It writes TASKS.verified.jsonl, which the trainer reads.
+Each task is graded in five states by the production grader, in real containers: an empty patch, a useless one and the hidden tests alone
+must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat; and 1 again when its files are made in an agent's container
+and submitted as the agent file says. The image must have the task's base_commit checked out. The command needs Docker and the tasks'
+images; no Redis, no SGLang, no GPU. It writes TASKS.verified.jsonl, which the trainer reads.
 
 Exit status: 0 every task is ok; 1 some are not, with the reason; 2 misuse, or results that cannot be written; 130 after
 Ctrl-C. Results until then are kept.
@@ -17,13 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.agent.config import load_agent
+from pipeline.agent.option import read_agent
 from pipeline.commandline import program
+from pipeline.errors import RequestError
 from pipeline.request import Limits
 from pipeline.task import BEST_CONTROLS, Task
 from pipeline.taskfile import Gold, Verification, gold_path, read_gold, read_tasks
 from workers.sandbox.backend import command_sandboxes
 from workers.sandbox.protocol import Sandboxes
-from workers.unqueued import LogDirectory, add_grading_options, exit_status, limits_of, misuse
+from workers.unqueued import DEFAULT_AGENT, LogDirectory, add_grading_options, exit_status, limits_of, misuse
 from workers.verify.book import Book, Outputs, is_broken
 
 DEFAULT_PARTIAL_FIXES = 20  # number for one task
@@ -36,6 +40,7 @@ class Work:
     tasks: list[Task]
     golds: dict[str, Gold]
     limits: Limits
+    agent_config: str
     book: Book
     outputs: Outputs
 
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         work = _read(options)
         sandboxes = command_sandboxes(fleet=f"verify-{os.getpid()}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RequestError) as error:
         return misuse(error)
     return exit_status(
         lambda: _verify(work, options, sandboxes),
@@ -76,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_PARTIAL_FIXES,
         metavar="N",
         help="so many wrong patches of each task at most, with --strength; default: %(default)s",
+    )
+    add(
+        "--agent",
+        action="append",
+        metavar="FILE",
+        help="submit known fixes as this agent file tells the agent to; may be repeated, the later one wins; default: ours",
     )
     add("--new", action="store_true", help="leave out tasks that were found ok and have not changed since")
     add(
@@ -127,13 +138,17 @@ def _read(options: argparse.Namespace) -> Work:
     chosen = [task for task in tasks if not wanted or task.id in wanted]
     if not chosen:
         raise ValueError(f"{path} holds no task")
+    from workers.verify.submitting import submission_command
+
+    agent_config = read_agent(options.agent or [str(DEFAULT_AGENT)])
+    submission_command(load_agent(agent_config), chosen[0], limits, [])
     golds, outputs = (
         gold_path(path),
         Outputs(options.json, options.passing, options.min_control, LogDirectory(options.logs)),
     )
     book = Book.beside(path)
     outputs.check()
-    return Work(chosen, read_gold(golds) if golds.exists() else {}, limits, book, outputs)
+    return Work(chosen, read_gold(golds) if golds.exists() else {}, limits, agent_config, book, outputs)
 
 
 def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> int:
@@ -162,6 +177,7 @@ def _verify(work: Work, options: argparse.Namespace, sandboxes: Sandboxes) -> in
                 num_controls=options.controls,
                 num_jobs=options.jobs,
                 num_partial_fixes=options.partial_fixes if options.strength else 0,
+                agent_config=work.agent_config,
                 image_fix=f"`python -m workers.images pull {options.tasks}`, or `python -m workers.images build DIR`",
             )
         )

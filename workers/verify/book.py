@@ -98,6 +98,7 @@ class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
     verdict_kind: str
     seconds: float
+    agent_s: float  # how many of them the state `agent` took
     num_tests: int  # number of tests that the known fix passes in every run
     num_controlled: int  # number of these tests that a contradiction can make fail
     num_needing_fix: int  # number of these tests that do not pass without the fix
@@ -168,6 +169,7 @@ def _json_line(one: Verification, tries: "Tries | None") -> JsonLine:
         warning=one.warning,
         verdict_kind=one.verdict_kind,
         seconds=one.seconds,
+        agent_s=one.agent_s,
         num_tests=one.num_tests,
         num_controlled=one.num_controlled,
         num_needing_fix=one.num_needing_fix,

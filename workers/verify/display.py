@@ -13,7 +13,7 @@ from workers.display import Display, open_display
 ID_CHARS = 44
 EVIDENCE_LINES = 6
 NAMED_AT_MOST = 3  # number of tests that a line names
-_COLUMNS: dict[State, int] = {"empty": 8, "useless": 9, "tests_only": 12, "gold": 8}
+_COLUMNS: dict[State, int] = {"empty": 8, "useless": 9, "tests_only": 12, "gold": 8, "agent": 8}
 
 
 class VerificationTable:
@@ -53,7 +53,7 @@ def open_table(task_ids: Sequence[str]) -> Generator[VerificationTable]:
 
 def heading(width: int) -> str:
     states = "".join(name.rjust(room) for name, room in _COLUMNS.items())
-    return f"{'task'.ljust(width)}{states}{'controls':>10}{'s':>8}"
+    return f"{'task'.ljust(width)}{states}{'controls':>10}{'s':>8}{'agent s':>9}"
 
 
 def row(verification: Verification, width: int) -> Text:
@@ -64,7 +64,7 @@ def row(verification: Verification, width: int) -> Text:
         cell = "broken" if found == "infrastructure" else str(found)
         text.append(cell.rjust(room), _style(state, found))
     text.append(_controls(verification).rjust(10))
-    text.append(f"{verification.seconds:8.1f}  ")
+    text.append(f"{verification.seconds:8.1f}{verification.agent_s:9.1f}  ")
     reason = "ok" if verification.ok else visible_line(verification.reason)
     text.append(reason, "green" if verification.ok else "red")
     if verification.num_uncontrolled:

@@ -14,6 +14,7 @@ _MEANING: dict[State, str] = {
     "useless": "its tests pass without the fix",
     "tests_only": "its tests pass without the fix",
     "gold": "the known solution does not solve it",
+    "agent": "an agent that makes the known fix and submits it gets no reward",
 }
 _RUNNER = re.compile(
     r"^(?:=+ )?(?:test session starts|no tests ran in|\d+ (?:passed|failed|skipped|deselected))|^Ran \d+ tests? in",
@@ -25,7 +26,10 @@ _PASSED = re.compile(r"\b[1-9]\d* passed\b|^Ran [1-9]\d* tests? in", re.MULTILIN
 def verification(task: Task, probed: Probed, *, seconds: float, verified_at: float) -> Verification:
     """The result for one task; `ok` if every state has its expected verdict in every try and nothing else is wrong."""
     tries = probed.tries
-    faults = _grouped({state: _fault(task, state, made) for state, made in tries.items()})
+    named: dict[State, str] = {state: _fault(task, state, made) for state, made in tries.items()}
+    if named["gold"]:
+        named["agent"] = ""  # the state `agent` was not tried
+    faults = _grouped(named)
     if not faults:
         faults = [fault for one in tries["gold"] for fault in _uncollected(task, one)][:1]
     if probed.base.fault:
@@ -40,6 +44,7 @@ def verification(task: Task, probed: Probed, *, seconds: float, verified_at: flo
         reason="; ".join(faults),
         verdict_kind=kind_of(task),
         seconds=round(seconds, 2),
+        agent_s=round(probed.agent_s, 2),
         verified_at=verified_at,
         warning=probed.base.warning,
         calibration=pack(calibration) if probed.calibration else b"",

@@ -20,6 +20,7 @@ from workers.verify.image_leaks import ImageLeaks
 from workers.verify.judging import evidence, verification
 from workers.verify.states import Prober, Tries
 from workers.verify.strength import StrengthMeter
+from workers.verify.submitting import Submitter
 
 
 @dataclass(slots=True)
@@ -84,19 +85,23 @@ async def verify(
     num_controls: int,
     num_partial_fixes: int,
     image_fix: str,
+    agent_config: str,
 ) -> Verifier:
     """Verifies all of `tasks` in `sandboxes`, and closes these. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it.
-    The strength of their tests is measured with at most `num_partial_fixes` of each; 0: it is not measured.
+    The strength of their tests is measured with at most `num_partial_fixes` of each; 0: it is not measured. Known fixes are submitted as
+    the agent file with the text `agent_config` says.
     """
     async with session(sandboxes) as outage:
         grader = Grader(sandboxes)
         prober = Prober(
             grader=grader,
+            submitter=Submitter(sandboxes, grader),
             calibrator=Calibrator(grader, sandboxes, num_controls),
             sandboxes=sandboxes,
             logs=outputs,
             limits=limits,
             num_repeats=num_repeats,
+            agent_config=agent_config,
             image_fix=image_fix,
             outage=outage,
         )

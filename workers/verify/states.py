@@ -1,9 +1,10 @@
-"""The four states of one task, each graded by the production grader as often as requested.
+"""The five states of one task, each graded by the production grader as often as requested, the last one once.
 
     empty       no patch at all
     useless     a patch that adds a small text file
     tests_only  the hidden tests submitted as if they were the solution; for a task without tests of its own, useless
     gold        the known solution
+    agent       the same, made and submitted in an agent's container (submitting.py)
 
 A failure of the infrastructure is "infrastructure", never a 0. Transient failures are retried first, as the queue would.
 
@@ -12,12 +13,16 @@ an agent sees ends there. If the image has another commit checked out, or does n
 and similar data sets the builder commits on top of the base; `Task.builder_commits` says so.
 """
 
+import functools
 import itertools
 import shlex
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from pipeline.errors import GraderError
 from pipeline.request import Claim, Limits
@@ -120,6 +125,12 @@ class GradesWithLog(Protocol):
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded: ...
 
 
+class Submits(Protocol):
+    """Grades a known fix as an agent makes and submits it. Raises RolloutError."""
+
+    async def grade(self, claim: Claim, fix: bytes) -> Graded: ...
+
+
 class OpensRepositories(Protocol):
     """Opens a container of the claim's task as the grader does."""
 
@@ -157,6 +168,7 @@ class Probed:
     tries: Tries
     base: BaseCommit = SOUND
     calibration: Calibration | None = None  # None: there is no solution, or it does not pass
+    agent_s: float = 0.0  # seconds that the state `agent` took
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +176,13 @@ class Prober:
     """Grades each state of a task with `grader`. `limits` are those of the run for which the tasks are meant."""
 
     grader: GradesWithLog
+    submitter: Submits
     calibrator: Calibrates
     sandboxes: OpensRepositories
     logs: KeepsLogs
     limits: Limits
     num_repeats: int
+    agent_config: str  # the text of the agent file whose submission is tried
     image_fix: str  # what to do about an image that is not on this host
     outage: str = ""  # why nothing at all can be graded here
 
@@ -179,7 +193,7 @@ class Prober:
         finished steps, and the number of all steps.
         """
         patches = _patches(task, gold)
-        num_steps = 1 + len(patches) * self.num_repeats + ("gold" in patches)
+        num_steps = 1 + len(patches) * self.num_repeats + 2 * ("gold" in patches)
         steps = itertools.count()
         on_step("base commit", next(steps), num_steps)
         if self.outage:
@@ -189,7 +203,7 @@ class Prober:
             return Probed({state: [Try("infrastructure", base.why, None)] for state in EXPECTED})
         calibration: Calibration | None = None
         broken: Broken | None = None  # the failure that prevented a calibration
-        tries: Tries = {"empty": [], "useless": [], "tests_only": [], "gold": []}
+        tries: Tries = {state: [] for state in EXPECTED}
         for number in range(1, self.num_repeats + 1):
             for state, patch in patches.items():
                 # A task whose tests pass without its fix is wrong in any case, so it is not calibrated.
@@ -203,15 +217,20 @@ class Prober:
                     tries[state].append(Try("infrastructure", broken.why, None))
                     continue
                 graded = calibrated(task, calibration) if calibration and state == "gold" else task
-                tries[state].append(await self._graded(graded, state, number, patch))
+                work = functools.partial(self.grader.grade_with_log, self._claim(graded), patch)
+                tries[state].append(await self._graded(graded, state, number, work))
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
+        tries["agent"], began_at = tries["gold"][:1], time.monotonic()
+        if tries["gold"][0].found == 1:
+            on_step("agent", next(steps), num_steps)
+            tries["agent"] = [await self._submitted(task, calibration or Calibration(), patches["gold"])]
         if "tests_only" not in patches:
             tries["tests_only"] = tries["useless"]
         tries["empty"] = [
             _empty(empty, useless) for empty, useless in zip(tries["empty"], tries["useless"], strict=True)
         ]
-        return Probed(tries, base, calibration)
+        return Probed(tries, base, calibration, time.monotonic() - began_at)
 
     async def _base(self, task: Task) -> BaseCommit:
         if not task.base_commit:
@@ -219,12 +238,20 @@ class Prober:
         async with self.sandboxes.open(self._claim(task), role="grade") as repository:
             return await look_at_base(repository, task)
 
-    async def _graded(self, task: Task, state: State, number: int, patch: bytes) -> Try:
-        graded = await self._retried(task, lambda: self.grader.grade_with_log(self._claim(task), patch))
+    async def _graded(
+        self, task: Task, state: State, number: int, work: Callable[[], Awaitable[Graded]]
+    ) -> Try:
+        graded = await self._retried(task, work)
         if isinstance(graded, Broken):
             return Try("infrastructure", graded.why, None)
         self.logs.keep(task, state, number, graded.log)
         return Try(1 if graded.reward.resolved else 0, graded.reward.decided_by, graded.reward)
+
+    async def _submitted(self, task: Task, calibration: Calibration, fix: bytes) -> Try:
+        """The state `agent`, without control runs: whether the fix arrives does not depend on them."""
+        task = calibrated(task, replace(calibration, contradictions=()))
+        work = functools.partial(self.submitter.grade, self._claim(task), fix)
+        return await self._graded(task, "agent", 1, work)
 
     async def _calibrated(self, task: Task, fix: bytes) -> Calibration | Broken | None:
         """The calibration; None if the fix does not pass, in which case its own verdict says why."""
@@ -235,7 +262,7 @@ class Prober:
         return await tried(work, task, image_fix=self.image_fix)
 
     def _claim(self, task: Task) -> Claim:
-        return unqueued_claim(task, command="verify", limits=self.limits)
+        return unqueued_claim(task, command="verify", limits=self.limits, agent_config=self.agent_config)
 
 
 def _is_paid(tries: Tries) -> bool:

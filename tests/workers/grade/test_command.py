@@ -174,7 +174,7 @@ def verified(file: TaskFile, calibration: bytes) -> Verification:
     return Verification(
         task=file.tasks[0].id,
         fingerprint=fingerprint(file.tasks[0]),
-        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1},
+        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1, "agent": 1},
         ok=True,
         reason="",
         verdict_kind="exit_code",

@@ -93,7 +93,9 @@ async def test_a_diff_can_follow_a_command_that_was_cancelled(
         container = docker_client.containers.get(sandbox.id)
         command = "echo x >new; while :; do echo noise; done"
         running = asyncio.create_task(sandbox.run(command, timeout_s=240))
-        while (await asyncio.to_thread(container.exec_run, ["test", "-s", f"{sandbox.workdir}/new"])).exit_code:
+        while (
+            await asyncio.to_thread(container.exec_run, ["test", "-s", f"{sandbox.workdir}/new"])
+        ).exit_code:
             assert not running.done()
         running.cancel()
         await asyncio.wait({running})

@@ -67,7 +67,7 @@ def test_without_an_engine_nothing_is_zero_and_nothing_is_forgotten(
     before = Verification(
         task=known.id,
         fingerprint=fingerprint(known),
-        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1},
+        states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1, "agent": 1},
         ok=True,
         reason="",
         verdict_kind="exit_code",

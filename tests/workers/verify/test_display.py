@@ -8,7 +8,7 @@ from workers.verify.display import flag_rows
 PLAIN = Verification(
     task="test:task",
     fingerprint="",
-    states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1},
+    states={"empty": 0, "useless": 0, "tests_only": 0, "gold": 1, "agent": 1},
     ok=True,
     reason="",
     verdict_kind="exit_code",

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from pipeline.agent.option import read_agent
 from pipeline.errors import TaskBroken
 from pipeline.request import Claim, Limits
 from pipeline.task import Calibration, ExitCode, R2eExpected, SwebenchLog, Verdict
@@ -14,11 +15,12 @@ from tests.workers.conftest import RepoImage
 from tests.workers.verify.spans import FIX, FIXED, MORE_CASES, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
-from workers.unqueued import LogDirectory
+from workers.unqueued import DEFAULT_AGENT, LogDirectory
 from workers.verify.book import Outputs
 from workers.verify.calibrating import Calibrator
 from workers.verify.judging import verification
 from workers.verify.states import Calibrates, GradesWithLog, Probed, Prober, Tries, Try
+from workers.verify.submitting import Submitter
 
 pytestmark = pytest.mark.docker
 
@@ -42,13 +44,13 @@ def test_what_is_wrong_with_a_task_is_said_of_it(file: TaskFile, capsys: pytest.
     assert status == 1
     broken = "infrastructure"
     assert {name.removeprefix("test:"): list(line["states"].values()) for name, line in lines.items()} == {
-        "fine": [0, 0, 0, 1],
-        "gold-fails": [0, 0, 0, 0],
-        "weak": [0, 1, 1, 1],
-        "no-image": [broken] * 4,
-        "gold-does-not-apply": [0, 0, 0, 0],
-        "not-a-repository": [broken] * 4,
-        "no-gold": [0, 0, 0, broken],
+        "fine": [0, 0, 0, 1, 1],
+        "gold-fails": [0, 0, 0, 0, 0],
+        "weak": [0, 1, 1, 1, 1],
+        "no-image": [broken] * 5,
+        "gold-does-not-apply": [0, 0, 0, 0, 0],
+        "not-a-repository": [broken] * 5,
+        "no-gold": [0, 0, 0, broken, broken],
     }
     reasons = {
         "fine": "",
@@ -75,11 +77,13 @@ def prober_of(
 ) -> Prober:
     return Prober(
         grader=grader or Grader(sandboxes),
+        submitter=Submitter(sandboxes, Grader(sandboxes)),
         calibrator=calibrator,
         sandboxes=sandboxes,
         logs=Outputs(json=None, passing=None, min_control="none", logs=LogDirectory(None)),
         limits=Limits(),
         num_repeats=num_repeats,
+        agent_config=read_agent([str(DEFAULT_AGENT)]),
         image_fix="",
     )
 
@@ -110,6 +114,7 @@ def test_a_failure_of_the_infrastructure_among_the_tries_makes_no_task_flaky() -
         "useless": [unsolved] * 2,
         "tests_only": [unsolved] * 2,
         "gold": [],
+        "agent": [solved],
     }
     reasons = [
         verification(task, Probed({**tries, "gold": gold}), seconds=1.0, verified_at=1.0).reason
@@ -168,11 +173,14 @@ async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandbo
     states = ["empty", "useless", "tests_only", "gold"]
     assert [name for name, _, _ in steps] == ["base commit", *states * 3]
     assert [done for _, done, _ in steps] == list(range(13))
-    assert {total for _, _, total in steps} == {14}, (
-        "and the controls, which a task that is paid without its fix does not get"
+    assert {total for _, _, total in steps} == {15}, (
+        "and the controls and the agent, which a task that is paid without its fix does not get"
     )
     found = verification(task, probed, seconds=1.0, verified_at=1.0)
-    assert (found.ok, found.states) == (False, {"empty": 0, "useless": 1, "tests_only": 1, "gold": 0})
+    assert (found.ok, found.states) == (
+        False,
+        {"empty": 0, "useless": 1, "tests_only": 1, "gold": 0, "agent": 0},
+    )
     assert "gold: flaky, 0 1 0 in 3 tries" in found.reason
 
 
@@ -184,7 +192,7 @@ def judged(verdict: Verdict, *, tests: dict[str, str] | None = None, log: str = 
     """A task whose states are all as they should be, with this told of the gold run."""
     reward = Reward(value=1.0, resolved=True, decided_by="", tests=tests or {}, log_tail=log)
     zero, one = Try(0, "", None), Try(1, "", reward)
-    tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [one]}
+    tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [one], "agent": [one]}
     return verification(make_task("none", verdict=verdict), Probed(tries), seconds=1.0, verified_at=1.0)
 
 
@@ -289,7 +297,13 @@ def test_each_kind_of_verdict_knows_which_of_its_tests_are_wrong(
 ) -> None:
     reward = Reward(value=0.0, resolved=False, decided_by="so", tests=tests)
     zero, wrong = Try(0, "", None), Try(0, "so", reward)
-    tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [wrong]}
+    tries: Tries = {
+        "empty": [zero],
+        "useless": [zero],
+        "tests_only": [zero],
+        "gold": [wrong],
+        "agent": [wrong],
+    }
     found = verification(make_task("none", verdict=verdict), Probed(tries), seconds=1.0, verified_at=1.0)
     assert found.reason == (
         "gold: 0 instead of 1 (so): the known solution does not solve it. "

@@ -14,7 +14,7 @@ from workers.tasksets.__main__ import main as import_tasks
 
 pytestmark = pytest.mark.docker
 
-EXPECTED = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1}
+EXPECTED = {"empty": 0, "useless": 0, "tests_only": 0, "gold": 1, "agent": 1}
 PYTEST = "#!/bin/bash\nset -e\ncd /workspace\npython3 -m pytest {}\n"
 ROW_SCRIPT = """#!/bin/bash
 set -uxo pipefail
