@@ -57,7 +57,8 @@ def patch_of(outcome: Outcome) -> bytes:
 def patch_source(outcome: Outcome) -> PatchSource:
     if not patch_of(outcome).strip():
         return ""
-    return "submission" if isinstance(outcome, Submitted) else "git_diff_fallback"
+    printed = isinstance(outcome, Submitted) and not outcome.from_tree
+    return "submission" if printed else "git_diff_fallback"
 
 
 def instance_id(task_id: str) -> str:
@@ -146,6 +147,7 @@ def rollout_facts(trajectory: Trajectory) -> Json:
         "member": request.member,
         "outcome": outcome_tag(trajectory.outcome),
         "patch_source": patch_source(trajectory.outcome),
+        "from_tree": trajectory.outcome.from_tree if isinstance(trajectory.outcome, Submitted) else "",
         "reward": None if reward is None else reward.value,
         "resolved": None if reward is None else reward.resolved,
         "version_first": min(versions, default=None),

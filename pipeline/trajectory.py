@@ -154,9 +154,12 @@ class Turn(Message, frozen=True, kw_only=True):
 
 
 class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
-    """The policy said it was done; the patch is what its submission printed."""
+    """The policy said it was done. The patch is what was graded: what its submission printed, or the tree's own difference."""
 
     patch: bytes
+    from_tree: str = (
+        ""  # why the tree's difference to the start was graded in place of what was printed; "": it was not
+    )
 
 
 class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):
@@ -275,7 +278,7 @@ class Trajectory(JobResult[RolloutRequest], frozen=True, kw_only=True):
 class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     """The fields that listing and admission need, without the body: about 600 bytes.
 
-    `outcome` is as `outcome_tag` gives it: "submitted", "exhausted:turns", "failed:sandbox".
+    `outcome` is as `outcome_tag` gives it: "submitted", "submitted:tree", "exhausted:turns", "failed:sandbox".
     """
 
     purpose: Purpose
@@ -396,8 +399,8 @@ def tag_of(trajectory: Trajectory) -> str:
 def outcome_tag(outcome: Outcome) -> str:
     """One word for a table: the ending, and which limit or boundary."""
     match outcome:
-        case Submitted():
-            return "submitted"
+        case Submitted(from_tree=from_tree):
+            return "submitted:tree" if from_tree else "submitted"
         case Exhausted(limit=limit):
             return f"exhausted:{limit}"
         case Failed(boundary=boundary):

@@ -29,6 +29,7 @@ from pipeline.trajectory import (
     Turn,
 )
 from workers.agent.loop import Policy, Watcher, play
+from workers.agent.submission import Submission
 from workers.agent.times import EpisodeTimes, TimedPolicy, TimedSandbox
 from workers.sandbox.protocol import Sandbox, Sandboxes
 
@@ -51,6 +52,8 @@ class PatchGrader(Protocol):
 
     For an infrastructure failure it raises GraderError and never returns a reward.
     """
+
+    async def can_apply(self, claim: Claim, patch: bytes) -> bool: ...
 
     async def grade(self, claim: Claim, patch: bytes) -> Reward: ...
 
@@ -128,13 +131,15 @@ async def _play_and_grade(
             outcome = Exhausted(limit="sandbox", patch=b"")
     status.phase = "grading"
     with span("grade"), times.spent("grade"):
+        if isinstance(outcome, Submission):
+            outcome = await outcome.chosen(claim, grader)
         reward = await grader.grade(claim, outcome.patch)
     return outcome, reward
 
 
 async def _player(
     claim: Claim, policies: Policies, played: _Played, progress: Watcher
-) -> Callable[[Sandbox], Awaitable[Submitted | Exhausted]]:
+) -> Callable[[Sandbox], Awaitable[Submission | Submitted | Exhausted]]:
     """The function that plays the episode in a sandbox: with the agent program that the request names, or with the built-in loop."""
     request, times = claim.request, played.times
     if request.harness is None:

@@ -233,7 +233,9 @@ def _ending(trajectory: Trajectory, ink: Ink) -> str:
                 return ink.faint("no patch")
             rollout_text = patch.decode(errors="replace").rstrip("\n")
             coloured = [indented(_patch_line(line, ink)) for line in rollout_text.split("\n")]
-            return "\n".join([ink.bold(f"patch, {len(patch):,} bytes"), *coloured])
+            why = trajectory.outcome.from_tree if isinstance(trajectory.outcome, Submitted) else ""
+            heading = f"patch, {len(patch):,} bytes" + (f", from the tree, because {why}" if why else "")
+            return "\n".join([ink.bold(heading), *coloured])
         case Failed(boundary=boundary, message=message):
             return one_line(ink.bad(f"failed at {boundary}: {message}"))
 

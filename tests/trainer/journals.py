@@ -28,6 +28,7 @@ class Run:
         fate: Fate = "trained",
         missing: int = 0,
         control: str = "",
+        outcome: str = "submitted",
     ) -> list[str]:
         ids: list[str] = []
         for member, reward in enumerate(rewards):
@@ -43,7 +44,7 @@ class Run:
                     group_size=len(rewards) + missing,
                     fate=fate if reward is not None else "failed",
                     cursor=cursor,
-                    outcome="submitted" if reward is not None else "failed:sandbox",
+                    outcome=outcome if reward is not None else "failed:sandbox",
                     reward=reward,
                     finished_at=float(self.episodes),
                     control=control,

@@ -224,6 +224,14 @@ def test_each_weight_version_has_a_line_for_each_held_out_set(
     assert lines[1][-2:] == ["7", "submitted"]
 
 
+def test_episodes_whose_tree_was_graded_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.step(1, [*run.group(0, [1.0, 0.0], outcome="submitted:tree"), *run.group(1, [1.0])])
+    run.write()
+    report.main([str(run.directory)])
+    line = "from the tree         2 of 3 episodes, because what the agent printed was no whole patch"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_the_table_gives_percent_with_intervals_and_pairs_held_out_tasks(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

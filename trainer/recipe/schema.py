@@ -43,6 +43,7 @@ AlarmKind = Literal[
     "signal_is_masked",
     "format_errors_rise",
     "format_errors_prevail",
+    "trees_rise",
     "entropy_collapses",
     "judge_is_gamed",
     "disk_fills",
@@ -465,6 +466,9 @@ class AlarmsRecipe(Table, frozen=True, kw_only=True):
     format_error_rise: AlarmShare = 0.2
     # Limit of format_errors_prevail: format errors ended this share of the last 20 training episodes, from the first on.
     format_error_share: AlarmShare = 0.9
+    # Limit of trees_rise: the share of training episodes whose tree was graded in place of what the agent printed is this far above the
+    # lowest before, and the difference is larger than chance explains.
+    tree_rise: AlarmShare = 0.1
     # Limit of entropy_collapses: the mean entropy of the last window is below this share of the first one's.
     entropy_share: AlarmShare = 0.1
     # Watch for judge_is_gamed: the judge's scores are higher than in the first window while rewards are lower, and both differences
@@ -490,6 +494,7 @@ class AlarmsRecipe(Table, frozen=True, kw_only=True):
             "signal_is_masked": self.masked_signal_share,
             "format_errors_rise": self.format_error_rise,
             "format_errors_prevail": self.format_error_share,
+            "trees_rise": self.tree_rise,
             "entropy_collapses": self.entropy_share,
             "judge_is_gamed": self.judge_gaming,
             "disk_fills": self.disk_free_bytes,

@@ -91,6 +91,9 @@ CLEAR_SHARE = 0.8
 FORMAT_ERRORS = "exhausted:format_errors"
 """The outcome of an episode that format errors ended."""
 
+FROM_TREE = "submitted:tree"
+"""The outcome of an episode whose printed patch was not graded, but its tree's own difference."""
+
 NUM_LAST_EPISODES = 20
 """The share of these episodes that format errors ended is known without a step: a policy that writes nonsense never reaches one."""
 
@@ -128,11 +131,14 @@ class Alarms:
         self._lags = StepWindows(window)
         self._masked = StepWindows(window)  # shares of the signal, masked or vetoed
         self._entropies = StepWindows(window)
-        self._format_errors = StepWindows(window)  # shares of the episodes since the step before
+        # Shares of the episodes since the step before.
+        self._format_errors = StepWindows(window)
+        self._from_tree = StepWindows(window)
         self._scores = StepWindows(window)
         self._judged_rewards = StepWindows(window)  # mean rewards of the steps in `_scores`
         self._num_episodes = 0  # training episodes since the last step
         self._num_format_errors = 0  # number of these that format errors ended
+        self._num_from_tree = 0  # number of these whose tree was graded
         self._last_episodes = deque[bool](maxlen=NUM_LAST_EPISODES)  # whether format errors ended each
         self._best_heldout: dict[str, EvaluationRow] = {}  # best result by the name of what was evaluated
         self._firing: dict[tuple[str, str], AlarmRow] = {}
@@ -188,6 +194,7 @@ class Alarms:
         if isinstance(row, EpisodeRow) and row.purpose == "train" and row.reward is not None:
             self._num_episodes += 1
             self._num_format_errors += row.outcome == FORMAT_ERRORS
+            self._num_from_tree += row.outcome == FROM_TREE
             self._last_episodes.append(row.outcome == FORMAT_ERRORS)
             return _prevailing_format_errors(self._last_episodes, self._recipe.format_error_share)
         return []
@@ -206,7 +213,8 @@ class Alarms:
             self._judged_rewards.add(row.reward_mean)
         if self._num_episodes:
             self._format_errors.add(self._num_format_errors / self._num_episodes)
-        self._num_episodes = self._num_format_errors = 0
+            self._from_tree.add(self._num_from_tree / self._num_episodes)
+        self._num_episodes = self._num_format_errors = self._num_from_tree = 0
 
     def _step_conditions(self) -> list[Condition]:
         recipe = self._recipe
@@ -215,7 +223,13 @@ class Alarms:
             _gap(self._gaps, recipe),
             _lag(self._lags, recipe.lag_share * self._max_lag_versions),
             _masked(self._masked, recipe.masked_signal_share),
-            _format_errors(self._format_errors, recipe.format_error_rise),
+            _rise("format_errors_rise", "format errors ended", self._format_errors, recipe.format_error_rise),
+            _rise(
+                "trees_rise",
+                "the tree was graded in place of what was printed in",
+                self._from_tree,
+                recipe.tree_rise,
+            ),
             _entropy(self._entropies, recipe.entropy_share),
             _gaming(self._scores, self._judged_rewards),
         )
@@ -301,17 +315,18 @@ def _masked(shares: StepWindows, most: float) -> Condition | None:
     return _condition("signal_is_masked", shares.last.value, most, text)
 
 
-def _format_errors(shares: StepWindows, most: float) -> Condition | None:
+def _rise(kind: AlarmKind, what: str, shares: StepWindows, most: float) -> Condition | None:
+    """The condition on a share of the training episodes, of which `what` happened."""
     lowest, last = shares.lowest_before, shares.last
     if lowest is None or last is None:
         return None
     rise = last.value - lowest.value
     text = (
-        f"format errors ended {last.value:.0%} of the training episodes of the last {shares.size} steps; "
+        f"{what} {last.value:.0%} of the training episodes of the last {shares.size} steps; "
         f"it was {lowest.value:.0%} in the best {shares.size} steps before"
     )
     return Condition(
-        "format_errors_rise",
+        kind,
         is_on=rise > most and differ(last, lowest, TAIL_OF_EXTREME),
         is_over=rise <= CLEAR_SHARE * most,
         text=text,

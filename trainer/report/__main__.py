@@ -55,6 +55,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
             or "none yet"
         ),
         f"{'controls':<22}{_controls(summary)}",
+        *_from_tree_lines(summary),
         f"{'requests':<22}{summary.lost} lost, {summary.trained_twice} trained twice, "
         f"{summary.dead} dead, {'at least ' if summary.state in UNCOUNTED else ''}{summary.open} open",
         *_evaluation_lines(summary.evaluations),
@@ -163,6 +164,15 @@ def _context(costs: ContextCosts, num_episodes: int) -> list[str]:
             f"{costs.num_unique_tokens:,}: {times:.2f} times as many"
         )
     return lines
+
+
+def _from_tree_lines(summary: RunSummary) -> Iterator[str]:
+    """The line about episodes whose tree was graded; nothing if there are none."""
+    if summary.num_from_tree:
+        yield (
+            f"{'from the tree':<22}{summary.num_from_tree:,} of {summary.episodes:,} episodes, "
+            "because what the agent printed was no whole patch"
+        )
 
 
 def _controls(summary: RunSummary) -> str:

@@ -35,6 +35,7 @@ from pipeline.journal.rows import (
     StepRow,
 )
 from trainer.judge import JudgeQuality, judge_quality
+from trainer.records.alarms import FROM_TREE
 from trainer.records.run_directory import State, read_state
 from trainer.records.statistics import pooled
 from trainer.report.habits import AFTER, HabitReport, habit_report
@@ -236,6 +237,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     state_sentence: str
     # Training episodes whose tests passed, by the result of their control runs ("refuted": the reward is 0).
     controls: dict[str, int] = {}
+    num_from_tree: int = 0  # training episodes whose tree was graded in place of what the agent printed
     drift: DriftReport = DriftReport()
     provenance: Provenance = Provenance()
     context: ContextCosts = ContextCosts()
@@ -299,6 +301,7 @@ def summarize(run_dir: Path) -> RunSummary:
         state=state.state,
         state_sentence=state.sentence,
         controls=dict(Counter(row.control for row in episodes if row.control)),
+        num_from_tree=sum(row.outcome == FROM_TREE for row in episodes),
         drift=drift_report(read(directory, AuditRow)),
         provenance=_provenance(steps, counts),
         context=context_costs(episodes, steps),

@@ -1,18 +1,12 @@
-"""Runs an agent's commands as its file specifies; their outputs become observations or the submission.
-
-A submission is defined as in mini-swe-agent: exit status 0 and a sentinel as the first line of the output. Everything after it, byte for
-byte, is the patch. `exact` uses upstream's own reading instead: the output as text, in which all line ends become "\n" and lines end at any
-line end of Unicode; before 1.17, any exit status.
-"""
+"""Runs an agent's commands as its file specifies; their outputs become observations, or the submission (submission.py)."""
 
 import shlex
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from pipeline.agent.config import OUR_INTERPRETER, AgentConfig
-from pipeline.agent.upstream import Version
 from pipeline.trajectory import Observation
-from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
+from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult, PatchCheck
 
 # Bytes kept of each end of an output in exact mode; upstream keeps all of it.
 EXACT_KEEP_BYTES = 16 * 1024 * 1024
@@ -34,6 +28,10 @@ class AgentSandbox(Protocol):
 
     async def diff(self) -> bytes:
         """All changes against the base commit, new files included, as a git patch."""
+        ...
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        """Whether git can apply the printed patch to the base commit. It kills all running processes of the sandbox."""
         ...
 
 
@@ -69,12 +67,6 @@ class CommandRunner:
         return f"{there}exec {shlex.join([*self.interpreter, command])}"
 
 
-SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-SENTINEL_OF_1 = "MINI_SWE_AGENT_FINAL_OUTPUT"  # 1.x accepts this one too
-SENTINELS = (SENTINEL.encode(), SENTINEL_OF_1.encode())
-FIRST_LINE_CHARS = 4096
-
-
 class ElidedText(str):
     """A text without its middle. Its length is that of the whole text, so that templates print the right number of omitted characters."""
 
@@ -87,29 +79,6 @@ class ElidedText(str):
 
     def __len__(self) -> int:
         return super().__len__() + self.dropped_chars
-
-
-def submission(result: CommandResult) -> bytes | None:
-    """The patch that this output submits; None if it submits nothing."""
-    first_line, _, rest = result.output.lstrip().partition(b"\n")
-    return rest if result.exit_code == 0 and first_line.strip() in SENTINELS else None
-
-
-def exact_submission(result: CommandResult, version: Version) -> bytes | None:
-    """The patch that this output submits under mini-swe-agent's own rules."""
-    if result.exit_code is None or (result.exit_code != 0 and version != "1.12"):
-        return None
-    text = text_of(result, exact=True).lstrip()
-    first_line = next(iter(text[:FIRST_LINE_CHARS].splitlines(keepends=True)), "")
-    sentinels = (SENTINEL,) if version == "2.4" else (SENTINEL, SENTINEL_OF_1)
-    return text[len(first_line) :].encode() if first_line.strip() in sentinels else None
-
-
-async def submitted(result: CommandResult, config: AgentConfig, sandbox: AgentSandbox) -> bytes | None:
-    """The patch that an agent submits with this output; None if it submits nothing. Raises SandboxError."""
-    patch = exact_submission(result, config.upstream) if config.exact else submission(result)
-    # A patch too long for the sandbox to keep has lost its middle: it is read from the repository instead.
-    return await sandbox.diff() if patch is not None and result.dropped_bytes else patch
 
 
 def text_of(result: CommandResult, *, exact: bool) -> str:

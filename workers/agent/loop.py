@@ -20,9 +20,10 @@ from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
 from pipeline.telemetry import span
-from pipeline.trajectory import Action, Exhausted, Submitted, Turn
-from workers.agent.commands import AgentSandbox, CommandRunner, observe, submitted, text_of
+from pipeline.trajectory import Action, Exhausted, Turn
+from workers.agent.commands import AgentSandbox, CommandRunner, observe, text_of
 from workers.agent.reply import BashCommand, FormatError, read_reply
+from workers.agent.submission import Submission, submitted
 from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end
@@ -70,7 +71,7 @@ async def play(
     sandbox: AgentSandbox,
     turns: list[Turn],
     watcher: Watcher,
-) -> Submitted | Exhausted:
+) -> Submission | Exhausted:
     """Play `request` to its end. Appends to `turns`.
 
     Raises RequestError for an agent config that cannot be used, and the errors of policy and sandbox.
@@ -80,7 +81,7 @@ async def play(
     await start_up(request, config, runner)
     episode = _Play(request, config, policy, runner, turns, watcher)
     ending = await episode.run()
-    if isinstance(ending, Submitted):
+    if isinstance(ending, Submission):
         return ending
     with span("diff"):
         return Exhausted(limit=ending, patch=b"" if config.exact else await sandbox.diff())
@@ -116,7 +117,7 @@ class _Play:
     format_errors: int = 0  # number of consecutive ones
     started_at: float = field(default_factory=time.monotonic)
 
-    async def run(self) -> Submitted | Limit:
+    async def run(self) -> Submission | Limit:
         messages = self._opening()
         while len(self.turns) < self._max_turns:
             with span("turn", number=len(self.turns) + 1):
@@ -126,7 +127,7 @@ class _Play:
             messages = result
         return "turns"
 
-    async def _turn(self, messages: list[ChatMessage]) -> list[ChatMessage] | Submitted | Limit:
+    async def _turn(self, messages: list[ChatMessage]) -> list[ChatMessage] | Submission | Limit:
         """Gets a reply to `messages`, and returns the next messages, or the end of the episode."""
         turn = await self._sample(messages)
         if not isinstance(turn, Turn):
@@ -162,7 +163,7 @@ class _Play:
             return "wall_s"
         return turn or "context"
 
-    async def _act(self, turn: Turn) -> Submitted | list[ChatMessage]:
+    async def _act(self, turn: Turn) -> Submission | list[ChatMessage]:
         """Run the turn's commands; returns the next messages to the policy, or the submission."""
         with span("read commands"):
             commands = await read_reply(turn, self.config)
@@ -178,9 +179,9 @@ class _Play:
             results.append(result)
             if result is None:
                 continue
-            patch = await submitted(result, self.config, self.runner.sandbox)
-            if patch is not None:
-                return Submitted(patch=patch)
+            submission = await submitted(result, self.config, self.runner.sandbox)
+            if submission is not None:
+                return submission
             seen = observe(
                 result,
                 limit_chars=self.request.limits.observation_chars,

@@ -10,7 +10,7 @@ from pipeline.part_times import PartTimes
 from pipeline.trajectory import EpisodeSeconds, Turn
 from workers.agent.commands import AgentSandbox
 from workers.agent.loop import Policy
-from workers.sandbox.protocol import CommandResult
+from workers.sandbox.protocol import CommandResult, PatchCheck
 
 EpisodePart = Literal["open", "policy", "command", "program", "close", "grade", "other"]
 
@@ -75,3 +75,7 @@ class TimedSandbox:
     async def diff(self) -> bytes:
         with self.times.spent("command"):
             return await self.sandbox.diff()
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        with self.times.spent("command"):
+            return await self.sandbox.check(printed)

@@ -25,6 +25,7 @@ from workers.grading import steps
 from workers.grading.container import LOG_KEEP_BYTES, FinishedTests, GradingContainer, OutOfTime, PatchRun
 from workers.grading.controls.drawing import Chance, few
 from workers.grading.controls.placing import NotAsCalibrated, alike
+from workers.grading.defence.before import NOT_APPLIED
 from workers.grading.defence.control import Controls, as_expected
 from workers.grading.defence.survey import Surveys
 from workers.grading.steps import StepFailed, failed_step
@@ -63,6 +64,21 @@ class Grader:
         """The same, with the whole log; the reward contains only its end."""
         tested = await self._grade(claim, patch)
         return Graded(tested.reward, tested.log.decode())
+
+    async def can_apply(self, claim: Claim, patch: bytes) -> bool:
+        """Whether any of the ways to apply a patch takes this one. No test runs. Raises the errors of `grade`."""
+        check(claim.request.task)
+        calibration = _calibration(claim) or Calibration()
+        with _as_grader_errors():
+            async with self._sandboxes.open(claim, role="grade") as sandbox:
+                limits = claim.request.limits
+                container = GradingContainer(
+                    claim, sandbox, patch, Marks(), limits, calibration, self._surveys
+                )
+                try:
+                    return (await container.apply()).fault != NOT_APPLIED
+                except (StepFailed, CannotWrite, SandboxRuined):
+                    return True  # grading decides whose fault that is
 
     async def _grade(self, claim: Claim, patch: bytes) -> PatchRun:
         check(claim.request.task)

@@ -21,7 +21,7 @@ from pipeline.task import Task
 from pipeline.telemetry import span
 from workers.docker.host import AGENT_IMAGE, SOURCE
 from workers.leaks.find import Leak, cleaning, find_leaks, hiding
-from workers.sandbox.git import CONFIGURE_AGENT, HEAD
+from workers.sandbox.git import CONFIGURE_AGENT, START, StartState
 from workers.sandbox.protocol import Sandbox
 from workers.sandbox.setup import is_exact, set_up
 
@@ -139,8 +139,8 @@ class AgentImages:
                 await set_up(sandbox, task)
             # After the setup, which is to find git as it does where the patch is graded.
             configuring = "" if is_exact(claim.request) else CONFIGURE_AGENT
-            head = await sandbox.run(hiding(task) + configuring + HEAD, timeout_s=HIDE_S)
-        sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
+            start = await sandbox.run(hiding(task) + configuring + START, timeout_s=HIDE_S)
+        sandbox.start = StartState.read(start.output)
         return sandbox
 
     async def _cleaned(self, claim: Claim) -> str:

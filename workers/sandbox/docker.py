@@ -28,7 +28,7 @@ from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, 
 from workers.harness.volumes import HarnessVolumes
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.containers import ContainerApi, ContainerSpec
-from workers.sandbox.git import HEAD, TRUST, diff_since
+from workers.sandbox.git import NOTHING_PRINTED, START, TRUST, StartState, ended
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
@@ -38,6 +38,7 @@ from workers.sandbox.protocol import (
     CommandResult,
     LastResult,
     Misconfigured,
+    PatchCheck,
     Role,
     Sandbox,
     is_starved,
@@ -51,6 +52,7 @@ ContainerRole = Role | Literal["clean"]
 """The purpose of a container. "clean": an image for agents is made of it."""
 
 NOTES_KEEP_BYTES = 16 * 1024 * 1024  # bytes kept of each end of the side channel's content
+PRINTED = "/swerve-git/printed"
 # Bytes kept of each end of a diff. A longer one loses its middle and cannot be applied; encoding a diff holds up the event loop in
 # proportion to its size.
 PATCH_KEEP_BYTES = 16 * 1024 * 1024
@@ -75,7 +77,7 @@ class DockerSandbox:
     ) -> None:
         self.id = name
         self.image = image
-        self.head = ""
+        self.start = StartState("", 0)
         self._api = api
         self._shell = shell
         self._is_finishing = False
@@ -113,11 +115,25 @@ class DockerSandbox:
     async def diff(self) -> bytes:
         await self._shell.clear()
         result = await self._shell.run(
-            diff_since(self.head), timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES, plain=True
+            self.start.difference, timeout_s=DIFF_S, keep_bytes=PATCH_KEEP_BYTES, plain=True
         )
         if result.exit_code is None and is_starved(result):
             raise SandboxError(f"git diff took longer than {DIFF_S:.0f} s on a machine without CPU for it")
         return result.output if result.exit_code == 0 else b""
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        await self._shell.clear()
+        files = [File(path=PRINTED, content=ended(printed) if printed.strip() else b"")]
+        command = f"{writing(files, self.workdir)}\n{self.start.checking(PRINTED)}"
+        if not fits(command):
+            await self.put(files)
+            command = self.start.checking(PRINTED)
+        result = await self.run(command, timeout_s=DIFF_S, plain=True)
+        if result.exit_code is None and is_starved(result):
+            raise SandboxError(f"git apply took longer than {DIFF_S:.0f} s on a machine without CPU for it")
+        if result.exit_code == NOTHING_PRINTED:
+            return "moved"
+        return "" if result.exit_code == 0 else "unreadable"
 
     async def put(self, files: Sequence[File]) -> None:
         if not files:
@@ -208,8 +224,8 @@ class DockerSandboxes:
         async with self._start(claim, role, task.image) as sandbox:
             with span("set up"):
                 await set_up(sandbox, task)
-                head = await sandbox.run(TRUST + HEAD, timeout_s=OPEN_S)
-            sandbox.head = head.output.decode().strip() if head.exit_code == 0 else ""
+                start = await sandbox.run(TRUST + START, timeout_s=OPEN_S)
+            sandbox.start = StartState.read(start.output)
             yield sandbox
 
     async def placed(self, task: Task) -> Task:

@@ -1,6 +1,7 @@
 """Git commands for use inside a container. They ignore configuration that the image or the agent may have left."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -35,10 +36,13 @@ GIT_VARIABLES = (
 GIT = f"unset {' '.join(GIT_VARIABLES)}\n{(_HERE / 'git.sh').read_text()}"
 """The shell function `git`, with which every script here begins."""
 
+_TREE = (_HERE / "tree.sh").read_text()
+
 COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 """The shell functions `stage_all` and `commit_tree`. They go after GIT."""
 
-HEAD = GIT + "git rev-parse --verify HEAD 2>/dev/null"
+START = GIT + "git rev-parse --verify HEAD 2>/dev/null && date +%s"
+"""Prints HEAD, and the container's time in seconds."""
 
 # In the system's file, which no HOME replaces, and in the user's, which another installation of git reads too.
 _TRUST = """trust() {
@@ -55,14 +59,41 @@ CONFIGURE_AGENT = _TRUST + (_HERE / "agent_git.sh").read_text()
 """Changes the image's configuration of git for an agent. It prints nothing and ends with any status."""
 
 
-def diff_since(commit: str) -> str:
-    """The command that prints the workdir's changes since `commit`, new files included, as a git patch."""
-    return f"""{GIT}
-rm -f .git/index.lock
-git add --all --ignore-errors >/dev/null 2>&1
-git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames \\
-  --src-prefix=a/ --dst-prefix=b/ {commit or "HEAD"} 2>/dev/null
-"""
+NOTHING_PRINTED, UNREADABLE = 70, 71  # statuses of `checking`
+
+
+@dataclass(frozen=True, slots=True)
+class StartState:
+    """The state in which an agent finds a repository."""
+
+    commit: str  # "" outside a repository
+    at_s: int  # Unix seconds, by the container's clock
+
+    @classmethod
+    def read(cls, printed: bytes) -> "StartState":
+        """The start that START printed."""
+        words = printed.decode().split()
+        return cls(words[0], int(words[1])) if len(words) == 2 else cls("", 0)
+
+    @property
+    def difference(self) -> str:
+        """The command that prints the workdir's changes since then as a git patch, new files included."""
+        return f"{self._functions}print_difference"
+
+    def checking(self, path: str) -> str:
+        """The command that checks the printed patch in the file `path`. Its status is NOTHING_PRINTED if it is empty although HEAD has
+        moved, UNREADABLE if git cannot apply it to the commit, and otherwise 0.
+        """
+        return f"{self._functions}check_printed {path}"
+
+    @property
+    def _functions(self) -> str:
+        return f"{GIT}{_TREE}START={self.commit} SINCE={self.at_s}\n"
+
+
+def ended(patch: bytes) -> bytes:
+    """`patch` with the last newline that it may lack, without which git calls it corrupt."""
+    return patch if patch.endswith(b"\n") else patch + b"\n"
 
 
 def no_repository(workdir: str, image: str, elsewhere: Sequence[str] = ()) -> str:

@@ -12,8 +12,11 @@ from typing import Literal, Protocol
 from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.task import File
+from workers.sandbox.git import StartState
 
 Role = Literal["agent", "grade"]
+PatchCheck = Literal["", "moved", "unreadable"]
+"""The result of `Sandbox.check`; "": nothing is wrong."""
 
 # Factor on the wall limit of a grading, up to which it may continue while its tests get CPU time.
 BUSY_FACTOR = 4.0
@@ -66,7 +69,7 @@ class Sandbox(Protocol):
     into SandboxRuined.
     """
 
-    head: str  # commit that HEAD was at the start; "" outside a repository
+    start: StartState  # the repository as the sandbox's user found it
 
     @property
     def id(self) -> str:
@@ -118,9 +121,16 @@ class Sandbox(Protocol):
         ...
 
     async def diff(self) -> bytes:
-        """The workdir's changes since `head` as a git patch, untracked files included. It kills all running processes of the sandbox.
+        """The workdir's changes since the start as a git patch, untracked files included. It kills all running processes of the sandbox.
 
         Empty if the repository was damaged so that git refuses, or made so large or so slow that git does not end in time.
+        """
+        ...
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        """Whether git can apply `printed`, a patch that an agent printed, to the start. It kills all running processes of the sandbox.
+
+        "moved": it is blank, and HEAD has moved from the start. "unreadable": git cannot apply it.
         """
         ...
 

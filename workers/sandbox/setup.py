@@ -10,7 +10,7 @@ from pipeline.agent.config import load_agent
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import RolloutRequest
 from pipeline.task import File, Task
-from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, TRUST
+from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, TRUST, ended
 from workers.sandbox.protocol import Sandbox
 
 SETUP_S = 1800.0  # limit for the setup script, which may install things
@@ -78,7 +78,7 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
     if task.setup_script.strip():
         await _run_script(sandbox, task)
     if task.setup_patch.strip():
-        await sandbox.put([File(path=PATCH, content=_with_newline(task.setup_patch))])
+        await sandbox.put([File(path=PATCH, content=ended(task.setup_patch))])
     if task.setup_script.strip() or task.setup_patch.strip():
         await _commit_changes(sandbox, task)
 
@@ -108,10 +108,6 @@ async def _commit_changes(sandbox: Sandbox, task: Task) -> None:
     raise SandboxError(
         f"committing the setup of {task.id} ended with status {result.exit_code}: {_tail(result.output)}"
     )
-
-
-def _with_newline(patch: bytes) -> bytes:
-    return patch if patch.endswith(b"\n") else patch + b"\n"
 
 
 def _tail(output: bytes) -> str:

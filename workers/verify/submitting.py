@@ -21,8 +21,10 @@ from pipeline.agent.option import instructions
 from pipeline.errors import GraderError
 from pipeline.request import Claim, Limits
 from pipeline.task import File, Task
-from workers.agent.commands import SENTINEL, SENTINEL_OF_1, CommandRunner, submitted
+from pipeline.trajectory import Submitted
+from workers.agent.commands import CommandRunner
 from workers.agent.loop import start_up
+from workers.agent.submission import SENTINEL, SENTINEL_OF_1, submitted
 from workers.grading.defence import witness
 from workers.grading.grade import Graded
 from workers.rollout import agents_claim
@@ -85,6 +87,8 @@ class OpensSandboxes(Protocol):
 class GradesWithLog(Protocol):
     """The production grader. Raises RolloutError; never returns a verdict for an infrastructure failure."""
 
+    async def can_apply(self, claim: Claim, patch: bytes) -> bool: ...
+
     async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded: ...
 
 
@@ -108,7 +112,8 @@ class Submitter:
     grader: GradesWithLog
 
     async def grade(self, claim: Claim, fix: bytes) -> Graded:
-        """The verdict on the known fix that an agent submits. `decided_by` of a 0 says what was lost on the way.
+        """The verdict on the known fix that an agent submits. `decided_by` also says of a 0 what was lost on the way, and why the tree was
+        graded if it was.
 
         Raises RolloutError.
         """
@@ -122,21 +127,30 @@ class Submitter:
             await start_up(claim.request, config, runner)
             unwritten = await _make(sandbox, runner, wanted)
             result = await runner.run(command, timeout_s=limits.command_s)
-            patch = await submitted(result, config, sandbox)
-            graded = await self.grader.grade_with_log(claim, patch or b"")
+            submission = await submitted(result, config, sandbox)
+            outcome = await submission.chosen(claim, self.grader) if submission else Submitted(patch=b"")
+            patch = outcome.patch
+            graded = await self.grader.grade_with_log(claim, patch)
+            if outcome.from_tree:
+                graded = _with_why(
+                    graded, f"the tree's own difference was graded, because {outcome.from_tree}"
+                )
             if graded.reward.resolved:
                 return graded
-            lost = unwritten or _unsubmitted(command, result, patch)
+            lost = unwritten or ("" if submission else _unsubmitted(command, result))
             if not lost:
-                arrived = await self._tree(claim, patch or b"", paths)
-                lost = await _losses(sandbox, wanted, arrived, patch or b"", graded)
-        why = f"{graded.reward.decided_by}; {lost}"
-        return Graded(replace(graded.reward, decided_by=why), graded.log)
+                arrived = await self._tree(claim, patch, paths)
+                lost = await _losses(sandbox, wanted, arrived, patch, graded)
+        return _with_why(graded, lost)
 
     async def _tree(self, claim: Claim, patch: bytes, paths: Sequence[str]) -> Tree:
         """The files at `paths` where the grader has applied `patch`."""
         async with fixed(self.sandboxes, claim, patch) as sandbox:
             return await _read(sandbox, paths)
+
+
+def _with_why(graded: Graded, why: str) -> Graded:
+    return Graded(replace(graded.reward, decided_by=f"{graded.reward.decided_by}; {why}"), graded.log)
 
 
 async def _read(sandbox: Sandbox, paths: Sequence[str]) -> Tree:
@@ -190,12 +204,10 @@ def _making(content: str, path: str, node: Node) -> str:
     return f"{clear} && cat {content} >{place} && {{ {mode}; }}"
 
 
-def _unsubmitted(command: str, result: CommandResult, patch: bytes | None) -> str:
-    """Why the command submits no patch; "" if it submits one."""
-    if patch is None:
-        ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
-        return f"nothing was submitted: `{command}` {ended} and printed {_shown(result)!r}"
-    return ""
+def _unsubmitted(command: str, result: CommandResult) -> str:
+    """Why the command submits nothing."""
+    ended = "took too long" if result.exit_code is None else f"ended with status {result.exit_code}"
+    return f"nothing was submitted: `{command}` {ended} and printed {_shown(result)!r}"
 
 
 # Settings of a repository that change what a difference looks like, or which files it has.

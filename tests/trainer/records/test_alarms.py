@@ -72,6 +72,10 @@ def format_errors(step: int, is_bad: bool) -> list[Row]:
     return [episode(step, "exhausted:format_errors" if is_bad else "submitted"), row(step, 0.5)]
 
 
+def trees(step: int, is_bad: bool) -> list[Row]:
+    return [episode(step, "submitted:tree" if is_bad else "submitted"), row(step, 0.5)]
+
+
 def entropy(step: int, is_bad: bool) -> list[Row]:
     return [replace(row(step, 0.5), entropy=0.01 if is_bad else 0.5)]
 
@@ -87,6 +91,7 @@ BY_KIND: dict[AlarmKind, Callable[[int, bool], list[Row]]] = {
     "lag_saturates": lag,
     "signal_is_masked": masked,
     "format_errors_rise": format_errors,
+    "trees_rise": trees,
     "entropy_collapses": entropy,
     "judge_is_gamed": judge,
 }
@@ -117,6 +122,7 @@ def test_an_alarm_begins_once_is_over_once_and_begins_again_when_its_condition_r
         ("lag_saturates", AlarmsRecipe(window_steps=4)),
         ("signal_is_masked", AlarmsRecipe(window_steps=4, masked_signal_share=0)),
         ("format_errors_rise", AlarmsRecipe(window_steps=4, format_error_rise=0)),
+        ("trees_rise", AlarmsRecipe(window_steps=4, tree_rise=0)),
         ("entropy_collapses", AlarmsRecipe(window_steps=4, entropy_share=0)),
         ("judge_is_gamed", AlarmsRecipe(window_steps=4, judge_gaming=False)),
     ],

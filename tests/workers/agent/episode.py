@@ -16,12 +16,13 @@ from pipeline import artefacts
 from pipeline.chat import ChatMessage
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
-from pipeline.trajectory import Exhausted, Submitted, Turn
+from pipeline.trajectory import Exhausted, Turn
 from workers.agent.commands import AgentSandbox
 from workers.agent.loop import play
+from workers.agent.submission import Submission
 from workers.policy.replies import Replay, given_replies
 from workers.sandbox.exchange import Capped
-from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult
+from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult, PatchCheck
 
 AGENT = """
 agent:
@@ -141,6 +142,9 @@ class LocalShell:
     async def diff(self) -> bytes:
         return (await self.run("git add -A && git diff --cached HEAD", timeout_s=240)).output
 
+    async def check(self, printed: bytes) -> PatchCheck:
+        return ""
+
 
 @dataclass(slots=True)
 class Recorder:
@@ -181,7 +185,7 @@ class Silent:
 class Played:
     """An episode of given replies."""
 
-    outcome: Submitted | Exhausted
+    outcome: Submission | Exhausted
     turns: list[Turn]
     sent: list[list[dict[str, Any]]]  # messages of each query
 

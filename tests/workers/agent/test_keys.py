@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.trajectory import Exhausted, Submitted
+from pipeline.trajectory import Exhausted
 from tests.workers.agent import episode
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, played
+from workers.agent.submission import Submission
 
 EXACT = AGENT.replace("REFUSED: {{error}}", "REFUSED") + "swerve: {exact: true}\n"
 
@@ -168,7 +169,7 @@ async def test_what_the_sandbox_did_not_keep_is_counted_by_templates(shell: Loca
     )
     ended = await played(shell, agent, bash("head -c 3000000 /dev/zero | tr '\\0' x"), bash(SUBMIT))
     assert "\nxxx2999994xxx</output>" in ended.told[1][0]
-    assert isinstance(ended.outcome, Submitted)
+    assert isinstance(ended.outcome, Submission)
 
 
 async def test_a_template_without_a_limit_shows_more_to_an_exact_agent(shell: LocalShell) -> None:

@@ -11,9 +11,10 @@ from pipeline.errors import EngineError, RequestError, SandboxError
 from pipeline.message import unpack_int32s
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, read_bundle
-from pipeline.trajectory import Exhausted, Observation, Submitted, Turn
+from pipeline.trajectory import Exhausted, Observation, Turn
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, claim
 from workers.agent.loop import AgentSandbox, play
+from workers.agent.submission import Submission
 from workers.policy.render import Renderer
 from workers.policy.scripted import ScriptedPolicies
 from workers.sandbox.docker import DockerSandboxes
@@ -52,7 +53,7 @@ class Stage:
     turns: list[Turn] = field(default_factory=list[Turn])
     seen: Seen = field(default_factory=Seen)
 
-    async def play(self, *replies: str, claim: Claim) -> Submitted | Exhausted:
+    async def play(self, *replies: str, claim: Claim) -> Submission | Exhausted:
         policy = await ScriptedPolicies(self.bundle, replies, version=3).open(claim)
         return await play(
             claim.request, policy=policy, sandbox=self.shell, turns=self.turns, watcher=self.seen
@@ -98,9 +99,9 @@ FIX = "sed -i 's/a - b/a + b/' calc.py"
 
 async def test_what_is_printed_after_the_sentinel_is_submitted(stage: Stage) -> None:
     outcome = await stage.play(bash("cat calc.py"), bash(FIX), bash(SUBMIT), claim=claim())
-    assert isinstance(outcome, Submitted)
-    assert b"-    return a - b\n+    return a + b\n" in outcome.patch
-    assert outcome.patch == await stage.shell.diff()
+    assert isinstance(outcome, Submission)
+    assert b"-    return a - b\n+    return a + b\n" in outcome.printed
+    assert outcome.printed == await stage.shell.diff()
     assert stage.commands == ["cat calc.py", FIX, SUBMIT]
     assert stage.seen.num_told == stage.seen.num_replied == 3
     assert stage.seen.acted_turns == stage.turns
@@ -137,7 +138,7 @@ async def test_turns_are_one_unbroken_token_sequence(stage: Stage) -> None:
 
 async def test_a_reply_without_a_command_is_told_so_and_the_episode_goes_on(stage: Stage) -> None:
     outcome = await stage.play("I am not sure.", bash(SUBMIT), claim=claim())
-    assert outcome == Submitted(patch=b"")
+    assert outcome == Submission(b"")
     assert stage.turns[0].actions == ()
     assert "REFUSED: expected exactly 1 command, found 0" in stage.told(1)
 
@@ -167,7 +168,7 @@ async def test_a_step_limit_in_the_file_tightens_the_requests(stage: Stage) -> N
 # Quick: a command that takes too long is what the policy sees, not a failure.
 async def test_a_command_past_its_deadline_is_an_observation(stage: Stage) -> None:
     outcome = await stage.play(bash("echo started; sleep 60"), bash(SUBMIT), claim=claim(command_s=3.5))
-    assert isinstance(outcome, Submitted)
+    assert isinstance(outcome, Submission)
     seen = stage.observation(0)
     assert seen is not None
     assert (seen.exit_code, seen.output) == (None, "started\n")
@@ -226,8 +227,16 @@ async def test_a_submission_with_a_hole_in_it_is_replaced_by_the_repositorys_dif
 ) -> None:
     stage.shell = HoledShell(tmp_path)
     outcome = await stage.play(bash(FIX), bash("echo MINI_SWE_AGENT_FINAL_OUTPUT; echo part"), claim=claim())
-    assert isinstance(outcome, Submitted)
-    assert b"+    return a + b" in outcome.patch
+    assert isinstance(outcome, Submission)
+    assert b"+    return a + b" in outcome.tree
+    assert (await outcome.chosen(claim(), Unasked())).from_tree == "what was printed is too long to be kept"
+
+
+class Unasked:
+    """A grader that nobody should need."""
+
+    async def can_apply(self, claim: Claim, patch: bytes) -> bool:
+        raise AssertionError("asked")
 
 
 async def test_a_broken_sandbox_passes_through_and_leaves_what_was_sampled(
@@ -262,7 +271,8 @@ async def test_a_container_serves_as_the_shell(stage: Stage, task_image: str) ->
             outcome = await stage.play(bash("pwd; exit 4"), bash(submit), claim=held)
     finally:
         await sandboxes.close()
-    assert outcome == Submitted(patch=b"+\xff\r\n\n")
+    assert isinstance(outcome, Submission)
+    assert outcome.printed == b"+\xff\r\n\n"
     seen = stage.observation(0)
     assert seen is not None
     assert (seen.exit_code, seen.output) == (4, "/workspace\n")

@@ -1,36 +1,11 @@
 import pytest
 
-from workers.agent.commands import cut_middle, observe, submission
+from workers.agent.commands import cut_middle, observe
 from workers.sandbox.protocol import CommandResult
 
 
 def ended(output: bytes, exit_code: int | None = 0, dropped_bytes: int = 0) -> CommandResult:
     return CommandResult(exit_code, output, dropped_bytes, 0.1)
-
-
-@pytest.mark.parametrize(
-    "sentinel", [b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", b"MINI_SWE_AGENT_FINAL_OUTPUT"]
-)
-def test_all_that_follows_the_sentinel_is_the_patch_byte_for_byte(sentinel: bytes) -> None:
-    patch = b"diff --git a/x b/x\r\n+\xff\x00\n\n"
-    assert submission(ended(b" \n" + sentinel + b" \n" + patch)) == patch
-    assert submission(ended(sentinel)) == b""
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        ended(b"warning\nCOMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"),
-        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT and more\n"),
-        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n", exit_code=1),
-        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n", exit_code=None),
-        ended(b""),
-    ],
-)
-def test_nothing_is_submitted_without_the_sentinel_alone_on_top_and_status_zero(
-    result: CommandResult,
-) -> None:
-    assert submission(result) is None
 
 
 def test_output_that_is_no_text_is_shown_with_replacement_characters() -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pipeline.trajectory import Submitted
 from tests.workers.agent.episode import SUBMIT, LocalShell, played
 from tests.workers.agent.fidelity.scenes import calls, message
+from workers.agent.submission import Submission
 
 AGENT = """
 agent:
@@ -35,8 +35,8 @@ async def test_several_commands_run_in_their_order_and_each_is_answered(shell: L
 
 async def test_a_submission_ends_the_commands_behind_it(shell: LocalShell) -> None:
     ended = await played(shell, AGENT, calls("", "echo x > new", SUBMIT, "touch never"))
-    assert isinstance(ended.outcome, Submitted)
-    assert b"+x" in ended.outcome.patch
+    assert isinstance(ended.outcome, Submission)
+    assert b"+x" in ended.outcome.printed
     assert not (shell.repository / "never").exists()
     assert [action.observation is None for action in ended.turns[0].actions] == [False, True, True]
 

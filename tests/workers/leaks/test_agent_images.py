@@ -145,7 +145,7 @@ async def test_a_clean_image_is_used_as_it_is(
             container = docker_client.containers.get(agent.id)
             assert container.image.tags == [plain_image]
             assert await said(agent, "find / -xdev -name 'r2e*' -o -name 'eval_script*' | grep -v proc") == ""
-            assert agent.head
+            assert agent.start.commit
     async with sandboxes.open(make_claim(task), role="grade") as grader:
         assert await said(grader, "cat /eval_script.sh /r2e_tests/*") == "the_answer\nthe_answer\n"
     assert agent_images(docker_client, plain_image) == []
@@ -157,7 +157,7 @@ async def test_tags_of_the_past_the_branch_and_the_base_commit_stay(
 ) -> None:
     task = giveaways["branch"]
     async with sandboxes.open(make_claim(task), role="agent") as agent:
-        assert agent.head == task.base_commit
+        assert agent.start.commit == task.base_commit
         assert (
             await said(agent, "git describe --tags; git branch; git log --format=%s") == "v1\n* main\nbase\n"
         )
@@ -221,7 +221,7 @@ async def test_setup_is_part_of_the_base_in_both_containers(
             ) == (
                 "a fixture\n    return a * b\nls: cannot access '/swerve-setup*': No such file or directory\n"
             )
-            assert await said(sandbox, "git rev-parse HEAD") == f"{sandbox.head}\n"
+            assert await said(sandbox, "git rev-parse HEAD") == f"{sandbox.start.commit}\n"
             assert await sandbox.diff() == b""
             trees.append(await said(sandbox, "git rev-parse 'HEAD^{tree}'"))
             history = await said(sandbox, "git log --all --reflog -p --format=%an | grep 'a - b'")
@@ -327,7 +327,7 @@ async def test_outside_a_repository_only_hidden_paths_go(
     task = make_task(plain_image, workdir="/", hidden_paths=("r2e_tests",))
     async with sandboxes.open(make_claim(task), role="agent") as agent:
         assert await said(agent, "ls -d /r2e_tests /eval_script.sh 2>/dev/null") == "/eval_script.sh\n"
-        assert agent.head == ""
+        assert agent.start.commit == ""
 
 
 @pytest.mark.slow

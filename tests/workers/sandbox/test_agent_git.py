@@ -92,9 +92,9 @@ echo made >made.txt; git add made.txt; git commit -qm made --date 2025-01-01T00:
             make_task(image, setup_script=setup, env={"GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z"})
         )
         async with sandboxes.open(claim, role="grade") as sandbox:
-            graded = sandbox.head, (await sandbox.run("cat /author", timeout_s=240)).output
+            graded = sandbox.start.commit, (await sandbox.run("cat /author", timeout_s=240)).output
         async with sandboxes.open(claim, role="agent") as sandbox:
-            played = sandbox.head, (await sandbox.run("cat /author", timeout_s=240)).output
+            played = sandbox.start.commit, (await sandbox.run("cat /author", timeout_s=240)).output
             printed = await sandbox.run(f"{FIX}; {SUBMIT}", timeout_s=240)
     assert graded == played
     assert graded[1] == b"System\n"

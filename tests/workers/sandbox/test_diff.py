@@ -5,6 +5,7 @@ import pytest
 
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
+from tests.workers.leaks.giveaways import built
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 
 pytestmark = pytest.mark.docker
@@ -68,6 +69,50 @@ printf '*.py\n' >~/.ignored; git config --global core.excludesFile ~/.ignored; t
     plain = await diff_after(sandboxes, repo_image.tag, edit)
     assert b"+++ b/new.py" in plain
     assert await diff_after(sandboxes, repo_image.tag, edit + hostile) == plain
+
+
+HIDING = {
+    "flags": "git update-index --assume-unchanged calc.py; git update-index --skip-worktree long.txt",
+    "a sparse tree": "git config core.sparseCheckout true; echo none >.git/info/sparse-checkout; git read-tree HEAD",
+    "excludes": "echo '*.py' >>.git/info/exclude",
+    "attributes": "echo '*.py -diff filter=x' >.git/info/attributes; git config filter.x.clean 'touch /ran; echo clean'; "
+    "git config filter.x.required true",
+    "programs": "git config core.fsmonitor 'touch /ran'; git config diff.external 'touch /ran'; git config core.pager 'touch /ran'",
+    "another tree": "git config core.worktree /elsewhere; mkdir /elsewhere",
+    "no configuration": "echo '[' >.git/config",
+    "another start": "git replace HEAD $(git commit-tree -m x $(git write-tree)); git add -A; git commit -qm x --author 'a <a@b>'",
+    "another directory": "mv .git /elsewhere; echo 'gitdir: /elsewhere' >.git",
+    "an index of its own": "git add -A; rm .git/index; git checkout -q --orphan other; git rm -rq --cached .",
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+async def test_nothing_in_a_repository_hides_a_change_or_runs_a_program(
+    name: str, sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    edit = "echo x >>calc.py; echo y >new.py; echo z >>long.txt"
+    plain = await diff_after(sandboxes, repo_image.tag, edit)
+    assert plain.count(b"diff --git") == 3
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        # A file that was changed in the second in which the agent began may be its maker's.
+        await sandbox.run(f"sleep 1.1; ({edit}); {HIDING[name]}", timeout_s=240)
+        assert await sandbox.diff() == plain
+        assert (await sandbox.run("ls /ran", timeout_s=240)).exit_code != 0
+
+
+async def test_a_file_that_is_stored_in_another_form_is_no_change(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
+) -> None:
+    stored = """RUN git config filter.up.clean 'tr a-z A-Z' && git config filter.up.smudge 'tr A-Z a-z' && \
+echo '*.dat filter=up' >.gitattributes && echo large >large.dat && echo ignored >.git/info/exclude && touch ignored && \
+git add -A && git commit -qm stored"""
+    with built(docker_client, repo_image.tag, {}, stored) as image:
+        await asyncio.sleep(
+            1.1
+        )  # the image's files are as old as the image, and their time is counted in seconds
+        patch = await diff_after(sandboxes, image, "echo x >>calc.py; echo y >new.py")
+    assert patch.count(b"diff --git") == 2
+    assert b"+++ b/new.py" in patch
 
 
 @pytest.mark.parametrize("command", ["git init -q empty", "echo x >git~1"])

@@ -14,7 +14,7 @@ from pipeline.task import ExitCode
 from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.leaks.giveaways import built
-from tests.workers.verify.spans import FIXED, TaskFile
+from tests.workers.verify.spans import FIX, FIXED, TaskFile
 from workers.grading.grade import Graded, Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.unqueued import DEFAULT_AGENT, unqueued_claim
@@ -39,7 +39,8 @@ model:
 
 async def difference(sandboxes: DockerSandboxes, image: str, change: str) -> bytes:
     """The known fix that `change` makes, as the maker of a task writes it."""
-    script = f"{change}\ngit add -A -f && git -c diff.noprefix=false diff --cached --binary | base64 -w 0"
+    git = "git -c core.autocrlf=false -c diff.noprefix=false"
+    script = f"{change}\n{git} add -A -f && {git} diff --cached --binary --no-ext-diff | base64 -w 0"
     async with sandboxes.open(unqueued_claim(make_task(image), command="test"), role="grade") as sandbox:
         result = await sandbox.run(f"( {script} ) 2>&1", timeout_s=240)
     return base64.b64decode(result.output)
@@ -81,19 +82,24 @@ async def test_a_fix_of_files_links_modes_and_names_arrives_as_it_was_made(
 
 CALC = "sed -i 's/a - b/a + b/' calc.py"
 LOST = {
-    "binary": ("true", f"printf '\\0new' >logo.bin; {CALC}", "grep -q new logo.bin", "logo.bin: it is binary"),
     "ignored": (
         "echo out/ >.git/info/exclude",
         f"mkdir out; echo new >out/new.py; {CALC}",
         "grep -q new out/new.py",
-        "out/new.py: git ignores it by 'out/' in .git/info/exclude",
+        "lost on the way: out/new.py: git ignores it by 'out/' in .git/info/exclude: take that out in the image",
     ),
-    "alone and ignored": ("true", "echo new >a.log", "grep -q new a.log", "a.log: git ignores it by '*.log' in .gitignore"),
-    "prefixes": (
-        "git config diff.noprefix true",
-        CALC,
-        "grep -q 'a + b' calc.py",
-        "the repository's own git configuration has diff.noprefix true: take it out",
+    "alone and ignored": (
+        "true",
+        "echo new >a.log",
+        "grep -q new a.log",
+        "lost on the way: a.log: git ignores it by '*.log' in .gitignore: take that out",
+    ),
+    "line ends": (
+        "git config core.autocrlf true",
+        f"printf 'a\\r\\n' >new.txt; {CALC}",
+        "od -An -c new.txt | grep -q r",
+        "lost on the way: new.txt: its line ends change: see its attributes in .gitattributes; the repository's own git configuration "
+        "has core.autocrlf true: take it out in the image",
     ),
 }  # fmt: skip
 
@@ -107,6 +113,34 @@ async def test_what_of_a_fix_is_lost_on_the_way_is_named_with_its_cause(
         graded = await submitted(sandboxes, image, change, check)
     assert not graded.reward.resolved
     assert told in graded.reward.decided_by
+
+
+FROM_THE_TREE = {
+    "binary": ("true", "printf '\\0new' >logo.bin", "grep -q new logo.bin", "what was printed has no bytes of a binary file"),
+    "prefixes": (
+        "git config diff.noprefix true",
+        CALC,
+        "grep -q 'a + b' calc.py",
+        "what was printed cannot be applied in any way",
+    ),
+    "a program": (
+        "git config diff.external 'echo external'",
+        CALC,
+        "grep -q 'a + b' calc.py",
+        "what was printed cannot be applied in any way",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_THE_TREE)
+async def test_a_fix_whose_printed_patch_is_none_arrives_from_the_tree(
+    name: str, sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    prepared, change, check, why = FROM_THE_TREE[name]
+    with built(docker_client, repo_image.tag, {}, f"RUN {prepared}") as image:
+        graded = await submitted(sandboxes, image, change, check)
+    assert graded.reward.resolved
+    assert graded.reward.decided_by.endswith(f"; the tree's own difference was graded, because {why}")
 
 
 async def test_a_submission_that_fails_is_quoted(
@@ -152,20 +186,27 @@ def test_an_agent_file_that_says_nothing_of_submitting_is_refused(
     )
 
 
+NEW_FILE = """diff --git a/new.txt b/new.txt
+new file mode 100644
+--- /dev/null
++++ b/new.txt
+@@ -0,0 +1 @@
++new
+"""
+
+
 def test_a_fix_that_is_lost_on_the_way_makes_its_task_wrong(
     file: TaskFile, docker_client: docker.DockerClient
 ) -> None:
-    with built(docker_client, file.image.tag, {}, "RUN git config diff.noprefix true") as image:
-        file.add("prefixes", FIXED, image=image)
+    with built(docker_client, file.image.tag, {}, "RUN echo new.txt >.git/info/exclude") as image:
+        file.add("ignored", f"{FIXED} && test -e new.txt", image=image, gold=FIX + NEW_FILE)
         file.add("fine", FIXED)
         status, lines = file.verify("--controls", "0")
     assert status == 1
     assert [line["states"]["agent"] for line in lines.values()] == [0, 1]
     assert all(0 < line["agent_s"] < line["seconds"] for line in lines.values())
-    reason = lines["test:prefixes"]["reason"]
-    assert reason.startswith(
-        "agent: 0 instead of 1 (patch does not apply; lost on the way: spans.py: the submission cannot"
-    )
-    assert reason.endswith(
-        "take it out in the image): an agent that makes the known fix and submits it gets no reward"
+    reason = lines["test:ignored"]["reason"]
+    assert reason == (
+        "agent: 0 instead of 1 (exit status 1; lost on the way: new.txt: git ignores it by 'new.txt' in .git/info/exclude: take that out "
+        "in the image or by setup_script): an agent that makes the known fix and submits it gets no reward"
     )

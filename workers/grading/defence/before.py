@@ -32,9 +32,10 @@ from workers.grading.defence.survey import Surveyed, Surveys
 from workers.grading.steps import StepFailed, failed_step, tail
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
-from workers.sandbox.git import no_repository
+from workers.sandbox.git import ended, no_repository
 from workers.sandbox.protocol import CommandResult, Sandbox
 
+NOT_APPLIED = "patch does not apply"
 SETTINGS_KEEP_BYTES = 16 * 1024 * 1024  # size of the settings files that a patch touches
 
 
@@ -83,7 +84,7 @@ class BeforeTests:
         result = await self._step(governing.step("apply_patch", LOOSELY=loosely, **witness.installed()))
         complaints = result.output.decode("utf-8", "replace")
         if result.exit_code == steps.DOES_NOT_APPLY:
-            return Applied("", complaints, fault="patch does not apply")
+            return Applied("", complaints, fault=NOT_APPLIED)
         if result.exit_code not in steps.APPLIED_BY:
             raise failed_step("applying the patch", result)
         applied_by = steps.APPLIED_BY[result.exit_code]
@@ -125,7 +126,7 @@ class BeforeTests:
 
     async def _begin(self) -> GoverningFiles:
         task = self.task
-        if not self.sandbox.head:
+        if not self.sandbox.start.commit:
             raise TaskBroken(no_repository(self.sandbox.workdir, task.image))
         hidden = hidden_paths(task.verdict, self.sandbox.workdir)
         await self.sandbox.put(_files(task, self.patch, hidden, self._of_tests))
@@ -150,7 +151,7 @@ class BeforeTests:
         if changed.tampered:
             listed = b"".join(path + b"\0" for path in changed.tampered)
             await self.sandbox.put([File(path=steps.TAMPERED, content=listed)])
-        await self._succeed(governing.step("restore_governing", HEAD=self.sandbox.head))
+        await self._succeed(governing.step("restore_governing", HEAD=self.sandbox.start.commit))
         return changed
 
     async def _search(self, governing: GoverningFiles, directories: Sequence[str]) -> tuple[str, ...]:
@@ -170,8 +171,10 @@ class BeforeTests:
         Returns why the patch is to blame if they cannot be applied. Raises TaskBroken if nobody could apply them.
         """
         task = self.task
-        base = self.sandbox.head if task.setup_patch.strip() else task.base_commit
-        result = await self._step(governing.step("restore_protected", BASE=base, HEAD=self.sandbox.head))
+        base = self.sandbox.start.commit if task.setup_patch.strip() else task.base_commit
+        result = await self._step(
+            governing.step("restore_protected", BASE=base, HEAD=self.sandbox.start.commit)
+        )
         if result.exit_code == steps.TESTS_DO_NOT_APPLY:
             raise TaskBroken(f"the hidden tests do not apply to their base: {tail(result)}")
         if result.exit_code == steps.IN_THE_WAY:
@@ -198,21 +201,17 @@ def _files(task: Task, patch: bytes, hidden: Sequence[str], of_tests: Sequence[s
     """The files that the scripts read. A patch may lack its last newline, and git would call it corrupt."""
     verdict = task.verdict
     files = [
-        File(path=steps.PATCH, content=_ended(patch)),
+        File(path=steps.PATCH, content=ended(patch)),
         File(path=steps.PROTECTED, content=_listed(hidden)),
         File(path=steps.TESTED, content=_listed(path for path in of_tests if not path.startswith("/"))),
     ]
     if isinstance(verdict, ExitCode) and verdict.test_patch.strip():
-        files.append(File(path=steps.TESTS, content=_ended(verdict.test_patch)))
+        files.append(File(path=steps.TESTS, content=ended(verdict.test_patch)))
     return files
 
 
 def _listed(paths: Iterable[str]) -> bytes:
     return "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
-
-
-def _ended(patch: bytes) -> bytes:
-    return patch if patch.endswith(b"\n") else patch + b"\n"
 
 
 # The following functions read the output of a patch, which may take very long, so they run in a process of their own.

@@ -22,6 +22,7 @@ from pipeline.runners import LANGUAGES, PYTEST
 from pipeline.task import Task
 from workers.grading.defence.script_words import ScriptWords, imported_modules, loaded_plugins
 from workers.grading.steps import step
+from workers.sandbox.git import StartState
 from workers.sandbox.protocol import CommandResult
 
 SURVEY_S = 60.0
@@ -45,7 +46,7 @@ _PYTHON_PATH = re.compile(r"^\s*pythonpath\s*=\s*((?:.*\n?)(?:[ \t]+\S.*\n?|\s*[
 class BaseContainer(Protocol):
     """The container before the patch."""
 
-    head: str
+    start: StartState
 
     @property
     def image(self) -> str: ...
@@ -98,7 +99,13 @@ class Surveys:
         """
         hidden, under_test = tuple(hidden), tuple(under_test)
         script, variables = task.verdict.eval_script, sorted(task.env.items())
-        base = (container.image, container.head, container.workdir, task.setup_script, task.setup_patch)
+        base = (
+            container.image,
+            container.start.commit,
+            container.workdir,
+            task.setup_script,
+            task.setup_patch,
+        )
         key = hashlib.sha256(repr((base, script, variables, hidden, under_test)).encode()).digest()
         made = self._made.pop(key, None) or await _survey(
             container, script, variables=task.env, hidden=hidden, under_test=frozenset(under_test)

@@ -56,8 +56,13 @@ function parts(here, rollout, others) {
     section("Its group", group(here, rollout)),
     section("The same task over versions", others),
     section("Conversation", rollout.problem ? folded("The task", block(rollout.problem)) : null, conversation(rollout)),
-    rollout.patch ? section("Patch", block(rollout.patch, "output")) : null,
+    rollout.patch ? section("Patch", fromTree(rollout), block(rollout.patch, "output")) : null,
   ];
+}
+
+function fromTree(rollout) {
+  const why = rollout.outcome?.from_tree;
+  return why ? notice(`From the tree: its difference to the start was graded, because ${why}.`) : null;
 }
 
 /** The line of facts at the top; also of the page that compares two. */

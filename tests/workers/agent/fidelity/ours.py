@@ -16,10 +16,10 @@ from pipeline.agent.files import pinned, to_text
 from pipeline.endpoint_option import endpoint_of
 from pipeline.errors import EngineError, RequestError
 from pipeline.request import Limits
-from pipeline.trajectory import Submitted
 from tests.workers.agent.episode import LocalShell, Silent
 from tests.workers.claims import make_task
 from workers.agent.loop import play
+from workers.agent.submission import Submission
 from workers.policy.endpoint import (
     Completion,
     EndpointConversation,
@@ -75,8 +75,10 @@ async def play_scene(scene: dict[str, Any], repository: Path) -> dict[str, Any]:
     ended, submission = "", ""
     try:
         outcome = await play(request, policy=policy, sandbox=shell, turns=[], watcher=Silent())
-        ended = artefacts.exit_status(outcome)
-        submission = outcome.patch.decode() if isinstance(outcome, Submitted) else ""
+        if isinstance(outcome, Submission):
+            ended, submission = "Submitted", outcome.printed.decode()
+        else:
+            ended = artefacts.exit_status(outcome)
     except EngineError:
         pass  # there is no further reply
     kept = [{key: value for key, value in body.items() if key != "model"} for body in server.bodies]

@@ -23,7 +23,7 @@ class Counting:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self.head = sandbox.head
+        self.start = sandbox.start
         self.num_commands = 0
 
     @property

@@ -1,0 +1,165 @@
+"""What an agent submits, and what of it is graded."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline import artefacts
+from pipeline.request import EpisodeStatus
+from pipeline.task import ExitCode
+from pipeline.tokenizer import read_bundle
+from pipeline.trajectory import Submitted, Trajectory, head_of
+from tests.workers.agent.episode import AGENT, SUBMIT, bash
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage
+from workers.agent.submission import lacks_bytes, submission
+from workers.grading.grade import Grader
+from workers.policy.scripted import ScriptedPolicies
+from workers.rollout import run_rollout
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import CommandResult
+
+
+def ended(output: bytes, exit_code: int | None = 0, dropped_bytes: int = 0) -> CommandResult:
+    return CommandResult(exit_code, output, dropped_bytes, 0.1)
+
+
+@pytest.mark.parametrize(
+    "sentinel", [b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", b"MINI_SWE_AGENT_FINAL_OUTPUT"]
+)
+def test_all_that_follows_the_sentinel_is_the_patch_byte_for_byte(sentinel: bytes) -> None:
+    patch = b"diff --git a/x b/x\r\n+\xff\x00\n\n"
+    assert submission(ended(b" \n" + sentinel + b" \n" + patch)) == patch
+    assert submission(ended(sentinel)) == b""
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ended(b"warning\nCOMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"),
+        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT and more\n"),
+        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n", exit_code=1),
+        ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n", exit_code=None),
+        ended(b""),
+    ],
+)
+def test_nothing_is_submitted_without_the_sentinel_alone_on_top_and_status_zero(
+    result: CommandResult,
+) -> None:
+    assert submission(result) is None
+
+
+HEADER = b"diff --git a/x b/x\nindex 1..2 100644\n"
+MISSING = b"Binary files a/x and b/x differ"
+
+
+@pytest.mark.parametrize(
+    ("patch", "lacks"),
+    [
+        (HEADER + MISSING + b"\n", True),
+        (HEADER + MISSING, True),
+        (b"--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n\\ No newline at end of file\n" + HEADER + MISSING + b"\r\n", True),
+        (HEADER + b"GIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n", False),
+        (b"--- a/y\n+++ b/y\n@@ -1,2 +1,2 @@\n " + MISSING + b"\n-a\n+b\n", False),
+        (b"--- a/y\n+++ b/y\n@@ -1,2 +1,2 @@\n" + MISSING + b"\n-a\n+b\n", False),
+        (b"--- a/y\n+++ b/y\n@@ -0,0 +1 @@\n+" + MISSING + b"\n", False),
+        (b"", False),
+    ],
+)  # fmt: skip
+def test_a_patch_lacks_bytes_where_a_header_says_so_and_no_line_of_a_file(patch: bytes, lacks: bool) -> None:
+    assert lacks_bytes(patch) == lacks
+
+
+FIX = "sed -i 's/a - b/a + b/' calc.py"
+CALC = "python3 -c 'from calc import add; assert add(3, 1) == 4'\n"
+COMMIT = "git add -A && git -c user.name=a -c user.email=a@b commit -qm done"
+SENTINEL = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+async def rollout(
+    sandboxes: DockerSandboxes,
+    image: RepoImage,
+    model: Path,
+    *commands: str,
+    script: str = CALC,
+    agent: str = AGENT,
+) -> Trajectory:
+    task = make_task(image.tag, base_commit=image.commit, verdict=ExitCode(eval_script=script))
+    claim = make_claim(task, turns=len(commands))
+    claim = replace(claim, request=replace(claim.request, agent_config=agent))
+    policies = ScriptedPolicies(read_bundle(model), [bash(command) for command in commands])
+    return await run_rollout(
+        claim, EpisodeStatus(), policies=policies, sandboxes=sandboxes, grader=Grader(sandboxes)
+    )
+
+
+# What the agent does at the end, the reason for which the tree is graded, and the reward.
+ENDINGS = {
+    "printed": (f"{FIX}; {SUBMIT}", "", 1.0),
+    "committed": (f"{FIX}; {COMMIT}; {SUBMIT}", "nothing was printed, and the work was committed", 1.0),
+    "committed nothing": (f"{FIX}; {SENTINEL}", "", 0.0),
+    "committed by an empty commit": (
+        f"git commit -q --allow-empty -m x --author 'a <a@b>'; {SENTINEL}",
+        "",
+        0.0,
+    ),
+    "prefixes": (
+        f"{FIX}; {SENTINEL}; git diff --no-prefix",
+        "what was printed cannot be applied in any way",
+        1.0,
+    ),
+    "coloured": (f"{FIX}; {SENTINEL}; git diff --color=always", "what was printed cannot be applied in any way", 1.0),
+    # Only `patch`, which is asked last, takes a context line that is not there.
+    "another context": (f"{FIX}; {SENTINEL}; git diff | sed 's/^ def add/ def odd/'", "", 1.0),
+    "nonsense": (f"{SENTINEL}; echo nonsense", "", 0.0),
+    "nonsense and a fix": (
+        f"{FIX}; {SENTINEL}; echo nonsense",
+        "what was printed cannot be applied in any way",
+        1.0,
+    ),
+    "a part": (f"{FIX}; echo x >new.txt; {SENTINEL}; git diff -- setup.cfg new.txt", "", 0.0),
+    "another patch": (
+        f"{FIX}; {SENTINEL}; git diff | sed 's/a + b/a * b/'",
+        "",
+        0.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_the_tree_is_graded_only_where_what_was_printed_is_no_whole_patch(
+    name: str, sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    command, from_tree, reward = ENDINGS[name]
+    played = await rollout(sandboxes, repo_image, tiny_model, command)
+    assert isinstance(played.outcome, Submitted)
+    assert played.reward is not None
+    assert (played.outcome.from_tree, played.reward.value) == (from_tree, reward), played.reward
+
+
+@pytest.mark.docker
+async def test_a_binary_file_arrives_and_the_record_says_how(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    change = "printf '\\0\\377new' >logo.bin"
+    check = f"grep -q new logo.bin && {CALC}"
+    played = await rollout(sandboxes, repo_image, tiny_model, f"{change}; {FIX}; {SUBMIT}", script=check)
+    assert isinstance(played.outcome, Submitted)
+    assert played.reward is not None
+    assert played.reward.value == 1.0
+    assert b"GIT binary patch" in played.outcome.patch
+    facts = artefacts.rollout_facts(played)
+    assert (facts["outcome"], facts["patch_source"]) == ("submitted:tree", "git_diff_fallback")
+    assert facts["from_tree"] == "what was printed has no bytes of a binary file"
+    assert head_of(played, 1).outcome == "submitted:tree"
+
+
+@pytest.mark.docker
+async def test_an_exact_agent_gets_what_it_prints(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    agent = AGENT.replace("{{error}}", "") + "swerve: {exact: true, upstream: '1.17'}\n"
+    played = await rollout(sandboxes, repo_image, tiny_model, f"{FIX}; {COMMIT}; {SUBMIT}", agent=agent)
+    assert played.outcome == Submitted(patch=b"")
