@@ -74,6 +74,7 @@ def test_a_patch_lacks_bytes_where_a_header_says_so_and_no_line_of_a_file(patch:
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 CALC = "python3 -c 'from calc import add; assert add(3, 1) == 4'\n"
 COMMIT = "git add -A && git -c user.name=a -c user.email=a@b commit -qm done"
+READS_CALC = ExitCode(eval_script=CALC)
 SENTINEL = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -81,14 +82,16 @@ async def rollout(
     sandboxes: DockerSandboxes,
     image: RepoImage,
     model: Path,
-    *commands: str,
-    script: str = CALC,
+    command: str,
+    *,
+    verdict: ExitCode = READS_CALC,
     agent: str = AGENT,
 ) -> Trajectory:
-    task = make_task(image.tag, base_commit=image.commit, verdict=ExitCode(eval_script=script))
-    claim = make_claim(task, turns=len(commands))
+    """An episode in which the agent runs `command`."""
+    task = make_task(image.tag, base_commit=image.commit, verdict=verdict)
+    claim = make_claim(task, turns=1)
     claim = replace(claim, request=replace(claim.request, agent_config=agent))
-    policies = ScriptedPolicies(read_bundle(model), [bash(command) for command in commands])
+    policies = ScriptedPolicies(read_bundle(model), [bash(command)])
     return await run_rollout(
         claim, EpisodeStatus(), policies=policies, sandboxes=sandboxes, grader=Grader(sandboxes)
     )
@@ -145,7 +148,9 @@ async def test_a_binary_file_arrives_and_the_record_says_how(
 ) -> None:
     change = "printf '\\0\\377new' >logo.bin"
     check = f"grep -q new logo.bin && {CALC}"
-    played = await rollout(sandboxes, repo_image, tiny_model, f"{change}; {FIX}; {SUBMIT}", script=check)
+    played = await rollout(
+        sandboxes, repo_image, tiny_model, f"{change}; {FIX}; {SUBMIT}", verdict=ExitCode(eval_script=check)
+    )
     assert isinstance(played.outcome, Submitted)
     assert played.reward is not None
     assert played.reward.value == 1.0
@@ -163,3 +168,50 @@ async def test_an_exact_agent_gets_what_it_prints(
     agent = AGENT.replace("{{error}}", "") + "swerve: {exact: true, upstream: '1.17'}\n"
     played = await rollout(sandboxes, repo_image, tiny_model, f"{FIX}; {COMMIT}; {SUBMIT}", agent=agent)
     assert played.outcome == Submitted(patch=b"")
+
+
+CHEAT = "printf 'import os\\n\\n\\ndef pytest_configure():\\n    os._exit(0)\\n' >conftest.py"
+PASSING = "printf 'def test_add():\\n    pass\\n' >tests/test_add.py"
+HIDDEN_TEST = b"""diff --git a/tests/test_add.py b/tests/test_add.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_add.py
+@@ -0,0 +1,5 @@
++from calc import add
++
++
++def test_add():
++    assert add(3, 1) == 4
+"""
+BINARY_LINE = "'--- a/calc.py\\n+++ b/calc.py\\n@@ -1,2 +1,2 @@\\nBinary files a/calc.py and b/calc.py differ\\n-x\\n+y\\n'"
+# What an agent does that does not fix anything, or whose fix is not in its tree.
+ATTACKS = {
+    "a committed cheat": f"{CHEAT}; {COMMIT}; {SENTINEL}",
+    "an unreadable patch on purpose": f"{CHEAT}; {PASSING}; {SENTINEL}; echo nonsense",
+    "a line about binary files": f"{CHEAT}; printf '\\0' >x.bin; {SENTINEL}; printf {BINARY_LINE}",
+    "a link": f"ln -s /dev/null tests/test_add.py; {COMMIT}; {SENTINEL}",
+    "a planted module": f"printf '\\177ELF' >calc.abi3.so; cp calc.py pytest.py; {COMMIT}; {SENTINEL}",
+    "a replaced start": "git replace HEAD $(git commit-tree -m x $(git mktree </dev/null)); "
+    f"git checkout -q --orphan other; {CHEAT}; {COMMIT}; {SENTINEL}",
+    "a fix that was taken back": f"{FIX}; {COMMIT}; git checkout -q HEAD~1 -- calc.py; {SENTINEL}",
+    "a filter that fixes": "git config filter.x.clean \"sed 's/a - b/a + b/'\"; echo '*.py filter=x' >.gitattributes; touch calc.py; "
+    f"{COMMIT}; {SENTINEL}",
+    "a hidden test": f"{PASSING}; git add -A; git update-index --assume-unchanged tests/test_add.py; {COMMIT}; {SENTINEL}",
+}
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if "unreadable" in name else pytest.mark.slow, id=name) for name in ATTACKS],
+)
+async def test_a_tree_without_a_fix_is_worth_nothing_however_it_is_submitted(
+    name: str, sandboxes: DockerSandboxes, repo_image: RepoImage, tiny_model: Path
+) -> None:
+    verdict = ExitCode(eval_script="python3 -m pytest -q tests/test_add.py\n", test_patch=HIDDEN_TEST)
+    fixed = await rollout(sandboxes, repo_image, tiny_model, f"{FIX}; {SUBMIT}", verdict=verdict)
+    assert fixed.reward is not None
+    assert fixed.reward.value == 1.0
+    played = await rollout(sandboxes, repo_image, tiny_model, ATTACKS[name], verdict=verdict)
+    assert played.reward is not None
+    assert played.reward.value == 0.0, played.outcome
