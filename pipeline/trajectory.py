@@ -157,9 +157,8 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
     """The policy said it was done. The patch is what was graded: what its submission printed, or the tree's own difference."""
 
     patch: bytes
-    from_tree: str = (
-        ""  # why the tree's difference to the start was graded in place of what was printed; "": it was not
-    )
+    # Why the tree's difference to the start was graded in place of what was printed; "": it was not.
+    from_tree: str = ""
 
 
 class Exhausted(Message, frozen=True, kw_only=True, tag="exhausted"):

@@ -88,9 +88,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
         text = str(report.longrepr)
         lines = "\n".join(text.strip().splitlines()[-4:])
-        _append(
-            {"test": report.nodeid, "outcome": "failed", "duration_s": 0.0, "text": text, "assertion": lines}
-        )
+        _append({"test": report.nodeid, "outcome": "failed", "duration_s": 0.0, "text": text, "assertion": lines})
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -335,9 +333,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", help="files, folders or tests; everything if there is none")
     arguments = parser.parse_args(words)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a failure may say anything
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where a shell has started us in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started us in the background
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if arguments.what == "count":
         print(table(quick_tests()))

@@ -72,20 +72,14 @@ def test_a_run_says_where_a_test_failed_and_what_it_says(tmp_path: Path) -> None
     assert results.status == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "says"), [(SKIPS, "no Docker here"), ("import nothing_of_ours", "nothing_of_ours")]
-)
-def test_what_is_skipped_or_cannot_be_imported_is_a_failure_and_named(
-    tmp_path: Path, text: str, says: str
-) -> None:
+@pytest.mark.parametrize(("text", "says"), [(SKIPS, "no Docker here"), ("import nothing_of_ours", "nothing_of_ours")])
+def test_what_is_skipped_or_cannot_be_imported_is_a_failure_and_named(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "test_it.py").write_text(text)
     [(assertion, _)] = run_pytest([str(tmp_path)], tmp_path / "record.jsonl").failed.values()
     assert says in assertion
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["--numprocesses=1", "--max-worker-restart=0"]], ids=["one process", "xdist"]
-)
+@pytest.mark.parametrize("words", [[], ["--numprocesses=1", "--max-worker-restart=0"]], ids=["one process", "xdist"])
 def test_a_test_with_which_its_process_ends_has_failed_and_what_follows_has_not_run(
     tmp_path: Path, words: list[str]
 ) -> None:
@@ -97,14 +91,8 @@ def test_a_test_with_which_its_process_ends_has_failed_and_what_follows_has_not_
 
 
 # Quick: a gate without tests is not green.
-@pytest.mark.parametrize(
-    "text",
-    ["", DIES.replace("def test_a", "import pytest\n@pytest.mark.alone\ndef test_a")],
-    ids=["none", "dies"],
-)
-def test_a_run_that_lacks_a_test_is_red(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("text", ["", DIES.replace("def test_a", "import pytest\n@pytest.mark.alone\ndef test_a")], ids=["none", "dies"])
+def test_a_run_that_lacks_a_test_is_red(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_it.py").write_text(text)
     assert not suite.run("all", [str(tmp_path)], tmp_path / "records")
     assert "the all suite is red" in capsys.readouterr().out
@@ -144,10 +132,7 @@ def test_a_run_in_which_no_test_ends_is_ended_and_names_what_ran(
 
 
 def test_no_package_has_fewer_quick_tests_than_its_page_says(request: pytest.FixtureRequest) -> None:
-    said = {
-        name: int(number)
-        for name, number in re.findall(r"^\| `(tests.*)` \| (\d+) \|$", README.read_text(), re.M)
-    }
+    said = {name: int(number) for name, number in re.findall(r"^\| `(tests.*)` \| (\d+) \|$", README.read_text(), re.M)}
     found = request.config.stash[suite.QUICK_TESTS]
     if not said.keys() <= found.keys():  # this run is of a part of the tests
         found = suite.quick_tests()

@@ -10,11 +10,7 @@ import pytest
 
 from benchmarks.report import Comparison, compared, p50, p95
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    pytest.mark.timeout(600),
-]  # a busy machine makes them longer, not wrong
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # a busy machine makes them longer, not wrong
 
 KEYS = ["name", "ours", "rival", "rival_name", "unit", "ratio"]
 

@@ -125,9 +125,7 @@ def test_a_service_that_others_were_starting_just_then_is_theirs(
     assert services.read_note(service) == earlier
 
 
-def test_ctrl_c_leaves_no_service_that_was_being_started(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_no_service_that_was_being_started(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
     def wait_until(*words: object, child: processes.Child, **limits: object) -> float:

@@ -18,13 +18,7 @@ def busy_machine(client: docker.DockerClient, image: str, *, num_processes: int 
     """HOGS_PER_CORE containers for each core, each with so many busy processes."""
     with ExitStack() as hogs:
         for _ in range(HOGS_PER_CORE * (os.cpu_count() or 1)):
-            command = [
-                "timeout",
-                "1200",
-                "sh",
-                "-c",
-                SPIN.format(num_processes),
-            ]  # it ends if this test is killed
+            command = ["timeout", "1200", "sh", "-c", SPIN.format(num_processes)]  # it ends if this test is killed
             hog = client.containers.create(image, command, entrypoint="", network_mode="none")
             hogs.callback(hog.remove, force=True)
             hog.start()

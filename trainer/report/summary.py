@@ -260,13 +260,12 @@ def summarize(run_dir: Path) -> RunSummary:
     directory = journal_of(run_dir)
     rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
     steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
-    evaluations = list(read(directory, EvaluationRow))
+    evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
     episodes = finished_episodes(rows)
     quarters, heldout = quarters_of(episodes), heldout_change(evaluations)
     greedy = heldout_change(evaluations, greedy=True)
     counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
     state, (gap_max, gap_mean) = read_state(run_dir, steps, endings), _gap_of(steps)
-    trained, sampled, asides = _tokens(steps)
     return RunSummary(
         episodes=len(episodes),
         success_first_quarter=quarters.before and quarters.before.value,

@@ -31,6 +31,7 @@ from workers.unqueued import DEFAULT_AGENT, LogDirectory, add_grading_options, e
 from workers.verify.book import Book, Outputs, is_broken
 
 DEFAULT_PARTIAL_FIXES = 20  # number for one task
+AGENT_HELP = "submit known fixes as this agent file tells its agent to; may be repeated, the later one wins; default: ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="so many wrong patches of each task at most, with --strength; default: %(default)s",
     )
-    add(
-        "--agent",
-        action="append",
-        metavar="FILE",
-        help="submit known fixes as this agent file tells the agent to; may be repeated, the later one wins; default: ours",
-    )
+    add("--agent", action="append", metavar="FILE", help=AGENT_HELP)
     add("--new", action="store_true", help="leave out tasks that were found ok and have not changed since")
     add(
         "--passing",

@@ -10,9 +10,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -26,10 +24,10 @@ from workers.agent.commands import CommandRunner
 from workers.agent.loop import start_up
 from workers.agent.submission import SENTINEL, SENTINEL_OF_1, submitted
 from workers.grading.defence import witness
-from workers.grading.grade import Graded
+from workers.grading.grade import Graded, Grader
 from workers.rollout import agents_claim
 from workers.sandbox.git import GIT
-from workers.sandbox.protocol import CommandResult, Sandbox
+from workers.sandbox.protocol import CommandResult, Sandbox, Sandboxes
 from workers.verify.fixed import fixed
 
 STEP_S = 300.0
@@ -76,31 +74,15 @@ def submission_command(config: AgentConfig, task: Task, limits: Limits, paths: S
     return command
 
 
-class OpensSandboxes(Protocol):
-    """Opens a container of the claim's task, for an agent or as the grader does."""
-
-    def open(
-        self, claim: Claim, *, role: Literal["agent", "grade"]
-    ) -> AbstractAsyncContextManager[Sandbox]: ...
-
-
-class GradesWithLog(Protocol):
-    """The production grader. Raises RolloutError; never returns a verdict for an infrastructure failure."""
-
-    async def can_apply(self, claim: Claim, patch: bytes) -> bool: ...
-
-    async def grade_with_log(self, claim: Claim, patch: bytes) -> Graded: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Node:
+class MadeFile:
     """A file, a program (a file that may be executed) or a link in a tree. `content` is the link's target."""
 
     kind: str  # "file", "program", "link" or "nothing"
     content: bytes
 
 
-Tree = Mapping[str, Node]
+Tree = Mapping[str, MadeFile]
 """The files of a fix by their paths in the repository; a file that is absent is "nothing"."""
 
 
@@ -108,8 +90,8 @@ Tree = Mapping[str, Node]
 class Submitter:
     """Makes and submits known fixes as an agent does."""
 
-    sandboxes: OpensSandboxes
-    grader: GradesWithLog
+    sandboxes: Sandboxes
+    grader: Grader
 
     async def grade(self, claim: Claim, fix: bytes) -> Graded:
         """The verdict on the known fix that an agent submits. `decided_by` also says of a 0 what was lost on the way, and why the tree was
@@ -165,7 +147,7 @@ async def _read(sandbox: Sandbox, paths: Sequence[str]) -> Tree:
         raise GraderError(f"the files of the fix are larger than {2 * KEEP_BYTES >> 20} MiB in base64")
     lines = (line.partition(" ") for line in result.output.decode("ascii").splitlines())
     return {
-        path: Node(kind, base64.b64decode(content))
+        path: MadeFile(kind, base64.b64decode(content))
         for path, (kind, _, content) in zip(paths, lines, strict=True)
     }
 
@@ -190,7 +172,7 @@ async def _make(sandbox: Sandbox, runner: CommandRunner, wanted: Tree) -> str:
     return ""
 
 
-def _making(content: str, path: str, node: Node) -> str:
+def _making(content: str, path: str, node: MadeFile) -> str:
     """The command that makes the file `path`; a file's content is in the file `content`."""
     place, folder = shlex.quote(path), shlex.quote(posixpath.dirname(path))
     if node.kind == "nothing":
@@ -252,7 +234,7 @@ async def _ignored(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _difference(path: str, wanted: Node, arrived: Node, patch: bytes) -> str:
+def _difference(path: str, wanted: MadeFile, arrived: MadeFile, patch: bytes) -> str:
     """What became of a file in a patch that was applied."""
     name = re.escape(path.encode("utf-8", "surrogateescape"))
     if re.search(rb"^Binary files .*" + name + rb".* differ$", patch, re.MULTILINE):

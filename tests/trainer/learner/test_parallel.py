@@ -107,9 +107,7 @@ def results(
     """What two processes left behind, of the layouts that tests of this run ask for."""
     results = tmp_path_factory.mktemp("two")
     cases = []
-    asked_for = {
-        item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")
-    }
+    asked_for = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     # The first is also the one in which rank 0 leads.
     for name, changes in LAYOUTS.items():
         if name != "data" and name not in asked_for:

@@ -23,9 +23,7 @@ def shipped_program(docker_client: docker.DockerClient) -> Callable[[str], Harne
 
     @cache
     def ready(name: str) -> HarnessFile:
-        with (Path(tempfile.gettempdir()) / f"swerve-test-harness-{name}-{os.getuid()}.lock").open(
-            "w"
-        ) as lock:
+        with (Path(tempfile.gettempdir()) / f"swerve-test-harness-{name}-{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             subprocess.run([sys.executable, "-m", "workers.harness", "build", name], check=True)
         return read_harness(name)

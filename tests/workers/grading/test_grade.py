@@ -121,10 +121,7 @@ async def test_a_run_without_a_test_that_passes_with_the_known_fix_is_no_pass(
 
     complete, lacking = await rewarded(*ran), await rewarded(*ran, "tests/test_calc.py::test_mul")
     assert [(reward.value, reward.resolved) for reward in (complete, lacking)] == [(1.0, True), (0.0, False)]
-    assert (
-        lacking.decided_by
-        == "exit status 0, but tests/test_calc.py::test_mul did not pass, as with the known fix"
-    )
+    assert lacking.decided_by == "exit status 0, but tests/test_calc.py::test_mul did not pass, as with the known fix"
 
 
 EXIT_AT_IMPORT = "import os\nos._exit(0)"
@@ -293,9 +290,7 @@ async def test_a_parser_that_writes_more_than_is_kept_has_made_nothing_of_the_lo
     monkeypatch.setattr("workers.grading.grade.LOG_KEEP_BYTES", 1000)
 
     async def decided(num_spaces: int) -> str:
-        parser = PARSER.replace(
-            'print("PASSED', f'print(" " * {num_spaces}, file=open(out, "a"))\nprint("PASSED'
-        )
+        parser = PARSER.replace('print("PASSED', f'print(" " * {num_spaces}, file=open(out, "a"))\nprint("PASSED')
         verdict = tasks.TestsJson(eval_script="echo test one passed\n", parser=parser, tests=("one",))
         return (await grader.grade(make_claim(make_task(repo_image.tag, verdict=verdict)), NOTE)).decided_by
 

@@ -218,9 +218,7 @@ async def test_setup_is_part_of_the_base_in_both_containers(
         async with sandboxes.open(make_claim(task), role=role) as sandbox:
             assert await said(
                 sandbox, "git status --porcelain; cat made.txt; tail -1 calc.py; ls /swerve-setup*"
-            ) == (
-                "a fixture\n    return a * b\nls: cannot access '/swerve-setup*': No such file or directory\n"
-            )
+            ) == ("a fixture\n    return a * b\nls: cannot access '/swerve-setup*': No such file or directory\n")
             assert await said(sandbox, "git rev-parse HEAD") == f"{sandbox.start.commit}\n"
             assert await sandbox.diff() == b""
             trees.append(await said(sandbox, "git rev-parse 'HEAD^{tree}'"))

@@ -107,9 +107,8 @@ async def test_a_file_that_is_stored_in_another_form_is_no_change(
 echo '*.dat filter=up' >.gitattributes && echo large >large.dat && echo ignored >.git/info/exclude && touch ignored && \
 git add -A && git commit -qm stored"""
     with built(docker_client, repo_image.tag, {}, stored) as image:
-        await asyncio.sleep(
-            1.1
-        )  # the image's files are as old as the image, and their time is counted in seconds
+        # The image's files are as old as the image, and their time is counted in seconds.
+        await asyncio.sleep(1.1)
         patch = await diff_after(sandboxes, image, "echo x >>calc.py; echo y >new.py")
     assert patch.count(b"diff --git") == 2
     assert b"+++ b/new.py" in patch

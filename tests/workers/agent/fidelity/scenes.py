@@ -132,9 +132,7 @@ def _endings(act: Callable[[str], Any]) -> list[Scene]:
         "of 1.x": "echo MINI_SWE_AGENT_FINAL_OUTPUT; echo patch",
     }
     return [
-        Scene(
-            "a command that takes too long", [act(slow), act("ls"), act(DONE)], command_s=2, prints="begun"
-        ),
+        Scene("a command that takes too long", [act(slow), act("ls"), act(DONE)], command_s=2, prints="begun"),
         Scene("the limit of steps", [act("ls"), act("pwd"), act(DONE)], ["agent.step_limit=2"]),
         Scene("the last steps", [act("ls")] * 3 + [act(DONE)], ["agent.step_limit=25"]),
         *(Scene(f"a submission {how}", [act(command), act("ls")]) for how, command in submissions.items()),
