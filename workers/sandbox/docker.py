@@ -124,9 +124,13 @@ class DockerSandbox:
     async def check(self, printed: bytes) -> PatchCheck:
         await self._shell.clear()
         files = [File(path=PRINTED, content=ended(printed) if printed.strip() else b"")]
-        command = f"{writing(files, self.workdir)}\n{self.start.checking(PRINTED)}"
+        # What the agent left in its place may be a directory, or a pipe that nobody reads.
+        command = f"rm -rf {PRINTED}; {writing(files, self.workdir)} || exit\n{self.start.checking(PRINTED)}"
         if not fits(command):
-            await self.put(files)
+            try:
+                await self.put(files)
+            except CannotWrite:
+                return "unreadable"
             command = self.start.checking(PRINTED)
         result = await self.run(command, timeout_s=DIFF_S, plain=True)
         if result.exit_code is None and is_starved(result):

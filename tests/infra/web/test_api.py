@@ -235,7 +235,7 @@ async def test_a_rollout_is_a_conversation_with_tokens_and_a_life(serve: Serve, 
         *((5, 3, True), (6, 3, True), (7, 4, True))
     ]
     assert [one["logprob"] for one in turn["tokens"]] == [-0.5, -0.25, -1.0]
-    assert shown["outcome"] == {"kind": "submitted"}
+    assert shown["outcome"] == {"kind": "submitted", "from_tree": ""}
     assert shown["reward"]["value"] == 1.0
     assert "return a + b" in shown["patch"]
     assert [one["what"] for one in shown["life"]] == ["enqueued", "claimed", "published", "trained"]

@@ -16,10 +16,11 @@ def marked(text: str, *expressions: str) -> str:
     assert file is not None
     nodes = [node for node in ast.walk(file.tree) if isinstance(node, ast.expr)]
     wanted = [node for node in nodes if not expressions or file.text(node) in expressions]
-    found = mark(text.encode(), [(file.start(node), file.end(node)) for node in wanted], 5)
+    content = text.encode()
+    found = mark(content, [(file.start(node), file.end(node)) for node in wanted], 5)
     for edit in reversed(found.edits):
-        text = text[: edit.start] + edit.becomes + text[edit.end :]
-    return text.replace(SEE, "see")
+        content = content[: edit.start] + edit.becomes.encode() + content[edit.end :]
+    return content.decode().replace(SEE, "see")
 
 
 def test_an_expression_becomes_the_argument_of_a_call() -> None:
