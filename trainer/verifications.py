@@ -9,7 +9,15 @@ from pathlib import Path
 
 from pipeline.message import MalformedMessage
 from pipeline.task import BEST_CONTROLS, BestControl, Task, unpack
-from pipeline.taskfile import TaskFacts, Verification, as_verified, read_verified, standing, verified_path
+from pipeline.taskfile import (
+    TaskFacts,
+    Verification,
+    as_verified,
+    fingerprint,
+    read_verified,
+    standing,
+    verified_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,8 @@ class Verifications:
             return "was never verified"
         known = standing(self.by_task, task)
         if known is None:
-            return "has changed since it was verified"
+            is_same = self.by_task[task.id].fingerprint == fingerprint(task)
+            return "was not verified in every state" if is_same else "has changed since it was verified"
         return "" if known.ok else f"was found wrong ({known.reason})"
 
     def _calibration(self, task: Task) -> bytes:

@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A..B",
         help="only rollouts sampled by these weight versions from the first token to the last, as in 3, 3..5 or 3..",
     )
-    export.add_argument("--outcome", default="", metavar="GLOB", help="only of this outcome, as in submitted")
+    export.add_argument("--outcome", default="", metavar="GLOB", help="only of this outcome, as in submitted*")
     export.add_argument(
         "--purpose",
         choices=("train", "eval", "all"),

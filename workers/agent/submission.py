@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pipeline.agent.config import AgentConfig
 from pipeline.agent.upstream import Version
+from pipeline.errors import SandboxError
 from pipeline.request import Claim
 from pipeline.trajectory import Submitted
 from workers.agent.commands import AgentSandbox, text_of
@@ -24,7 +25,7 @@ SENTINEL_OF_1 = "MINI_SWE_AGENT_FINAL_OUTPUT"  # 1.x accepts this one too
 SENTINELS = (SENTINEL.encode(), SENTINEL_OF_1.encode())
 FIRST_LINE_CHARS = 4096
 
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 _BINARY = re.compile(rb"Binary files .* differ\r?")
 
 # Why a printed patch is not graded.
@@ -67,8 +68,13 @@ async def submitted(result: CommandResult, config: AgentConfig, sandbox: AgentSa
         return Submission(b"", await sandbox.diff(), DROPPED)
     if config.exact:
         return Submission(printed)
-    doubt = BINARY if lacks_bytes(printed) else _DOUBTS[await sandbox.check(printed)]
-    return Submission(printed, await sandbox.diff(), doubt) if doubt else Submission(printed)
+    try:
+        doubt = BINARY if lacks_bytes(printed) else _DOUBTS[await sandbox.check(printed)]
+        return Submission(printed, await sandbox.diff(), doubt) if doubt else Submission(printed)
+    except SandboxError:
+        if not printed.strip():
+            raise
+        return Submission(printed)  # which needs its sandbox no longer
 
 
 def submission(result: CommandResult) -> bytes | None:

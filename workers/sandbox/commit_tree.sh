@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Commits of ours; the text of git.sh goes before this. The commit is the same in every container, because its author is fixed and its
 # time is that of HEAD.
-stage_all() {  # makes the index what `diff_since` of git.py would compare
+stage_all() {  # puts all files that are not ignored into the repository's index
   rm -f "$(git rev-parse --git-dir)/index.lock"
   git add --all --ignore-errors >/dev/null 2>&1
   return 0

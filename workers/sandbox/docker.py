@@ -53,15 +53,16 @@ ContainerRole = Role | Literal["clean"]
 
 NOTES_KEEP_BYTES = 16 * 1024 * 1024  # bytes kept of each end of the side channel's content
 PRINTED = "/swerve-git/printed"
-# Bytes kept of each end of a diff. A longer one loses its middle and cannot be applied; encoding a diff holds up the event loop in
-# proportion to its size.
+# Bytes kept of each end of a diff. A longer one counts as empty, because without its middle it cannot be applied; encoding a diff holds up
+# the event loop in proportion to its size.
 PATCH_KEEP_BYTES = 16 * 1024 * 1024
 # Larger files are sent as an archive: through the shell a file costs 0.5 us a byte, an archive 35 ms of the Docker host's CPU.
 ARCHIVE_FROM_BYTES = 64 * 1024
 OPEN_S = 60.0
 DIFF_S = 300.0
-# Time added to the role's wall limit. The worker ends its containers itself, so only those of a dead worker reach it.
-DEADLINE_GRACE_S = 300.0
+# Time added to the role's wall limit: an agent's submission is checked, and its tree read, after that. The worker ends its containers
+# itself, so only those of a dead worker reach it.
+DEADLINE_GRACE_S = 300.0 + 2 * DIFF_S
 HANG_UP_S = 0.5  # wait for a removal, before we close the container's stream
 REMOVAL_S = 8.0  # longest time that an episode waits for the removal of its container
 REMOVAL_PAUSES_S = (0.0, 0.5, 2.0)
@@ -119,7 +120,7 @@ class DockerSandbox:
         )
         if result.exit_code is None and is_starved(result):
             raise SandboxError(f"git diff took longer than {DIFF_S:.0f} s on a machine without CPU for it")
-        return result.output if result.exit_code == 0 else b""
+        return result.output if result.exit_code == 0 and not result.dropped_bytes else b""
 
     async def check(self, printed: bytes) -> PatchCheck:
         await self._shell.clear()
@@ -137,7 +138,7 @@ class DockerSandbox:
             raise SandboxError(f"git apply took longer than {DIFF_S:.0f} s on a machine without CPU for it")
         if result.exit_code == NOTHING_PRINTED:
             return "moved"
-        return "" if result.exit_code == 0 else "unreadable"
+        return "unreadable" if printed.strip() and result.exit_code != 0 else ""
 
     async def put(self, files: Sequence[File]) -> None:
         if not files:

@@ -41,8 +41,8 @@ _TREE = (_HERE / "tree.sh").read_text()
 COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 """The shell functions `stage_all` and `commit_tree`. They go after GIT."""
 
-START = GIT + "git rev-parse --verify HEAD 2>/dev/null && date +%s"
-"""Prints HEAD, and the container's time in seconds."""
+START = GIT + "git rev-parse --verify HEAD 2>/dev/null && stat -c %Z /swerve-git/.gitconfig"
+"""Prints HEAD, and the time at which git.sh has just written its file: in seconds, by the clock of files, which no program can set."""
 
 # In the system's file, which no HOME replaces, and in the user's, which another installation of git reads too.
 _TRUST = """trust() {
@@ -59,7 +59,7 @@ CONFIGURE_AGENT = _TRUST + (_HERE / "agent_git.sh").read_text()
 """Changes the image's configuration of git for an agent. It prints nothing and ends with any status."""
 
 
-NOTHING_PRINTED, UNREADABLE = 70, 71  # statuses of `checking`
+NOTHING_PRINTED = 70  # status of `checking`
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class StartState:
     """The state in which an agent finds a repository."""
 
     commit: str  # "" outside a repository
-    at_s: int  # Unix seconds, by the container's clock
+    at_s: int  # Unix seconds, by the clock of files
 
     @classmethod
     def read(cls, printed: bytes) -> "StartState":
@@ -82,7 +82,7 @@ class StartState:
 
     def checking(self, path: str) -> str:
         """The command that checks the printed patch in the file `path`. Its status is NOTHING_PRINTED if it is empty although HEAD has
-        moved, UNREADABLE if git cannot apply it to the commit, and otherwise 0.
+        moved to other files, another one if git cannot apply it to the files at the start, and otherwise 0.
         """
         return f"{self._functions}check_printed {path}"
 

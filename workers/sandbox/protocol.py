@@ -123,14 +123,15 @@ class Sandbox(Protocol):
     async def diff(self) -> bytes:
         """The workdir's changes since the start as a git patch, untracked files included. It kills all running processes of the sandbox.
 
-        Empty if the repository was damaged so that git refuses, or made so large or so slow that git does not end in time.
+        Empty if the repository was damaged so that git refuses, or made so large or so slow that the patch cannot be kept, or git does not
+        end in time.
         """
         ...
 
     async def check(self, printed: bytes) -> PatchCheck:
         """Whether git can apply `printed`, a patch that an agent printed, to the start. It kills all running processes of the sandbox.
 
-        "moved": it is blank, and HEAD has moved from the start. "unreadable": git cannot apply it.
+        "moved": it is blank, and HEAD has moved from the start to other files. "unreadable": it is not blank, and git cannot apply it.
         """
         ...
 

@@ -28,7 +28,7 @@ def verification(task: Task, probed: Probed, *, seconds: float, verified_at: flo
     tries = probed.tries
     named: dict[State, str] = {state: _fault(task, state, made) for state, made in tries.items()}
     if named["gold"]:
-        named["agent"] = ""  # the state `agent` was not tried
+        named["agent"] = ""  # what is wrong with the known fix itself is said once
     faults = _grouped(named)
     if not faults:
         faults = [fault for one in tries["gold"] for fault in _uncollected(task, one)][:1]

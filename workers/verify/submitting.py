@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.option import instructions
-from pipeline.errors import GraderError
+from pipeline.errors import GraderError, SandboxError
 from pipeline.request import Claim, Limits
 from pipeline.task import File, Task
 from pipeline.trajectory import Submitted
@@ -41,12 +41,16 @@ _WRITES_PATCH = re.compile(r"git diff [^\n`<]*> *([^\s`]+)")
 _PLACEHOLDER = re.compile(r"\S*path/to/\S+")
 _SHOWS_FILE = re.compile(r"&& *cat +(\S+)")
 
+_ROOT = f'{GIT}cd "$(git rev-parse --show-toplevel)" || exit\n'
+"""Paths of a patch are relative to the repository's root, which the workdir may be below."""
+
 # Prints a line for each path on stdin, each of which ends with a NUL: its kind, and its content or its target in base64.
 _PRINT_FILES = r"""while IFS= read -r -d '' path; do
   if [ -L "$path" ]; then printf 'link '; readlink -n -- "$path" | base64 -w 0
   elif [ -f "$path" ]; then
     if [ -x "$path" ]; then printf 'program '; else printf 'file '; fi
     base64 -w 0 <"$path"
+  elif [ -d "$path" ]; then printf 'folder '
   else printf 'nothing '
   fi
   echo
@@ -78,7 +82,7 @@ def submission_command(config: AgentConfig, task: Task, limits: Limits, paths: S
 class MadeFile:
     """A file, a program (a file that may be executed) or a link in a tree. `content` is the link's target."""
 
-    kind: str  # "file", "program", "link" or "nothing"
+    kind: str  # "file", "program", "link", "folder" (of a submodule) or "nothing"
     content: bytes
 
 
@@ -121,8 +125,11 @@ class Submitter:
                 return graded
             lost = unwritten or ("" if submission else _unsubmitted(command, result))
             if not lost:
-                arrived = await self._tree(claim, patch, paths)
-                lost = await _losses(sandbox, wanted, arrived, patch, graded)
+                try:
+                    arrived = await self._tree(claim, patch, paths)
+                    lost = await _losses(sandbox, wanted, arrived, patch, graded)
+                except (GraderError, SandboxError) as error:  # long tests outlive the agent's container
+                    lost = f"what was lost on the way cannot be told: {error}"
         return _with_why(graded, lost)
 
     async def _tree(self, claim: Claim, patch: bytes, paths: Sequence[str]) -> Tree:
@@ -139,7 +146,7 @@ async def _read(sandbox: Sandbox, paths: Sequence[str]) -> Tree:
     listed = "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
     listing = f"{FIX_DIR}/paths"
     await sandbox.put([File(path=listing, content=listed)])
-    command = f"{_PRINT_FILES} <{listing}"
+    command = f"{_ROOT}{_PRINT_FILES} <{listing}"
     result = await sandbox.run(command, timeout_s=STEP_S, keep_bytes=KEEP_BYTES, plain=True)
     if result.exit_code != 0:
         raise GraderError(f"reading the files of the fix failed: {_shown(result)}")
@@ -160,9 +167,11 @@ async def _make(sandbox: Sandbox, runner: CommandRunner, wanted: Tree) -> str:
         if node.kind in ("file", "program")
     ]
     await sandbox.put(contents)
+    root = (await sandbox.run(f"{_ROOT}pwd -P", timeout_s=STEP_S, plain=True)).output.decode().rstrip("\n")
     commands = {
-        path: _making(f"{FIX_DIR}/{number}", posixpath.join(sandbox.workdir, path), node)
+        path: _making(f"{FIX_DIR}/{number}", posixpath.join(root, path), node)
         for number, (path, node) in enumerate(wanted.items())
+        if node.kind != "folder"
     }
     # Files that the fix removes can be where others need a directory.
     for path in sorted(commands, key=lambda path: wanted[path].kind != "nothing"):
@@ -197,7 +206,8 @@ _SETTINGS = f"""{GIT}
 git config --local --get-regexp '^(diff|color|filter)\\.|^core\\.(attributesfile|autocrlf|eol|excludesfile|filemode|safecrlf|symlinks)$' |
   grep -vE '^core\\.(filemode|symlinks) true$'
 """
-_IGNORED = f"""{GIT}
+# By the repository's own files, and by those that the agent's configuration names.
+_IGNORED = f"""{_ROOT}command git check-ignore --verbose --stdin -z <{FIX_DIR}/lost
 git check-ignore --verbose --stdin -z <{FIX_DIR}/lost
 """
 
@@ -205,6 +215,8 @@ git check-ignore --verbose --stdin -z <{FIX_DIR}/lost
 async def _losses(sandbox: Sandbox, wanted: Tree, arrived: Tree, patch: bytes, graded: Graded) -> str:
     """What of the fix is lost, and what loses it. `sandbox` is the agent's."""
     lost = [path for path, node in wanted.items() if arrived[path] != node]
+    if all(node.kind in ("nothing", "folder") for node in wanted.values()):
+        return "it makes no file that could be compared"
     if not lost:
         return "every file of the fix arrives as it was made, so the outcome of its tests is not steady: see --repeat"
     ignored = await _ignored(sandbox, lost)

@@ -6,6 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline import artefacts
+from pipeline.agent.config import load_agent
+from pipeline.errors import SandboxError
 from pipeline.request import EpisodeStatus
 from pipeline.task import ExitCode
 from pipeline.tokenizer import read_bundle
@@ -13,12 +15,12 @@ from pipeline.trajectory import Submitted, Trajectory, head_of
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.agent.submission import lacks_bytes, submission
+from workers.agent.submission import Submission, lacks_bytes, submission, submitted
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.protocol import CommandResult
+from workers.sandbox.protocol import CommandResult, PatchCheck
 
 
 def ended(output: bytes, exit_code: int | None = 0, dropped_bytes: int = 0) -> CommandResult:
@@ -65,6 +67,7 @@ MISSING = b"Binary files a/x and b/x differ"
         (b"--- a/y\n+++ b/y\n@@ -1,2 +1,2 @@\n" + MISSING + b"\n-a\n+b\n", False),
         (b"--- a/y\n+++ b/y\n@@ -0,0 +1 @@\n+" + MISSING + b"\n", False),
         (b"", False),
+        (b"@@ -1," + b"9" * 5000 + b" +1 @@\n" + MISSING, True),
     ],
 )  # fmt: skip
 def test_a_patch_lacks_bytes_where_a_header_says_so_and_no_line_of_a_file(patch: bytes, lacks: bool) -> None:
@@ -103,7 +106,7 @@ ENDINGS = {
     "committed": (f"{FIX}; {COMMIT}; {SUBMIT}", "nothing was printed, and the work was committed", 1.0),
     "committed nothing": (f"{FIX}; {SENTINEL}", "", 0.0),
     "committed by an empty commit": (
-        f"git commit -q --allow-empty -m x --author 'a <a@b>'; {SENTINEL}",
+        f"{FIX}; git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x; {SENTINEL}",
         "",
         0.0,
     ),
@@ -159,6 +162,29 @@ async def test_a_binary_file_arrives_and_the_record_says_how(
     assert (facts["outcome"], facts["patch_source"]) == ("submitted:tree", "git_diff_fallback")
     assert facts["from_tree"] == "what was printed has no bytes of a binary file"
     assert head_of(played, 1).outcome == "submitted:tree"
+
+
+class Broken:
+    """A sandbox that broke after the agent had submitted."""
+
+    workdir = "/workspace"
+
+    async def run(self, command: str, *, timeout_s: float, keep_bytes: int) -> CommandResult:
+        raise SandboxError("gone")
+
+    async def diff(self) -> bytes:
+        raise SandboxError("gone")
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        raise SandboxError("gone")
+
+
+@pytest.mark.parametrize("patch", [b"+x\n", HEADER + MISSING])
+async def test_what_was_printed_needs_its_sandbox_no_longer(patch: bytes) -> None:
+    result = ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n" + patch)
+    assert await submitted(result, load_agent(AGENT), Broken()) == Submission(patch)
+    with pytest.raises(SandboxError):
+        await submitted(ended(b"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"), load_agent(AGENT), Broken())
 
 
 @pytest.mark.docker

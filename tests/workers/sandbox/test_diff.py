@@ -155,3 +155,65 @@ async def test_a_diff_ends_what_still_writes(sandboxes: DockerSandboxes, repo_im
         first = await sandbox.diff()
         assert first.startswith(b"diff --git a/calc.py b/calc.py\n")
         assert await sandbox.diff() == first
+
+
+C = "git -c user.name=a -c user.email=a@b -c init.defaultBranch=main"
+LAYOUTS = {
+    "SHA-256": f"rm -rf .git && {C} init -q --object-format=sha256 . && {C} add -A && {C} commit -qm base",
+    "links that are files": "ln -s calc.py link && git add link && git commit -qm link && git config core.symlinks false && "
+    "rm link && printf calc.py >link",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+async def test_a_repository_of_any_layout_has_a_difference_and_takes_what_was_printed(
+    name: str, sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
+) -> None:
+    with built(docker_client, repo_image.tag, {}, f"RUN {LAYOUTS[name]}") as image:
+        await asyncio.sleep(1.1)
+        async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
+            edit = "echo x >>calc.py; echo y >new.py; git add -A; git diff --cached -- calc.py new.py"
+            printed = (await sandbox.run(edit, timeout_s=240)).output
+            assert await sandbox.diff() == printed
+            assert await sandbox.check(printed) == ""
+            assert await sandbox.check(printed.replace(b" def sub", b" def odd")) == "unreadable"
+
+
+async def test_the_difference_below_a_repositorys_root_is_that_of_the_repository(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    task = make_task(repo_image.tag, workdir="/workspace/tests")
+    async with sandboxes.open(make_claim(task), role="agent") as sandbox:
+        await sandbox.run("echo x >>../calc.py; echo y >>test_calc.py", timeout_s=240)
+        patch = await sandbox.diff()
+    assert patch.count(b"diff --git") == 2
+
+
+async def test_a_printed_patch_is_checked_whatever_lies_in_its_place_and_however_long_it_is(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    async with sandboxes.open(make_claim(make_task(repo_image.tag)), role="agent") as sandbox:
+        lines = "seq 100000 >new.txt; git add -A; git diff --cached"
+        long = (await sandbox.run(lines, timeout_s=240, keep_bytes=2**20)).output
+        assert len(long) > 500_000
+        assert await sandbox.check(long) == ""
+        assert await sandbox.check(long.replace(b" +1,100000 @@", b" +1,99999 @@")) == "unreadable"
+        short = (await sandbox.run("echo x >>calc.py; git diff -- calc.py", timeout_s=240)).output
+        for plant in ("mkfifo", "mkdir"):
+            await sandbox.run(f"rm -rf /swerve-git/printed; {plant} /swerve-git/printed", timeout_s=240)
+            assert await sandbox.check(short) == ""
+        await sandbox.run("rm -rf /swerve-git; touch /swerve-git", timeout_s=240)
+        assert await sandbox.check(short) == "unreadable"
+        assert await sandbox.check(b"\n") == ""
+
+
+async def test_a_printed_patch_that_makes_an_ignored_file_of_the_image_cannot_be_applied(
+    sandboxes: DockerSandboxes, repo_image: RepoImage, docker_client: docker.DockerClient
+) -> None:
+    with built(docker_client, repo_image.tag, {}, "RUN echo made >made.log") as image:
+        await asyncio.sleep(1.1)
+        async with sandboxes.open(make_claim(make_task(image)), role="agent") as sandbox:
+            edit = "echo x >>calc.py; echo y >new.log; git add -A -f; git diff --cached"
+            printed = (await sandbox.run(edit, timeout_s=240)).output
+            assert await sandbox.check(printed) == "unreadable"
+            assert (await sandbox.diff()).count(b"diff --git") == 1

@@ -8,7 +8,7 @@ import { ago, number } from "../format.js";
 const FILTERS = [
   { name: "task", label: "Task", hint: "django*" },
   { name: "reward", label: "Reward", hint: "0, 1, none", size: 6 },
-  { name: "outcome", label: "Outcome", hint: "exhausted:*" },
+  { name: "outcome", label: "Outcome", hint: "submitted*" },
   { name: "version", label: "Version", hint: "3 or 3-7", size: 6 },
   { name: "turns", label: "Turns", hint: "1-4", size: 6 },
   { name: "tokens", label: "Sampled tokens", hint: "500-", size: 8 },
