@@ -197,7 +197,7 @@ async def test_a_printed_patch_is_checked_whatever_lies_in_its_place_and_however
         long = (await sandbox.run(lines, timeout_s=240, keep_bytes=2**20)).output
         assert len(long) > 500_000
         assert await sandbox.check(long) == ""
-        assert await sandbox.check(long.replace(b" +1,100000 @@", b" +1,99999 @@")) == "unreadable"
+        assert await sandbox.check(long[:-20]) == "unreadable"
         short = (await sandbox.run("echo x >>calc.py; git diff -- calc.py", timeout_s=240)).output
         for plant in ("mkfifo", "mkdir"):
             await sandbox.run(f"rm -rf /swerve-git/printed; {plant} /swerve-git/printed", timeout_s=240)
