@@ -41,8 +41,9 @@ _TREE = (_HERE / "tree.sh").read_text()
 COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 """The shell functions `stage_all` and `commit_tree`. They go after GIT."""
 
-START = GIT + "git rev-parse --verify HEAD 2>/dev/null && stat -c %Z /swerve-git/.gitconfig"
-"""Prints HEAD, and the time at which git.sh has just written its file: in seconds, by the clock of files, which no program can set."""
+START = GIT + "git rev-parse --verify HEAD 2>/dev/null && { stat -c %Z /swerve-git/.gitconfig 2>/dev/null || echo 0; }"
+"""Prints HEAD, and the time at which git.sh has just written its file: in seconds, by the clock of files, which no program can set. It is 0
+if that cannot be read, so that every file counts as touched."""
 
 # In the system's file, which no HOME replaces, and in the user's, which another installation of git reads too.
 _TRUST = """trust() {

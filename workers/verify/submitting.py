@@ -23,6 +23,7 @@ from pipeline.trajectory import Submitted
 from workers.agent.commands import CommandRunner
 from workers.agent.loop import start_up
 from workers.agent.submission import SENTINEL, SENTINEL_OF_1, submitted
+from workers.grading.controls.drawing import few
 from workers.grading.defence import witness
 from workers.grading.grade import Graded, Grader
 from workers.rollout import agents_claim
@@ -32,7 +33,6 @@ from workers.verify.fixed import fixed
 
 STEP_S = 300.0
 KEEP_BYTES = 16 * 1024 * 1024  # bytes kept of each end of the files of a fix, in base64
-NAMED_AT_MOST = 3  # number of lost files in a sentence
 SHOWN_CHARS = 300  # characters shown of a command's output
 FIX_DIR = "/swerve-fix"
 
@@ -215,8 +215,8 @@ git check-ignore --verbose --stdin -z <{FIX_DIR}/lost
 async def _losses(sandbox: Sandbox, wanted: Tree, arrived: Tree, patch: bytes, graded: Graded) -> str:
     """What of the fix is lost, and what loses it. `sandbox` is the agent's."""
     lost = [path for path, node in wanted.items() if arrived[path] != node]
-    if all(node.kind in ("nothing", "folder") for node in wanted.values()):
-        return "it makes no file that could be compared"
+    if not lost and all(node.kind in ("nothing", "folder") for node in wanted.values()):
+        return "none of the fix's files could be compared"
     if not lost:
         return "every file of the fix arrives as it was made, so the outcome of its tests is not steady: see --repeat"
     ignored = await _ignored(sandbox, lost)
@@ -227,7 +227,7 @@ async def _losses(sandbox: Sandbox, wanted: Tree, arrived: Tree, patch: bytes, g
     for path in lost:
         why = ignored.get(path) or whole or _difference(path, wanted[path], arrived[path], patch)
         whys.setdefault(why, []).append(path)
-    told = "; ".join(f"{_few(paths)}: {why}" for why, paths in whys.items())
+    told = "; ".join(f"{few(paths)}: {why}" for why, paths in whys.items())
     settings = (await sandbox.run(_SETTINGS, timeout_s=STEP_S, plain=True)).output.decode("utf-8", "replace")
     if settings:
         told += f"; the repository's own git configuration has {', '.join(settings.splitlines())}: take it out in the image"
@@ -258,11 +258,6 @@ def _difference(path: str, wanted: MadeFile, arrived: MadeFile, patch: bytes) ->
     if wanted.content.replace(b"\r\n", b"\n") == arrived.content.replace(b"\r\n", b"\n"):
         return "its line ends change: see its attributes in .gitattributes"
     return "it arrives with another content"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
-    return f"{', '.join(names[:NAMED_AT_MOST])}{more}"
 
 
 def _shown(result: CommandResult) -> str:
