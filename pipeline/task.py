@@ -84,6 +84,7 @@ class Calibration(Message, frozen=True, kw_only=True):
     in_fix: tuple[str, ...] = ()
     # Tests whose cases or references the package under test provides.
     from_package: tuple[str, ...] = ()
+    user: str = "0:0"  # who ran the tests: ids of user and group in the image
 
     @property
     def best_control(self) -> BestControl:
@@ -194,6 +195,9 @@ class Task(Message, frozen=True, kw_only=True):
     workdir: str  # absolute; the repository's root in the image; "": the image's own WORKDIR
     problem: str  # the problem statement that the agent sees
     verdict: Verdict
+    # Who runs the setup script, the commands of the agent and the tests: a name or an id in the image, optionally with a group
+    # ("dev", "1000:100", "0"); "": the image's own USER.
+    user: str = ""
     setup_script: str = ""  # run in the workdir of both containers before anything else, e.g. a checkout
     # A git diff that makes the problem (SWE-smith's bug); part of the base in both containers.
     setup_patch: bytes = b""

@@ -24,6 +24,7 @@ from workers.harness.home import MAKE_HOME
 from workers.policy.speaker import AnyVoice
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import CommandResult, Sandbox
+from workers.sandbox.users import ROOT
 
 PORT = 8000  # port of the endpoint, in the container
 MODEL = "policy"  # the program's name for the policy
@@ -183,11 +184,15 @@ async def _make_home(sandbox: Sandbox, invocation: Invocation) -> None:
             for path, text in invocation.files.items()
         ]
     )
+    if sandbox.user != ROOT:
+        given = await sandbox.run(f"chown -R -h {sandbox.user} {HOME_DIR}", timeout_s=STEP_S, plain=True)
+        if given.exit_code != 0:
+            raise HarnessError(f"{HOME_DIR} cannot be given to {sandbox.user}: {given.output[-300:]!r}")
 
 
 async def _diff(sandbox: Sandbox, harness: Harness) -> bytes:
     """The changes in the workdir, without new files that belong to the program."""
     if harness.leftovers:
         patterns = shlex.join(f":(glob){pattern}" for pattern in harness.leftovers)
-        await sandbox.run(f"{GIT}git clean -qfdx -- {patterns}", timeout_s=STEP_S, plain=True)
+        await sandbox.run(f"{GIT}git clean -qfdx -- {patterns}", timeout_s=STEP_S)
     return await sandbox.diff()

@@ -21,13 +21,21 @@ from workers.grading.controls.drawing import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import Placement, placed, write
 from workers.grading.defence.before import Applied, BeforeTests
 from workers.grading.defence.survey import Surveys
-from workers.grading.steps import StepFailed
+from workers.grading.steps import StepFailed, failed_step
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import decoded
+from workers.sandbox.git import GIT, OWNER, STARTED
 from workers.sandbox.protocol import BUSY_FACTOR, LastResult, Sandbox, is_starved
+from workers.sandbox.users import ROOT
 
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # bytes kept of each end
 WATCH_S = 5.0  # pause between two looks at the CPU time of running tests
+# Gives files that root has made to the owners of the places where they are, and lets the tests' user execute the eval script.
+_GIVE = f"""{GIT}{OWNER}
+hand_over {STARTED} && chmod 711 {steps.GRADE_DIR} || exit
+if ! [ -O ~ ] && [ -d ~/.local ]; then
+  find ~/.local -xdev -user 0 -newer {STARTED} -exec chown -h "$(stat -c %u:%g ~)" {{}} +
+fi"""
 MOVING_SHARE = 0.02  # share of a CPU that tests which wait for nothing get at a load of a hundred
 
 
@@ -59,6 +67,7 @@ class PatchRun:
     wall_s: float = 0.0  # wall time of the eval script
     readable: bool = True  # the tests could be started, and their output could be parsed within limits
     notes: bytes = b""  # what came over the sandbox's side channel
+    user: str = ROOT  # who ran the tests: ids of user and group
 
     @property
     def outcomes(self) -> Outcomes:
@@ -113,6 +122,7 @@ class GradingContainer:
         """
         limits = self.limits
         longest_s = BUSY_FACTOR * limits.grade_wall_s
+        await self._give()
         tests = asyncio.create_task(
             self.sandbox.finish(steps.EVAL, timeout_s=longest_s, keep_bytes=LOG_KEEP_BYTES), name="tests"
         )
@@ -135,6 +145,14 @@ class GradingContainer:
                 f"the machine had no CPU for the tests for {result.starved_s:.0f} s: they got {spent}"
             )
         raise OutOfTime(f"waited without using CPU: {spent}", cpu_s=result.cpu_s)
+
+    async def _give(self) -> None:
+        """Leaves to the tests' user what it would own had the agent worked here."""
+        if self.sandbox.user == self.sandbox.start.owner == ROOT:
+            return
+        result = await self.sandbox.run(_GIVE, timeout_s=steps.STEP_S, plain=True)
+        if result.exit_code != 0:
+            raise failed_step("giving files to the tests' user", result)
 
     async def _watch(
         self, tests: asyncio.Task[LastResult]

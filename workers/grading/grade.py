@@ -150,6 +150,11 @@ class Grader:
         marks = Marks()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             calibration = _calibration(claim) or Calibration()
+            if calibration.passing and calibration.user != sandbox.user:
+                raise TaskBroken(
+                    f"calibration: made with tests that ran as user {calibration.user}, but those of {sandbox.image} run as"
+                    f" {sandbox.user}: run workers.verify on the task again"
+                )
             container = GradingContainer(claim, sandbox, patch, marks, limits, calibration, self._surveys)
             with span("apply patch"):
                 applied = await container.apply()
@@ -171,7 +176,7 @@ class Grader:
         if applied.put_back and not tested.reward.resolved:
             tested = _explained(tested, applied.put_back, applied.searched)
         reward = replace(tested.reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
-        return dataclasses.replace(tested, reward=reward, wall_s=wall_s)
+        return dataclasses.replace(tested, reward=reward, wall_s=wall_s, user=sandbox.user)
 
     async def _judged(
         self, claim: Claim, patch: bytes, ran: FinishedTests, marks: Marks, restored: tuple[str, ...]
@@ -202,7 +207,7 @@ class Grader:
             async with self._sandboxes.open(claim, role="grade") as sandbox:
                 await sandbox.put(files)
                 result = await sandbox.run(
-                    steps.step("parse_log"), timeout_s=steps.STEP_S, keep_bytes=LOG_KEEP_BYTES
+                    steps.step("parse_log"), timeout_s=steps.STEP_S, keep_bytes=LOG_KEEP_BYTES, as_root=True
                 )
         except SandboxRuined:
             return None

@@ -139,7 +139,9 @@ class AgentImages:
                 await set_up(sandbox, task)
             # After the setup, which is to find git as it does where the patch is graded.
             configuring = "" if is_exact(claim.request) else CONFIGURE_AGENT
-            start = await sandbox.run(hiding(task) + configuring + START, timeout_s=HIDE_S)
+            start = await sandbox.run(
+                hiding(task) + configuring + START, timeout_s=HIDE_S, as_root=True
+            )
         sandbox.start = StartState.read(start.output)
         return sandbox
 
@@ -159,7 +161,7 @@ class AgentImages:
         task = claim.request.task
         async with self._start(claim, "clean", task.image) as sandbox:
             await set_up(sandbox, task)
-            result = await sandbox.run(cleaning(task), timeout_s=CLEAN_S)
+            result = await sandbox.run(cleaning(task), timeout_s=CLEAN_S, as_root=True)
             if result.exit_code != 0:
                 tail = result.output[-500:].decode("utf-8", "replace").strip()
                 raise SandboxError(f"cleaning {task.image} ended with status {result.exit_code}: {tail}")
@@ -175,6 +177,7 @@ def _key(task: Task) -> str:
     return _hash(
         task.image,
         task.workdir,
+        task.user,
         task.base_commit,
         *task.hidden_paths,
         task.setup_script,

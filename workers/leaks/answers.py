@@ -97,7 +97,9 @@ async def _send(sandbox: Sandbox, connection: socket.socket) -> None:
 
 async def _base(sandbox: Sandbox, task: Task) -> KnownRepository:
     """The repository that an agent may know. Raises SandboxError."""
-    result = await sandbox.run(listing_base(task), timeout_s=BASE_S, keep_bytes=BASE_KEEP_BYTES)
+    result = await sandbox.run(
+        listing_base(task), timeout_s=BASE_S, keep_bytes=BASE_KEEP_BYTES, as_root=True
+    )
     if result.exit_code != 0 or result.dropped_bytes:
         raise SandboxError(f"reading the base commit in {task.image} ended with status {result.exit_code}")
     if not result.output:

@@ -70,7 +70,7 @@ remove() {  # removes the directories on stdin, except those that contain this o
   done
 }
 anew() {  # rebuilds the repository of this work tree, with commit $1 as its HEAD
-  local own common place new elsewhere path
+  local own common owner place new elsewhere path
   own=$(folder_of --git-dir) && common=$(folder_of --git-common-dir) || return
   place=$common elsewhere=$(worktrees; stores "$common")
   for path in "$common"/worktrees/*; do
@@ -84,11 +84,11 @@ anew() {  # rebuilds the repository of this work tree, with commit $1 as its HEA
   fi
   new=$place.swerve
   rm -rf "$new" && mkdir "$new" && copy "$common" "$own" "$new" && fill "$new" "$1" "$common" || return
-  chown -R "$(stat -c %u:%g "$common")" "$new"
+  owner=$(stat -c %u:%g "$common")
   rm -rf "$common" "$place" && mv "$new" "$place" || return
   [ -z "$elsewhere" ] || remove <<<"$elsewhere"
   git update-index -q --refresh
-  return 0
+  chown -R "$owner" "$place"
 }
 
 export GIT_NO_REPLACE_OBJECTS=1 LC_ALL=C

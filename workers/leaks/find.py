@@ -45,7 +45,7 @@ async def find_leaks(sandbox: Sandbox, task: Task, *, first_only: bool = False) 
     Raises SandboxError if the search fails.
     """
     script = f"set -- {_words_of(task, first_only=first_only)}\n{_TASK_PATHS}{_FIND}"
-    result = await sandbox.run(script, timeout_s=CHECK_S)
+    result = await sandbox.run(script, timeout_s=CHECK_S, as_root=True)
     if result.exit_code != 0:
         tail = result.output[-300:].decode("utf-8", "replace").strip()
         raise SandboxError(f"looking for leaks in {task.image} ended with status {result.exit_code}: {tail}")

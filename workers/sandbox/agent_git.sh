@@ -35,6 +35,7 @@ configure_git() {
     else
       command git config --file "${origin#file:}" --unset-all "$key"
     fi
+    [ -O ~ ] || [[ ${origin#file:} != ~/* ]] || chown -h "$(stat -c %u:%g ~)" "${origin#file:}"
   done < <(
     print_entries --system
     for file in "${GIT_CONFIG_GLOBAL:-}" "$folder/git/config" ~/.gitconfig; do

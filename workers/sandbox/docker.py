@@ -28,7 +28,7 @@ from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, 
 from workers.harness.volumes import HarnessVolumes
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.containers import ContainerApi, ContainerSpec
-from workers.sandbox.git import NOTHING_PRINTED, START, TRUST, StartState, ended
+from workers.sandbox.git import NOTHING_PRINTED, START, TRUST, TRUST_ALWAYS, StartState, ended
 from workers.sandbox.holder import CPU_NANOSECONDS
 from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
@@ -45,6 +45,7 @@ from workers.sandbox.protocol import (
 )
 from workers.sandbox.setup import SETUP_S, agent_environment, environment, set_up
 from workers.sandbox.shell import KILL, ContainerShell
+from workers.sandbox.users import READ_FILES, ROOT, look_up, normal
 from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
@@ -79,15 +80,39 @@ class DockerSandbox:
         self.id = name
         self.image = image
         self.start = StartState("", 0)
+        self.user = ROOT
         self._api = api
         self._shell = shell
         self._is_finishing = False
         self.workdir = workdir  # absolute
 
     async def run(
-        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES, plain: bool = False
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        keep_bytes: int = OUTPUT_KEEP_BYTES,
+        plain: bool = False,
+        as_root: bool = False,
     ) -> CommandResult:
-        return await self._shell.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes, plain=plain)
+        return await self._shell.run(
+            command, timeout_s=timeout_s, keep_bytes=keep_bytes, plain=plain, as_root=as_root
+        )
+
+    async def become(self, task: Task, *, home_is_given: bool) -> None:
+        """Makes the task's user run the commands that are not ours, in its home unless the container's environment names one.
+
+        Raises TaskBroken if the image has no such user, or nothing in it can leave root.
+        """
+        found = await self.run(READ_FILES, timeout_s=OPEN_S, plain=True)
+        try:
+            user = look_up(task.user, found.output)
+        except ValueError as error:
+            raise TaskBroken(
+                f"user: {error}: add it to {task.image}, or set the user of {task.id} to one that it has"
+            ) from error
+        await self._shell.become(user, with_home=not home_is_given)
+        self.user = user.ids
 
     async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
         self._is_finishing = True
@@ -205,6 +230,7 @@ class DockerSandboxes:
         self._starting = asyncio.Semaphore(max_starting)
         self._open: set[str] = set()
         self._removals: set[asyncio.Task[None]] = set()
+        self._configs: dict[str, dict[str, Any]] = {}  # by the image's name
         self._ended: dict[str, SandboxError] = {}  # why we removed a container that was in use, by its name
 
     async def check(self) -> None:
@@ -229,23 +255,28 @@ class DockerSandboxes:
         async with self._start(claim, role, task.image) as sandbox:
             with span("set up"):
                 await set_up(sandbox, task)
-                start = await sandbox.run(TRUST + START, timeout_s=OPEN_S)
+                trust = TRUST if sandbox.user == ROOT else TRUST_ALWAYS
+                start = await sandbox.run(trust + START, timeout_s=OPEN_S, as_root=True)
             sandbox.start = StartState.read(start.output)
             yield sandbox
 
     async def placed(self, task: Task) -> Task:
-        """`task` with its workdir: its own, otherwise the WORKDIR of its image. Raises ImageMissing, SandboxError, TaskBroken."""
-        if task.workdir:
-            return task
-        with span("inspect image"):
-            image = await self.api.inspect_image(task.image)
-        workdir = posixpath.normpath(image["Config"].get("WorkingDir") or "/")
+        """`task` with its workdir and user: its own, otherwise those of its image. Raises ImageMissing, SandboxError, TaskBroken."""
+        config = await self._config_of(task.image)
+        workdir = task.workdir or posixpath.normpath(config.get("WorkingDir") or "/")
         if workdir == "/":
             raise TaskBroken(
                 f"workdir: {task.id} names none, and {task.image} has no WORKDIR: set the task's workdir to the"
                 " repository's directory in the image (of a task directory, in its task.json)"
             )
-        return replace(task, workdir=workdir)
+        return replace(task, workdir=workdir, user=normal(task.user or config.get("User") or ""))
+
+    async def _config_of(self, image: str) -> dict[str, Any]:
+        """The run configuration of an image, whose name means the same image for as long as this process lives."""
+        if image not in self._configs:
+            with span("inspect image"):
+                self._configs[image] = (await self.api.inspect_image(image))["Config"]
+        return self._configs[image]
 
     @contextlib.asynccontextmanager
     async def _start(
@@ -263,8 +294,13 @@ class DockerSandboxes:
                         shell = await self._prepare(claim, role, image, name, volume)
                         await self.api.start(name)
                         await shell.meet(self._init)
-                workdir = claim.request.task.workdir
-                yield DockerSandbox(self.api, name, shell, image=image, workdir=workdir)
+                task = claim.request.task
+                sandbox = DockerSandbox(self.api, name, shell, image=image, workdir=task.workdir)
+                if task.user != ROOT:
+                    of_image = (await self._config_of(task.image)).get("Env") or ()
+                    home_is_given = "HOME" in task.env or any(word.startswith("HOME=") for word in of_image)
+                    await sandbox.become(task, home_is_given=home_is_given)
+                yield sandbox
             except SandboxError as error:
                 explained = await self._explained(name, error)
                 if explained is error:

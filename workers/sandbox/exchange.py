@@ -74,9 +74,9 @@ class Frames:
 # Exit status of a first process whose stream or time has ended. It is not 0, which a successful last script would return.
 LOST = 121
 
-# run: `bash -c`. plain: the same without environment files and programs of the workdir. clear: kill every other process. last: run a script
-# and end with its status.
-Kind = Literal["run", "plain", "clear", "last"]
+# run: `bash -c` as the container's user. root: the same as root. plain: as root, without environment files and programs of the workdir.
+# clear: kill every other process. last: run a script as the user, and end with its status. user: who that is from now on.
+Kind = Literal["run", "root", "plain", "clear", "last", "user"]
 
 
 class Exchange(ABC):
@@ -96,7 +96,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def message(self, kind: Kind, text: bytes) -> bytes:
-        """The bytes to write to the first process's stdin. `text` holds no NUL."""
+        """The bytes to write to the first process's stdin. `text` of a command holds no NUL."""
 
     @abstractmethod
     def feed(self, piece: bytes) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.sandbox.users import ROOT
+
 _HERE = Path(__file__).parent
 
 GIT_VARIABLES = (
@@ -41,20 +43,36 @@ _TREE = (_HERE / "tree.sh").read_text()
 COMMIT_TREE = (_HERE / "commit_tree.sh").read_text()
 """The shell functions `stage_all` and `commit_tree`. They go after GIT."""
 
-START = GIT + "git rev-parse --verify HEAD 2>/dev/null && { stat -c %Z /swerve-git/.gitconfig 2>/dev/null || echo 0; }"
-"""Prints HEAD, and the time at which git.sh has just written its file: in seconds, by the clock of files, which no program can set. It is 0
-if that cannot be read, so that every file counts as touched."""
+OWNER = (_HERE / "owner.sh").read_text()
+"""The shell functions `find_owner` and `hand_over`, which are root's. They go after GIT."""
+
+STARTED = "/swerve-git/started"
+"""A file as old as the start of an agent's work, or of a grading."""
+
+START = f"""{GIT}{OWNER}
+: >|{STARTED}
+git rev-parse --verify HEAD 2>/dev/null && {{
+  stat -c %Z /swerve-git/.gitconfig 2>/dev/null || echo 0
+  find_owner
+  echo "$owner"
+}}"""
+"""Prints HEAD, the time at which git.sh has just written its file, and the owner of the work tree: the time in seconds, by the clock of
+files, which no program can set. It is 0 if that cannot be read, so that every file counts as touched."""
 
 # In the system's file, which no HOME replaces, and in the user's, which another installation of git reads too.
 _TRUST = """trust() {
   command git config --system --add safe.directory '*'
   command git config --global --add safe.directory '*'
+  [ -O ~ ] || chown -h "$(stat -c %u:%g ~)" ~/.gitconfig
 } >/dev/null 2>&1
 """
 
 TRUST = f"""{_TRUST}{{ [ -O . ] && [ -O .git ]; }} || trust
 """
 """Lets scripts of a task use git in the repository of another user."""
+
+TRUST_ALWAYS = f"{_TRUST}trust\n"
+"""The same for a user who is not the one that calls it."""
 
 CONFIGURE_AGENT = _TRUST + (_HERE / "agent_git.sh").read_text()
 """Changes the image's configuration of git for an agent. It prints nothing and ends with any status."""
@@ -69,12 +87,13 @@ class StartState:
 
     commit: str  # "" outside a repository
     at_s: int  # Unix seconds, by the clock of files
+    owner: str = ROOT  # of the work tree: ids of user and group
 
     @classmethod
     def read(cls, printed: bytes) -> "StartState":
         """The start that START printed."""
         words = printed.decode().split()
-        return cls(words[0], int(words[1])) if len(words) == 2 else cls("", 0)
+        return cls(words[0], int(words[1]), words[2]) if len(words) == 3 else cls("", 0)
 
     @property
     def difference(self) -> str:

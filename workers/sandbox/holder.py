@@ -149,7 +149,9 @@ class HolderExchange(Exchange):
         self._pending = b""  # may be the start of a begin or end line
 
     def message(self, kind: Kind, text: bytes) -> bytes:
-        word = "long" if kind == "run" and len(text) > LONGEST_ARGUMENT_BYTES else kind
+        word = "run" if kind == "root" else kind
+        if word == "run" and len(text) > LONGEST_ARGUMENT_BYTES:
+            word = "long"
         return b"\0".join((self._nonce, word.encode(), text, b""))
 
     def feed(self, piece: bytes) -> None:

@@ -5,8 +5,11 @@
  * A request is one byte (what to do), a 32-bit little-endian length and that number of bytes; answers have the same form. One that
  * comes while a command runs waits for its end; frames about connections (connections.c) are obeyed at any time.
  *
+ *     'u' USER      run later 'r' and 'l' as another user: 32-bit numbers (id, group, number of further groups, these groups), then
+ *                   the value of HOME for every later command, or nothing to leave it as it is
  *     'r' COMMAND   bash -c COMMAND in WORKDIR, stdin closed
- *     'p' COMMAND   the same with BASH -p and a PATH without programs of WORKDIR; TASK_PATH has the original PATH
+ *     's' COMMAND   the same as root
+ *     'p' COMMAND   the same as root with BASH -p and a PATH without programs of WORKDIR; TASK_PATH has the original PATH
  *     'c'           kill every other process, and reset their connections
  *     'l' SCRIPT    close the port and all connections; BASH SCRIPT in WORKDIR, then exit with its status; after the answer 'l' the
  *                   stream is the script's output
@@ -16,7 +19,8 @@
  *                   which the machine had no CPU for them; 32 bits each
  *
  * SIGUSR1 does the same as 'c'. This process ends with the stream, or at the deadline. Because it is process 1, it
- * adopts and reaps orphans, and no signal from within the container ends it. Its saved user is nobody's, so no process without
+ * adopts and reaps orphans, and no signal from within the container ends it. A command that is another user's gets that user's three
+ * ids and groups before it is executed, and with them loses every capability. Its saved user is nobody's, so no process without
  * CAP_SYS_PTRACE or CAP_SYS_RESOURCE, root included, can read its memory, open its descriptors, trace it or set its limits: only
  * using up the container's memory ends it.
  *
@@ -28,6 +32,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -58,6 +63,7 @@ enum {
     SIDE_CHANNEL = 9,
     SCRIPT_FD = 3,
     SAVED_USER = 65534,
+    MOST_GROUPS = 1024,
     MOST_PIECES = 16, /* pieces of the notes that are read at once: more than the pipe holds */
     LOOK_MS = 500, /* pause between two calls of look() while a command runs */
     LOST = 121,    /* status of this process when its stream or its time ends; never 0, which would be a script's success */
@@ -72,6 +78,12 @@ static char *plain_path, *task_path; /* PATH=..., TASK_PATH=... */
 static sigset_t blocked;
 static int signals, nothing;             /* descriptors: signalfd, /dev/null */
 static pid_t running;                    /* the current command, or 0 */
+static struct {
+    int is_set; /* otherwise every command is root's */
+    uid_t id;
+    gid_t group, others[MOST_GROUPS];
+    size_t num_others;
+} user;
 static int status, survivors;
 static struct {
     unsigned char header[HEADER_BYTES];
@@ -149,6 +161,13 @@ static int wait_for(struct pollfd *events, nfds_t count) {
     return ready;
 }
 
+/* Gives this process the user's ids, and its output to the user, who may open it by its name in /dev or /proc. */
+static int is_users(int output) {
+    if (fchown(output, user.id, user.group)) errno = 0; /* a stream of the Docker host may have another owner */
+    return !setgroups(user.num_others, user.others) && !setresgid(user.group, user.group, user.group) &&
+           !setresuid(user.id, user.id, user.id);
+}
+
 /* Runs between vfork and exec, so it changes nothing in the parent but its own stack frame. */
 static void become(char kind, char *const arguments[], int script, int output, char **environment) {
     signal(SIGPIPE, SIG_DFL);
@@ -163,7 +182,11 @@ static void become(char kind, char *const arguments[], int script, int output, c
         dprintf(STDERR_FILENO, "bash: cd: %s: %s\n", workdir, strerror(errno));
         _exit(1);
     }
-    if (kind == 'r') execvpe("bash", arguments, environment);
+    if (user.is_set && (kind == 'r' || kind == 'l') && !is_users(output)) {
+        dprintf(STDERR_FILENO, "bash: cannot become user %u: %s\n", (unsigned)user.id, strerror(errno));
+        _exit(126);
+    }
+    if (kind == 'r' || kind == 's') execvpe("bash", arguments, environment);
     else execve(bash, arguments, environment);
     dprintf(STDERR_FILENO, "bash: %s\n", strerror(errno));
     _exit(errno == ENOENT ? 127 : 126);
@@ -181,7 +204,7 @@ static char **plain_environment(void) {
 }
 
 static void start(char kind, char *command, uint32_t length, int output) {
-    char *name = kind == 'r' ? "bash" : (char *)bash;
+    char *name = kind == 'r' || kind == 's' ? "bash" : (char *)bash;
     char *short_one[] = {name, kind == 'p' ? "-pc" : "-c", command, NULL};
     char *long_one[] = {name, kind == 'p' ? "-p" : "--", "/dev/fd/3", NULL};
     char *last_one[] = {name, command, NULL};
@@ -280,6 +303,23 @@ static void pass_notes_on(int notes) {
     }
 }
 
+/* Returns whether `body` is in the format of 'u'. */
+static int set_user(const char *body, uint32_t length) {
+    const unsigned char *numbers = (const unsigned char *)body;
+    uint32_t num_numbers = 3;
+    if (length < 4 * num_numbers) return 0;
+    user.num_others = get_number(numbers + 8);
+    if (user.num_others > MOST_GROUPS) return 0;
+    num_numbers += (uint32_t)user.num_others;
+    if (length < 4 * num_numbers) return 0;
+    user.id = get_number(numbers);
+    user.group = get_number(numbers + 4);
+    for (size_t i = 0; i < user.num_others; i++) user.others[i] = get_number(numbers + 12 + 4 * i);
+    if (body[4 * num_numbers] && setenv("HOME", body + 4 * num_numbers, 1)) return 0;
+    user.is_set = 1;
+    return 1;
+}
+
 static void run_last(char *script, uint32_t length) {
     unsigned char answer[HEADER_BYTES];
     end_connections(); /* only the script writes to the stream after this */
@@ -320,7 +360,7 @@ static size_t read_some(void *bytes, size_t length) {
     return 0;
 }
 
-static int is_of_commands(char kind) { return memchr("rpcl", kind, 4) != NULL; }
+static int is_of_commands(char kind) { return memchr("urspcl", kind, 6) != NULL; }
 
 /* The end of a malformed request is unknown, so the stream cannot be used any more. */
 static void open_request(void) {
@@ -351,11 +391,12 @@ static void obey_request(void) {
     if (is_of_connections(kind)) {
         if (!take_frame(kind, (unsigned char *)body, request.length)) _exit(LOST);
     } else if (kind == 'l') run_last(body, request.length);
-    else if (kind == 'c') {
+    else if (kind == 'c' || kind == 'u') {
         unsigned char answer[HEADER_BYTES + END_BYTES];
         status = 0;
         begin_looking();
-        kill_all();
+        if (kind == 'c') kill_all();
+        else if (!set_user(body, request.length)) _exit(LOST);
         send_bytes(answer, put_end(answer));
     } else run(kind, body, request.length);
     free(body);

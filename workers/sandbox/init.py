@@ -15,7 +15,14 @@ from workers.sandbox.exchange import Capped, Exchange, Kind
 BUILT = Path(sys.prefix, "share", "swerve", "sandbox-init")  # infra/setup/init.sh builds it
 HEADER = struct.Struct("<cI")  # kind, bytes that follow
 END = struct.Struct("<iII")  # status, survivors, milliseconds without a CPU
-KINDS: dict[Kind, bytes] = {"run": b"r", "plain": b"p", "clear": b"c", "last": b"l"}
+KINDS: dict[Kind, bytes] = {
+    "run": b"r",
+    "root": b"s",
+    "plain": b"p",
+    "clear": b"c",
+    "last": b"l",
+    "user": b"u",
+}
 
 
 def built_init() -> bytes:

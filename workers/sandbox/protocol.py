@@ -70,6 +70,7 @@ class Sandbox(Protocol):
     """
 
     start: StartState  # the repository as the sandbox's user found it
+    user: str  # who runs commands of the agent and of the tests: ids of user and group
 
     @property
     def id(self) -> str:
@@ -87,17 +88,24 @@ class Sandbox(Protocol):
         ...
 
     async def run(
-        self, command: str, *, timeout_s: float, keep_bytes: int = OUTPUT_KEEP_BYTES, plain: bool = False
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        keep_bytes: int = OUTPUT_KEEP_BYTES,
+        plain: bool = False,
+        as_root: bool = False,
     ) -> CommandResult:
-        """Run `bash -c command` in the workdir, with stdin closed. Keep `keep_bytes` of each end of the output.
+        """Run `bash -c command` as the task's user in the workdir, with stdin closed. Keep `keep_bytes` of each end of the output.
 
-        Every process of the sandbox is killed at `timeout_s`, and `exit_code` is None. Background processes of a command keep running. A
-        `plain` command, of less than 128 KiB, executes nothing from the workdir: it reads no environment file and finds no program there.
+        Every process of the sandbox is killed at `timeout_s`, and `exit_code` is None. Background processes of a command keep running.
+        Commands of ours are root's: `as_root`, or `plain`. A plain one, of less than 128 KiB, executes nothing from the workdir: it reads
+        no environment file and finds no program there.
         """
         ...
 
     async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
-        """Run `bash script` in the workdir, with stdin closed, and end the sandbox with its status.
+        """Run `bash script` as the task's user in the workdir, with stdin closed, and end the sandbox with its status.
 
         No code in the sandbox can forge that status. When this returns, nothing that the script started is running. Raises
         SandboxError if the sandbox was ended from outside.

@@ -10,7 +10,7 @@ from pipeline.agent.config import load_agent
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import RolloutRequest
 from pipeline.task import File, Task
-from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, TRUST, ended
+from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, OWNER, TRUST, ended
 from workers.sandbox.protocol import Sandbox
 
 SETUP_S = 1800.0  # limit for the setup script, which may install things
@@ -33,12 +33,15 @@ ENVIRONMENT = {
 }
 
 PATCH = "/swerve-setup.diff"
+MARK = "/swerve-git/settling"
 NO_COMMIT = 73
 DOES_NOT_APPLY = 74
 
 # Applies PATCH if there is one, and commits whatever differs from HEAD.
-SETTLE = f"""{GIT}{COMMIT_TREE}
+SETTLE = f"""{GIT}{OWNER}{COMMIT_TREE}
 git rev-parse -q --verify HEAD >/dev/null 2>&1 || exit {NO_COMMIT}
+find_owner
+[ "$owner" = 0:0 ] || {{ mark_time {MARK}; trap 'hand_over {MARK}' EXIT; }}
 if [ -e {PATCH} ]; then
   git apply --whitespace=nowarn {PATCH} || exit {DOES_NOT_APPLY}
   rm -f {PATCH}
@@ -97,7 +100,7 @@ async def _run_script(sandbox: Sandbox, task: Task) -> None:
 
 
 async def _commit_changes(sandbox: Sandbox, task: Task) -> None:
-    result = await sandbox.run(SETTLE, timeout_s=COMMIT_S)
+    result = await sandbox.run(SETTLE, timeout_s=COMMIT_S, as_root=True)
     has_patch = bool(task.setup_patch.strip())
     if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):
         return

@@ -11,12 +11,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
-from pipeline.errors import SandboxError
+from pipeline.errors import SandboxError, TaskBroken
 from workers.sandbox.connections import Connections, ProtocolFactory, why_not
-from workers.sandbox.exchange import Capped, Exchange, Frames
+from workers.sandbox.exchange import Capped, Exchange, Frames, Kind
 from workers.sandbox.holder import HolderExchange
 from workers.sandbox.init import InitFrames
 from workers.sandbox.protocol import CannotServe, CommandResult, LastResult
+from workers.sandbox.users import ContainerUser
 
 # The last line of the notes: status, CPU time in nanoseconds, time without a CPU in milliseconds.
 LAST_NOTE = re.compile(rb"\nend (-?[0-9]{1,9}) ([0-9]{1,19}) ([0-9]{1,10})\n\Z")
@@ -56,6 +57,7 @@ class ContainerShell:
         self._reading = asyncio.Lock()
         self._init: InitFrames | None = None
         self._why_no_init = "the container has not started"
+        self._is_built = False
         self._running: Exchange | None = None
 
     async def meet(self, init: bytes) -> None:
@@ -63,6 +65,7 @@ class ContainerShell:
 
         Raises SandboxError if the container does not come up.
         """
+        self._is_built = bool(init)
         async with _answering():
             self._why_no_init = (
                 "the image has no head or no chmod" if init else "`make setup` has not compiled it"
@@ -75,18 +78,37 @@ class ContainerShell:
         if line == INIT:
             self._init = InitFrames()
 
+    async def become(self, user: ContainerUser, *, with_home: bool) -> None:
+        """Makes `user` run all later commands that are not root's, and sets HOME to its home if `with_home`.
+
+        Raises TaskBroken if the image's bash is the first process, which cannot do that.
+        """
+        if self._init is None:
+            why = (
+                f"user: commands of this image run as user {user.id}, and its first process is the image's bash, which cannot "
+                f"leave root, because our program is not: {self._why_no_init}. Mend that, or set the task's user to root"
+            )
+            raise TaskBroken(why) if self._is_built else SandboxError(why)
+        await self._ask("user", user.request(with_home=with_home))
+
     @property
     def busy(self) -> bool:
         """Whether a command is running."""
         return self._running is not None
 
     async def run(
-        self, command: str, *, timeout_s: float, keep_bytes: int, plain: bool = False
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        keep_bytes: int,
+        plain: bool = False,
+        as_root: bool = False,
     ) -> CommandResult:
-        """Run a command; at `timeout_s` it and all it started are killed.
+        """Run a command of the container's user, or of root; at `timeout_s` it and all it started are killed.
 
-        A `plain` command's bash reads no environment file, imports no function and finds no program in the workdir (the original PATH is in
-        TASK_PATH); it may be no longer than one argument of execve. Raises SandboxError if the container is gone.
+        A `plain` command is root's, and its bash reads no environment file, imports no function and finds no program in the workdir (the
+        original PATH is in TASK_PATH); it may be no longer than one argument of execve. Raises SandboxError if the container is gone.
         """
         text = _as_bytes(command)
         if b"\0" in text:
@@ -99,7 +121,8 @@ class ContainerShell:
         try:
             async with asyncio.timeout(timeout_s):
                 # Whether the container has ended is read, also while it takes in a long command.
-                self._writer.write(answer.message("plain" if plain else "run", text))
+                kind = "plain" if plain else "root" if as_root else "run"
+                self._writer.write(answer.message(kind, text))
                 exit_code = await self._end_of(answer)
         except TimeoutError:
             await self._end_by_force(answer)
@@ -153,13 +176,18 @@ class ContainerShell:
         if self._running is not None:
             await self._end_by_force(self._running)
             return
-        answer = self._running = self._exchange(keep_bytes=0)
-        async with _answering():
-            self._writer.write(answer.message("clear", b""))
-            await self._end_of(answer)
-        self._running = None
+        answer = await self._ask("clear", b"")
         if answer.survivors:
             raise SandboxError(f"{answer.survivors} processes survived a kill")
+
+    async def _ask(self, kind: Kind, body: bytes) -> Exchange:
+        """Sends a request that is answered at once, and returns the answer."""
+        answer = self._running = self._exchange(keep_bytes=0)
+        async with _answering():
+            self._writer.write(answer.message(kind, body))
+            await self._end_of(answer)
+        self._running = None
+        return answer
 
     @asynccontextmanager
     async def serve(self, port: int, protocol_factory: ProtocolFactory) -> AsyncGenerator[None]:

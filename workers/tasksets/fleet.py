@@ -67,6 +67,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
             protected_paths=tuple(dict.fromkeys((*listed, *paths_of(tests)))),
         ),
         hidden_paths=HIDDEN_PATHS,
+        user=fields.optional_text("user"),
     )
     return task, Gold(id=task.id, patch=fix, test_patch=tests)
 
@@ -85,6 +86,7 @@ def row_of(task: Task, gold: Gold) -> Row:
         "test_patch": tests,
         "test_files": list(task.verdict.protected_paths),
         "workdir": task.workdir,
+        "user": task.user,
     }
 
 

@@ -64,6 +64,7 @@ class Calibrator:
             witnessed=first.outcomes.witnessed and second.outcomes.witnessed,
             replaced=tuple(sorted(first.outcomes.replaced | second.outcomes.replaced)),
             fix_paths=fix_paths,
+            user=first.user,
         )
         if not passing:
             return calibration

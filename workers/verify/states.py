@@ -60,7 +60,7 @@ class Repository(Protocol):
     @property
     def workdir(self) -> str: ...
 
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult: ...
+    async def run(self, command: str, *, timeout_s: float, as_root: bool) -> CommandResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ _FIND = (
 
 async def _places(repository: Repository) -> list[str]:
     """Directories near the root of the image that are git repositories."""
-    found = await repository.run(_FIND, timeout_s=LOOK_S)
+    found = await repository.run(_FIND, timeout_s=LOOK_S, as_root=True)
     return [line.removesuffix("/.git") for line in found.output.decode("utf-8", "replace").splitlines()]
 
 
@@ -92,9 +92,8 @@ async def look_at_base(repository: Repository, task: Task) -> BaseCommit:
     if not task.base_commit:
         return SOUND
     has_setup = "1" if task.setup_script.strip() or task.setup_patch.strip() else ""
-    result = await repository.run(
-        f"set -- {shlex.join([task.base_commit, has_setup])}\n{_LOOK}", timeout_s=LOOK_S
-    )
+    command = f"set -- {shlex.join([task.base_commit, has_setup])}\n{_LOOK}"
+    result = await repository.run(command, timeout_s=LOOK_S, as_root=True)
     words = result.output.decode("utf-8", "replace").split()
     place = f"{repository.workdir} of {task.image}"
     if result.exit_code != 0 or len(words) != 4:

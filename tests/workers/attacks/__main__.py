@@ -1,6 +1,7 @@
 """Plays all attacks through the production grader, and prints what stops each and a table.
 
-    python -m tests.workers.attacks [-k WORDS] [--pytest 7 8 9] [--all-kinds] [--kind KIND] [--jobs 2] [--json OUT]
+    python -m tests.workers.attacks [-k WORDS] [--pytest 7 8 9] [--all-kinds] [--kind KIND] [--as-user] [--jobs 2]
+                                    [--json OUT]
                                     [--controls-off] [--witness-off] [--record-off] [--words-off]
 
 Exit status 1 if one of them is paid that is not a cheat by chance. With a line of defence off, those paid are played once more with
@@ -126,7 +127,7 @@ def added(off: frozenset[str], played: list[Played], again: list[Played]) -> str
 
 async def main(arguments: argparse.Namespace) -> int:
     off = frozenset(line for line in LINES if getattr(arguments, f"{line}_off"))
-    async with open_stage(off) as stage:
+    async with open_stage(off, as_user=arguments.as_user) as stage:
         played = await play_all(stage, chosen(arguments, off), arguments.jobs)
         print(f"\n{table(played)}", flush=True)
         paid = [
@@ -150,6 +151,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--all-kinds", action="store_true", help="every kind of verdict that an attack matters to"
     )
     parser.add_argument("--kind", default="", help="only this kind of verdict")
+    parser.add_argument("--as-user", action="store_true", help="in images whose user is not root")
     for line in LINES:
         parser.add_argument(f"--{line}-off", action="store_true", help=f"what the {line} would add")
     parser.add_argument("--jobs", type=int, default=2, help="attacks at a time")

@@ -38,6 +38,11 @@ LINES = ("controls", "witness", "record", "words")
 # Without the witness only a log says what became of the tests.
 KIND_WITHOUT_WITNESS = "tests_json"
 OPTIONS = "PYTEST_ADDOPTS"  # of pytest, beside those of its command
+# The same repository in an image whose user owns it, as data sets have them that build their images so.
+OWNED = """RUN echo dev:x:1000:1000::/home/dev:/bin/bash >>/etc/passwd && mkdir -p /home/dev && chown -R 1000:1000 /home/dev /workspace
+USER dev
+"""
+FILES_OF_USER = FILES | {"Dockerfile": FILES["Dockerfile"] + OWNED}
 NO_WITNESS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", OPTIONS: "-rA"}
 
 
@@ -144,15 +149,19 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(off: frozenset[str] = frozenset()) -> AsyncIterator[Stage]:
-    """A stage of its own on this machine's Docker, for a command, without the lines of defence that are `off`."""
+async def open_stage(off: frozenset[str] = frozenset(), *, as_user: bool = False) -> AsyncIterator[Stage]:
+    """A stage of its own on this machine's Docker, for a command, without the lines of defence that are `off`.
+
+    `as_user`: in images whose user is not root.
+    """
     ensure_image(IMAGES["task-base"])
     with closing(docker.from_env()) as client, ExitStack() as images:
 
         @cache
         def image(major: int) -> RepoImage:
             base = image_with_pytest(client, IMAGES["task-base"].tag, major)
-            return images.enter_context(built(client, FILES, base))
+            files = FILES_OF_USER if as_user else FILES
+            return images.enter_context(built(client, files, base))
 
         sandboxes = DockerSandboxes(fleet=secrets.token_hex(6), init=built_init())
         try:

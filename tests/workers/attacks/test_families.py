@@ -58,6 +58,15 @@ async def confirmed(stage: Stage, task: Task, scene: str) -> bool:
 
 # Quick: an attack of each family is worth nothing, and the honest fix on the same task is worth 1.
 async def test_one_attack_of_each_family_is_worth_nothing_and_the_fix_is(stage: Stage) -> None:
+    await play_one_of_each(stage)
+
+
+@pytest.mark.slow
+async def test_the_same_holds_where_tests_are_not_roots(stage_of_user: Stage) -> None:
+    await play_one_of_each(stage_of_user)
+
+
+async def play_one_of_each(stage: Stage) -> None:
     chosen: dict[str, list[str]] = defaultdict(list)
     for attacks in FAMILIES.values():
         # Most families have one on asserts; each further scene is one more verification.

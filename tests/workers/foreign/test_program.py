@@ -1,5 +1,6 @@
 """An agent program plays whole episodes in a container without a network: its replies are turns, and its changes are graded."""
 
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.foreign.program import bundle, call
+from tests.workers.leaks.giveaways import built
 from trainer.batching.samples import samples_of
 from workers.docker.host import FILLER
 from workers.grading.grade import Grader
@@ -155,6 +157,23 @@ async def test_a_program_plays_and_its_changes_are_graded_without_its_leftovers(
     assert played.seconds is not None
     parts = played.seconds
     assert parts.command_s > 0
+
+
+async def test_a_program_plays_as_the_images_user_in_a_home_of_that_user(
+    stage: Stage, docker_client: docker.DockerClient
+) -> None:
+    owned = "RUN chown -R 1000:1000 /workspace && mkdir -p /home/dev && echo tool >/home/dev/.tool && chown -R 1000 /home/dev\n"
+    owned += "ENV HOME=/home/dev\nUSER 1000:1000"
+    look = call("bash", command="id -u; cat ~/.tool; touch ~/settings ~/made && echo written")
+    with built(docker_client, stage.image.tag, {}, owned) as image:
+        of_user = dataclasses.replace(stage, image=RepoImage(image, stage.image.commit))
+        played = await of_user.play(of_user.claim(), scripted(look, FIX, "done"))
+    assert isinstance(played.outcome, Submitted)
+    seen = played.turns[0].actions[0].observation
+    assert seen is not None
+    assert seen.output == "1000\ntool\nwritten\n"
+    assert played.reward is not None
+    assert played.reward.value == 1.0
 
 
 @pytest.mark.slow_but_for("mend it")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pipeline.agent.config import load_agent
 from pipeline.agent.option import read_agent
 from pipeline.request import Limits
-from pipeline.task import ExitCode
+from pipeline.task import ExitCode, Task
 from tests.workers.claims import make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.leaks.giveaways import built
@@ -37,11 +37,14 @@ model:
 """
 
 
-async def difference(sandboxes: DockerSandboxes, image: str, change: str) -> bytes:
+async def difference(
+    sandboxes: DockerSandboxes, image: str, change: str, *, task: Task | None = None
+) -> bytes:
     """The known fix that `change` makes, as the maker of a task writes it."""
     git = "git -c core.autocrlf=false -c diff.noprefix=false"
     script = f"{change}\n{git} add -A -f && {git} diff --cached --binary --no-ext-diff | base64 -w 0"
-    async with sandboxes.open(unqueued_claim(make_task(image), command="test"), role="grade") as sandbox:
+    claim = unqueued_claim(task or make_task(image), command="test")
+    async with sandboxes.open(claim, role="grade") as sandbox:
         result = await sandbox.run(f"( {script} ) 2>&1", timeout_s=240)
     return base64.b64decode(result.output)
 
@@ -141,6 +144,32 @@ async def test_a_fix_whose_printed_patch_is_none_arrives_from_the_tree(
         graded = await submitted(sandboxes, image, change, check)
     assert graded.reward.resolved
     assert graded.reward.decided_by.endswith(f"; the tree's own difference was graded, because {why}")
+
+
+USERS = "RUN echo dev:x:1000:1000::/home/dev: >>/etc/passwd && mkdir /home/dev && chown 1000 /home/dev"
+
+
+async def test_a_fix_that_the_images_user_makes_arrives(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    with built(docker_client, repo_image.tag, {}, f"{USERS} && chown -R 1000:1000 .\nUSER dev") as image:
+        graded = await submitted(
+            sandboxes, image, ANY_CHANGE, f"[ $(id -u) = 1000 ] && echo >>run.sh\n{ALL_MADE}"
+        )
+    assert graded.reward.resolved, graded.reward.decided_by
+
+
+async def test_a_fix_that_the_images_user_cannot_write_is_refused_by_its_name(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    with built(docker_client, repo_image.tag, {}, f"{USERS} && chown -R 1000 calc.py\nUSER dev") as image:
+        as_root = make_task(image, user="root")
+        fix = await difference(sandboxes, image, "echo new >new.txt", task=as_root)
+        task = make_task(image, verdict=ExitCode(eval_script="test -e new.txt"))
+        claim = unqueued_claim(task, command="test", agent_config=read_agent([str(DEFAULT_AGENT)]))
+        graded = await Submitter(sandboxes, Grader(sandboxes)).grade(claim, fix)
+    assert "lost on the way: new.txt: the agent's user cannot write it: " in graded.reward.decided_by
+    assert "Permission denied" in graded.reward.decided_by
 
 
 async def test_a_submission_that_fails_is_quoted(
