@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # The work tree's difference to the commit START, read with a git directory of ours: the repository's own index, configuration, attributes,
-# replaced objects and references have no part in it, so nothing there hides a file or starts a program. It lends its objects and, unless
+# replaced objects and references have no part in it, so nothing there hides a file or starts a program; only files that are not there are left
+# out where the index says that they need not be. It lends its objects and, unless
 # somebody has touched it since the second SINCE, its file info/exclude, because an image's maker may have left files that it names. The text
 # of git.sh goes before this.
 own=/swerve-git/tree
@@ -28,7 +29,16 @@ make_own_git() {
   exclude=$folder/info/exclude kinds=MT
   # Files that the image's maker had it ignore are then left out one by one.
   [ "$(stat -c %Z "$exclude")" -le "$SINCE" ] || exclude=/dev/null kinds=AMT
-  own_git read-tree "$START"
+  own_git read-tree "$START" && leave_out_absent
+}
+
+# A sparse checkout has no files for some paths of the index, which are no removals.
+leave_out_absent() {
+  local entry
+  [ "$(git config --bool core.sparseCheckout)" = true ] || return 0
+  git ls-files -z -t | while IFS= read -r -d '' entry; do
+    [[ $entry != 'S '* || -e ${entry#S } || -L ${entry#S } ]] || printf '%s\0' "${entry#S }"
+  done | own_git update-index -z --skip-worktree --stdin
 }
 
 own_git() {

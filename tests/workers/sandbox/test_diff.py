@@ -179,6 +179,18 @@ async def test_a_repository_of_any_layout_has_a_difference_and_takes_what_was_pr
             assert await sandbox.check(printed.replace(b" def sub", b" def odd")) == "unreadable"
 
 
+async def test_files_that_a_sparse_checkout_leaves_out_are_no_removals(
+    sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
+) -> None:
+    sparse = "RUN git sparse-checkout set --no-cone /calc.py /long.txt && [ ! -e tests/test_calc.py ]"
+    change = "echo x >>calc.py; rm long.txt; mkdir tests; echo new >tests/new.py; printf new >logo.bin"
+    with built(docker_client, repo_image.tag, {}, sparse) as image:
+        patch = await diff_after(sandboxes, image, change)
+    headers = [line for line in patch.decode().splitlines() if line.startswith("diff ")]
+    changed = ("calc.py", "logo.bin", "long.txt", "tests/new.py")
+    assert headers == [f"diff --git a/{path} b/{path}" for path in changed]
+
+
 async def test_the_difference_below_a_repositorys_root_is_that_of_the_repository(
     sandboxes: DockerSandboxes, repo_image: RepoImage
 ) -> None:
