@@ -31,7 +31,7 @@ from workers.sandbox.users import ROOT
 LOG_KEEP_BYTES = 8 * 1024 * 1024  # bytes kept of each end
 WATCH_S = 5.0  # pause between two looks at the CPU time of running tests
 # Gives files that root has made to the owners of the places where they are, and lets the tests' user execute the eval script.
-_GIVE = f"""{GIT}{OWNER}
+_HAND_OVER = f"""{GIT}{OWNER}
 hand_over {STARTED} && chmod 711 {steps.GRADE_DIR} || exit
 if ! [ -O ~ ] && [ -d ~/.local ]; then
   find ~/.local -xdev -user 0 -newer {STARTED} -exec chown -h "$(stat -c %u:%g ~)" {{}} +
@@ -114,6 +114,14 @@ class GradingContainer:
         content = script.encode("utf-8", "surrogateescape")
         await write(self.sandbox, {**placement.texts, steps.EVAL: content})
 
+    async def hand_over(self) -> None:
+        """Gives to the tests' user what the steps before the tests, which are root's, have made. `run_tests` calls this first."""
+        if self.sandbox.user == self.sandbox.start.owner == ROOT:
+            return
+        result = await self.sandbox.run(_HAND_OVER, timeout_s=steps.STEP_S, plain=True)
+        if result.exit_code != 0:
+            raise failed_step("giving files to the tests' user", result)
+
     async def run_tests(self) -> FinishedTests | None:
         """The end of the eval script, and of the container with it; None if it used up its CPU time.
 
@@ -122,7 +130,7 @@ class GradingContainer:
         """
         limits = self.limits
         longest_s = BUSY_FACTOR * limits.grade_wall_s
-        await self._give()
+        await self.hand_over()
         tests = asyncio.create_task(
             self.sandbox.finish(steps.EVAL, timeout_s=longest_s, keep_bytes=LOG_KEEP_BYTES), name="tests"
         )
@@ -145,14 +153,6 @@ class GradingContainer:
                 f"the machine had no CPU for the tests for {result.starved_s:.0f} s: they got {spent}"
             )
         raise OutOfTime(f"waited without using CPU: {spent}", cpu_s=result.cpu_s)
-
-    async def _give(self) -> None:
-        """Leaves to the tests' user what it would own had the agent worked here."""
-        if self.sandbox.user == self.sandbox.start.owner == ROOT:
-            return
-        result = await self.sandbox.run(_GIVE, timeout_s=steps.STEP_S, plain=True)
-        if result.exit_code != 0:
-            raise failed_step("giving files to the tests' user", result)
 
     async def _watch(
         self, tests: asyncio.Task[LastResult]

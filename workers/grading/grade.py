@@ -138,6 +138,7 @@ class Grader:
             )
             await container.before.do_without_patch()
             await container.put_script(alike(contradictions, calibration.contradictions))
+            await container.hand_over()
 
     async def _run_tests(
         self,

@@ -25,7 +25,7 @@ mark_time() {
 hand_over() {
   local owner places=()
   find_owner
-  [ "$owner" != 0:0 ] || return
+  [ "$owner" != 0:0 ] || return 0
   places=("$(git rev-parse --show-toplevel)" "$(git rev-parse --absolute-git-dir)" "$(cd "$(git rev-parse --git-common-dir)" && pwd -P)")
   find "${places[@]}" -xdev -user 0 -newer "$1" -exec chown -h "$owner" {} +
 }
