@@ -194,5 +194,5 @@ async def _diff(sandbox: Sandbox, harness: Harness) -> bytes:
     """The changes in the workdir, without new files that belong to the program."""
     if harness.leftovers:
         patterns = shlex.join(f":(glob){pattern}" for pattern in harness.leftovers)
-        await sandbox.run(f"{GIT}git clean -qfdx -- {patterns}", timeout_s=STEP_S)
+        await sandbox.run(f"{GIT}git clean -qfdx -- {patterns}", timeout_s=STEP_S, plain=sandbox.user == ROOT)
     return await sandbox.diff()

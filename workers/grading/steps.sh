@@ -97,6 +97,27 @@ find_installations() {
   shopt -u nullglob
 }
 
+# Makes folders. Below one that is not root's, or where everybody may make some, they belong to its owner and have its mode, so that the
+# tests' user can make others beside them.
+make_folders() {
+  local folder there path plain=()
+  for folder; do
+    there=$folder
+    until [ -d "${there:-/}" ]; do there=${there%/*}; done
+    if [ -O "${there:-/}" ] && [ ! -k "${there:-/}" ]; then
+      plain+=("$folder")
+      continue
+    fi
+    mkdir -p -- "$folder"
+    path=$folder
+    until [ "$path" = "$there" ]; do
+      chown --reference="${there:-/}" -- "$path" && chmod --reference="${there:-/}" -- "$path" || return
+      path=${path%/*}
+    done
+  done
+  [ ${#plain[@]} = 0 ] || mkdir -p -- "${plain[@]}"
+}
+
 # Writes the files INSTALLED, with the texts TEXTS, into the packages of every Python; FOLDER is the folder that they need there, or empty.
 # CODE is written as CODE_NAME into a directory whose path replaces PLACE in the texts.
 #
@@ -104,7 +125,7 @@ find_installations() {
 install_files() {
   local folders place path paths position
   find_installations
-  mkdir -p "${folders[@]/%//$FOLDER}"
+  make_folders "${folders[@]/%//$FOLDER}"
   for place in /usr/local/lib ~/.local/lib; do [ -w "$place" ] && break; done
   [ -z "$CODE_NAME" ] || printf %s "$CODE" >"$place/$CODE_NAME"
   for position in "${!INSTALLED[@]}"; do

@@ -6,6 +6,6 @@ from pipeline.harness import HOME_DIR
 # program's HOME, need them where there is no network.
 MAKE_HOME = f"""mkdir -p {HOME_DIR} && for path in ~/* ~/.[!.]*; do
   name=${{path##*/}}
-  [ ! -e "$path" ] || [ -e {HOME_DIR}/"$name" ] || ln -s "$path" {HOME_DIR}/"$name"
+  [ ~ = / ] || [ ! -e "$path" ] || [ -e {HOME_DIR}/"$name" ] || ln -s "$path" {HOME_DIR}/"$name"
 done"""
 """A command that makes the home, with links to everything in the task's own home. The program's files are written afterwards."""

@@ -112,6 +112,11 @@ class DockerSandbox:
                 f"user: {error}: add it to {task.image}, or set the user of {task.id} to one that it has"
             ) from error
         await self._shell.become(user, with_home=not home_is_given)
+        tried = await self.run("true", timeout_s=OPEN_S)
+        if tried.exit_code != 0:  # where the Docker host maps ids, it may have none for this user
+            raise SandboxError(
+                f"user: no command can run as {user.ids} on this Docker host: {tried.output[-300:]!r}"
+            )
         self.user = user.ids
 
     async def finish(self, script: str, *, timeout_s: float, keep_bytes: int) -> LastResult:
@@ -275,7 +280,7 @@ class DockerSandboxes:
         """The run configuration of an image, whose name means the same image for as long as this process lives."""
         if image not in self._configs:
             with span("inspect image"):
-                self._configs[image] = (await self.api.inspect_image(image))["Config"]
+                self._configs[image] = (await self.api.inspect_image(image))["Config"] or {}
         return self._configs[image]
 
     @contextlib.asynccontextmanager

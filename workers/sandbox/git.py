@@ -63,7 +63,7 @@ files, which no program can set. It is 0 if that cannot be read, so that every f
 _TRUST = """trust() {
   command git config --system --add safe.directory '*'
   command git config --global --add safe.directory '*'
-  [ -O ~ ] || chown -h "$(stat -c %u:%g ~)" ~/.gitconfig
+  [ -O ~ ] || chown -h "$(stat -c %u:%g ~)" ~/.gitconfig ~/.config/git/config
 } >/dev/null 2>&1
 """
 

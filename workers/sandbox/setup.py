@@ -10,8 +10,9 @@ from pipeline.agent.config import load_agent
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.request import RolloutRequest
 from pipeline.task import File, Task
-from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, OWNER, TRUST, ended
+from workers.sandbox.git import COMMIT_TREE, GIT, GIT_VARIABLES, OWNER, TRUST, TRUST_ALWAYS, ended
 from workers.sandbox.protocol import Sandbox
+from workers.sandbox.users import ROOT
 
 SETUP_S = 1800.0  # limit for the setup script, which may install things
 COMMIT_S = 300.0
@@ -40,8 +41,8 @@ DOES_NOT_APPLY = 74
 # Applies PATCH if there is one, and commits whatever differs from HEAD.
 SETTLE = f"""{GIT}{OWNER}{COMMIT_TREE}
 git rev-parse -q --verify HEAD >/dev/null 2>&1 || exit {NO_COMMIT}
-find_owner
-[ "$owner" = 0:0 ] || {{ mark_time {MARK}; trap 'hand_over {MARK}' EXIT; }}
+find_owner "$user"
+[ "$owner" = 0:0 ] || {{ mark_time {MARK}; trap 'hand_over {MARK} "$user" || exit 1' EXIT; }}
 if [ -e {PATCH} ]; then
   git apply --whitespace=nowarn {PATCH} || exit {DOES_NOT_APPLY}
   rm -f {PATCH}
@@ -79,6 +80,8 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
     Raises SandboxError if the script fails, TaskBroken if the patch does not apply.
     """
     if task.setup_script.strip():
+        if sandbox.user != ROOT:  # a user without a home of its own cannot say whom git may trust
+            await sandbox.run(TRUST_ALWAYS, timeout_s=COMMIT_S, as_root=True)
         await _run_script(sandbox, task)
     if task.setup_patch.strip():
         await sandbox.put([File(path=PATCH, content=ended(task.setup_patch))])
@@ -100,7 +103,8 @@ async def _run_script(sandbox: Sandbox, task: Task) -> None:
 
 
 async def _commit_changes(sandbox: Sandbox, task: Task) -> None:
-    result = await sandbox.run(SETTLE, timeout_s=COMMIT_S, as_root=True)
+    command = f"user={sandbox.user}\n{SETTLE}"
+    result = await sandbox.run(command, timeout_s=COMMIT_S, as_root=True)
     has_patch = bool(task.setup_patch.strip())
     if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):
         return

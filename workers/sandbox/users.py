@@ -52,35 +52,40 @@ def look_up(user: str, printed: bytes) -> ContainerUser:
         for text in printed.split(b"\0")[:2]
     )
     name, _, group_name = user.partition(":")
-    entry = _entry(passwd, name, num_fields=7)
+    entry = _entry(passwd, name, num_ids=2)
     if entry is None:
         number, group, home = _id(name, f"user {name!r} is not in the image's /etc/passwd"), 0, "/"
     else:
-        number, group, home = int(entry[2]), int(entry[3]), entry[5] or "/"
+        number, group = int(entry[2]), int(entry[3])
+        home = (entry[5] if len(entry) > 5 else "") or "/"
     if group_name:
-        named = _entry(groups, group_name, num_fields=3)
+        named = _entry(groups, group_name, num_ids=1)
         wrong = f"group {group_name!r} is not in the image's /etc/group"
         return ContainerUser(number, int(named[2]) if named else _id(group_name, wrong), (), home)
     of_user = tuple(_groups_of(entry[0], groups)) if entry else ()
     return ContainerUser(number, group, tuple(one for one in of_user if one != group), home)
 
 
-def _entry(lines: Iterable[Sequence[str]], name: str, *, num_fields: int) -> Sequence[str] | None:
+def _entry(lines: Iterable[Sequence[str]], name: str, *, num_ids: int) -> Sequence[str] | None:
     """The first entry with this name or id."""
     for line in lines:
-        numbers = line[2:4] if num_fields > 3 else line[2:3]
-        if len(line) >= num_fields and all(map(str.isdecimal, numbers)) and name in (line[0], line[2]):
+        ids = line[2 : 2 + num_ids]
+        if len(ids) == num_ids and all(map(_is_id, ids)) and name in (line[0], line[2]):
             return line
     return None
 
 
 def _groups_of(name: str, groups: Iterable[Sequence[str]]) -> Iterable[int]:
     for line in groups:
-        if len(line) > 3 and line[2].isdecimal() and name in line[3].split(","):
+        if len(line) > 3 and _is_id(line[2]) and name in line[3].split(","):
             yield int(line[2])
 
 
 def _id(text: str, wrong: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) > MAX_ID:
+    if not _is_id(text):
         raise ValueError(wrong)
     return int(text)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_ID)) and int(text) <= MAX_ID

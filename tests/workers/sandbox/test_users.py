@@ -193,9 +193,11 @@ WRITES = """set -e
 grep -q 'a + b' calc.py
 for file in calc.py deep/er/new.py tests/test_calc.py tests/hidden.py hidden/new.py; do echo '# more' >>$file; touch ${file%/*}.beside; done
 for folder in . deep deep/er tests hidden ~/.local/share; do mkdir -p $folder; touch $folder/beside; done
-git add -A && git commit -qm made && git checkout -q HEAD~ -- tests && git status --short >/dev/null
+git add -A
+git commit -qm made
+git checkout -q HEAD~ -- tests
 [ "$(stat -c %u /etc/passwd /etc | sort -u)" = 0 ]
-[ -z "$(find . -user 0)" ]
+[ -z "$(find calc.py deep tests/hidden.py hidden -user 0)" ]
 """
 HIDDEN = (
     File(path="tests/hidden.py", content=b"x = 1\n"),
@@ -204,6 +206,8 @@ HIDDEN = (
 OWNERS = {
     "all of it": OWNED,
     "its files and not its root": f"{OWNED}\nUSER root\nRUN chown root:root /workspace && chmod 1777 /workspace\nUSER dev",
+    "that everybody may write": "RUN chmod -R 777 /workspace && mkdir -p /four && chmod 1777 /four\nENV HOME=/four\nUSER 4321:0",
+    "of a group that may write": "RUN chmod -R g=u /workspace && mkdir -m 770 /four\nENV HOME=/four\nUSER 4321",
     "by number and nowhere listed": "RUN chown -R 4321:4321 /workspace && mkdir /four && chown 4321 /four\n"
     "ENV HOME=/four\nUSER 4321:4321",
 }
@@ -241,7 +245,7 @@ git config --global user.email dev@example.invalid; git commit -qam done; git lo
 async def test_a_tree_of_roots_stays_roots_and_its_user_may_read_it_with_git(
     sandboxes: DockerSandboxes, docker_client: docker.DockerClient, repo_image: RepoImage
 ) -> None:
-    script = "set -e; git status --short | grep calc.py; ! touch calc.py; ! touch beside; [ $(stat -c %u calc.py) = 0 ]\n"
+    script = "set -e\ngit status --short | grep calc.py\n[ $(stat -c %u calc.py) = 0 ]\nif touch calc.py || touch beside; then exit 1; fi\n"
     with built(docker_client, repo_image.tag, {}, f"{DEV}\nUSER dev") as image:
         task = make_task(image, verdict=ExitCode(eval_script=script))
         reward = await Grader(sandboxes).grade(make_claim(task), PATCH)

@@ -154,7 +154,7 @@ async def test_a_fix_that_the_images_user_makes_arrives(
 ) -> None:
     with built(docker_client, repo_image.tag, {}, f"{USERS} && chown -R 1000:1000 .\nUSER dev") as image:
         graded = await submitted(
-            sandboxes, image, ANY_CHANGE, f"[ $(id -u) = 1000 ] && echo >>run.sh\n{ALL_MADE}"
+            sandboxes, image, ANY_CHANGE, f"[ $(id -u) = 1000 ]\necho >>run.sh\n{ALL_MADE}"
         )
     assert graded.reward.resolved, graded.reward.decided_by
 
