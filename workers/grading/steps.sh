@@ -97,25 +97,21 @@ find_installations() {
   shopt -u nullglob
 }
 
-# Makes folders. Below one that is not root's, or where everybody may make some, they belong to its owner and have its mode, so that the
-# tests' user can make others beside them.
+# Makes folders with the owner and the mode of the closest one that was there, so that a user who may write beside them can go on to do so.
 make_folders() {
-  local folder there path plain=()
+  local folder there path
   for folder; do
     there=$folder
     until [ -d "${there:-/}" ]; do there=${there%/*}; done
-    if [ -O "${there:-/}" ] && [ ! -k "${there:-/}" ]; then
-      plain+=("$folder")
-      continue
-    fi
+    [ "$there" != "$folder" ] || continue
     mkdir -p -- "$folder"
+    [[ $(stat -c %u:%A "${there:-/}") != 0:d????-??-? ]] || continue
     path=$folder
     until [ "$path" = "$there" ]; do
       chown --reference="${there:-/}" -- "$path" && chmod --reference="${there:-/}" -- "$path" || return
       path=${path%/*}
     done
   done
-  [ ${#plain[@]} = 0 ] || mkdir -p -- "${plain[@]}"
 }
 
 # Writes the files INSTALLED, with the texts TEXTS, into the packages of every Python; FOLDER is the folder that they need there, or empty.

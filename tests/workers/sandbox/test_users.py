@@ -170,10 +170,13 @@ async def test_an_image_in_which_our_first_process_cannot_run_refuses_a_user_by_
 PATCH = b"""diff --git a/calc.py b/calc.py
 --- a/calc.py
 +++ b/calc.py
-@@ -1,2 +1,2 @@
+@@ -1,5 +1,5 @@
  def add(a, b):
 -    return a - b
 +    return a + b
+ 
+ 
+ def sub(a, b):
 diff --git a/deep/er/new.py b/deep/er/new.py
 new file mode 100644
 --- /dev/null
@@ -225,6 +228,7 @@ async def test_tests_may_write_where_the_patch_and_the_grader_wrote(
     with built(docker_client, repo_image.tag, {}, OWNERS[name]) as image:
         reward = await Grader(sandboxes).grade(make_claim(writing(image)), PATCH)
     assert reward.resolved, reward.log_tail
+    assert reward.applied_by == "git apply"
 
 
 async def test_a_setup_is_the_users_and_so_is_what_it_leaves(
@@ -271,6 +275,6 @@ async def test_a_calibration_that_was_made_as_another_user_does_not_hold(
         ):
             await graded_as(sandboxes, writing(image), "0:0")
         reward = await graded_as(sandboxes, writing(image), "1000:1000")
-    assert "not as with the known fix" in reward.decided_by
+    assert "a did not pass, as with the known fix" in reward.decided_by
     with pytest.raises(TaskBroken, match=r"^calibration: made .* as user 1000:1000, .* as 0:0: "):
         await graded_as(sandboxes, writing(repo_image.tag), "1000:1000")

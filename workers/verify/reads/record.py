@@ -16,7 +16,7 @@ from pipeline.request import Claim
 from pipeline.task import Calibration
 from workers.grading.container import GradingContainer, OutOfTime
 from workers.grading.defence.survey import Surveys
-from workers.grading.steps import failed_step, find_installations
+from workers.grading.steps import failed_step, find_installations, step
 from workers.grading.swebench_rules import Marks
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import Sandbox
@@ -97,8 +97,8 @@ def _installer(workdir: str, places: tuple[str, ...]) -> str:
     name = f"swerve_{secrets.token_hex(6)}"
     text = RECORDER.read_text("utf-8").replace('"@WORKDIR@"', repr(workdir))
     encoded = binascii.b2a_base64(text.encode("utf-8", "surrogateescape"), newline=False).decode()
-    return f"""{find_installations(places)}
-mkdir -p "${{folders[@]}}"
+    return f"""{find_installations(places)}{step("make_folders")}
+make_folders "${{folders[@]}}"
 for folder in "${{folders[@]}}"; do
   base64 -d >"$folder"/{name}.py <<<{encoded} && echo 'import {name}' >"$folder"/{name}.pth || exit 1
 done
