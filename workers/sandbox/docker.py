@@ -269,7 +269,7 @@ class DockerSandboxes:
         """`task` with its workdir and user: its own, otherwise those of its image. Raises ImageMissing, SandboxError, TaskBroken."""
         config = await self._config_of(task.image)
         workdir = task.workdir or posixpath.normpath(config.get("WorkingDir") or "/")
-        if workdir == "/":
+        if not task.workdir and workdir == "/":
             raise TaskBroken(
                 f"workdir: {task.id} names none, and {task.image} has no WORKDIR: set the task's workdir to the"
                 " repository's directory in the image (of a task directory, in its task.json)"

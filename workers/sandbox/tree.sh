@@ -43,40 +43,6 @@ leave_out_absent() {
 }
 
 own_git() {
-  local folder common
-  top=$(pwd -P)
-  until [ -e "$top/.git" ] || [ -z "$top" ]; do top=${top%/*}; done
-  folder=$top/.git
-  if [ -f "$folder" ]; then
-    folder=$(sed -n 's/^gitdir: //p' "$folder")
-    case $folder in /*) ;; *) folder=$top/$folder ;; esac
-  fi
-  if [ -f "$folder/commondir" ]; then
-    common=$(cat "$folder/commondir")
-    case $common in /*) folder=$common ;; *) folder=$folder/$common ;; esac
-  fi
-  rm -rf "$own"
-  mkdir -p "$own/objects/info" "$own/refs" && cd "${top:-/}" || return
-  echo "$folder/objects" >"$own/objects/info/alternates"
-  echo 'ref: refs/heads/none' >"$own/HEAD"
-  # A hash of SHA-256 has 64 digits.
-  [ ${#START} != 64 ] || printf '[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = sha256\n' >"$own/config"
-  exclude=$folder/info/exclude kinds=MT
-  # Files that the image's maker had it ignore are then left out one by one.
-  [ "$(stat -c %Z "$exclude")" -le "$SINCE" ] || exclude=/dev/null kinds=AMT
-  own_git read-tree "$START" && leave_out_absent
-}
-
-# A sparse checkout has no files for some paths of the index, which are no removals.
-leave_out_absent() {
-  local entry
-  [ "$(git config --bool core.sparseCheckout)" = true ] || return 0
-  git ls-files -z -t | while IFS= read -r -d '' entry; do
-    [[ $entry != 'S '* || -e ${entry#S } || -L ${entry#S } ]] || printf '%s\0' "${entry#S }"
-  done | own_git update-index -z --skip-worktree --stdin
-}
-
-own_git() {
   GIT_DIR=$own GIT_WORK_TREE=${top:-/} GIT_INDEX_FILE=$own/index GIT_NO_REPLACE_OBJECTS=1 \
     git -c core.excludesFile="$exclude" "$@"
 }

@@ -54,7 +54,7 @@ def giveaways(docker_client: docker.DockerClient, task_image: str) -> Iterator[d
 @pytest.fixture(scope="module")
 def plain_image(docker_client: docker.DockerClient, task_image: str) -> Iterator[str]:
     """A clean repository in /workspace, and an image's configuration to keep."""
-    instructions = f"""{INSTRUCTIONS}RUN mv /kinds/clean /workspace && mkdir /r2e_tests && echo the_answer \\
+    instructions = f"""{INSTRUCTIONS}RUN mv /kinds/clean /workspace && chown -R nobody /workspace && mkdir /r2e_tests && echo the_answer \\
  | tee /eval_script.sh >/r2e_tests/test_it.py
 ENV COLOUR=blue
 LABEL flavour=plain
@@ -144,7 +144,7 @@ async def test_a_clean_image_is_used_as_it_is(
         async with sandboxes.open(make_claim(task), role="agent") as agent:
             container = docker_client.containers.get(agent.id)
             assert container.image.tags == [plain_image]
-            assert await said(agent, "find / -xdev -name 'r2e*' -o -name 'eval_script*' | grep -v proc") == ""
+            assert await said(agent, "find / -xdev -name 'r2e*' -o -name 'eval_script*' 2>/dev/null | grep -v proc") == ""
             assert agent.start.commit
     async with sandboxes.open(make_claim(task), role="grade") as grader:
         assert await said(grader, "cat /eval_script.sh /r2e_tests/*") == "the_answer\nthe_answer\n"
