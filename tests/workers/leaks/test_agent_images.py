@@ -191,7 +191,7 @@ async def test_a_cleaned_image_runs_like_its_source(
 ) -> None:
     task = make_task(plain_image, setup_patch=BUG, env={"TASK": "own"})
     async with sandboxes.open(make_claim(task), role="agent") as agent:
-        assert await said(agent, "echo $COLOUR $TASK $PAGER; id -u") == "blue own cat\n0\n"
+        assert await said(agent, "echo $COLOUR $TASK $PAGER; id -u") == "blue own cat\n65534\n"
     source = docker_client.images.get(plain_image).attrs["Config"]
     (image,) = agent_images(docker_client, plain_image)
     made = image.attrs["Config"]
