@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.task import ExitCode
 from tests.workers.tasksets.published import FIXTURES, imported, write_lines
+from workers.tasksets import fleet
 from workers.tasksets.__main__ import main
 from workers.tasksets.patches import paths_of
 
@@ -85,6 +86,14 @@ def test_the_workdir_is_the_dockerfiles_last(tmp_path: Path) -> None:
     (tmp_path / "tasks/task_001/Dockerfile").write_text("FROM a\nARG WHERE=/three\nWORKDIR $WHERE\n")
     (tmp_path / "tasks/task_001/task.json").write_text(json.dumps(changed(workdir="/three")))
     assert imported(tmp_path, "fleet", tmp_path / "tasks")["acme-units-12"][0].workdir == "/three"
+
+
+def test_a_task_may_name_its_user(tmp_path: Path) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", changed(user="dev:staff"))
+    ((task, gold),) = imported(tmp_path, "fleet", rows).values()
+    assert task.user == "dev:staff"
+    again = write_lines(tmp_path / "again.jsonl", fleet.row_of(task, gold) | {"image_name": task.image})
+    assert [task for task, _ in imported(tmp_path, "fleet", again).values()] == [task]
 
 
 @pytest.mark.parametrize(
