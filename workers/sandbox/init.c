@@ -161,8 +161,8 @@ static int wait_for(struct pollfd *events, nfds_t count) {
     return ready;
 }
 
-/* Gives this process the user's ids, and its output to the user, who may open it by its name in /dev or /proc. */
-static int is_users(int output) {
+/* Gives this process the user's ids, and its output to the user, who may open it by its name in /dev or /proc. Returns whether it could. */
+static int switch_user(int output) {
     if (fchown(output, user.id, user.group)) errno = 0; /* a stream of the Docker host may have another owner */
     return !setgroups(user.num_others, user.others) && !setresgid(user.group, user.group, user.group) &&
            !setresuid(user.id, user.id, user.id);
@@ -182,7 +182,7 @@ static void become(char kind, char *const arguments[], int script, int output, c
         dprintf(STDERR_FILENO, "bash: cd: %s: %s\n", workdir, strerror(errno));
         _exit(1);
     }
-    if (user.is_set && (kind == 'r' || kind == 'l') && !is_users(output)) {
+    if (user.is_set && (kind == 'r' || kind == 'l') && !switch_user(output)) {
         dprintf(STDERR_FILENO, "bash: cannot become user %u: %s\n", (unsigned)user.id, strerror(errno));
         _exit(126);
     }

@@ -6,6 +6,7 @@ import pytest
 from pipeline.errors import SandboxError, TaskBroken
 from pipeline.task import Calibration, ExitCode, File, Task, pack
 from pipeline.trajectory import Reward
+from tests.workers.attacks.patches import HONEST, link, new
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.leaks.giveaways import built
@@ -167,30 +168,7 @@ async def test_an_image_in_which_our_first_process_cannot_run_refuses_a_user_by_
             assert await said(sandbox, "id -u") == "0\n"
 
 
-PATCH = b"""diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,5 +1,5 @@
- def add(a, b):
--    return a - b
-+    return a + b
- 
- 
- def sub(a, b):
-diff --git a/deep/er/new.py b/deep/er/new.py
-new file mode 100644
---- /dev/null
-+++ b/deep/er/new.py
-@@ -0,0 +1 @@
-+new = 1
-diff --git a/away b/away
-new file mode 120000
---- /dev/null
-+++ b/away
-@@ -0,0 +1 @@
-+/etc
-\\ No newline at end of file
-"""
+PATCH = HONEST + new("deep/er/new.py", "new = 1\n") + link("away", "/etc")
 # As the user: changes what the patch and the grader wrote, writes beside it, and uses git.
 WRITES = """set -e
 grep -q 'a + b' calc.py
