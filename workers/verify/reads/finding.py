@@ -3,15 +3,16 @@ patch may change nevertheless, and for which it may determine the expected value
 
 Files that tests read and that belong to the tests are restored before the tests run, unless the known fix changes them.
 
-The package under test consists of the files that the known fix changes and all files that do not belong to the tests by the rules below;
-another correct fix may change it, so it is never restored. These belong to the tests:
+The package under test consists of the files that the known fix changes and all files that do not belong to the tests by the rules below.
+Another correct fix may change it, so it is not restored, with one exception below. These belong to the tests:
 
 - *modules*: conftest.py; files that hold tests of the run and are named as such or first loaded by the runner; and every other module in a
-*folder of tests*, unless the import statement that ran it first is the package's. Modules elsewhere belong to the package, whatever imports
-them; - *data* (files that are opened and are no source code): all in a folder of tests, whatever opens them; elsewhere those that the
-tests' own modules open and the package never does, unless they are in a folder of the package or are manifests of the repository, which
-contain much that a fix may change; - missing files: files in a folder of tests that the tests' own modules try to open in vain, and
-`__init__.py` of these folders.
+  *folder of tests*, unless the import statement that ran it first is the package's. Modules elsewhere belong to the package, whatever
+  imports them.
+- *data* (files that are opened and are no source code): all in a folder of tests, whatever opens them; elsewhere those that the tests' own
+  modules open and the package never does, unless they are in a folder of the package or are manifests of the repository, which contain
+  much that a fix may change.
+- missing files: files in a folder of tests that the tests' own modules try to open in vain, and `__init__.py` of these folders.
 
 A folder of tests is the outermost folder on the way to a file with tests that is named `test`, `tests` or similar; of several, one that
 contains no file of the fix. Without such a folder it is the outermost whose name suggests tests, such as `testing` or `spec`, and that
@@ -20,11 +21,14 @@ contains no file of the fix.
 Tests whose cases or references the package under test provides are found in the source of a file with tests. A patch that may change the
 package may change what such a test expects. The search finds
 
-- cases: a value that is imported from the package, used as a whole for the cases of `parametrize`, of a fixture or of a loop; - references:
-two functions of the package that are compared on the same arguments, and everything from a module of the package whose name says that it
-contains cases or references.
+- cases: a value that is imported from the package, or that a function of it gives without arguments, used as a whole for the cases of
+  `parametrize`, of a fixture or of a loop, or as their number;
+- references: two functions of the package that are compared on the same arguments, and everything from a module of the package whose name
+  says that it contains cases or references.
 
-It does not report constants of the package that are a single expected value.
+It does not report constants of the package that are a single expected value. The exception: a module with such cases or references is
+restored if only the tests' own modules import it and the known fix leaves it alone. Its tests stay flagged, because code of the package can
+change the values of the imported module.
 """
 
 import ast
@@ -32,6 +36,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,6 +70,7 @@ _WHOLE = {
     "dict",
     "chain",
     "product",
+    "range",
 }
 _OF_MAPPING = {"items", "values", "keys", "copy"}
 _EQUAL = re.compile(r"assert_?.*(?:equal|close|same|is)s?", re.IGNORECASE)
@@ -76,6 +82,7 @@ class Sources(msgspec.Struct, frozen=True):
     imported: tuple[str, ...] = ()  # paths of files
     # Tests of the file, named as pytest names them, whose cases or references come from the package.
     provided: tuple[str, ...] = ()
+    providing: tuple[str, ...] = ()  # paths of the files from which these come, directly
 
 
 def sources(texts: dict[str, bytes], modules: tuple[str, ...], own: tuple[str, ...]) -> dict[str, Sources]:
@@ -96,8 +103,23 @@ def sources(texts: dict[str, bytes], modules: tuple[str, ...], own: tuple[str, .
     for path, one in values.items():
         imported = {other for _, other in bindings[path]}
         handed_on = set[str]().union(*(expecting.get(other, ()) for other in imported | everywhere))
-        found[path] = Sources(tuple(sorted(imported)), tuple(sorted(set(one.tests(handed_on)))))
+        found[path] = Sources(
+            tuple(sorted(imported)), tuple(sorted(set(one.tests(handed_on)))), tuple(sorted({*one.files()}))
+        )
     return found
+
+
+def imported_by(texts: dict[str, bytes], modules: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """The files among `modules` that import statements in each file of `texts` name; a file that cannot be parsed is left out.
+
+    The caller runs it in a separate process.
+    """
+    known = _Modules(modules)
+    return {
+        path: frozenset(other for _, other in _bindings(file.tree, path, known))
+        for path, text in texts.items()
+        if (file := spans.read(text))
+    }
 
 
 class _Modules:
@@ -160,28 +182,53 @@ class _Values:
         self._part = part
         self._package = dict(package)
         self._given = dict(_assigned(part))
-        self._package |= {name: "" for name, value in self._given.items() if self._is_whole(value)}
+        self._package |= {
+            name: next(self._files_in(value), "")
+            for name, value in self._given.items()
+            if self._is_whole(value)
+        }
 
     def functions(self) -> Iterator[str]:
         """Names of the file's functions, as others may import them, that have cases or references from the package."""
         for node in ast.iter_child_nodes(self._part):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and self._expects(node):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+                self._within(node).expected()
+            ):
                 yield node.name
+
+    def files(self) -> Iterator[str]:
+        """The files of the package that provide the cases and references in this part."""
+        for node in ast.walk(self._part):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                values = self._within(node)
+                for expression in values.expected():
+                    yield from values._files_in(expression)
+            elif isinstance(node, ast.ClassDef):
+                for expression in node.decorator_list:
+                    for cases in self._given_cases(expression):
+                        yield from self._files_in(cases)
 
     def tests(self, handed_on: Container[str]) -> Iterator[str]:
         """Tests that have cases or references from the package, or that use a function in `handed_on`."""
         assert isinstance(self._part, ast.Module)
         found = functions_of_tests(self._part)
         for definition, tests in found:
-            if self._expects(definition) or any(name in handed_on for name in _names_in(definition)):
+            uses = any(name in handed_on for name in _names_in(definition))
+            if uses or any(self._within(definition).expected()):
                 yield from tests
         for node in ast.walk(self._part):
-            if isinstance(node, ast.ClassDef) and any(map(self._gives_cases, node.decorator_list)):
+            if isinstance(node, ast.ClassDef) and any(map(self._given_cases, node.decorator_list)):
                 yield from (
                     test for _, tests in found for test in tests if node.name in test.split("::")[:-1]
                 )
 
-    def _expects(self, definition: ast.AST) -> bool:
+    def expected(self) -> Iterator[ast.expr]:
+        """The expressions of this part that are cases or references from the package."""
+        for node in ast.walk(self._part):
+            yield from self._expected_in(node)
+
+    def _within(self, definition: ast.AST) -> "_Values":
+        """The values in a function of this part, whose own names hide those of the part."""
         bound = {
             node.id
             for node in ast.walk(definition)
@@ -189,47 +236,58 @@ class _Values:
         }
         bound |= {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
         package = {name: path for name, path in self._package.items() if name not in bound}
-        return _Values(definition, package).says_what_is_expected()
+        return _Values(definition, package)
 
-    def says_what_is_expected(self) -> bool:
-        """Whether this part contains cases or references from the package."""
-        return any(self._is_expected(node) for node in ast.walk(self._part))
-
-    def _gives_cases(self, node: ast.AST) -> bool:
-        """Whether a call of `parametrize` or of `fixture` gets cases from the package."""
+    def _given_cases(self, node: ast.AST) -> list[ast.expr]:
+        """The cases from the package that a call of `parametrize` or of `fixture` gets."""
         if not isinstance(node, ast.Call) or name_of_call(node) not in ("parametrize", "fixture", "expand"):
-            return False
-        return any(self._is_whole(one) for one in (*node.args, *(keyword.value for keyword in node.keywords)))
+            return []
+        given = (*node.args, *(keyword.value for keyword in node.keywords))
+        return [one for one in given if self._is_whole(one)]
 
-    def _is_expected(self, node: ast.AST) -> bool:
+    def _expected_in(self, node: ast.AST) -> Sequence[ast.expr]:
+        """What of a node is a case or a reference from the package; of a comparison, both of the functions that are alike."""
         match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                return name in self._package and _says_reference(self._package[name])
+            case ast.Name(id=name, ctx=ast.Load()) if name in self._package:
+                return [node] if _says_reference(self._package[name]) else []
             case ast.For(iter=cases) | ast.AsyncFor(iter=cases) | ast.comprehension(iter=cases):
-                return self._is_whole(cases)
+                return [cases] if self._is_whole(cases) else []
             case ast.Compare(left=one, ops=[ast.Eq() | ast.Is()], comparators=[other]):
-                return self._are_alike(one, other)
+                return self._alike(one, other)
             case ast.Call(args=[one, other, *_]) if _EQUAL.fullmatch(name_of_call(node) or ""):
-                return self._are_alike(one, other)
+                return self._alike(one, other)
             case _:
-                return self._gives_cases(node)
+                return self._given_cases(node)
 
-    def _are_alike(self, one: ast.expr, other: ast.expr) -> bool:
-        """Whether two functions of the package are called with the same arguments."""
+    def _alike(self, one: ast.expr, other: ast.expr) -> Sequence[ast.expr]:
+        """Two functions of the package that are called with the same arguments; nothing if these are none."""
         left, right = (
             self._given.get(side.id, side) if isinstance(side, ast.Name) else side for side in (one, other)
         )
         if not isinstance(left, ast.Call) or not isinstance(right, ast.Call) or not left.args:
-            return False
+            return ()
         same = [ast.dump(arg) for arg in left.args] == [ast.dump(arg) for arg in right.args]
-        functions = (ast.dump(left.func), ast.dump(right.func))
-        return same and functions[0] != functions[1] and all(map(self._is_rooted, (left.func, right.func)))
+        functions = (left.func, right.func)
+        differ = ast.dump(left.func) != ast.dump(right.func)
+        return functions if same and differ and all(map(self._is_rooted, functions)) else ()
+
+    def _files_in(self, node: ast.AST) -> Iterator[str]:
+        """The package's files of the names in an expression."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and self._package.get(part.id):
+                yield self._package[part.id]
 
     def _is_whole(self, node: ast.expr) -> bool:
         """Whether the expression is an unchanged value of the package, or a collection of such values."""
         match node:
-            case ast.Call(func=ast.Attribute(value=value, attr=attribute), args=[]):
-                return attribute in _OF_MAPPING and self._is_rooted(value)
+            case ast.Call(func=ast.Attribute(value=value, attr=attribute), args=[]) if (
+                attribute in _OF_MAPPING
+            ):
+                return self._is_rooted(value)
+            case ast.Call(func=function, args=[], keywords=[]) if not (name_of_call(node) or "")[
+                :1
+            ].isupper():
+                return self._is_rooted(function)
             case ast.Call(args=arguments):
                 return name_of_call(node) in _WHOLE and any(map(self._is_whole, arguments))
             case ast.Starred(value=value):
@@ -315,6 +373,16 @@ class Support:
             if read.kind == "opened" and read.by in self.modules and not SOURCE.fullmatch(read.path)
             if read.path in self.record.tracked
             and (read.path in self.under_test or read.path not in self._data)
+        )
+
+    def only_tests_run(self, path: str) -> bool:
+        """Whether a module of the package, which the known fix leaves alone, was first imported by the tests' own."""
+        read = self._first_run.get(path)
+        return (
+            read is not None
+            and self._is_there(path)
+            and path not in self.under_test
+            and read.by in self.modules
         )
 
     def is_changeable(self, path: str) -> bool:
@@ -431,9 +499,10 @@ async def with_reads(
         )
     except LimitExceeded:
         found = dict[str, Sources]()
+    provided = await provided_by_tests_alone(sandbox, task.verdict.eval_script, tests.support, found, modules)
     return replace(
         calibration,
-        reads=tests.support.restored,
+        reads=(*tests.support.restored, *provided),
         in_fix=tuple(sorted(tests.in_fix(found))),
         from_package=tuple(sorted(tests.from_package(found))),
     )
@@ -510,6 +579,25 @@ class Tests:
     @cached_property
     def _known_reached(self) -> dict[str, frozenset[str]]:
         return {}
+
+
+async def provided_by_tests_alone(
+    sandbox: Sandbox, script: str, support: Support, found: Mapping[str, Sources], modules: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Modules of the package with cases or references that only the tests' own modules import, and that the known fix leaves alone.
+
+    None if a module of the package cannot be read, because it may import them. Raises RolloutError.
+    """
+    providing = {path for one in found.values() for path in one.providing if support.only_tests_run(path)}
+    package = {path for path in modules if path.endswith(".py")} - support.modules
+    if not providing:
+        return ()
+    texts = await read_tests(sandbox, script, package)
+    with suppress(LimitExceeded):
+        imported = await isolation.call(imported_by, texts, modules, cpu_s=SOURCES_CPU_S)
+        if imported.keys() == package:
+            return tuple(sorted(providing.difference(*imported.values())))
+    return ()
 
 
 def _lies_in(path: str, places: Iterable[str]) -> bool:

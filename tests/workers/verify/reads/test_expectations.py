@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.verify.reads.finding import sources
+from workers.verify.reads.finding import imported_by, sources
 
 MODULES = (
     "src/pkg/__init__.py",
@@ -44,11 +44,13 @@ def provided(text: str, helper: str = "") -> tuple[str, ...]:
         "def test_it():\n    expected = slow.add(3, 1)\n    assert core.add(3, 1) == expected",
         "def test_it(self):\n    self.assertEqual(add(3, 1), slow_add(3, 1))",
         "def test_it():\n    assert add(3, 1) == expected_sum(1)",
+        "@pytest.mark.parametrize('a, b, total', TABLE)\nclass TestAll:\n    def test_it(self, a, b, total): pass",
         "@pytest.fixture(params=TABLE)\ndef case(request): return request.param\n\ndef test_it(case): pass",
     ],
 )
 def test_what_the_package_provides_is_found(text: str) -> None:
-    assert provided(f"{text}\n\n\ndef test_other():\n    assert add(3, 1) == 4\n") == ("test_it",)
+    (test,) = provided(f"{text}\n\n\ndef test_other():\n    assert add(3, 1) == 4\n")
+    assert test in ("test_it", "TestAll::test_it")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,41 @@ def test_a_helper_hands_on_what_the_package_provides() -> None:
     helper = "from pkg.cases import CASES\n\n\ndef check_all(add):\n    for a, b, total in CASES:\n        assert add(a, b) == total\n"
     text = "def test_it():\n    helper.check_all(add)\n\n\ndef test_other():\n    assert add(3, 1) == 4\n"
     assert provided(text, helper) == ("test_it",)
+
+
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        (
+            "@pytest.mark.parametrize('a, b, total', TABLE)\ndef test_it(a, b, total): pass",
+            ["src/pkg/core.py"],
+        ),
+        ("CASES = sorted(TABLE)\n\ndef test_it():\n    for case in CASES: pass", ["src/pkg/core.py"]),
+        (
+            "def test_it():\n    expected = slow.add(3, 1)\n    assert core.add(3, 1) == expected",
+            ["src/pkg/core.py", "src/pkg/slow.py"],
+        ),
+        ("def test_it():\n    assert add(3, 1) == expected_sum(1)", ["src/pkg/testing/_reference.py"]),
+        ("def test_it():\n    slow = core.Slow()\n    for number in slow:\n        assert number", []),
+        ("def test_it():\n    assert add(3, 1) == core.FOUR", []),
+    ],
+)
+def test_the_files_that_provide_it_are_named(text: str, files: list[str]) -> None:
+    texts = {"tests/test_it.py": (IMPORTS + text).encode()}
+    assert list(sources(texts, MODULES, OWN)["tests/test_it.py"].providing) == files
+
+
+def test_what_each_module_of_the_package_imports_is_known() -> None:
+    modules = ("pkg/__init__.py", "pkg/cases.py", "pkg/core.py")
+    texts = {
+        "pkg/__init__.py": b"",
+        "pkg/core.py": b"def later():\n    from . import cases\n",
+        "pkg/cases.py": b"(",
+    }
+    assert imported_by(texts, modules) == {
+        "pkg/__init__.py": frozenset(),
+        "pkg/core.py": frozenset({"pkg/cases.py"}),
+    }
 
 
 def test_imports_lead_to_files() -> None:

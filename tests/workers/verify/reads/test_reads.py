@@ -171,8 +171,9 @@ async def test_what_tests_read_is_restored_and_what_is_under_test_is_not(
 
 
 FLAGGED = {
-    "other.py": 'def one():\n    """One.\n\n    >>> one()\n    1\n    """\n    return 1\n',
+    "other.py": 'from tools.known import KNOWN\n\n\ndef one():\n    """One.\n\n    >>> one()\n    1\n    """\n    return len(KNOWN)\n',
     "tools/cases.py": "CASES = [(3, 1, 4)]\n",
+    "tools/known.py": "KNOWN = [(2, 1, 3)]\n",
     "tests/support.py": "def check(found, expected):\n    assert found == expected\n",
     "tests/conftest.py": "import subprocess\nimport sys\n\nimport pytest\n\n\n@pytest.fixture\ndef total():\n"
     "    run = [sys.executable, 'tests/command.py', '3', '1']\n"
@@ -184,6 +185,7 @@ FLAGGED = {
 }
 FLAGGED_TESTS = """from calc import add
 from tools.cases import CASES
+from tools.known import KNOWN
 
 from support import check
 
@@ -193,7 +195,7 @@ def test_checked():
 
 
 def test_cases():
-    for a, b, expected in CASES:
+    for a, b, expected in [*CASES, *KNOWN]:
         assert add(a, b) == expected
 """
 
@@ -225,8 +227,9 @@ async def test_tests_that_a_patch_may_change_or_tell_what_to_expect_are_flagged(
     }
     assert calibration.from_package == ("tests/test_all.py::test_cases",)
     assert {"tests/conftest.py", "tests/command.py", "tests/more.txt"} <= set(calibration.reads)
+    assert "tools/cases.py" in calibration.reads, "no module of the package imports it"
     restored = {*calibration.reads, *calibration.test_files}
-    assert not {"calc.py", "other.py", "tools/cases.py", "tests/support.py"} & restored
+    assert not {"calc.py", "other.py", "tools/known.py", "tests/support.py"} & restored
 
 
 BY_UNITTEST = """import unittest
