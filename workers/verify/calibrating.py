@@ -87,6 +87,10 @@ class Calibrator:
         proposed = await proposer.propose(claim, fix, found, find_met)
         calibration = replace(calibration, test_files=tuple(sorted(proposed.texts)))
         met_by_base = {**proposed.met, **await met_examples(proposed, base.log)}
+        # A run of the base that ends at the first failure does not show which of the other tests need the fix.
+        met_tests = proposed.met_tests(met_by_base)
+        needing = tuple(name for name in needing if name in base.outcomes.by_name or name not in met_tests)
+        calibration = replace(calibration, needing_fix=needing)
         trials = Trials(proposed.telling(met_by_base, needing), self.chance)
         await runs.shorten_trials(passing)
         measured = _Measured(trials, runs)

@@ -22,11 +22,12 @@ from pipeline.task import Contradiction, TextChange
 from workers.grading.controls.expecting import expects_exception
 from workers.grading.controls.placing import NotAsCalibrated
 from workers.grading.controls.scopes import name_of_call, plain
-from workers.grading.controls.spans import Edit, Span, parse_expression, read
+from workers.grading.controls.spans import Edit, Span, TestFile, parse_expression, read
 from workers.grading.controls.values import ORIGINAL, Observed
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
-from workers.verify.recorder.meeting import AWAIT, MEET
+from workers.verify.differing import Difference, equal_operands, met_parts
+from workers.verify.recorder.meeting import AWAIT, COMPARE, MEET
 from workers.verify.recorder.near_values import LONGEST_CHARS, MOST_NEAR
 from workers.verify.recorder.recording import MOST_FILES, MOST_TYPES, SEE, WORKDIR
 from workers.verify.trials import RunsTests
@@ -141,15 +142,15 @@ def mark_checks(text: bytes, first_number: int) -> MarkedFile:
     spans: list[Span] = []
     edits: list[Edit] = []
     for statement in _statements_of_functions(file.tree):
-        for parts, before, after in _checks(statement):
-            whole = parts[0]
-            if not all(file.is_placed(part) for part in parts) or any(
-                isinstance(node, _NOT_PUT_OFF) for node in ast.walk(whole)
+        for check in _checks(statement):
+            nodes = [check.whole, *check.parts, *check.operands]
+            if not all(map(file.is_placed, nodes)) or any(
+                isinstance(node, _NOT_PUT_OFF) for node in ast.walk(check.whole)
             ):
                 continue
             number = first_number + len(spans)
-            spans += [(file.start(part), file.end(part)) for part in parts[1:] or parts]
-            edits.append(file.wrap(whole, before.format(number, number + 1), after))
+            spans += [(file.start(part), file.end(part)) for part in check.parts or [check.whole]]
+            edits.append(check.edit(file, number))
     return MarkedFile(spans, edits) if file.stays_parsed(edits) else MarkedFile([], [])
 
 
@@ -159,24 +160,53 @@ def _statements_of_functions(tree: ast.Module) -> list[ast.stmt]:
     return list(found.values())
 
 
-def _checks(statement: ast.stmt) -> Iterator[tuple[list[ast.expr], str, str]]:
-    """The checks of a statement: an expression, its parts that are recorded if it is not recorded itself, and the text around it."""
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A check of a statement. Its `parts` are recorded; it is recorded itself if it has none. Its two `operands` must be equal."""
+
+    whole: ast.expr
+    is_condition: bool = True
+    parts: tuple[ast.expr, ...] = ()
+    operands: tuple[ast.expr, ...] = ()
+
+    def edit(self, file: TestFile, number: int) -> Edit:
+        """The edit that marks the check with this number and, if it has parts, the next one."""
+        if self.parts:
+            return file.wrap(self.whole, f" {AWAIT}({number}, {number + 1})(", ")")
+        space = " " if self.is_condition else ""  # in `assert(x)`; a statement of its own must not move
+        if not self.operands:
+            return file.wrap(self.whole, f"{space}{MEET}({number}, {self.is_condition})(lambda: (", "))")
+        start, names = file.start(self.whole), ("_swerve_one", "_swerve_other")
+        text = file.text(self.whole).encode()
+        for operand, name in reversed([*zip(self.operands, names, strict=True)]):
+            text = text[: file.start(operand) - start] + name.encode() + text[file.end(operand) - start :]
+        before = (
+            f"{space}{COMPARE}({number}, {self.is_condition})(lambda {', '.join(names)}: ({text.decode()})"
+        )
+        made = "".join(f", lambda: ({file.text(operand)})" for operand in self.operands)
+        return Edit(start, file.end(self.whole), f"{before}{made})")
+
+
+def _checks(statement: ast.stmt) -> Iterator[_Check]:
     match statement:
         case ast.Assert(test=ast.BoolOp(op=ast.And(), values=conditions)):
-            for condition in conditions:
-                yield [condition], f" {MEET}({{}}, True)(lambda: (", "))"
+            yield from map(_of_condition, conditions)
         case ast.Assert(test=condition):
-            yield [condition], f" {MEET}({{}}, True)(lambda: (", "))"
+            yield _of_condition(condition)
         case ast.Expr(value=ast.Call() as call) if plain(name_of_call(call)).startswith("assert"):
-            yield [call], f"{MEET}({{}}, False)(lambda: (", "))"
+            yield _Check(call, is_condition=False, operands=equal_operands(call))
         case ast.With(items=items):
             for item in items:
                 call = item.context_expr
                 if isinstance(call, ast.Call) and expects_exception(call) and call.args:
                     pattern = [one.value for one in call.keywords if one.arg == "match"] or call.args[1:2]
-                    yield [call, call.args[0], *(pattern or call.args[:1])], f" {AWAIT}({{}}, {{}})(", ")"
+                    yield _Check(call, parts=(call.args[0], *(pattern or call.args[:1])))
         case _:
             pass
+
+
+def _of_condition(condition: ast.expr) -> _Check:
+    return _Check(condition, operands=equal_operands(condition))
 
 
 class _Unmarked(ast.NodeTransformer):
@@ -262,11 +292,28 @@ async def met(
     if not run.outcomes.finished:
         return {}
     said = {*re.findall(rb"^met (\d{1,6}) ([01])$", run.notes, re.MULTILINE)}
-    places = enumerate((path, span) for path, file in marked.items() for span in file.spans)
-    found: dict[str, list[Span]] = defaultdict(list)
-    for number, (path, span) in places:
-        if (b"%d" % number, b"1") in said and (b"%d" % number, b"0") not in said:
-            found[path].append(span)
+    differing = read_differences(run.notes)
+    number = 0
+    found: dict[str, list[Span]] = {}
+    for path, file in marked.items():
+        numbers = {number + place: span for place, span in enumerate(file.spans)}
+        number += len(numbers)
+        unmet = {one: span for one, span in numbers.items() if (b"%d" % one, b"0") in said}
+        spans = [span for one, span in numbers.items() if (b"%d" % one, b"1") in said and one not in unmet]
+        checks = [(span, differing.get(one, [])) for one, span in unmet.items()]
+        with suppress(LimitExceeded):
+            spans += await isolation.call(met_parts, texts[path], checks, cpu_s=MARKING_CPU_S)
+        if spans:
+            found[path] = spans
+    return found
+
+
+def read_differences(notes: bytes) -> dict[int, list[Difference]]:
+    """Where the two values of each check differ, by its number. Lines in another format are ignored, because any process may write them."""
+    found: dict[int, list[Difference]] = defaultdict(list)
+    for number, said in re.findall(rb"^differs (\d{1,6}) (\[.*\])$", notes, re.MULTILINE):
+        with suppress(ValueError, msgspec.DecodeError):
+            found[int(number)] += msgspec.json.decode(said, type=list[Difference])
     return dict(found)
 
 

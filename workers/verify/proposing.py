@@ -27,7 +27,7 @@ from pipeline.request import Claim
 from pipeline.task import Contradiction, TextChange
 from workers.grading.controls.placing import FoundFunction, read_tests
 from workers.grading.controls.reaching import functions_of_tests
-from workers.grading.controls.spans import Cover, Edit, Span, parse_expression, read
+from workers.grading.controls.spans import Cover, Edit, Span, changed_span, parse_expression, read
 from workers.grading.controls.text_files import data_edits, data_files, doctest_candidates, in_other_examples
 from workers.grading.controls.values import Observed
 from workers.grading.controls.writing import Candidate, Observable, candidates, observable
@@ -59,23 +59,33 @@ class Proposed:
         contains the expectations that the base meets, by path. The class of an error comes last if the base does not meet its text either,
         because code that knows the text seldom has to guess the class.
         """
+        unmet = self._unmet(met)
+        kept = {id(one) for one in unmet}
+        places = {(one.contradiction.path, span) for one in unmet for span in one.checked}
+        for trial in self.trials:
+            trial.is_last = any((trial.contradiction.path, span) in places for span in trial.texts)
+        others = {name for one in unmet for name in one.names}
+        return [
+            one
+            for one in self.trials
+            if id(one) in kept or not others.issuperset(one.names) or not one.names <= {*needing}
+        ]
+
+    def met_tests(self, met: Mapping[str, Sequence[Span]]) -> set[str]:
+        """Tests with contradictions, but with none of an expectation that the base does not meet."""
+        unmet = {name for one in self._unmet(met) for name in one.names}
+        return {name for one in self.trials for name in one.names} - unmet
+
+    def _unmet(self, met: Mapping[str, Sequence[Span]]) -> list[Trial]:
+        """The trials of expectations that the base does not meet."""
         covers = {path: Cover(spans) for path, spans in met.items()}
 
         def is_met(trial: Trial) -> bool:
             cover = covers.get(trial.contradiction.path, Cover())
-            return all(map(cover.has, trial.checked or (_place(trial.contradiction),)))
+            place = _place(trial.contradiction)
+            return cover.has(place) or all(map(cover.has, trial.checked or (place,)))
 
-        unmet = {
-            (one.contradiction.path, span) for one in self.trials if not is_met(one) for span in one.checked
-        }
-        for trial in self.trials:
-            trial.is_last = any((trial.contradiction.path, span) in unmet for span in trial.texts)
-        others = {name for one in self.trials if not is_met(one) for name in one.names}
-        return [
-            one
-            for one in self.trials
-            if not is_met(one) or not others.issuperset(one.names) or not one.names <= {*needing}
-        ]
+        return [one for one in self.trials if not is_met(one)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ async def met_examples(proposed: Proposed, base_log: bytes) -> dict[str, list[Sp
 
 def _place(contradiction: Contradiction) -> Span:
     first = contradiction.changes[0]
-    return first.offset_bytes, first.end_bytes
+    return changed_span(first.offset_bytes, first.was, first.becomes)
 
 
 def candidates_of(

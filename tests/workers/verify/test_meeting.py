@@ -125,6 +125,29 @@ async def test_so_it_is_with_unittest(grader: Grader, repo_image: RepoImage) -> 
     ]
 
 
+REPORTS = """from unittest import TestCase
+from calc import add, sub
+
+
+class Test(TestCase):
+    def test_report(self):
+        self.assertEqual([sub(5, 2), add(5, 2)], [3, 7])
+
+    def test_line(self):
+        wanted = "2 of 6"
+        assert f"{sub(3, 1)} of {add(4, 2)}" == wanted
+
+    def test_mistake(self):
+        assert {"sum": add(1, None)} == {"sum": 1}
+"""
+
+
+@pytest.mark.docker
+async def test_the_parts_of_a_value_that_hold_are_known(grader: Grader, repo_image: RepoImage) -> None:
+    found = await met_in(grader, repo_image, PATH, REPORTS, "python3 -m pytest")
+    assert found == ["sub(5, 2)", "3", "2", " ", "o", "f", " "]
+
+
 @pytest.mark.slow
 @pytest.mark.docker
 async def test_no_control_contradicts_a_part_that_holds_without_the_fix(

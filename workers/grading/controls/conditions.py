@@ -4,6 +4,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workers.grading.controls.scopes import name_of_call
 from workers.grading.controls.spans import Edit, Expectation, Mode, Site, TestFile
@@ -14,6 +15,9 @@ _ABSOLUTE = {"abs", "abs_tol", "atol", "delta"}
 _RELATIVE = {"rel", "rel_tol", "rtol"}
 _WIDE = 0.3  # relative tolerances from here on have no near value outside
 _REVERSED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+_SIGNS: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+# Functions of the module operator, and what they compare like.
+_OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _EXPECTED = ("expect", "want", "correct", "target", "desired", "answer")
 
 
@@ -27,9 +31,28 @@ def contradict(node: ast.expr, expected: bool, file: TestFile, values: Values) -
         case ast.BoolOp(op=operator, values=operands) if isinstance(operator, ast.And) == expected:
             for operand in operands:
                 yield from contradict(operand, expected, file, values)
+        case ast.Compare(
+            left=ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()) as condition,
+            ops=[ast.Is() | ast.Eq()],
+            comparators=[ast.Constant(value=bool() as truth)],
+        ):
+            yield from contradict(condition, expected == truth, file, values)
+        case ast.Call(func=ast.Name(id="bool"), args=[condition], keywords=[]):
+            yield from contradict(condition, expected, file, values)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right) if not expected and _is_difference(left, right):
+            yield equal(left, right, file, values)
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
+            not expected and type(operator) in _SIGNS
+        ):
+            sites = ordered(left, _REVERSED[_SIGNS[type(operator)]], right, values)
+            yield Expectation(node, sites, (negation(node, file),))
         case ast.Compare(left=left, ops=[operator], comparators=[right]) if not expected:
             found = list(_differing(left, operator, right, file, values))
             yield from found or [Expectation(node, opposites=(negation(node, file),))]
+        case ast.Compare(
+            left=ast.ListComp(elt=element), ops=[ast.Eq()], comparators=[ast.List(elts=truths)]
+        ) if expected and all(isinstance(one, ast.Constant) and one.value is True for one in truths):
+            yield from contradict(element, True, file, values)
         case ast.Compare() if expected:
             found = list(_compared(node, file, values))
             yield from found or [Expectation(node, opposites=(negation(node, file),))]
@@ -38,6 +61,11 @@ def contradict(node: ast.expr, expected: bool, file: TestFile, values: Values) -
             yield from found or [Expectation(node, opposites=(negation(node, file),))]
         case _:
             yield Expectation(node, opposites=(negation(node, file),))
+
+
+def _is_difference(left: ast.expr, right: ast.expr) -> bool:
+    """Whether a subtraction is one of numbers, which are equal if the difference is 0."""
+    return number_of(left) is not None or number_of(right) is not None
 
 
 def negation(node: ast.expr, file: TestFile) -> Edit:
@@ -49,7 +77,7 @@ def equal(left: ast.expr, right: ast.expr, file: TestFile, values: Values) -> Ex
     for side in (right, left):
         if isinstance(side, ast.Call) and name_of_call(side) == "approx":
             return close(side, side.args[:1], side.args[1:], file, values)
-    expected = left if _looks_expected(left) > _looks_expected(right) else right
+    expected = left if looks_expected(left, values) > looks_expected(right, values) else right
     return Expectation(
         expected,
         tuple(
@@ -116,10 +144,13 @@ def tolerance_of(call: ast.Call, given: list[ast.expr]) -> float | None:
 def contained(item: ast.expr, container: ast.expr, file: TestFile, values: Values) -> Expectation:
     """The expectation that `item` is contained in `container`."""
     sites = (Site(item, "item", container), Site(container, "container", item))
-    return Expectation(item, sites, last=(file.replace(item, values.equal_to_nothing()),))
+    nothing = values.equal_to_nothing()
+    if looks_expected(container, values) > looks_expected(item, values):
+        return Expectation(container, sites, last=(file.replace(container, f"[{nothing}]"),))
+    return Expectation(item, sites, last=(file.replace(item, nothing),))
 
 
-def ordered(left: ast.expr, operator: str, right: ast.expr) -> tuple[Site, Site]:
+def ordered(left: ast.expr, operator: str, right: ast.expr, values: Values) -> tuple[Site, Site]:
     """Two values of which one must be the smaller; if that one is the distance of two numbers, these must be close to each other."""
     distance, bound = (left, right) if operator.startswith("<") else (right, left)
     tolerance = number_of(bound)
@@ -127,7 +158,7 @@ def ordered(left: ast.expr, operator: str, right: ast.expr) -> tuple[Site, Site]
         case ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)], keywords=[]) if (
             tolerance is not None and name_of_call(distance) in ("abs", "fabs")
         ):
-            is_first = _looks_expected(one) > _looks_expected(other)
+            is_first = looks_expected(one, values) > looks_expected(other, values)
             return (
                 Site(other, "close", one, is_expected=not is_first, tolerance=tolerance),
                 Site(one, "close", other, is_expected=is_first, tolerance=tolerance),
@@ -142,21 +173,23 @@ def instance(node: ast.expr, actual: ast.expr, kind: ast.expr) -> Expectation:
     return Expectation(node, (Site(kind, "type", actual),))
 
 
-def _looks_expected(node: ast.expr) -> int:
+def looks_expected(node: ast.expr, values: Values) -> int:
     """A score for how much an operand resembles a written expectation rather than a result of the code."""
     if has_literal(node):
-        return 2
+        return 3
     match node:
         case ast.Constant():
-            return 2
+            return 3
         case ast.Call() if name_of_call(node)[:1].isupper():
-            return 1
+            return 2
         case ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
-            return 1
+            return 2
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(value=ast.Name(id=name)):
-            return 1 if name.isupper() or name.lower().startswith(_EXPECTED) else 0
+            if name.isupper() or name.lower().startswith(_EXPECTED):
+                return 2
+            return int(not values.is_result(node))
         case _:
-            return 0
+            return int(not values.is_result(node))
 
 
 def _compared(node: ast.Compare, file: TestFile, values: Values) -> Iterator[Expectation]:
@@ -170,7 +203,7 @@ def _compared(node: ast.Compare, file: TestFile, values: Values) -> Iterator[Exp
             case ast.In():
                 yield contained(left, right, file, values)
             case ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE():
-                yield _in_order(node, left, right, file)
+                yield _in_order(node, left, right, file, values)
             case _:
                 pass
         left = right
@@ -205,7 +238,9 @@ def _same(node: ast.expr, left: ast.expr, right: ast.expr, file: TestFile, value
     )
 
 
-def _in_order(node: ast.Compare, left: ast.expr, right: ast.expr, file: TestFile) -> Expectation:
+def _in_order(
+    node: ast.Compare, left: ast.expr, right: ast.expr, file: TestFile, values: Values
+) -> Expectation:
     """A comparison that must hold: its operator is reversed, or its operands are swapped."""
     start, end = file.end(left), file.start(right)
     between = file.source[start:end].decode()
@@ -219,7 +254,7 @@ def _in_order(node: ast.Compare, left: ast.expr, right: ast.expr, file: TestFile
     if len(node.ops) == 1 and is_plain and re.fullmatch(r"\s*(<=|>=|<|>)\s*", between):
         swapped = f"{file.text(right)}{between.replace(operator, operator[0])}{file.text(left)}"
         edits.append(Edit(file.start(left), file.end(right), swapped))
-    return Expectation(node, ordered(left, operator, right), tuple(edits))
+    return Expectation(node, ordered(left, operator, right, values), tuple(edits))
 
 
 def _called(node: ast.Call, file: TestFile, values: Values) -> Iterator[Expectation]:
@@ -233,9 +268,41 @@ def _called(node: ast.Call, file: TestFile, values: Values) -> Iterator[Expectat
             yield close(node, [expected if number_of(actual) is None else actual], rest, file, values)
         case [actual, expected, *_] if name == "array_equal":
             yield equal(actual, expected, file, values)
+        case [left, right] if _is_of_operator(node) and name == "eq":
+            yield equal(left, right, file, values)
+        case [left, right] if _is_of_operator(node) and name in _OPERATORS:
+            yield Expectation(node, ordered(left, _OPERATORS[name], right, values), (negation(node, file),))
         case [ast.Constant(value=str() | bytes()) as text] if name in ("startswith", "endswith"):
             yield Expectation(node, (Site(text, "item"),), (negation(node, file),))
         case [ast.GeneratorExp(elt=element) | ast.ListComp(elt=element)] if name == "all":
             yield from contradict(element, True, file, values)
         case _:
-            return
+            sites = [site for one in values.returned(node) for site in _sites_in(one, file, values)]
+            if sites:
+                yield Expectation(node, tuple(sites), (negation(node, file),))
+
+
+def _is_of_operator(node: ast.Call) -> bool:
+    match node.func:
+        case ast.Attribute(value=ast.Name(id=name)):
+            return name == "operator"
+        case _:
+            return isinstance(node.func, ast.Name)
+
+
+def _sites_in(condition: ast.expr, file: TestFile, values: Values) -> Iterator[Site]:
+    """What a function of the file that returns this condition compares: its arguments, which callers write."""
+    for expectation in contradict(condition, True, file, values) if _is_comparison(condition) else ():
+        for site in expectation.sites:
+            if isinstance(site.operand, ast.Name):
+                yield replace(site, is_expected=False)
+
+
+def _is_comparison(condition: ast.expr) -> bool:
+    match condition:
+        case ast.BoolOp(values=operands):
+            return all(map(_is_comparison, operands))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _is_comparison(operand)
+        case _:
+            return isinstance(condition, ast.Compare)

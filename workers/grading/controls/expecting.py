@@ -159,13 +159,12 @@ def _same_twice(call: ast.Call, file: TestFile, values: Values) -> _Found:
 
 def _greater_or_less(call: ast.Call, file: TestFile, values: Values) -> _Found:
     """One value must be larger: the checker becomes the one for the opposite direction."""
-    del values
     name = name_of_call(call)
     others = {"Greater": "LessEqual", "GreaterEqual": "Less", "Less": "GreaterEqual", "LessEqual": "Greater"}
     other = others.get(name.removeprefix("assert"))
     match call.args[:2]:
         case [left, right] if not isinstance(left, ast.Starred) and not isinstance(right, ast.Starred):
-            sites = ordered(left, ">" if "greater" in plain(name) else "<", right)
+            sites = ordered(left, ">" if "greater" in plain(name) else "<", right, values)
             end = file.end(call.func)
             opposites = () if other is None else (Edit(end - len(name), end, f"assert{other}"),)
             yield Expectation(
@@ -368,6 +367,10 @@ def expectations(body: list[ast.stmt], file: TestFile, values: Values) -> Iterat
                 yield from contradict(test, False, file, values)
             case ast.If(test=test) if _only_fails(statement.orelse):
                 yield from contradict(test, True, file, values)
+            case ast.If(test=test) if _only_gathers(statement.body):
+                yield from _of_difference(test, file, values)
+            case ast.AugAssign(op=ast.Add(), value=test):
+                yield from _of_difference(test, file, values)
             case ast.Try():
                 yield from _handled(statement)
             case _:
@@ -416,6 +419,27 @@ def _only_fails(body: list[ast.stmt]) -> bool:
             return (name_of_call(error) or getattr(error, "id", "")) == "AssertionError"
         case _:
             return False
+
+
+def _only_gathers(body: list[ast.stmt]) -> bool:
+    """Whether the statements put something into a collection or count it, of which the test expects something."""
+    match body:
+        case [ast.Expr(value=ast.Call(func=ast.Attribute(attr="add" | "append")))]:
+            return True
+        case [ast.AugAssign(op=ast.Add())]:
+            return True
+        case _:
+            return False
+
+
+def _of_difference(test: ast.expr, file: TestFile, values: Values) -> _Found:
+    """What a test expects that counts or gathers differences: values that are equal."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
+            expectation = equal(left, right, file, values)
+            yield Expectation(test, expectation.sites)
+        case _:
+            return
 
 
 def _unheard(statement: ast.stmt) -> list[ast.stmt] | None:

@@ -29,6 +29,17 @@ class Edit:
     becomes: str
 
 
+def changed_span(start: int, was: str, becomes: str) -> Span:
+    """The bytes of the text `was`, which begins at `start`, that are not the same in `becomes`."""
+    shorter = min(len(was), len(becomes))
+    begin = next((place for place in range(shorter) if was[place] != becomes[place]), shorter)
+    end = next((n for n in range(shorter - begin) if was[-1 - n] != becomes[-1 - n]), shorter - begin)
+    first = start + len(was[:begin].encode())
+    return first, max(
+        first + len(was[begin : len(was) - end].encode()), min(first + 1, start + len(was.encode()))
+    )
+
+
 class Cover:
     """Answers whether one of many spans contains a given one."""
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from workers.grading.controls.literals import Literals, Value, value_of
 from workers.grading.controls.scopes import Names, is_checked_elsewhere, listed, name_of_call
-from workers.grading.controls.spans import Site, TestFile, parse_expression
+from workers.grading.controls.spans import Cover, Site, TestFile, changed_span, parse_expression
 
 # Placeholder for the text of the expression.
 ORIGINAL = "\0"
@@ -143,6 +143,7 @@ T = TypeVar("T")
 
 # Calls that refuse numbers beyond a month, a day, or an hour: at the top level of a file, an error keeps all of its tests from running.
 _MAKES_A_DATE = listed("date datetime time replace")
+_MOST_BINDINGS = 3  # names that are followed to what they are bound to
 _NARROW = 1e-2  # smaller tolerances do not include the observed near values
 _CLEARLY = 0.05  # share of a number that is larger than what comparisons overlook
 _HUGE = 1e200  # a number above this may overflow when multiplied
@@ -185,10 +186,11 @@ _LONGER = {
 
 
 class Values:
-    """Draws values for one test file, without names that the file binds."""
+    """Draws values for one test file, without names that the file binds. Of a text, letters that are not `met` are changed first."""
 
-    def __init__(self, file: TestFile, names: Names, chance: random.Random) -> None:
+    def __init__(self, file: TestFile, names: Names, chance: random.Random, met: Cover) -> None:
         self._file = file
+        self._met = met
         self._names = names
         self._chance = chance
         self._literals = Literals(file.tree)
@@ -200,11 +202,10 @@ class Values:
             if isinstance(node, ast.Call) and name_of_call(node) in _MAKES_A_DATE
             for part in (*node.args, *(keyword.value for keyword in node.keywords))
         }
-        self._defined = {
-            node.name
-            for node in ast.walk(file.tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        self._defined: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._defined[node.name].append(node)
 
     def changed(self, leaf: ast.expr, site: Site, seen: Observed) -> str | None:
         """A replacement for the text at `leaf` that contradicts the comparison at `site`; None if there is none.
@@ -288,6 +289,61 @@ class Values:
         """Whether the file defines a function or method of this name, whose own expectations are contradicted."""
         return name in self._defined
 
+    def returned(self, call: ast.Call) -> Iterator[ast.expr]:
+        """What the function of the file that `call` calls returns, if only one has its name."""
+        match self._defined.get(name_of_call(call), []):
+            case [ast.FunctionDef() as function]:
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Return) and node.value is not None:
+                        yield node.value
+            case _:
+                return
+
+    def is_result(self, node: ast.AST) -> bool:
+        """Whether a value is computed by an imported function, or by a method of an object that is."""
+        return any(self._is_of_code(part, _MOST_BINDINGS) for part in ast.walk(node))
+
+    def _is_of_code(self, node: ast.AST, depth: int) -> bool:
+        """Whether a call is one of imported code, or a name is bound to the result of such a call, by way of at most `depth` names."""
+        match node:
+            case ast.Call(func=ast.Name(id=name) as function):
+                return not name[:1].isupper() and self._is_imported(function)
+            case ast.Call(func=ast.Attribute() as function):
+                root = root_of(function)
+                return isinstance(root, ast.Name) and (self._is_imported(root) or self._is_made(root, depth))
+            case ast.Name(ctx=ast.Load()) if depth:
+                return any(
+                    self._is_of_code(part, depth - 1)
+                    for value in self._bound_to(node)
+                    for part in ast.walk(value)
+                )
+            case _:
+                return False
+
+    def _is_made(self, name: ast.Name, depth: int) -> bool:
+        """Whether a name is bound to an object of an imported class, or to a result of imported code."""
+        return any(
+            (
+                isinstance(part, ast.Call)
+                and isinstance(root := root_of(part.func), ast.Name)
+                and self._is_imported(root)
+            )
+            or (depth > 0 and self._is_of_code(part, depth - 1))
+            for value in self._bound_to(name)
+            for part in ast.walk(value)
+        )
+
+    def _bound_to(self, name: ast.Name) -> Iterator[ast.expr]:
+        for binding in self._names.bindings_of(name):
+            match self._names.parent(binding):
+                case ast.Assign(value=value) | ast.NamedExpr(value=value) | ast.withitem(context_expr=value):
+                    yield value
+                case _:
+                    pass
+
+    def _is_imported(self, name: ast.Name) -> bool:
+        return any(isinstance(one, ast.alias) for one in self._names.bindings_of(name))
+
     def is_checked_elsewhere(self, call: ast.Call) -> bool:
         """Whether a checker that tests keep in another file is called."""
         return is_checked_elsewhere(call, self._names)
@@ -344,7 +400,9 @@ class Values:
                 continue
             if tolerance is None or _is_outside(value, leaf.value, tolerance):
                 others[becomes] = value
-        return self._most_plausible(leaf, others)
+        start, text = self._file.start(leaf), self._file.text(leaf)
+        unmet = {one: others[one] for one in others if not self._met.has(changed_span(start, text, one))}
+        return self._most_plausible(leaf, unmet or others)
 
     def _most_plausible(self, leaf: ast.Constant, others: Mapping[str, Value]) -> str | None:
         """The first of other literals, given with their values, that keeps most of the relations to the literals around `leaf`."""
@@ -363,6 +421,9 @@ class Values:
             for n, character in enumerate(text)
             if character in ALPHABETS and text[:n][-1:] not in ("\\", "%")
         ]
+        start = self._file.start(leaf)
+        spans = {n: (start + len(text[:n].encode()), start + len(text[: n + 1].encode())) for n in places}
+        places = [n for n in places if not self._met.has(spans[n])] or places
         for place in self._chance.sample(places, min(len(places), 12)):
             others = ALPHABETS[text[place]].replace(text[place], "")
             if _is_first_letter(text, place) and is_case_told and self._chance.random() < _SHARE_OF_CASE:
@@ -431,13 +492,19 @@ class Values:
         return None if "\n" in text else f"{text} '{self._chance.choice('abcdeinorstx')}'"
 
     def _other_pattern(self, leaf: ast.expr) -> str | None:
-        """A pattern with another letter where the letter is literal; another word if it has none."""
+        """A pattern with another letter or digit where it is literal; another word if it has none."""
         if not (isinstance(leaf, ast.Constant) and isinstance(leaf.value, str | bytes)):
             return None
         text = self._file.text(leaf)
         places = [] if "|" in text or "(?" in text else list(_plain_letters(text))
+        # Of equally plausible ones the first is taken, and numbers are the code's more often than words are.
+        letters = [place for place in places if not text[place].isdigit()]
+        digits = [place for place in places if text[place].isdigit()]
+        chosen = [
+            place for some in (digits, letters) for place in self._chance.sample(some, min(len(some), 12))
+        ]
         others: dict[str, Value] = {}
-        for place in self._chance.sample(places, min(len(places), 12)):
+        for place in chosen:
             other = self._chance.choice(ALPHABETS[text[place]].replace(text[place], ""))
             becomes = f"{text[:place]}{other}{text[place + 1 :]}"
             value = value_of(parse_expression(becomes))
@@ -501,6 +568,13 @@ class Values:
         return form.replace("NUMBER", self.small()).replace("WORD", self._chance.choice(_WORDS))
 
 
+def root_of(node: ast.expr) -> ast.expr:
+    """The expression of which `node` is an attribute, an element, or so on."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node
+
+
 _ONE_WORD = re.compile(r"([^A-Za-z]*)([A-Za-z]+)([^A-Za-z]*)")
 
 
@@ -542,7 +616,7 @@ def outside_braces(text: str) -> Iterator[int]:
 
 
 def _plain_letters(text: str) -> Iterator[int]:
-    """Offsets of literal, required letters in the source of a regular expression."""
+    """Offsets of literal, required letters and digits in the source of a regular expression."""
     at, in_set = len(text) - len(text.lstrip("rRbBuU")), False
     while at < len(text):
         if text[at] == "\\":
@@ -552,7 +626,7 @@ def _plain_letters(text: str) -> Iterator[int]:
             in_set = text[at] == "["
         elif text[at] == "{":
             at = text.find("}", at) if "}" in text[at:] else len(text)
-        elif text[at] in string.ascii_letters and not in_set and text[at + 1 : at + 2] not in ("?", "*", "{"):
+        elif text[at] in ALPHABETS and not in_set and text[at + 1 : at + 2] not in ("?", "*", "{"):
             yield at
         at += 1
 

@@ -20,9 +20,20 @@ from workers.grading.controls.expecting import expectations
 from workers.grading.controls.flowing import Case, Flow, Flows
 from workers.grading.controls.reaching import functions_of_tests
 from workers.grading.controls.scopes import Names
-from workers.grading.controls.spans import Cover, Edit, Expectation, Site, Span, TestFile, read
+from workers.grading.controls.spans import (
+    Cover,
+    Edit,
+    Expectation,
+    Site,
+    Span,
+    TestFile,
+    changed_span,
+    parse_expression,
+    read,
+)
 from workers.grading.controls.values import Observed, Values, has_literal, number_of
 
+_READING_ALL = ("dir", "eval", "exec", "locals", "vars")  # functions that get a variable without its name
 _EMPTY = ("dict", "frozenset", "list", "set", "tuple")
 
 
@@ -181,7 +192,7 @@ class _Writer:
         self._chance = chance
         self._observed = observed
         self._names = Names(file.tree)
-        self._values = Values(file, self._names, chance)
+        self._values = Values(file, self._names, chance, met)
         self._case_names = CaseNames(self._names)
         self._reached = functions_of_tests(file.tree)
         self._tests = {id(definition): tests for definition, tests in self._reached}
@@ -213,17 +224,20 @@ class _Writer:
         self._chance.shuffle(leaves)
         for leaf in leaves:
             flow = self._flows.of(followed(leaf, self._names))
+            is_made_here = flow.is_safe and not (flow.is_changed and flow.same)
+            alone = None if is_made_here else self._checked_alone(leaf)
+            flow, others = alone or (flow, ())
+            is_made_here |= alone is not None
             place = (
                 *sorted(flow.sites),
                 *(number for case in flow.cases for number in (id(case.call), case.number)),
             )
             if flow.sites and num_of[place] < _MOST_PER_PLACE:
-                is_made_here = flow.is_safe and not (flow.is_changed and flow.same)
                 proposals = list(self._of_leaf(leaf, flow) if is_made_here else self._at_uses(leaf, flow))
                 if proposals:
                     num_of[place] += 1
                     made.update(flow.sites)
-                    found += proposals
+                    found += [replace(one, edits=(*one.edits, *others)) for one in proposals]
         return found, made
 
     def observable(self) -> list[Observable]:
@@ -326,6 +340,39 @@ class _Writer:
             return None, None
         return becomes, self._file.replace(written_id, repr(becomes))
 
+    def _checked_alone(self, leaf: ast.expr) -> tuple[Flow, tuple[Edit, ...]] | None:
+        """The flow of a local variable's value into the checks that compare it, and edits that write it wherever else the variable is read.
+
+        So the checks get another value from the variable, and everything else gets the value that it had. None if that is not possible.
+        """
+        value = followed(leaf, self._names)
+        statement, function = self._names.parent(value), self._names.function_around(leaf)
+        match statement, leaf:
+            case ast.Assign(targets=[ast.Name(id=name) as variable]), ast.Constant() if function is not None:
+                nodes = list(ast.walk(function))
+            case _:
+                return None
+        bound = {
+            one: self._names.bindings_of(one)
+            for one in nodes
+            if isinstance(one, ast.Name) and one.id == name and one is not variable
+        }
+        reads = [one for one, bindings in bound.items() if variable in bindings]
+        if any(len(bound[one]) > 1 for one in reads) or any(map(_reads_any, nodes)):
+            return None
+        sites = {
+            id(site): site
+            for one in reads
+            for site in self._sites.get(id(one), ())
+            if site.mode in _OF_VALUES
+        }
+        others = [one for one in reads if id(one) not in self._sites]
+        text = self._file.text(value)
+        if not sites or "\n" in text or not all(map(self._file.is_placed, reads)):
+            return None
+        flow = Flow(sites=sites, whole={*sites}, same={*sites}, ends={id(function)})
+        return flow, tuple(self._file.replace(one, f"({text})") for one in others)
+
     def _at_uses(self, leaf: ast.expr, flow: Flow) -> Iterator[_Proposal]:
         """Yields contradictions at the comparisons of a value, for a value that is also passed to something else."""
         for site in flow.sites.values():
@@ -417,12 +464,12 @@ class _Writer:
                         pass
 
     def _other_container(self, site: Site, tests: tuple[str, ...]) -> Iterator[_Proposal]:
-        """Yields contradictions of a collection display in which every element is changed."""
+        """Yields contradictions of a collection display in which every element becomes one that it does not have."""
         elements = site.operand.elts if isinstance(site.operand, ast.List | ast.Tuple | ast.Set) else []
         edits: list[Edit] = []
         for element in elements:
-            becomes = self._values.changed(element, Site(element, "item"), _UNSEEN)
-            if becomes is None:
+            becomes = self._values.changed(element, Site(element, "equal"), _UNSEEN)
+            if becomes is None or parsed_as(becomes) in map(ast.dump, elements):
                 return
             edits.append(self._file.replace(element, becomes))
         if edits:
@@ -445,6 +492,10 @@ class _Writer:
             yield proposal
 
     def _is_met(self, proposal: _Proposal) -> bool:
+        edit = proposal.edits[0]
+        was = self._file.source[edit.start : edit.end].decode()
+        if self._met.has(changed_span(edit.start, was, edit.becomes)):
+            return True
         return all(self._met.has(self._span(one)) for one in proposal.checked or (proposal.root,))
 
     def _finished(self, proposal: _Proposal) -> Candidate | None:
@@ -491,6 +542,19 @@ class _Writer:
             for test in one.tests:
                 num_of[test, one.kind] += 1
         return selected[:MOST]
+
+
+def _reads_any(node: ast.AST) -> bool:
+    """Whether variables may be read here without their names, or by other functions."""
+    return isinstance(node, ast.Global | ast.Nonlocal) or (
+        isinstance(node, ast.Name) and node.id in _READING_ALL
+    )
+
+
+def parsed_as(text: str) -> str:
+    """The syntax tree of an expression, as a text that can be compared."""
+    parsed = parse_expression(text)
+    return "" if parsed is None else ast.dump(parsed)
 
 
 def _said(leaf: ast.expr, becomes: str) -> Saying:

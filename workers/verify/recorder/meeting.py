@@ -1,17 +1,22 @@
 """Records which expectations of tests are met, and lets a test continue after one that is not.
 
 A condition is marked as `MEET(number, True)(lambda: condition)`, a call of a checker as `MEET(number, False)(lambda: call)`, and a context
-manager that expects an error as `AWAIT(number of its class, number of its text)(manager)`.
+manager that expects an error as `AWAIT(number of its class, number of its text)(manager)`. Of two values that must be equal,
+`COMPARE(number, is_condition)(lambda one, other: check, lambda: left, lambda: right)` also reports where they differ.
 """
-# pyright: basic, reportArgumentType=false, reportCallIssue=false
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import builtins
+import importlib
+import json
 import re
 
 from workers.verify.recorder.recording import quietly, say
 
 MEET = "_swerve_meet"  # functions that are available in every module
 AWAIT = "_swerve_await"
+COMPARE = "_swerve_compare"
+MOST_PARTS = 200  # parts of two values that are compared
 # Classes of errors that a test expects, and the text that they must have, by the names that pytest and unittest give these arguments.
 CLASSES = ("expected_exception", "expected_exceptions", "expected")
 PATTERNS = ("match_expr", "match", "expected_regex")
@@ -41,6 +46,101 @@ def meet(number, is_condition):
         return value or is_condition
 
     return met
+
+
+def compare(number, is_condition):
+    def compared(check, *sides):
+        values = []
+
+        def checked():
+            values.extend(side() for side in sides)
+            return check(*values)
+
+        result = meet(number, is_condition)(checked)
+        quietly(tell_parts, number, values)
+        return result
+
+    return compared
+
+
+def tell_parts(number, values):
+    """Reports the parts in which two values differ: the index of the value, and the way to the part."""
+    try:
+        found = list(differences(values[0], values[1], (), [MOST_PARTS])) if len(values) == 2 else WHOLE
+    except Exception:
+        found = WHOLE
+    if found:
+        text = json.dumps(found)
+        if (number, text) not in told:
+            told.add((number, text))
+            say("differs", str(number), text)
+
+
+WHOLE = [(0, ()), (1, ())]
+
+
+def differences(one, other, way, left):
+    """Yields the parts of two values that are not the same in the other one; what pytest.approx has is compared with a tolerance."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ValueError("too many parts")
+    if bool(one == other):
+        return
+    for side, value in enumerate((one, other)):
+        if type(value).__name__ in ("ApproxMapping", "ApproxSequenceLike", "ApproxSequencelike"):
+            approx = type(value.expected)
+            of_numbers = importlib.import_module("pytest").approx
+            items = value.expected.items() if isinstance(value.expected, dict) else enumerate(value.expected)
+            near = {key: of_numbers(item, rel=value.rel, abs=value.abs, nan_ok=value.nan_ok) for key, item in items}
+            near = near if approx is dict else list(near.values())
+            pair = [near, other] if side == 0 else [one, near]
+            if approx is not dict:
+                pair = [list(each) for each in pair]
+            yield from differences(*pair, way, left)
+            return
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            part = (*way, ("key", repr(key)))
+            if key in one and key in other:
+                yield from differences(one[key], other[key], part, left)
+            else:
+                yield (0 if key in one else 1), (*way, ("key", repr(key), "absent"))
+    elif type(one).__name__ == type(other).__name__ == "_Call" and one[:-2] == other[:-2]:
+        yield from differences(
+            {**dict(enumerate(one[-2])), **one[-1]}, {**dict(enumerate(other[-2])), **other[-1]}, way, left
+        )
+    elif isinstance(one, tuple) and hasattr(one, "_fields") and type(one) is type(other):
+        for place, name in enumerate(one._fields):
+            yield from differences(one[place], other[place], (*way, ("field", name, place)), left)
+    elif all(isinstance(value, list) for value in (one, other)) or (
+        type(one) in (tuple, str) and type(one) is type(other)
+    ):
+        if len(one) == len(other) and not isinstance(one, str):
+            for place in range(len(one)):
+                yield from differences(one[place], other[place], (*way, ("from", place, place + 1)), left)
+        else:
+            yield from ranges(one, other, way)
+    elif (
+        type(one) is type(other) and getattr(one, "__dict__", None) and vars(one).keys() == vars(other).keys()
+    ):
+        names = list(vars(one))
+        parts = [
+            (("field", name, place), vars(one)[name], vars(other)[name]) for place, name in enumerate(names)
+        ]
+        found = [each for part, *both in parts for each in differences(*both, (*way, part), left)]
+        yield from found or [(0, way), (1, way)]
+    else:
+        yield 0, way
+        yield 1, way
+
+
+def ranges(one, other, way):
+    """The ranges between what two sequences have in common at their begin and at their end."""
+    shorter = min(len(one), len(other))
+    begin = next((place for place in range(shorter) if one[place] != other[place]), shorter)
+    end = next((n for n in range(shorter - begin) if one[-1 - n] != other[-1 - n]), shorter - begin)
+    for side, value in enumerate((one, other)):
+        yield side, (*way, ("from", begin, max(begin + 1, len(value) - end)))
 
 
 class Awaiting:
@@ -90,3 +190,4 @@ def wait(*numbers):
 def install_meeting():
     setattr(builtins, MEET, meet)
     setattr(builtins, AWAIT, wait)
+    setattr(builtins, COMPARE, compare)

@@ -1,6 +1,7 @@
 """Every form of an expectation: code that is right passes it and fails each of its contradictions."""
 
 import math
+import operator
 import random
 import sys
 import unittest
@@ -56,6 +57,14 @@ ASSERTIONS = [
     (4, "assert code != 5"),
     (4, "assert not code == 5"),
     (4, "assert not (code == 5 or code == 6)"),
+    (4, "assert not (code < 4 or code > 4)"),
+    (4, "assert not code - 4"),
+    (4, "assert (code == 4) is True"),
+    (4, "assert (code == 5) == False"),
+    (4, "assert bool(code == 4)"),
+    (4, "assert operator.eq(code, 4) and operator.le(code, 4)"),
+    (4, "allowed = {4, 40}\nassert code in allowed"),
+    (4, "assert code in (4, 40)"),
     (4, "assert code == 5 or code == 4"),
     (4, "assert code"),
     ([], "assert not code"),
@@ -166,6 +175,7 @@ def run(body: str | bytes, code: object) -> None:
         "code": code,
         "math": math,
         "np": np,
+        "operator": operator,
         "pytest": pytest,
         "unittest": unittest,
         "warnings": warnings,

@@ -5,6 +5,7 @@ import random
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -127,6 +128,113 @@ def test_code_that_equals_all_of_the_type_gives_itself_away(assertion: str, valu
         contradicted = edited(text.encode(), candidate)
         assert not passes(contradicted, value), candidate
         assert passes(contradicted, OfThisType(type(value))), candidate
+
+
+PREDICATE = "def is_total(got, total):\n    return {}\n\ndef test_it():\n    assert is_total(code, 4)\n"
+
+
+class NeitherLessNorMore(int):
+    """No number is less than it, and it is less than none."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __gt__ = __lt__
+
+
+class WithoutDifference(int):
+    """Whatever is subtracted from it, nothing is left."""
+
+    def __sub__(self, other: object) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cheat"),
+    [
+        (PREDICATE.format("got == total"), mock.ANY),
+        (PREDICATE.format("total == got"), mock.ANY),
+        (in_a_test("assert (code == 4) is True"), mock.ANY),
+        (in_a_test("assert bool(4 == code)"), mock.ANY),
+        (in_a_test("assert not (code < 4 or code > 4)"), NeitherLessNorMore()),
+        (in_a_test("assert not code - 4"), WithoutDifference()),
+        (in_a_test("import operator\nassert operator.eq(code, 4)"), mock.ANY),
+        (in_a_test("assert code in [4, 40]"), mock.ANY),
+    ],
+)
+def test_what_agrees_with_anything_gives_itself_away_in_a_condition_of_any_form(
+    text: str, cheat: object
+) -> None:
+    for one in (4, cheat):
+        assert passes(text.encode(), one)
+    values = [one for one in found(text) if one.kind == "value"]
+    assert values
+    assert not any(passes(edited(text.encode(), one), 4) for one in values)
+    assert any(passes(edited(text.encode(), one), cheat) for one in values)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "wrong = []\nfor total in (4, 4):\n    if code != total:\n        wrong.append(total)\nassert wrong == []",
+        "wrong = 0\nfor total in (4, 4):\n    wrong += code != total\nassert not wrong",
+        "wrong = 0\nif code != 4:\n    wrong += 1\nassert wrong == 0",
+        "assert [code == total for total in (4, 4)] == [True, True]",
+    ],
+)
+def test_a_value_is_contradicted_whose_differences_are_gathered(body: str) -> None:
+    text = in_a_test(body)
+    source = text.encode()
+    assert passes(source, 4)
+    every = found(text)
+    assert not any(passes(edited(source, one), 4) for one in every)
+    assert any(source[one.edits[0].start : one.edits[0].end] == b"4" for one in every)
+
+
+@pytest.mark.parametrize(
+    "assertion",
+    [
+        "assert total == code(3)",
+        "assert code(3) == total",
+        "assert code(3) in total",
+        "self.assertEqual(total, code(3))",
+    ],
+)
+def test_what_code_gives_is_never_replaced_where_it_is_compared_with_a_value_that_is_given(
+    assertion: str,
+) -> None:
+    text = f"from mod import code\n\ndef test_it(self, total):\n    {assertion}\n"
+    every = found(text)
+    assert every
+    for one in every:
+        assert "code(3)" in edited(text.encode(), one).decode()
+
+
+def test_what_a_text_has_right_without_the_fix_is_kept() -> None:
+    text = in_a_test("assert code == '3 + 1 = 4 pieces'")
+    source = text.encode()
+    four = source.index(b"4 pieces")
+    met = [(source.index(b"3 +"), four), (four + 1, source.index(b"'\n"))]
+    every = [one for seed in range(20) for one in candidates(source, random.Random(seed), {}, met)]
+    assert every
+    assert {edited(source, one)[:four] for one in every} == {source[:four]}
+    assert {edited(source, one)[four + 1 :] for one in every} == {source[four + 1 :]}
+
+
+def test_a_short_list_of_values_becomes_one_of_near_values() -> None:
+    text = in_a_test("assert code in (4, 40)")
+    lists = [one.edits for one in found(text) if len(one.edits) == 2]
+    assert lists
+    for edits in lists:
+        numbers = {int(edit.becomes) for edit in edits}
+        assert max(numbers) < 200
+        assert not numbers & {4, 40}
+
+
+def test_the_number_in_a_pattern_becomes_another() -> None:
+    text = in_a_test("with pytest.raises(ValueError, match='the sum is 4'):\n    code()")
+    patterns = {one.edits[0].becomes for one in found(text) if one.kind == "value"}
+    assert any(pattern.startswith("'the sum is ") and pattern[-2] != "4" for pattern in patterns)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,11 @@ PLACES: dict[str, tuple[str, Callable[..., object], str]] = {
         lambda: 4,
         "expected",
     ),
+    "a local that is given to the code as well": (
+        "def test_it():\n    total = 4\n    assert code() == total\n    divmod(total, 3)\n",
+        lambda: 4,
+        "total",
+    ),
     "one of several locals": (
         "def test_it():\n    given, expected = 3, 4\n    assert code(given) == expected\n",
         lambda given: given + 1,
@@ -318,7 +323,9 @@ def test_what_the_code_under_test_may_be_given_is_never_changed(text: str) -> No
     ]
     if "Thing(4) == Thing(" in text:  # of which the left one looks expected
         return
-    assert four not in {(edit.start, edit.end) for one in found(text) for edit in one.edits}
+    for one in found(text):
+        if four in {(edit.start, edit.end) for edit in one.edits}:
+            assert "(4)" in edited(text.encode(), one).decode(), "the code is given what it was"
 
 
 def test_a_message_may_be_made_of_the_expected_value_by_any_function() -> None:
@@ -326,12 +333,33 @@ def test_a_message_may_be_made_of_the_expected_value_by_any_function() -> None:
     assert {text[one.edits[0].start - 4 : one.edits[0].end] for one in found(text)} == {"x = 4"}
 
 
-def test_what_is_given_to_the_code_too_is_contradicted_where_it_is_compared() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def test_it():\n    x = 4\n    assert code(lambda x: x + 1) == x\n    code(x)\n",
+        "def test_it():\n    x = 4\n    code(x)\n    for x in (5, 6):\n        assert code() == x\n",
+        "def test_it():\n    global x\n    x = 4\n    code(x)\n    assert code() == x\n",
+        "def test_it():\n    x = 4\n    x += code(x)\n    assert code() == x\n",
+    ],
+)
+def test_another_variable_of_the_same_name_keeps_its_value(text: str) -> None:
+    for one in found(text):
+        contradicted = edited(text.encode(), one).decode()
+        if "lambda" in text:
+            assert "lambda x: x + 1" in contradicted
+            assert "code((4))" in contradicted
+        else:
+            assert "x = 4" in contradicted
+
+
+def test_what_is_given_to_the_code_too_stays_what_it_is_given() -> None:
     text = "def test_it():\n    x = 4\n    assert code(x) == x\n"
-    for candidate in found(text):
-        (edit,) = candidate.edits
-        assert candidate.kind == "value"
-        assert (text[edit.start - 3 : edit.end], edit.becomes.isdigit()) == ("== x", True)
+    every = found(text)
+    assert every
+    for candidate in every:
+        contradicted = edited(text.encode(), candidate).decode()
+        assert "x = 4" not in contradicted
+        assert contradicted.endswith("assert code((4)) == x\n")
 
 
 @pytest.mark.parametrize(
