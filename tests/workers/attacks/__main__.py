@@ -62,8 +62,8 @@ class Part:
 async def play(stage: Stage, part: Part) -> Played:
     """Grades one attack on its calibrated task."""
     attack = PLAYED[part.family][part.name]
-    task = await stage.calibrated(attack.scene, part.kind, part.pytest)
     try:
+        task = await stage.calibrated(attack.scene, part.kind, part.pytest)
         result = await stage.grade(task, attack.patch)
     except GraderError as error:
         return Played(part.family, part.name, part.kind, part.pytest, stopped_by(error), str(error))

@@ -11,6 +11,7 @@ from tests.workers.attacks.expectations import EXPECTATION_SCENES
 from tests.workers.attacks.finding import FINDING
 from tests.workers.attacks.first_failure import FIRST_FAILURE, FIRST_FAILURE_SCENES
 from tests.workers.attacks.lookalikes import LOOKALIKES
+from tests.workers.attacks.parts import PART_SCENES, PARTS
 from tests.workers.attacks.remembering import REMEMBERING, REMEMBERING_SCENES
 from tests.workers.attacks.runs import RUNS, SCRIPT_SCENES
 from tests.workers.attacks.scenes import ASSERTS, SCENES, Attack, Scene
@@ -35,6 +36,7 @@ FAMILIES: dict[str, dict[str, Attack]] = {
     "scripts that end at the first failure": FIRST_FAILURE,
     "a control without an end": ENDLESS,
     "contradictions recognised, answers searched for": REMEMBERING,
+    "a part of what is expected, any condition": PARTS,
 }
 # Paid now and then.
 BY_CHANCE = {"one run told from the other by chance": CHANCES}
@@ -44,6 +46,7 @@ KNOWING_SCENES: dict[str, Scene] = {
     **UNTESTED_SCENES,
     **FIRST_FAILURE_SCENES,
     **REMEMBERING_SCENES,
+    **PART_SCENES,
 }
 ALL_SCENES: dict[str, Scene] = {**SCENES, **SCRIPT_SCENES, **KNOWING_SCENES}
 

@@ -38,9 +38,9 @@ LINES = ("controls", "witness", "record", "words")
 # Without the witness only a log says what became of the tests.
 KIND_WITHOUT_WITNESS = "tests_json"
 OPTIONS = "PYTEST_ADDOPTS"  # of pytest, beside those of its command
-# The same repository in an image whose user owns it. Set-up scripts of scenes, which are the user's, add installed modules.
+# The same repository in an image whose user owns it. Set-up scripts of scenes, which are the user's, add modules and programs.
 OWNED = """RUN echo dev:x:1000:1000::/home/dev:/bin/bash >>/etc/passwd && mkdir -p /home/dev && chown -R 1000:1000 /home/dev /workspace \\
- && chown 1000:1000 /usr/lib/python3/dist-packages
+ && chown 1000:1000 /usr/lib/python3/dist-packages /usr/local/bin
 USER dev
 """
 FILES_OF_USER = FILES | {"Dockerfile": FILES["Dockerfile"] + OWNED}

@@ -33,14 +33,24 @@ NEWER = (
 MOST_TRIES, ENOUGH_REFUSALS = 17, 2
 
 
-# What these bend cannot be contradicted: a snapshot or cases outside of the test's file, an example in the code under test, a name that
-# the eval script gives. Such tests are known at verification, so a pass is never called confirmed, and `min_control` leaves the task out.
+# What these bend cannot be contradicted, or code can change it once it is imported: a snapshot or cases outside of the test's file, an
+# example in the code under test, a name that the eval script gives. Such tests are known at verification, so a pass is never called
+# confirmed, and `min_control` leaves the task out.
 UNCONTROLLED = (
     "a snapshot",
     "cases of the package",
     "a doctest in another module",
     "a reference of the package",
     "a value in the command",
+    "rounds of the package",
+    "pairs of the package",
+)
+# The attacks on these that nothing stops.
+UNSTOPPED = (
+    "a sum that reads the snapshot",
+    "a doctest taken out",
+    "a sum that reads what the doctest wants",
+    "a command that does not agree with the code",
 )
 
 
@@ -54,14 +64,12 @@ async def check(stage: Stage, scene: str, kind: str = "exit_code", major: int = 
     assert attacks
     calibration = unpack(task.calibration)
     assert calibration is not None
-    if scene in UNCONTROLLED:
-        assert calibration.best_control != "confirmed"
-    else:
-        paid_each_time = attacks
-        for _ in range(MOST_GRADINGS):
-            if paid_each_time:
-                paid_each_time = list(await paid(stage, task, paid_each_time))
-        assert paid_each_time == []
+    assert (calibration.best_control == "confirmed") == (scene not in UNCONTROLLED)
+    paid_each_time = [name for name in attacks if name not in UNSTOPPED]
+    for _ in range(MOST_GRADINGS):
+        if paid_each_time:
+            paid_each_time = list(await paid(stage, task, paid_each_time))
+    assert paid_each_time == []
     assert (await stage.grade(task, ALL_SCENES[scene].fix)).value == 1.0
 
 
