@@ -16,7 +16,7 @@ _RELATIVE = {"rel", "rel_tol", "rtol"}
 _WIDE = 0.3  # relative tolerances from here on have no near value outside
 _REVERSED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _SIGNS: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-# Functions of the module operator, and what they compare like.
+# Functions of the module operator, and the signs of their comparisons.
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _EXPECTED = ("expect", "want", "correct", "target", "desired", "answer")
 
@@ -64,7 +64,7 @@ def contradict(node: ast.expr, expected: bool, file: TestFile, values: Values) -
 
 
 def _is_difference(left: ast.expr, right: ast.expr) -> bool:
-    """Whether a subtraction is one of numbers, which are equal if the difference is 0."""
+    """Whether a subtraction is of numbers: what is left of other values, such as sets, says less."""
     return number_of(left) is not None or number_of(right) is not None
 
 
@@ -77,7 +77,7 @@ def equal(left: ast.expr, right: ast.expr, file: TestFile, values: Values) -> Ex
     for side in (right, left):
         if isinstance(side, ast.Call) and name_of_call(side) == "approx":
             return close(side, side.args[:1], side.args[1:], file, values)
-    expected = left if looks_expected(left, values) > looks_expected(right, values) else right
+    expected = left if _looks_expected(left, values) > _looks_expected(right, values) else right
     return Expectation(
         expected,
         tuple(
@@ -145,7 +145,7 @@ def contained(item: ast.expr, container: ast.expr, file: TestFile, values: Value
     """The expectation that `item` is contained in `container`."""
     sites = (Site(item, "item", container), Site(container, "container", item))
     nothing = values.equal_to_nothing()
-    if looks_expected(container, values) > looks_expected(item, values):
+    if _looks_expected(container, values) > _looks_expected(item, values):
         return Expectation(container, sites, last=(file.replace(container, f"[{nothing}]"),))
     return Expectation(item, sites, last=(file.replace(item, nothing),))
 
@@ -158,7 +158,7 @@ def ordered(left: ast.expr, operator: str, right: ast.expr, values: Values) -> t
         case ast.Call(args=[ast.BinOp(left=one, op=ast.Sub(), right=other)], keywords=[]) if (
             tolerance is not None and name_of_call(distance) in ("abs", "fabs")
         ):
-            is_first = looks_expected(one, values) > looks_expected(other, values)
+            is_first = _looks_expected(one, values) > _looks_expected(other, values)
             return (
                 Site(other, "close", one, is_expected=not is_first, tolerance=tolerance),
                 Site(one, "close", other, is_expected=is_first, tolerance=tolerance),
@@ -173,7 +173,7 @@ def instance(node: ast.expr, actual: ast.expr, kind: ast.expr) -> Expectation:
     return Expectation(node, (Site(kind, "type", actual),))
 
 
-def looks_expected(node: ast.expr, values: Values) -> int:
+def _looks_expected(node: ast.expr, values: Values) -> int:
     """A score for how much an operand resembles a written expectation rather than a result of the code."""
     if has_literal(node):
         return 3
@@ -268,9 +268,9 @@ def _called(node: ast.Call, file: TestFile, values: Values) -> Iterator[Expectat
             yield close(node, [expected if number_of(actual) is None else actual], rest, file, values)
         case [actual, expected, *_] if name == "array_equal":
             yield equal(actual, expected, file, values)
-        case [left, right] if _is_of_operator(node) and name == "eq":
+        case [left, right] if name == "eq" and _is_of_operator(node, values):
             yield equal(left, right, file, values)
-        case [left, right] if _is_of_operator(node) and name in _OPERATORS:
+        case [left, right] if name in _OPERATORS and _is_of_operator(node, values):
             yield Expectation(node, ordered(left, _OPERATORS[name], right, values), (negation(node, file),))
         case [ast.Constant(value=str() | bytes()) as text] if name in ("startswith", "endswith"):
             yield Expectation(node, (Site(text, "item"),), (negation(node, file),))
@@ -282,12 +282,13 @@ def _called(node: ast.Call, file: TestFile, values: Values) -> Iterator[Expectat
                 yield Expectation(node, tuple(sites), (negation(node, file),))
 
 
-def _is_of_operator(node: ast.Call) -> bool:
+def _is_of_operator(node: ast.Call, values: Values) -> bool:
+    """Whether a call of one of its names may be of the module operator: imported by that name, and not defined in the file."""
     match node.func:
-        case ast.Attribute(value=ast.Name(id=name)):
-            return name == "operator"
+        case ast.Attribute(value=ast.Name(id=module)):
+            return module == "operator"
         case _:
-            return isinstance(node.func, ast.Name)
+            return isinstance(node.func, ast.Name) and not values.defines(node.func.id)
 
 
 def _sites_in(condition: ast.expr, file: TestFile, values: Values) -> Iterator[Site]:

@@ -309,7 +309,7 @@ class Values:
             case ast.Call(func=ast.Name(id=name) as function):
                 return not name[:1].isupper() and self._is_imported(function)
             case ast.Call(func=ast.Attribute() as function):
-                root = root_of(function)
+                root = _root_of(function)
                 return isinstance(root, ast.Name) and (self._is_imported(root) or self._is_made(root, depth))
             case ast.Name(ctx=ast.Load()) if depth:
                 return any(
@@ -325,7 +325,7 @@ class Values:
         return any(
             (
                 isinstance(part, ast.Call)
-                and isinstance(root := root_of(part.func), ast.Name)
+                and isinstance(root := _root_of(part.func), ast.Name)
                 and self._is_imported(root)
             )
             or (depth > 0 and self._is_of_code(part, depth - 1))
@@ -568,7 +568,7 @@ class Values:
         return form.replace("NUMBER", self.small()).replace("WORD", self._chance.choice(_WORDS))
 
 
-def root_of(node: ast.expr) -> ast.expr:
+def _root_of(node: ast.expr) -> ast.expr:
     """The expression of which `node` is an attribute, an element, or so on."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value

@@ -469,7 +469,7 @@ class _Writer:
         edits: list[Edit] = []
         for element in elements:
             becomes = self._values.changed(element, Site(element, "equal"), _UNSEEN)
-            if becomes is None or parsed_as(becomes) in map(ast.dump, elements):
+            if becomes is None or _parsed_as(becomes) in map(ast.dump, elements):
                 return
             edits.append(self._file.replace(element, becomes))
         if edits:
@@ -551,7 +551,7 @@ def _reads_any(node: ast.AST) -> bool:
     )
 
 
-def parsed_as(text: str) -> str:
+def _parsed_as(text: str) -> str:
     """The syntax tree of an expression, as a text that can be compared."""
     parsed = parse_expression(text)
     return "" if parsed is None else ast.dump(parsed)

@@ -499,7 +499,9 @@ async def with_reads(
         )
     except LimitExceeded:
         found = dict[str, Sources]()
-    provided = await provided_by_tests_alone(sandbox, task.verdict.eval_script, tests.support, found, modules)
+    provided = await _provided_by_tests_alone(
+        sandbox, task.verdict.eval_script, tests.support, found, modules
+    )
     return replace(
         calibration,
         reads=(*tests.support.restored, *provided),
@@ -581,12 +583,12 @@ class Tests:
         return {}
 
 
-async def provided_by_tests_alone(
+async def _provided_by_tests_alone(
     sandbox: Sandbox, script: str, support: Support, found: Mapping[str, Sources], modules: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Modules of the package with cases or references that only the tests' own modules import, and that the known fix leaves alone.
 
-    None if a module of the package cannot be read, because it may import them. Raises RolloutError.
+    The result is empty if a module of the package cannot be read, because it may import them. Raises RolloutError.
     """
     providing = {path for one in found.values() for path in one.providing if support.only_tests_run(path)}
     package = {path for path in modules if path.endswith(".py")} - support.modules

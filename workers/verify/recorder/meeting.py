@@ -79,30 +79,33 @@ def tell_parts(number, values):
 WHOLE = [(0, ()), (1, ())]
 
 
+def with_tolerances(value):
+    """The numbers of a collection in pytest.approx, each with its tolerance; any other value as it is."""
+    if type(value).__name__ not in ("ApproxMapping", "ApproxSequenceLike", "ApproxSequencelike"):
+        return value
+
+    def near(number):
+        return importlib.import_module("pytest").approx(
+            number, rel=value.rel, abs=value.abs, nan_ok=value.nan_ok
+        )
+
+    if isinstance(value.expected, dict):
+        return {key: near(number) for key, number in value.expected.items()}
+    return [near(number) for number in value.expected]
+
+
 def differences(one, other, way, left):
-    """Yields the parts of two values that are not the same in the other one; what pytest.approx has is compared with a tolerance."""
+    """Yields the parts of two values that are not the same in the other one. `left` is how many parts may still be compared."""
     left[0] -= 1
     if left[0] < 0:
         raise ValueError("too many parts")
     if bool(one == other):
         return
-    for side, value in enumerate((one, other)):
-        if type(value).__name__ in ("ApproxMapping", "ApproxSequenceLike", "ApproxSequencelike"):
-            approx = type(value.expected)
-            of_numbers = importlib.import_module("pytest").approx
-            items = value.expected.items() if isinstance(value.expected, dict) else enumerate(value.expected)
-            near = {key: of_numbers(item, rel=value.rel, abs=value.abs, nan_ok=value.nan_ok) for key, item in items}
-            near = near if approx is dict else list(near.values())
-            pair = [near, other] if side == 0 else [one, near]
-            if approx is not dict:
-                pair = [list(each) for each in pair]
-            yield from differences(*pair, way, left)
-            return
+    one, other = with_tolerances(one), with_tolerances(other)
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
-            part = (*way, ("key", repr(key)))
             if key in one and key in other:
-                yield from differences(one[key], other[key], part, left)
+                yield from differences(one[key], other[key], (*way, ("key", repr(key))), left)
             else:
                 yield (0 if key in one else 1), (*way, ("key", repr(key), "absent"))
     elif type(one).__name__ == type(other).__name__ == "_Call" and one[:-2] == other[:-2]:
@@ -112,14 +115,11 @@ def differences(one, other, way, left):
     elif isinstance(one, tuple) and hasattr(one, "_fields") and type(one) is type(other):
         for place, name in enumerate(one._fields):
             yield from differences(one[place], other[place], (*way, ("field", name, place)), left)
-    elif all(isinstance(value, list) for value in (one, other)) or (
-        type(one) in (tuple, str) and type(one) is type(other)
-    ):
-        if len(one) == len(other) and not isinstance(one, str):
-            for place in range(len(one)):
-                yield from differences(one[place], other[place], (*way, ("from", place, place + 1)), left)
-        else:
-            yield from ranges(one, other, way)
+    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        for place in range(len(one)):
+            yield from differences(one[place], other[place], (*way, ("from", place, place + 1)), left)
+    elif type(one) is type(other) and isinstance(one, (list, tuple, str)):
+        yield from ranges(one, other, way)
     elif (
         type(one) is type(other) and getattr(one, "__dict__", None) and vars(one).keys() == vars(other).keys()
     ):
@@ -135,7 +135,7 @@ def differences(one, other, way, left):
 
 
 def ranges(one, other, way):
-    """The ranges between what two sequences have in common at their begin and at their end."""
+    """Yields the ranges between what two sequences have in common at their beginning and at their end."""
     shorter = min(len(one), len(other))
     begin = next((place for place in range(shorter) if one[place] != other[place]), shorter)
     end = next((n for n in range(shorter - begin) if one[-1 - n] != other[-1 - n]), shorter - begin)
