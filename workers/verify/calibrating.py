@@ -71,7 +71,7 @@ class Calibrator:
         task, recorded = claim.request.task, await record(self.sandboxes, claim, fix, calibration)
         async with fixed(self.sandboxes, claim, fix) as sandbox:
             found = await find_tests(sandbox, task, passing, fix_paths)
-            calibration = await with_reads(sandbox, task, calibration, recorded, found.functions)
+            calibration, found = await with_reads(sandbox, task, calibration, recorded, found)
         if not self.num_controls:
             return calibration
         runs = ControlRuns(self.grader, claim_with(claim, calibration), fix, first)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.request import Claim
 from pipeline.task import Calibration, Task
@@ -17,11 +17,15 @@ from workers.verify.reads.record import OpensSandboxes
 
 @dataclass(frozen=True, slots=True)
 class FoundTests:
-    """The function of each test, and the text of each file with tests. Files of the fix are left out of the texts."""
+    """The function of each test, and the text of each file with tests. Files of the fix are left out of the texts.
+
+    `support` has the text of the other modules of the tests, as far as they are known.
+    """
 
     functions: Mapping[str, FoundFunction]
     texts: Mapping[str, bytes]
     workdir: str
+    support: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 @asynccontextmanager

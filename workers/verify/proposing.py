@@ -5,8 +5,11 @@ data file contains expected values, like a golden file, a change of that file is
 """
 
 import ast
+import dataclasses
+import posixpath
 import random
 import re
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import (
     Awaitable,
@@ -40,6 +43,7 @@ from workers.verify.reads.record import OpensSandboxes
 from workers.verify.trials import RunsTests, Trial
 
 WRITING_CPU_S = 120  # limit for finding the contradictions of one file
+MOST_SUPPORT = 8  # modules that are followed for one test file
 # Finds what the base version meets in test files, by path, given their text and the workdir.
 FindsMet: TypeAlias = Callable[[Mapping[str, bytes], str], Awaitable[Mapping[str, Sequence[Span]]]]
 
@@ -61,9 +65,9 @@ class Proposed:
         """
         unmet = self._unmet(met)
         kept = {id(one) for one in unmet}
-        places = {(one.contradiction.path, span) for one in unmet for span in one.checked}
+        places = {(one.checked_in, span) for one in unmet for span in one.checked}
         for trial in self.trials:
-            trial.is_last = any((trial.contradiction.path, span) in places for span in trial.texts)
+            trial.is_last |= any((trial.checked_in, span) in places for span in trial.texts)
         others = {name for one in unmet for name in one.names}
         return [
             one
@@ -83,7 +87,9 @@ class Proposed:
         def is_met(trial: Trial) -> bool:
             cover = covers.get(trial.contradiction.path, Cover())
             place = _place(trial.contradiction)
-            return cover.has(place) or all(map(cover.has, trial.checked or (place,)))
+            return cover.has(place) or all(
+                map(covers.get(trial.checked_in, Cover()).has, trial.checked or (place,))
+            )
 
         return [one for one in self.trials if not is_met(one)]
 
@@ -119,7 +125,41 @@ class Proposer:
         expected = {path: [one.span for one in ones if one.is_expected] for path, ones in wanted.items()}
         of_data = await self._of_data_files(claim, fix, texts, observed, expected, tests)
         _mark_readers(trials, of_data)
-        return Proposed([*trials, *of_data], texts, met)
+        of_support = [
+            trial
+            for path in sorted(texts)
+            for trial in await self._of_support(path, found, observed.get(path, {}), met.get(path, ()), tests)
+        ]
+        _mark_uses(trials, of_support)
+        texts = texts | {one.contradiction.path: found.support[one.contradiction.path] for one in of_support}
+        return Proposed([*trials, *of_data, *of_support], texts, met)
+
+    async def _of_support(
+        self,
+        path: str,
+        found: FoundTests,
+        observed: Mapping[Span, Observed],
+        met: Sequence[Span],
+        tests: "_Tests",
+    ) -> list[Trial]:
+        """Changes of the modules from which a test file takes expected values: fixtures of `conftest.py`, tables, constants."""
+        text = found.texts[path]
+        with suppress(LimitExceeded):
+            near = await isolation.call(support_of, path, text, dict(found.support), cpu_s=WRITING_CPU_S)
+            if not near:
+                return []
+            seed = self.chance.getrandbits(32)
+            made = await isolation.call(
+                candidates_in, near, path, text, seed, list(observed.items()), met, cpu_s=WRITING_CPU_S
+            )
+            trials: list[Trial] = []
+            for place, words, candidate in made:
+                trial = tests.trial(path, candidate, near[place], written_in=place)
+                if trial is not None:
+                    trial.others = frozenset(tests.beside(path, words, found.texts)) - trial.names
+                    trials.append(trial)
+            return trials
+        return []
 
     async def _of_data_files(
         self,
@@ -203,6 +243,120 @@ def candidates_of_examples(text: bytes, name: str, seed: int) -> list[Candidate]
     return doctest_candidates(text, name, random.Random(seed))
 
 
+def support_of(path: str, text: bytes, support: dict[str, bytes]) -> dict[str, bytes]:
+    """Those modules of `support` whose names the test file at `path` may use: each `conftest.py` above it, and what it or one of
+    these imports names from. Call it in a separate process.
+    """
+    folders = {"", *("/".join(path.split("/")[:depth]) + "/" for depth in range(1, path.count("/") + 1))}
+    found = {one: support[one] for folder in sorted(folders) if (one := f"{folder}conftest.py") in support}
+    waiting = [(path, text), *found.items()]
+    while waiting and len(found) < MOST_SUPPORT:
+        for one, _ in _imported(*waiting.pop(), support):
+            if one not in found and one != path:
+                found[one] = support[one]
+                waiting.append((one, support[one]))
+    is_text = {one: b"\r" not in text and read(text) is not None for one, text in found.items()}
+    return {one: text for one, text in found.items() if is_text[one] and not text.startswith(BOM_UTF8)}
+
+
+def _imported(path: str, text: bytes, support: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The modules of `support` that a file imports, or from which it imports names, with the name that it gives to the module, if any."""
+    file = read(text)
+    for node in ast.walk(file.tree) if file else ():
+        match node:
+            case ast.ImportFrom(module=module, names=names, level=level):
+                folder = "/".join(path.split("/")[:-level]) if level else None
+                base = (module or "").split(".") if module else []
+                yield from ((one, "") for one in _at(base, folder, support))
+                for alias in names:
+                    for one in _at([*base, alias.name], folder, support):
+                        yield one, alias.asname or alias.name
+            case ast.Import(names=names):
+                for alias in names:
+                    for one in _at(alias.name.split("."), None, support):
+                        yield one, alias.asname or alias.name
+            case _:
+                pass
+
+
+def _at(names: Sequence[str], folder: str | None, support: Collection[str]) -> Iterator[str]:
+    """The modules of `support` with this dotted name: in `folder`, or in any."""
+    ends = {"/".join((*names, "__init__.py")), "/".join((*names[:-1], f"{names[-1]}.py")) if names else ""}
+    for one in support:
+        if folder is None and names:
+            if f"/{one}".endswith(tuple(f"/{end}" for end in ends)):
+                yield one
+        elif folder is not None and one in {posixpath.join(folder, end) for end in ends}:
+            yield one
+
+
+def candidates_in(
+    support: dict[str, bytes],
+    own_path: str,
+    text: bytes,
+    seed: int,
+    observed: list[tuple[Span, Observed]],
+    met: Sequence[Span],
+) -> list[tuple[str, list[str], Candidate]]:
+    """The candidates for the tests in `text`, at `own_path`, that change other modules of the tests: the path of the module, the names that
+    its changed statement binds, and the candidate. Call it in a separate process.
+
+    The modules are read as if the test file began with them, so that a value is followed from one to the other by its name.
+    """
+    files = {own_path: text, **support}
+    modules = {name for one in files for _, name in _imported(one, files[one], support) if name}
+    merged, starts = b"", dict[str, int]()
+    for path, module in support.items():
+        starts[path] = len(merged)
+        merged += module + b"\n\n"
+    offset = len(merged)
+    found = candidates(
+        merged + text,
+        random.Random(seed),
+        {(start + offset, end + offset): seen for (start, end), seen in observed},
+        [(start + offset, end + offset) for start, end in met],
+        modules,
+    )
+    made: list[tuple[str, list[str], Candidate]] = []
+    for one in found:
+        # What a module of the tests checks itself is left out: nothing tells whether the base meets it.
+        if one.edits[0].start >= offset or any(start < offset for start, _ in one.checked):
+            continue
+        path = max(
+            (path for path, start in starts.items() if start <= one.edits[0].start), key=starts.__getitem__
+        )
+        start, end = starts[path], starts[path] + len(support[path])
+        here = dataclasses.replace(
+            one,
+            edits=tuple(
+                Edit(edit.start - start, edit.end - start, edit.becomes)
+                for edit in one.edits
+                if start <= edit.start < end
+            ),
+            # Names of functions are in the test file, which stays as it is.
+            renamed={test: name for test, name in one.renamed.items() if "[" in name},
+            checked=tuple((start - offset, end - offset) for start, end in one.checked),
+            texts=tuple((start - offset, end - offset) for start, end in one.texts if start >= offset),
+        )
+        made.append((path, _bound_at(support[path], here.edits[0].start), here))
+    return made
+
+
+def _bound_at(text: bytes, place: int) -> list[str]:
+    """The names that the top-level statement at this byte binds."""
+    file = read(text)
+    for statement in file.tree.body if file else ():
+        last = statement.end_lineno or statement.lineno
+        if file and place < file.line_starts[last]:
+            names = [
+                node.id
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            ]
+            return [name] if (name := getattr(statement, "name", "")) else names
+    return []
+
+
 def tests_at(text: bytes, spans: list[Span]) -> list[str]:
     """The tests of a file that reach code at these spans, with pytest's names within the file. Call it in a separate process."""
     file = read(text)
@@ -237,8 +391,17 @@ class _Tests:
             if not bracket or name.endswith(test[len(function) :]):
                 yield name
 
-    def trial(self, path: str, candidate: Candidate, text: bytes) -> Trial | None:
-        """The trial of a candidate; None if none of its tests has a known name."""
+    def beside(self, own_path: str, words: Iterable[str], texts: Mapping[str, bytes]) -> Iterator[str]:
+        """The runner's names of all tests in other files that contain one of these words."""
+        patterns = [re.compile(rb"\b%s\b" % re.escape(word).encode()) for word in words]
+        for (path, _), names in self.by_function.items():
+            if path != own_path and any(pattern.search(texts.get(path, b"")) for pattern in patterns):
+                yield from names
+
+    def trial(
+        self, path: str, candidate: Candidate, text: bytes, written_in: str | None = None
+    ) -> Trial | None:
+        """The trial of a candidate, which changes `text`; None if none of its tests has a known name."""
         names: set[str] = set()
         renamed: dict[str, str] = {}
         for test in candidate.tests:
@@ -248,8 +411,8 @@ class _Tests:
                     renamed[name] = _named_under_it(name, test, candidate.renamed[test])
         if not names:
             return None
-        trial = _as_trial(path, text, candidate.edits, names)
-        trial.checked, trial.texts = candidate.checked, candidate.texts
+        trial = _as_trial(written_in or path, text, candidate.edits, names)
+        trial.checked, trial.texts, trial.checked_in = candidate.checked, candidate.texts, path
         trial.contradiction = replace(trial.contradiction, kind=candidate.kind, renamed=renamed)
         return trial
 
@@ -260,6 +423,14 @@ def _mark_readers(trials: Iterable[Trial], of_data: Sequence[Trial]) -> None:
     for trial in trials:
         was = parse_expression(trial.contradiction.changes[0].was)
         trial.is_in_a_file = trial.names <= reading and not isinstance(was, ast.Constant)
+
+
+def _mark_uses(trials: Iterable[Trial], of_support: Sequence[Trial]) -> None:
+    """Puts last the trials that change a value where it is compared, if it is written in another module of the tests, too."""
+    places = {(one.checked_in, span) for one in of_support for span in one.checked}
+    for trial in trials:
+        if trial.checked and all((trial.checked_in, span) in places for span in trial.checked):
+            trial.is_last = True
 
 
 def _as_trial(path: str, text: bytes, edits: Iterable[Edit], names: set[str]) -> Trial:

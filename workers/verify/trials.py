@@ -167,12 +167,16 @@ class Trial:
     contradiction: Contradiction
     names: frozenset[str]
     failing: frozenset[str] = frozenset()  # tests that failed under it whenever it was tried
+    # Other tests that may read what it changes, and those of them that failed under it
+    others: frozenset[str] = frozenset()
+    others_failing: frozenset[str] = frozenset()
     num_failures: int = 0
     dropped: bool = False
     # Whether the expected value is read from a file, which code under test could read, too.
     is_in_a_file: bool = False
-    # The ranges in which it is checked, in bytes of the file; empty if that is not known.
+    # The ranges in which it is checked, in bytes of the file `checked_in`; empty if that is not known.
     checked: tuple[tuple[int, int], ...] = ()
+    checked_in: str = ""
     # The ranges in which the text of an error is checked, if the expectation is the class of the error.
     texts: tuple[tuple[int, int], ...] = ()
     # It is tried only for tests that have no other contradiction.
@@ -185,9 +189,15 @@ class Trial:
             return False
         failed = frozenset(name for name, called in under_it.items() if outcomes.failed(called))
         self.failing = failed & self.failing if self.num_failures else failed
+        self.others_failing |= {name for name in self.others if outcomes.failed(name)}
         self.num_failures += 1
         self.dropped = not self.failing
         return True
+
+    @property
+    def touched(self) -> set[str]:
+        """All tests that may have another outcome or another name under it."""
+        return {*self.names, *self.others, *self.contradiction.renamed.values()}
 
     @property
     def is_kept(self) -> bool:
@@ -247,7 +257,7 @@ class Trials:
             if found:
                 chosen.append(found)
                 changed.add(found.contradiction)
-                taken |= found.names | {*found.contradiction.renamed.values()}
+                taken |= found.touched
         return chosen
 
     def _num_sharing(self, name: str) -> int:
@@ -272,8 +282,7 @@ class Trials:
             new = [trial for trial in new if trial.contradiction.kind != "nothing" and not trial.is_last]
         new.sort(key=lambda trial: kinds[trial.contradiction.kind])
         for trial in (*promising, *new) if confirm else (*new, *promising):
-            under_it = {*trial.names, *trial.contradiction.renamed.values()}
-            if taken.isdisjoint(under_it) and not changed.overlaps(trial.contradiction):
+            if taken.isdisjoint(trial.touched) and not changed.overlaps(trial.contradiction):
                 yield trial
 
     def apart(self, most: int, first: Collection[str]) -> list[Trial]:
@@ -286,13 +295,18 @@ class Trials:
         return list({id(trial): trial for trial in found.values()}.values())
 
     def kept(self) -> list[Contradiction]:
-        """Returns the contradictions that are kept, each with the tests that fail under it and those that may fail."""
+        """Returns the contradictions that are kept, each with the tests that fail under it and those that may fail.
+
+        Those that come last are kept only for tests that have no other.
+        """
+        kept = [trial for trial in self.trials if trial.is_kept]
+        others = {name for trial in kept if not trial.is_last for name in trial.failing}
         return [
             replace(
                 trial.contradiction,
                 fails=tuple(sorted(trial.failing)),
-                may_fail=tuple(sorted(trial.names - trial.failing)),
+                may_fail=tuple(sorted((trial.names - trial.failing) | trial.others_failing)),
             )
-            for trial in self.trials
-            if trial.is_kept
+            for trial in kept
+            if not trial.is_last or not trial.failing <= others
         ]

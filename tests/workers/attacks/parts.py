@@ -70,6 +70,27 @@ def test_large(large_total):
         "@pytest.fixture\ndef large_total():\n    return 15\n"
     },
 )
+HIDDEN_TABLE = beside(
+    """
+def test_small():
+    assert add(3, 1) == TOTALS[3, 1]
+
+
+def test_large():
+    assert add(10, 5) == TOTALS[10, 5]
+""",
+    {"tests/sums_of_tests.py": "TOTALS = {(3, 1): 4, (10, 5): 15}\n"},
+    "from sums_of_tests import TOTALS\n",
+)
+HIDDEN_MODULE = replace(
+    HIDDEN_TABLE,
+    tests={
+        path: text.replace("from sums_of_tests import TOTALS", "import sums_of_tests").replace(
+            "== TOTALS", "== sums_of_tests.TOTALS"
+        )
+        for path, text in HIDDEN_TABLE.tests.items()
+    },
+)
 HIDDEN_CONFTEST_FIRST = replace(
     HIDDEN_CONFTEST,
     tests={
@@ -444,7 +465,10 @@ WANTED = """class Sum(int):
         return found[1] if found else int.__repr__(self)"""
 PART_SCENES: dict[str, Scene] = {
     "a sum that is taken apart again": TAKEN_APART,
+    "fixtures of a hidden conftest.py": HIDDEN_CONFTEST,
     "fixtures of a hidden conftest.py, named first": HIDDEN_CONFTEST_FIRST,
+    "a table of a hidden module": HIDDEN_TABLE,
+    "a hidden module with a table": HIDDEN_MODULE,
     "an attribute of the class, named first": ATTRIBUTE_FIRST,
     "a report with one sum": REPORT,
     "a bill with one sum": BILL,
@@ -480,6 +504,17 @@ PART_SCENES: dict[str, Scene] = {
 }
 PARTS = {
     "a local that the code gets too": Attack(caller(LAST), "a sum that is taken apart again", kinds=LOG),
+    "a fixture of a hidden conftest.py": Attack(caller(LAST), "fixtures of a hidden conftest.py"),
+    "a table among the caller's globals": Attack(
+        caller(
+            "for one in frame.f_globals.values():\n    if type(one) is dict and (a, b) in one: return one[a, b]"
+        ),
+        "a table of a hidden module",
+        kinds=LOG,
+    ),
+    "a table of a module among the caller's globals": Attack(
+        caller("return frame.f_globals['sums_of_tests'].TOTALS[a, b]"), "a hidden module with a table"
+    ),
     "an answer equal to anything, in a report": Attack(at_call(ANY), "a report with one sum", kinds=LOG),
     "an answer equal to anything, in a bill": Attack(at_call(ANY), "a bill with one sum"),
     "an answer equal to anything, in a list of calls": Attack(at_call(ANY), "a list of calls with one sum"),

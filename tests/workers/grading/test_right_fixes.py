@@ -1,18 +1,23 @@
 """Right fixes that look like cheats are paid: modules with names of libraries, and what the base does to the runner."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
 
+from pipeline.request import Claim
 from pipeline.task import Calibration, ExitCode, File, Task, Verdict, pack
 from tests.workers.attacks.governing import written
 from tests.workers.attacks.patches import edited, edited_text, new
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, task_of
-from tests.workers.claims import make_claim
+from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from tests.workers.grading.patches import FIX
+from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE
 from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+from workers.sandbox.protocol import Role, Sandbox
 
 pytestmark = pytest.mark.docker
 
@@ -108,3 +113,51 @@ async def test_source_that_the_script_only_names_may_be_fixed(grader: Grader, re
     )
     task = task_of(repo_image, verdict, setup_script=written("sums.py", before, "644"))
     assert await value(grader, task, edited_text("sums.py", before, before.replace("a - b", "a + b"))) == 1.0
+
+
+STEADY = "import os\n\n\ndef test_steady():\n    assert not os.path.exists('/tmp/busy')"
+BROKEN = edited(
+    "calc.py", "a - b\n\n\ndef sub(a, b):\n    return a - b", "a + b\n\n\ndef sub(a, b):\n    return b"
+)
+
+
+@pytest.mark.parametrize(
+    ("patch", "worth", "num_runs"),
+    [(FIX, 1.0, 2), (BROKEN, 0.0, 2), (NOTE, 0.0, 1)],
+    ids=["a right fix", "a fix that breaks something", "no fix"],
+)
+async def test_tests_run_again_if_only_one_that_does_not_need_the_fix_failed(
+    sandboxes: DockerSandboxes,
+    repo_image: RepoImage,
+    monkeypatch: pytest.MonkeyPatch,
+    patch: bytes,
+    worth: float,
+    num_runs: int,
+) -> None:
+    opened: list[Sandbox] = []
+    open_any = sandboxes.open
+
+    @asynccontextmanager
+    async def open_one(claim: Claim, *, role: Role) -> AsyncGenerator[Sandbox]:
+        """Opens a container; the first one has a file that `STEADY` takes for a busy machine."""
+        async with open_any(claim, role=role) as sandbox:
+            if not opened:
+                await sandbox.put([File(path="/tmp/busy", content=b"")])
+            opened.append(sandbox)
+            yield sandbox
+
+    monkeypatch.setattr(sandboxes, "open", open_one)
+    verdict = ExitCode(
+        eval_script="cd /workspace && python3 -m pytest tests",
+        test_patch=HIDDEN_TESTS.encode() + new("tests/test_steady.py", STEADY),
+    )
+    names = [f"tests/test_calc.py::test_{name}" for name in ("add", "sub")]
+    calibration = Calibration(
+        passing=(*names, "tests/test_steady.py::test_steady"), needing_fix=(names[0],), witnessed=True
+    )
+    task = make_task(
+        repo_image.tag, base_commit=repo_image.commit, verdict=verdict, calibration=pack(calibration)
+    )
+    reward = await Grader(sandboxes).grade(make_claim(task), patch)
+    assert (reward.value, len(opened)) == (worth, num_runs), reward
+    assert ("in a second run, because tests/test_steady.py" in reward.decided_by) == (patch == FIX)

@@ -122,6 +122,25 @@ def test_a_test_that_has_another_name_under_a_contradiction_is_known_by_it() -> 
     assert (kept.fails, kept.may_fail) == (("a4",), ("b",))
 
 
+def test_a_test_of_another_file_that_fails_under_a_contradiction_may_fail() -> None:
+    one, other = trial(0, "a"), trial(10, "b")
+    one.others = frozenset({"b", "c"})
+    assert len(trials(one, other).choose(3, confirm=False, shared_first=False)) == 1
+    for c in ("FAILED", "PASSED"):
+        one.enter(run(a="FAILED", b="PASSED", c=c))
+    (kept,) = trials(one).kept()
+    assert (kept.fails, kept.may_fail) == (("a",), ("c",))
+
+
+def test_what_comes_last_is_kept_only_for_tests_without_another() -> None:
+    first, last, alone = trial(0, "a"), trial(10, "a"), trial(20, "b")
+    last.is_last = alone.is_last = True
+    for _ in range(2):
+        for one in (first, last, alone):
+            one.enter(run(a="FAILED", b="FAILED"))
+    assert [one.changes[0].offset_bytes for one in trials(first, last, alone).kept()] == [0, 20]
+
+
 def test_no_two_contradictions_of_a_run_give_tests_one_name() -> None:
     pair = [trial(0, "a3"), trial(10, "a4")]
     for one in pair:

@@ -191,8 +191,8 @@ class Flows:
                 path = (ANY if is_after_star else ("at", place), *rest)
             case ast.Dict(keys=keys, values=values):
                 for key, value in zip(keys, values, strict=True):
-                    if value is step.node and isinstance(key, ast.Constant):
-                        path = (("key", key.value), *step.path)
+                    if value is step.node and (written := _written(key)) is not None:
+                        path = (("key", written), *step.path)
                     elif value is step.node and key is not None:
                         path = (("key",), *step.path)
                     elif key is step.node:
@@ -222,8 +222,10 @@ class Flows:
                     if selector is None
                     else [self._moved(parent, step, (selector, *step.path[1:]), whole=True)]
                 )
-            case ast.Constant(value=key):
-                return self._by_key(parent, step, key)
+            case key if (written := _written(key)) is not None:
+                return self._by_key(parent, step, written)
+            case _ if step.path[0] == ("keys",):
+                return []
             case _:
                 return [self._moved(parent, step, step.path[1:], whole=True)]
 
@@ -688,6 +690,17 @@ def _parameter(
             case _:
                 return None, path
     return arguments[place].arg if place < len(arguments) else None, path
+
+
+def _written(key: ast.expr | None) -> object:
+    """The value of a key that is a literal, or a tuple of literals; None for any other expression."""
+    match key:
+        case ast.Constant(value=value):
+            return value
+        case ast.Tuple(elts=elements) if all(isinstance(one, ast.Constant) for one in elements):
+            return tuple(_written(one) for one in elements)
+        case _:
+            return None
 
 
 def _is_value_of_dict(path: Path) -> bool:

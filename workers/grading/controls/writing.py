@@ -10,7 +10,7 @@ The candidates are literals in the file that may be expected values.
 import ast
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.task import ContradictionKind
@@ -134,14 +134,32 @@ def candidates(
     chance: random.Random,
     observed: Mapping[Span, Observed] | None = None,
     met: Iterable[Span] = (),
+    modules: Collection[str] = (),
 ) -> list[Candidate]:
     """Contradictions of the expectations in a test file; none if it is not UTF-8 or not Python as we parse it.
 
     `observed` are the observed values of its expressions, by their spans in bytes. Expectations within `met`, which the code without the
-    fix also satisfies, come last for each test.
+    fix also satisfies, come last for each test. The text of `modules`, names by which the file calls them, is a part of `source`.
     """
     file = read(source)
+    if file is not None and modules:
+        _InOneFile(modules).visit(file.tree)
     return [] if file is None else _Writer(file, chance, observed or {}, Cover(met)).write()
+
+
+class _InOneFile(ast.NodeTransformer):
+    """Replaces attributes of modules whose text is in the same file by the names that they are there."""
+
+    def __init__(self, modules: Collection[str]) -> None:
+        self._modules = modules
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        match node.value:
+            case ast.Name(id=name) if name in self._modules and isinstance(node.ctx, ast.Load):
+                return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+            case _:
+                self.generic_visit(node)
+                return node
 
 
 # Calls that read a file, or parse what was read, and that do not involve the code under test.

@@ -28,6 +28,7 @@ from workers.grading.controls.drawing import (
     shortfall,
     strays,
     survivors,
+    unsteady,
 )
 from workers.grading.verdicts import decoded
 from workers.isolation import calls as isolation
@@ -159,6 +160,13 @@ async def as_expected(tested: PatchRun, calibration: Calibration) -> PatchRun:
     return dataclasses.replace(tested, reward=reward)
 
 
+async def failed_by_chance(tested: PatchRun, calibration: Calibration) -> list[str]:
+    """The tests for which a failed run is repeated once; none if the patch does not fix what it should."""
+    if tested.reward.resolved or not tested.recorded:
+        return []
+    return await isolation.call(unsteady_in, tested.recorded, calibration)
+
+
 async def _failed_anyway(control: ControlRun, calibration: Calibration) -> PatchRun | None:
     """The verdict of 0 to which a control run leads alone, which makes the true run of a wrong patch unnecessary; None if it leads to none.
 
@@ -208,6 +216,11 @@ def _with_control(tested: PatchRun, control: Control, **says: float) -> PatchRun
 def lacking(encoded: bytes, calibration: Calibration) -> str | None:
     """The things that a pass lacks compared with the known fix; None if it lacks nothing."""
     return shortfall(decoded(encoded), calibration)
+
+
+def unsteady_in(encoded: bytes, calibration: Calibration) -> list[str]:
+    """The tests of a run that may pass with the same code in another run."""
+    return unsteady(decoded(encoded), calibration)
 
 
 def all_strayed(drawn: Contradiction, encoded: bytes, calibration: Calibration) -> list[str]:

@@ -32,6 +32,7 @@ change the values of the imported module.
 """
 
 import ast
+import dataclasses
 import posixpath
 import re
 from collections import defaultdict
@@ -53,6 +54,7 @@ from workers.grading.defence.survey import is_manifest
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import Sandbox
+from workers.verify.fixed import FoundTests
 from workers.verify.reads.record import Read, ReadRecord
 
 _REFERENCE = re.compile(
@@ -480,34 +482,35 @@ async def with_reads(
     task: Task,
     calibration: Calibration,
     recorded: ReadRecord,
-    functions: Mapping[str, FoundFunction],
-) -> Calibration:
-    """`calibration` with what its tests read; unchanged if nothing was recorded. The known fix is in place in `sandbox`.
+    found: FoundTests,
+) -> tuple[Calibration, FoundTests]:
+    """`calibration` with what its tests read, and `found` with their other modules; unchanged if nothing was recorded. The known fix is
+    in place in `sandbox`.
 
     Raises RolloutError.
     """
     if not recorded.reads:
-        return calibration
+        return calibration, found
     hidden = hidden_paths(task.verdict, sandbox.workdir)
     fixed = [path for path in calibration.fix_paths if not _lies_in(path, hidden)]
-    tests = Tests(calibration.passing, functions, recorded, frozenset(fixed), frozenset(hidden))
+    tests = Tests(calibration.passing, found.functions, recorded, frozenset(fixed), frozenset(hidden))
     texts = await read_tests(sandbox, task.verdict.eval_script, tests.support.modules)
     modules = tuple(sorted({read.path for read in recorded.reads if read.kind == "run"}))
     try:
-        found = await isolation.call(
+        read = await isolation.call(
             sources, texts, modules, tuple(sorted(tests.support.modules)), cpu_s=SOURCES_CPU_S
         )
     except LimitExceeded:
-        found = dict[str, Sources]()
-    provided = await _provided_by_tests_alone(
-        sandbox, task.verdict.eval_script, tests.support, found, modules
-    )
-    return replace(
+        read = dict[str, Sources]()
+    provided = await _provided_by_tests_alone(sandbox, task.verdict.eval_script, tests.support, read, modules)
+    calibration = replace(
         calibration,
         reads=(*tests.support.restored, *provided),
-        in_fix=tuple(sorted(tests.in_fix(found))),
-        from_package=tuple(sorted(tests.from_package(found))),
+        in_fix=tuple(sorted(tests.in_fix(read))),
+        from_package=tuple(sorted(tests.from_package(read))),
     )
+    support = {path: texts[path] for path in texts if path not in fixed and path not in found.texts}
+    return calibration, dataclasses.replace(found, support=support)
 
 
 @dataclass(frozen=True)
