@@ -131,7 +131,7 @@ class Proposer:
             for trial in await self._of_support(path, found, observed.get(path, {}), met.get(path, ()), tests)
         ]
         _mark_uses(trials, of_support)
-        texts = texts | {one.contradiction.path: found.support[one.contradiction.path] for one in of_support}
+        texts = {**texts} | {one.contradiction.path: found.support[one.contradiction.path] for one in of_support}
         return Proposed([*trials, *of_data, *of_support], texts, met)
 
     async def _of_support(
