@@ -92,6 +92,10 @@ $(TASKS)/unseen.jsonl: | setup
 test:
 	@setpriv --pdeathsig KILL bash infra/setup/test.sh quick
 
+# Lint, types and the quick tests of what differs from the branch main.
+check:
+	@setpriv --pdeathsig KILL bash infra/setup/test.sh changed
+
 # Every test.
 test-all:
 	@setpriv --pdeathsig KILL bash infra/setup/test.sh all

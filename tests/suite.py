@@ -1,5 +1,6 @@
 """Runs the tests in phases, says where it is, and explains failures by a second run: `python -m tests.suite quick|all [PATH ...]`.
-`python -m tests.suite count` prints how many tests of each package are quick.
+`python -m tests.suite changed` runs the quick tests of what differs from the branch `main`, `python -m tests.suite count` prints how many
+tests of each package are quick.
 
 1. Tests run two at a time, scheduled by tests/scheduling.py; much of a test is waiting for containers and processes.
 2. Tests marked `alone` follow one at a time: they use up what the machine has, or time it.
@@ -10,6 +11,7 @@
 """
 
 import argparse
+import ast
 import json
 import os
 import signal
@@ -305,6 +307,64 @@ def run(suite: str, paths: Sequence[str], records: Path = ROOT / ".run/suite") -
     return green
 
 
+# -- The tests of a change -------------------------------------------------------------------------------------------------------------
+
+ALWAYS = ("tests/test_layers.py", "tests/test_rules.py")
+PAGES = "tests/docs"
+
+
+def changed_paths(root: Path = ROOT) -> list[str]:
+    """The files that differ from where this branch left `main`, committed or not. Raises CalledProcessError without a branch `main`."""
+
+    def git(*words: str) -> list[str]:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (start,) = git("merge-base", "main", "HEAD")
+    return sorted({*git("diff", "--name-only", start), *git("ls-files", "--others", "--exclude-standard")})
+
+
+def chosen_for(paths: Sequence[str], root: Path = ROOT) -> list[str]:
+    """The test files and folders for changed files: those that import a changed module, of its own package if there are any there; the
+    tests of its package if none imports it; the tests of all pages for a page.
+    """
+    imports = {
+        str(test.relative_to(root)): _imported(test) for test in sorted(root.glob("tests/**/test_*.py"))
+    }
+    chosen = dict.fromkeys(one for one in ALWAYS if (root / one).exists())
+    for path in paths:
+        if path.endswith(".md"):
+            chosen[PAGES] = None
+        if not path.endswith(".py"):
+            continue
+        if path in imports:
+            chosen[path] = None
+            continue
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        found = [test for test, names in imports.items() if module in names]
+        folder = f"tests/{path.rpartition('/')[0].removeprefix('tests/')}/"
+        if path.endswith("conftest.py"):
+            found = [test for test in imports if test.startswith(f"{path.rpartition('/')[0]}/")]
+        near = [test for test in found if test.startswith(folder)]
+        chosen |= dict.fromkeys(near or found or ([folder] if (root / folder).is_dir() else []))
+    return list(chosen)
+
+
+def _imported(test: Path) -> set[str]:
+    """The modules that a test file names in its imports, and `package.name` for each name that it imports from a package."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(test.read_bytes())):
+        match node:
+            case ast.Import(names=names):
+                found.update(one.name for one in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                found.add(module)
+                found.update(f"{module}.{one.name}" for one in names)
+            case _:
+                pass
+    return found
+
+
 # -- The number of quick tests ---------------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +389,7 @@ def table(counts: Mapping[str, int]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("quick", "all", "count"))
+    parser.add_argument("what", choices=("quick", "all", "changed", "count"))
     parser.add_argument("paths", nargs="*", help="files, folders or tests; everything if there is none")
     arguments = parser.parse_args(words)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a failure may say anything
@@ -338,7 +398,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.what == "count":
         print(table(quick_tests()))
         return 0
-    return 0 if run(arguments.what, arguments.paths) else 1
+    paths = arguments.paths
+    if arguments.what == "changed":
+        paths = chosen_for(paths or changed_paths())
+        print(f"{len(paths)} files and folders with tests:", *paths, sep="\n  ")
+    return 0 if run(arguments.what, paths) else 1
 
 
 if __name__ == "__main__":

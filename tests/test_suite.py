@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -140,3 +141,46 @@ def test_no_package_has_fewer_quick_tests_than_its_page_says(request: pytest.Fix
     assert {name: found[name] for name, number in said.items() if found[name] < number} == {}, (
         "python -m tests.suite count prints the table; a number that falls wants a line below it that says why"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "chosen"),
+    [
+        (["workers/claim.py"], ["tests/workers/test_claim.py"]),
+        (["workers/claims/__init__.py"], ["tests/journeys/test_all.py"]),
+        (["tests/workers/test_claim.py", "README.md"], ["tests/workers/test_claim.py", "tests/docs"]),
+        (["tests/workers/claims.py"], ["tests/workers/test_claim.py"]),
+        (["tests/workers/conftest.py"], ["tests/workers/test_claim.py", "tests/workers/test_limits.py"]),
+        (["workers/unnamed.py"], ["tests/workers/"]),
+        (["Makefile", "infra/unnamed.py"], []),
+    ],
+)
+def test_the_tests_of_a_change_import_what_changed(
+    tmp_path: Path, changed: list[str], chosen: list[str]
+) -> None:
+    files = {
+        "tests/workers/test_claim.py": "from tests.workers import claims\nfrom workers.claim import Claim\n",
+        "tests/workers/test_limits.py": "import workers.limits\n",
+        "tests/journeys/test_all.py": "from workers import claims\nfrom workers.claim import Claim\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert suite.chosen_for(changed, tmp_path) == chosen
+
+
+def test_a_change_is_everything_since_the_branch_left_main(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        settings = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *settings, *words], check=True, capture_output=True)
+
+    git("init", "-b", "main")
+    for number, name in enumerate(("old.py", "committed.py", "edited.py", "new.py")):
+        if number == 1:
+            git("switch", "-c", "next")
+        (tmp_path / name).write_text("")
+        if number < 3:
+            git("add", name)
+            git("commit", "-m", name)
+    (tmp_path / "old.py").write_text("changed")
+    assert suite.changed_paths(tmp_path) == ["committed.py", "edited.py", "new.py", "old.py"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs lint, type check and tests, with Redis and Docker running. At the end it stops the services that it started, and no others.
-#   test.sh quick|all
+#   test.sh quick|all|changed
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
