@@ -169,9 +169,9 @@ class Results:
                     self.failed.setdefault(test, (row["assertion"], row["text"]))
 
 
-def run_pytest(words: Sequence[str], record: Path) -> Results:
-    """Run pytest with these words; `record` is written anew. A run in which no test ends for HANG_S is ended, and its running tests
-    have failed.
+def run_pytest(words: Sequence[str], record: Path, root: Path = ROOT) -> Results:
+    """Run pytest with these words in `root`; `record` is written anew. A run in which no test ends for HANG_S is ended, and its running
+    tests have failed.
     """
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text("")
@@ -181,7 +181,7 @@ def run_pytest(words: Sequence[str], record: Path) -> Results:
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     child = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=root,
         # torch reads files of its own in the encoding of the locale, and they are UTF-8.
         env={**others, "PYTHONUTF8": "1", RECORD: str(record)},
         preexec_fn=processes.dying_with_parent(signal.SIGKILL),

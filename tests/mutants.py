@@ -1,0 +1,471 @@
+"""Changes of one line that the quick tests must notice: `python -m tests.mutants [WORD ...]` makes each of them in a copy of the
+repository and runs the quick tests that `make check` chooses for the file, then, if they pass, those of its whole package.
+
+It prints a row for each: the part, the change, and the first test that failed, or "lives". The arguments choose rows that contain one of
+these words. Services must be up. The exit status is 1 if a mutant lives that is not in EQUIVALENT.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.suite import QUICK, ROOT, chosen_for, run_pytest
+
+LIMIT_WORDS = ("-x", "--numprocesses=2", "--dist=loadscope")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """In the file at `path`, the text `was`, which occurs once, becomes another; `says` is what that does."""
+
+    path: str
+    was: str
+    becomes: str
+    says: str
+
+
+VERDICTS, GRADE = "workers/grading/verdicts.py", "workers/grading/grade.py"
+CONTROL, DRAWING = "workers/grading/defence/control.py", "workers/grading/controls/drawing.py"
+AFTER, SWEBENCH = "workers/grading/defence/after.py", "workers/grading/swebench_rules.py"
+QUEUE, TRANSITIONS = "pipeline/queue.py", "pipeline/transitions.py"
+INTAKE, LEDGER = "trainer/rollouts/intake.py", "trainer/rollouts/ledger.py"
+CREDIT, PACKING = "trainer/batching/credit.py", "trainer/batching/packing.py"
+COLLATE, SAMPLES = "trainer/batching/collate.py", "trainer/batching/samples.py"
+REGISTRY, TOKENS = "trainer/learner/objectives/registry.py", "trainer/learner/objectives/tokens.py"
+LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
+PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
+TRANSPORT = "trainer/weights/transport.py"
+IS_DEAD = "if redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end"
+
+MUTANTS: dict[str, list[Mutant]] = {
+    "grading": [
+        Mutant(
+            VERDICTS,
+            "resolved = resolved and refuted_by is None",
+            "resolved = bool(resolved)",
+            "a pass that a run refuted stays a pass",
+        ),
+        Mutant(
+            VERDICTS,
+            "resolved=evidence.exit_code == 0,",
+            "resolved=evidence.exit_code in (0, 5),",
+            "a pytest run without tests is a pass",
+        ),
+        Mutant(
+            VERDICTS,
+            'if statuses.get(test.name) != "PASSED":',
+            "if test.name not in statuses:",
+            "the first of several outcomes of one name counts",
+        ),
+        Mutant(
+            VERDICTS,
+            "resolved = passed == len(verdict.tests)",
+            "resolved = passed > 0",
+            "one of the named tests is enough",
+        ),
+        Mutant(
+            VERDICTS,
+            "summary = summary.partition(R2E_SUMMARY)[0]",
+            "summary = str(summary)",
+            "a second summary is read, too",
+        ),
+        Mutant(GRADE, "if not patch.strip():", "if not patch:", "a patch of spaces is graded"),
+        Mutant(
+            GRADE,
+            "if tested.reward.resolved and calibration.passing:",
+            "if tested.reward.resolved and not calibration.passing:",
+            "tests that the known fix passes are not asked for",
+        ),
+        Mutant(
+            GRADE,
+            "if result.exit_code == 0 and not result.dropped_bytes else None",
+            "if result.exit_code == 0 else None",
+            "a parser's output counts without its middle",
+        ),
+        Mutant(
+            SWEBENCH,
+            'log.replace(mark, f"(printed by a test) {mark[3:]}").replace(',
+            "log.replace(",
+            "a marker that a test prints counts",
+        ),
+        Mutant(
+            AFTER,
+            "if _stands_for(name, seen.skipped):",
+            "if not name:",
+            "a skipped test may be claimed to have passed",
+        ),
+        Mutant(CONTROL, "    if wrong:\n", "    if len(wrong) > 1:\n", "one contradicted test may pass"),
+        Mutant(
+            DRAWING,
+            "if not control.failed(under_it) and",
+            "if control.passed(under_it) and",
+            "a contradicted test that did not run counts as failed",
+        ),
+        Mutant(
+            DRAWING,
+            "if calibration.witnessed and not found.witnessed:",
+            "if found.witnessed is None:",
+            "a pass that no witness saw is as good as a witnessed one",
+        ),
+        Mutant(
+            DRAWING,
+            "return missing if is_fixed and len(missing)",
+            "return missing if len(missing)",
+            "a run without the fix is repeated, too",
+        ),
+    ],
+    "queue": [
+        Mutant(
+            TRANSITIONS,
+            "return claims[1] == attempt and claims[2] ~= attempt",
+            "return claims[1] == attempt",
+            "a claim that has ended is in force",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "if left_ms ~= -2 then",
+            "if left_ms > 60000 then",
+            "a request under a lease may be claimed again",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "redis.call('ZADD', QUEUE, now + ARGV[3], id)",
+            "redis.call('ZADD', QUEUE, now, id)",
+            "a failed try is tried again at once",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "redis.call('HINCRBY', CLAIMS .. id, 'ended', 1)",
+            "redis.call('HINCRBY', CLAIMS .. id, 'ended', 0)",
+            "an attempt that ended counts as one that died",
+        ),
+        Mutant(
+            TRANSITIONS,
+            f"local num = release_bytes(run, id)\n{IS_DEAD}",
+            "local num = release_bytes(run, id)",
+            "the evidence of a dead letter expires",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "elseif redis.call('EXISTS', PUBLISHED .. id) == 1 then\n  return 0",
+            "elseif false then\n  return 0",
+            "an answered request may be withdrawn",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "local made = redis.call('HINCRBY', CLAIMS .. id, 'made', 1)\n",
+            "local made = redis.call('HINCRBY', CLAIMS .. id, 'made', 0)\n",
+            "a worker that dead-lettered a request may answer it when it was requeued",
+        ),
+        Mutant(
+            TRANSITIONS,
+            "'-inf', border, 'LIMIT', 0, wanted - #ids)",
+            "'-inf', border, 'LIMIT', 0, wanted)",
+            "a worker gets more requests than it asked for",
+        ),
+        Mutant(
+            QUEUE,
+            'b"" if failure is None else encode(failure),',
+            'b"",',
+            "a failed try leaves no evidence",
+        ),
+        Mutant(
+            QUEUE,
+            "lease is not None and lease.attempt == attempt",
+            "lease is not None",
+            "an earlier attempt's lease counts as this one's",
+        ),
+        Mutant(
+            QUEUE,
+            "score is None and entry is None and",
+            "score is None and",
+            "an answered request may be called lost",
+        ),
+        Mutant(
+            "pipeline/request_store.py",
+            'times = 2 if request.purpose == "eval" else 1',
+            "times = 1",
+            "evaluations wait for training",
+        ),
+    ],
+    "intake": [
+        Mutant(
+            INTAKE,
+            "published.decode() != delivery.entry_id",
+            "published.decode() == delivery.entry_id",
+            "copies are taken for originals",
+        ),
+        Mutant(
+            INTAKE,
+            'fate: Fate = "failed" if head.reward is None else "late"',
+            'fate: Fate = "late"',
+            "what comes late is late, a failure too",
+        ),
+        Mutant(
+            INTAKE,
+            "member.entries[:0] = replaced.entries",
+            "member.entries[:0] = []",
+            "entries of a replaced member are forgotten",
+        ),
+        Mutant(
+            INTAKE,
+            "return old.reward is None and new.reward is not None",
+            "return new.reward is not None",
+            "any graded trajectory replaces what its group holds",
+        ),
+        Mutant(
+            INTAKE,
+            "self._ledger.num_refills(cursor) < self._max_refills",
+            "self._ledger.num_refills(cursor) <= self._max_refills",
+            "a group has one refill more than the recipe gives",
+        ),
+        Mutant(
+            INTAKE,
+            'the second copy is dropped", head.request_id)\n                member.entries += entries',
+            'the second copy is dropped", head.request_id)',
+            "the second copy is never acknowledged",
+        ),
+        Mutant(
+            INTAKE,
+            "            self._may_have_lost = True\n",
+            "            self._may_have_lost = False\n",
+            "entries of a broken read are never read again",
+        ),
+        Mutant(
+            "trainer/rollouts/groups.py",
+            "return self.head.reward is not None and not self.fault",
+            "return self.head.reward is not None",
+            "a member whose tokens are unsound is valid",
+        ),
+        Mutant(
+            LEDGER,
+            "self._pending = [pair for pair in self._pending if pair not in settled]",
+            "self._pending = []",
+            "what was settled during an acknowledgement is never acknowledged",
+        ),
+        Mutant(
+            LEDGER,
+            "while self._closed_below in self._closed_above:",
+            "if self._closed_below in self._closed_above:",
+            "settled groups above the watermark stay there",
+        ),
+        Mutant(
+            "trainer/rollouts/admission.py",
+            "self.max_lag_versions + served_steps + 1, self.num_steps",
+            "self.max_lag_versions + served_steps + 2, self.num_steps",
+            "groups are enqueued that come one version too late",
+        ),
+    ],
+    "batching": [
+        Mutant(
+            CREDIT,
+            "mean, others = fmean(rewards.values()), len(rewards) - 1",
+            "mean, others = fmean(rewards.values()), len(rewards)",
+            "leave-one-out divides by the whole group",
+        ),
+        Mutant(
+            CREDIT,
+            "turn + 1: advantage - coefficient / 2 * deviation",
+            "turn: advantage - coefficient / 2 * deviation",
+            "a potential is that of the state after the turn",
+        ),
+        Mutant(
+            CREDIT,
+            "coefficient * (deviation - mean)",
+            "coefficient * deviation",
+            "scores of a trajectory do not add up to nothing",
+        ),
+        Mutant(
+            PACKING,
+            "num_positions = samples[index].num_tokens - 1",
+            "num_positions = samples[index].num_tokens - 2",
+            "a sample takes one position less",
+        ),
+        Mutant(
+            PACKING,
+            "targets_P=np.concatenate([sample.tokens_T[1:]",
+            "targets_P=np.concatenate([sample.tokens_T[:-1]",
+            "a token is predicted from itself",
+        ),
+        Mutant(
+            COLLATE,
+            "lag_of(member.lag_from) > withhold_beyond",
+            "lag_of(member.lag_from) >= withhold_beyond",
+            "a member at the bound on lag is withheld",
+        ),
+        Mutant(
+            COLLATE,
+            'return "trained" if _is_as_sampled(member) else "altered"',
+            'return "trained"',
+            "samples that changed in memory are trained",
+        ),
+        Mutant(
+            SAMPLES,
+            "if logprobs.max() > LOGPROB_SLACK:",
+            "if logprobs.max() > 1 + LOGPROB_SLACK:",
+            "a probability above 1 reaches the learner",
+        ),
+        Mutant(
+            SAMPLES,
+            "            [False] * num_tokens,\n",
+            "            self.trained[:num_tokens],\n",
+            "tokens that two samples share are trained twice",
+        ),
+        Mutant(
+            SAMPLES,
+            "elif every_step or turn.kept_tokens < len(run.tokens):",
+            "elif every_step:",
+            "a turn whose context was cut continues the sample",
+        ),
+    ],
+    "learner": [
+        Mutant(
+            REGISTRY,
+            "masked_P = (tokens.advantages_P.sign() * moved_P) > bounds.delta",
+            "masked_P = moved_P > bounds.delta",
+            "the mask ignores the advantage's sign",
+        ),
+        Mutant(
+            REGISTRY,
+            "torch.where(tokens.advantages_P > 0, 1.0,",
+            "torch.where(tokens.advantages_P < 0, 1.0,",
+            "bad actions are pushed away without a bound",
+        ),
+        Mutant(
+            TOKENS,
+            "return self.bounded(self.policy_logprobs_P - self.behaviour_logprobs_P)",
+            "return self.bounded(self.behaviour_logprobs_P - self.policy_logprobs_P)",
+            "the log ratio has the other sign",
+        ),
+        Mutant(
+            TOKENS,
+            "return vetoed_P if others is None else others.vetoed_P | vetoed_P",
+            "return vetoed_P",
+            "a veto in one sample of a trajectory spares the others",
+        ),
+        Mutant(
+            LOSS,
+            'num_trajectories * (constant_tokens if aggregation == "constant" else 1)',
+            "num_trajectories",
+            "a constant divisor is 1",
+        ),
+        Mutant(
+            LOSS,
+            "doubt_P = -torch.expm1(",
+            "doubt_P = torch.exp(",
+            "a token's signal grows with its probability",
+        ),
+        Mutant(
+            UPDATE,
+            "np.random.default_rng((config.seed, batch.step, epoch))",
+            "np.random.default_rng((config.seed, batch.step))",
+            "each epoch divides the batch in the same way",
+        ),
+        Mutant(
+            "trainer/learner/optimizer.py",
+            "adam_beta2=config.betas[1],",
+            "adam_beta2=config.betas[0],",
+            "Adam's second moment decays as the first",
+        ),
+    ],
+    "weights": [
+        Mutant(
+            PUBLISH,
+            "return 0 if newest is None else newest.version + 1",
+            "return 0 if newest is None else newest.version",
+            "the next version has the number of the last",
+        ),
+        Mutant(
+            PUBLISH,
+            "if await weights.newest_version(self._redis, self._run_id) != version:",
+            "if version:",
+            "a version is announced again after an outage",
+        ),
+        Mutant(
+            TRANSPORT,
+            "if old.name < _name(oldest_needed):",
+            "if old.name <= _name(oldest_needed):",
+            "a version that an engine has yet to load is removed",
+        ),
+        Mutant(
+            TRANSPORT,
+            "return served.model_path == version.directory",
+            "return bool(served.model_path)",
+            "an engine with other weights of the same name is believed",
+        ),
+        Mutant(
+            DELIVERIES,
+            "            await self._engines.resume(url)\n            self._pauses",
+            "            self._pauses",
+            "an engine stays paused after its update",
+        ),
+        Mutant(
+            DELIVERIES,
+            "return self._pinned or self._newest",
+            "return self._newest",
+            "a new version interrupts an evaluation",
+        ),
+        Mutant(
+            DELIVERIES,
+            "common = min(version for",
+            "common = max(version for",
+            "a version is served when the first engine has it",
+        ),
+        Mutant(
+            "pipeline/weights.py",
+            "weights.version <= newest.version:",
+            "weights.version < newest.version:",
+            "a version may be announced twice",
+        ),
+    ],
+}
+
+EQUIVALENT = ("an answered request may be called lost",)
+"""RE_ENQUEUE leaves answered requests alone, so this changes nothing."""
+
+
+def caught_by(mutant: Mutant, copy: Path) -> str:
+    """The first test that fails in `copy`, an unchanged copy of the repository, with this change; empty if none does."""
+    file = copy / mutant.path
+    text = file.read_text()
+    assert text.count(mutant.was) == 1, f"{mutant.path}: {mutant.was!r} occurs {text.count(mutant.was)} times"
+    file.write_text(text.replace(mutant.was, mutant.becomes))
+    try:
+        package = f"tests/{mutant.path.rpartition('/')[0]}"
+        for paths in (chosen_for([mutant.path], copy), [package]):
+            words = ["-m", QUICK, *LIMIT_WORDS, *paths]
+            results = run_pytest(words, copy / ".run/mutant.jsonl", root=copy)
+            if results.failed:
+                return next(iter(results.failed))
+        return ""
+    finally:
+        file.write_text(text)
+
+
+def main(words: list[str]) -> int:
+    files = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
+    with tempfile.TemporaryDirectory(prefix="swerve-mutants-") as folder:
+        copy = Path(folder)
+        for name in filter(None, files.stdout.split("\0")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+        (copy / ".venv").symlink_to(ROOT / ".venv")
+        rows = [(part, mutant) for part, mutants in MUTANTS.items() for mutant in mutants]
+        num_living = 0
+        for part, mutant in rows:
+            row = f"| {part} | `{mutant.path.rpartition('/')[2]}`: {mutant.says} |"
+            if words and not any(word in row for word in words):
+                continue
+            test = caught_by(mutant, copy)
+            num_living += not test and mutant.says not in EQUIVALENT
+            print(f"{row} {f'`{test}`' if test else 'lives'} |", flush=True)
+    return 1 if num_living else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
