@@ -74,7 +74,7 @@ agent-mini-swe-agent: setup
 model-demo judge- judge-rule:
 judge-model: smollm2
 smollm2: setup
-	@$(PYTHON) -m infra.models.smollm2 --out $(SMOLLM2)
+	@$(PYTHON) -m infra.smollm2 --out $(SMOLLM2)
 # The pretrained model solves nothing as it comes, so it first imitates the demo's teacher. After Ctrl-C the same command goes on.
 model-smollm2-135m: smollm2
 	@$(PYTHON) -m trainer.warmstart --model $(SMOLLM2) --out models/SmolLM2-135M-demo

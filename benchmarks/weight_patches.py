@@ -19,8 +19,8 @@ import msgspec
 
 from benchmarks.learner_methods import LearnerRun, make_batch, write_model
 from benchmarks.report import Comparison, main
-from infra.models import smollm2
-from infra.serving.receiver.versions import open_versions
+from infra import smollm2
+from infra.serving.receiver import open_versions
 from pipeline.weight_patch import DirectoryManifest, read_blocks, read_header
 from trainer.learner.config import LearnerConfig, LossConfig
 from trainer.weights import delta

@@ -3,12 +3,15 @@
 A share of independent draws has Wilson's interval. Values of one task or one group are related, so tasks or groups are the draws, and
 quantiles are those of Student's t distribution with one degree of freedom fewer than there are. A difference of two results on the same
 tasks is paired; other differences are made of the intervals of both sides.
+
+pass@k is the unbiased estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374): of n
+graded episodes of a task, c resolved it, and 1 - C(n - c, k) / C(n, k) is the probability that k of them include one that did.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import cos, inf, isfinite, nan, pi, sin, sqrt
+from math import comb, cos, inf, isfinite, nan, pi, sin, sqrt
 from statistics import NormalDist, fmean
 
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.975)
@@ -142,6 +145,23 @@ def share(
     effective = num_tasks * centre * (1 - centre) / spread
     num_effective = max(num_tasks if is_even else 1, min(effective, num_draws))
     return Estimate(value, *wilson_interval(value, num_effective, t_quantile(num_tasks - 1)), num_tasks)
+
+
+def pass_at_k(num_episodes: int, num_resolved: int, k: int) -> float:
+    """The estimate of pass@k for one task. Raises ValueError unless 1 <= k <= num_episodes."""
+    if not 1 <= k <= num_episodes:
+        raise ValueError(
+            f"pass@{k} cannot be estimated from {num_episodes} episodes: k must be between 1 and that"
+        )
+    return 1 - comb(num_episodes - num_resolved, k) / comb(num_episodes, k)
+
+
+def pass_at(graded: Mapping[str, Sequence[bool]], k: int) -> Estimate | None:
+    """pass@k over the tasks that have at least k graded episodes; `graded` contains for each episode whether it resolved its task."""
+    enough = [runs for runs in graded.values() if len(runs) >= k]
+    return share(
+        [pass_at_k(len(runs), sum(runs), k) for runs in enough], sum(len(runs) // k for runs in enough)
+    )
 
 
 def paired_difference(

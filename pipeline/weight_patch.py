@@ -1,6 +1,6 @@
 """A weight patch: the bytes that make a weight version's directory from an older one, or from nothing.
 
-The trainer writes patches (`trainer/weights/delta.py`); the receiver on an engine's host applies them (`infra/serving/receiver`). A
+The trainer writes patches (`trainer/weights/delta.py`); the receiver on an engine's host applies them (`infra/serving/receiver.py`). A
 directory is described by a manifest, which has the SHA-256 of each block of each file, so a receiver's result is byte for byte what the
 trainer exported, or it is refused.
 

@@ -32,7 +32,7 @@ from workers.docker.host import DockerHost
 from workers.settings import docker_hosts
 
 if TYPE_CHECKING:
-    from workers.sandbox.orphans import HasLease
+    from workers.sandbox.hosts import HasLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def _reaped(host: DockerHost, fleet: str, has_lease: "HasLease | None") ->
     """Remove the orphans of `fleet` and old volumes, or, without `has_lease`, every container of every fleet and every volume."""
     from workers.harness.volumes import KEEP_S, remove_unused_volumes
     from workers.sandbox.docker import DockerSandboxes
-    from workers.sandbox.orphans import orphans
+    from workers.sandbox.hosts import orphans
 
     sandboxes = DockerSandboxes(fleet=fleet, host=host)
 

@@ -50,7 +50,7 @@ SETTINGS = (
 # The built-in rule, slowed down so that kills meet judgements that are being made.
 JUDGE_FUNCTION = """import time
 
-from workers.judge.rules import judge_by_commands
+from workers.judge.functions import judge_by_commands
 
 def slowly(issue, turns, index):
     time.sleep(0.2)

@@ -41,7 +41,7 @@ if "$python" -c "import sglang, smg, docker, arq" 2>/dev/null && command -v dock
             --set "tasks.heldout_sets={}" "$@"
     }
     short_run trainer/recipes/demo.toml runs/gpu-check float32 --set evaluation.episodes=8 --set evaluation.greedy_episodes=0
-    "$python" -m infra.models.smollm2 --out models/SmolLM2-135M-Instruct
+    "$python" -m infra.smollm2 --out models/SmolLM2-135M-Instruct
     short_run trainer/recipes/smollm2_135m.toml runs/gpu-check-smollm2 bfloat16 --set learner.dtype=bf16 \
         --set model="$PWD/models/SmolLM2-135M-Instruct" --set rollout.group_size=2 --set rollout.limits.turns=3 \
         --set batch.groups_per_step=1 --set batch.train_without_signal=true --set evaluation.episodes=4 --set evaluation.greedy_episodes=2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.serving.receiver.versions import BaseMissing, VersionStore, WrongContent, open_versions, rebuilt
+from infra.serving.receiver import BaseMissing, VersionStore, WrongContent, open_versions, rebuilt
 from pipeline.message import MalformedMessage
 from pipeline.weight_patch import (
     BlockHeader,
@@ -181,7 +181,7 @@ def test_a_second_receiver_in_one_directory_and_too_few_versions_are_refused(
 
 def test_a_receiver_needs_neither_torch_nor_the_trainer() -> None:
     code = (
-        "import sys, infra.serving.receiver.__main__; "
+        "import sys, infra.serving.receiver; "
         "print(*(m for m in ('torch', 'trainer', 'aiohttp', 'redis', 'arq') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

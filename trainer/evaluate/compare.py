@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from pipeline.commandline import MISUSE, directory, program
 from pipeline.errors import describe_error
@@ -17,7 +18,6 @@ from pipeline.intervals import Estimate, paired_difference, share
 from pipeline.message import json_line
 from pipeline.screen import visible_line
 from trainer.evaluate.results import RECORD, EvaluationDirectory, graded_runs
-from trainer.records.statistics import rate
 
 SHOWN_AT_MOST = 20  # number of tasks in a printed list
 
@@ -65,9 +65,9 @@ def _runs(path: Path) -> dict[str, list[bool]]:
 def compared(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]]) -> Comparison:
     """The comparison of two evaluations. Raises ValueError if no task has a verdict in both."""
     both = [task for task, runs in first.items() if runs and second.get(task)]
-    rates = {task: (rate(first[task]), rate(second[task])) for task in both}
+    rates = {task: (fmean(first[task]), fmean(second[task])) for task in both}
     mean_first, mean_second = (
-        share([rate(runs[task]) for task in both], sum(len(runs[task]) for task in both))
+        share([fmean(runs[task]) for task in both], sum(len(runs[task]) for task in both))
         for runs in (first, second)
     )
     difference = paired_difference(first, second)

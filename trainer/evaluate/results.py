@@ -29,12 +29,11 @@ from urllib.parse import quote
 import msgspec
 
 from pipeline import artefacts
-from pipeline.intervals import Estimate, share
+from pipeline.intervals import Estimate, pass_at, share
 from pipeline.screen import visible_line
 from pipeline.task import Task
 from pipeline.taskfile import fingerprint
 from pipeline.trajectory import Failed, Trajectory
-from trainer.records.statistics import pass_at, rate
 
 RECORD = "results.jsonl"
 MANIFEST = "evaluation.json"
@@ -296,7 +295,7 @@ def summary_of(
     graded = [row for row in rows if row.resolved is not None]
     num_graded = sum(row.resolved is not None for row in firsts)
     runs = graded_runs(rows)
-    success = share([rate(each) for each in runs.values() if each], len(graded))
+    success = share([fmean(each) for each in runs.values() if each], len(graded))
     num_resolved = sum(row.resolved is True for row in firsts)
     pass_k = {f"pass@{k}": pass_at(runs, k) for k in range(1, samples + 1)}
     return {

@@ -37,8 +37,8 @@ from pipeline.journal.rows import (
 from trainer.judge import JudgeQuality, judge_quality
 from trainer.records.alarms import FROM_TREE
 from trainer.records.run_directory import State, read_state
-from trainer.records.statistics import pooled
 from trainer.report.habits import AFTER, HabitReport, habit_report
+from trainer.rollouts.admission import pooled
 from trainer.where.findings import WhereFindings, where
 
 MAX_LINES = 8

@@ -38,7 +38,6 @@ from typing import Literal
 
 from pipeline.journal.rows import LagMetrics, SignalMetrics, StalenessRow, StepRow
 from trainer.recipe import AdmissionRecipe, StalenessRecipe
-from trainer.records.statistics import pooled
 
 FREE_FAILURES = 3
 LONGEST_PAUSE_S = 60.0
@@ -243,6 +242,49 @@ def decide(
     if bounds.fault(at_limit, part=MARGIN):
         return ahead_versions, ""
     return ahead_versions + 1, _reason(ahead_versions, at_limit, "they keep half of each bound")
+
+
+def pooled(steps: Iterable[Sequence[LagMetrics]]) -> list[LagMetrics]:
+    """The combined effect of several steps on the tokens of each lag, in order of lag: means over tokens, and over their signal."""
+    by_lag: dict[int, list[LagMetrics]] = {}
+    for seen in (one for step in steps for one in step):
+        by_lag.setdefault(seen.lag, []).append(seen)
+    return [_mean(lag, parts) for lag, parts in sorted(by_lag.items())]
+
+
+def _mean(lag: int, parts: Sequence[LagMetrics]) -> LagMetrics:
+    num_tokens = sum(part.num_tokens for part in parts)
+
+    def mean(name: str) -> float:
+        return sum(getattr(part, name) * part.num_tokens for part in parts) / num_tokens
+
+    return LagMetrics(
+        lag=lag,
+        num_tokens=num_tokens,
+        ess_share=mean("ess_share"),
+        masked_share=mean("masked_share"),
+        vetoed_share=mean("vetoed_share"),
+        behaviour_kl=mean("behaviour_kl"),
+        signal=_signal_mean([part.signal for part in parts if part.signal]),
+    )
+
+
+def _signal_mean(parts: Sequence[SignalMetrics]) -> SignalMetrics | None:
+    if not parts:
+        return None
+    total = sum(part.total for part in parts)
+
+    def mean(name: str) -> float:
+        return sum(getattr(part, name) * part.total for part in parts) / total
+
+    return SignalMetrics(
+        total=total,
+        num_tokens=total**2 / sum(part.total**2 / part.num_tokens for part in parts),
+        ess_share=mean("ess_share"),
+        masked_share=mean("masked_share"),
+        vetoed_share=mean("vetoed_share"),
+        behaviour_kl=mean("behaviour_kl"),
+    )
 
 
 class StalenessController:

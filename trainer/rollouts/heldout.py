@@ -16,7 +16,7 @@ import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline.intervals import Estimate, mean
+from pipeline.intervals import Estimate, mean, pass_at
 from pipeline.journal.rows import EpisodeStamps, EvaluationRow
 from pipeline.request import RolloutRequest, Sampling
 from pipeline.stream import Delivery
@@ -24,7 +24,6 @@ from pipeline.task import Task
 from pipeline.trajectory import TrajectoryHead
 from trainer.recipe import EvaluationRecipe
 from trainer.records.journal_writer import OutstandingRequest
-from trainer.records.statistics import pass_at
 from trainer.rollouts.dispatch import RequestForm, enqueue
 from trainer.rollouts.ledger import Ledger
 

@@ -1,9 +1,9 @@
 """Weights through a receiver on each engine host: only the blocks that changed are sent, and no file system is shared.
 
-The trainer exports each version to its own disk. A receiver (`infra/serving/receiver`) reports which versions it has. The trainer sends it
-the patch from the newest of them that the trainer also has. From that the receiver makes the version's directory on local disk, checked by
-hash. The engines of that host load it from there. If no patch applies (the receiver is new, or its base is lost or different), the trainer
-sends the whole version and logs a line.
+The trainer exports each version to its own disk. A receiver (`infra/serving/receiver.py`) reports which versions it has. The trainer sends
+it the patch from the newest of them that the trainer also has. From that the receiver makes the version's directory on local disk, checked
+by hash. The engines of that host load it from there. If no patch applies (the receiver is new, or its base is lost or different), the
+trainer sends the whole version and logs a line.
 
 `pipeline/weight_patch.py` describes the patches. Files are read block by block on several threads; no more than a few blocks are in
 memory at a time. numpy, no torch.

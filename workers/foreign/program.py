@@ -20,7 +20,6 @@ from workers.foreign.canonical import COPIES
 from workers.foreign.endpoint import AgentEndpoint
 from workers.foreign.episode import AgentEpisode, Ending
 from workers.foreign.voices import agent_voice
-from workers.harness.home import MAKE_HOME
 from workers.policy.speaker import AnyVoice
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import CommandResult, Sandbox
@@ -33,6 +32,14 @@ STEP_S = 60.0  # limit of a command that prepares the container or tidies up in 
 GRACE_S = 10.0
 OUTPUT_KEEP_BYTES = 64 * 1024  # bytes kept of each end of what the program prints
 TAIL_CHARS = 4000
+
+# Caches of builds (`~/.m2`, `~/go`, `~/.cargo`) and git's configuration are in the task's home, and the agent's commands, which inherit the
+# program's HOME, need them where there is no network.
+MAKE_HOME = f"""mkdir -p {HOME_DIR} && for path in ~/* ~/.[!.]*; do
+  name=${{path##*/}}
+  [ ~ = / ] || [ ! -e "$path" ] || [ -e {HOME_DIR}/"$name" ] || ln -s "$path" {HOME_DIR}/"$name"
+done"""
+"""A command that makes the program's home, with links to everything in the task's own home. The program's files are written afterwards."""
 
 HARNESS, KIND, COPY = "swerve.harness", "swerve.kind", "swerve.copy"
 

@@ -3,26 +3,34 @@
 With engines, a prompt consists of the exact ids that they held, and the new messages: such turns can be trained. A foreign server, or a
 file of replies, gets the conversation as the program sent it, because the program would send that to the server itself. Such turns have no
 ids.
+
+For engines, messages are rendered with the model's chat template. Templates differ in what they accept: a system message after others, two
+user messages in a row. A message that a template does not accept is joined to its neighbour. Only messages of the program are rearranged;
+replies of the policy keep their ids.
 """
 
+import threading
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from pipeline.chat import ChatMessage
+from pipeline.errors import RequestError
 from pipeline.trajectory import Turn
 from workers.foreign.canonical import ChatPiece, messages_of
 from workers.foreign.dialect import Asked
-from workers.foreign.fields import ContextFull
-from workers.foreign.rendering import ToolRenderers, with_own_ids
-from workers.foreign.tools import TEXT_VALUES, with_typed_values
+from workers.foreign.fields import ContextFull, RequestRefused
+from workers.foreign.tools import TEXT_VALUES, ToolSet, arguments_object, with_typed_values
 from workers.foreign.tree import Place, Tree
 from workers.policy.context import MIN_ROOM_TOKENS
+from workers.policy.render import Renderer
 from workers.policy.speaker import AnyVoice, MessageVoice, Speaker, Voice
 
 CHARS_PER_TOKEN = 4  # assumed where no tokenizer is known
+MOST_RENDERERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,80 @@ class AgentVoice(Protocol):
     def prompt(self, asked: Asked, place: Place, tree: Tree) -> AgentPrompt:
         """Makes the prompt, which may take long. Raises RequestRefused and ContextFull."""
         ...
+
+
+class ToolRenderer:
+    """Renders the messages of programs with one set of tools. Raises RequestRefused if the template cannot express them."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+
+    def opened(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The prompt of a conversation's first reply."""
+        if not messages:
+            raise RequestRefused("there are no messages")
+        return self._first_that_renders(messages, self.renderer.first_prompt)
+
+    def told(self, messages: Sequence[ChatMessage], *, last_id: int | None) -> list[int]:
+        """The ids after a reply that ends with `last_id`, up to the opening of the next reply."""
+        return self._first_that_renders(
+            messages, lambda arranged: self.renderer.suffix(arranged, last_id=last_id)
+        )
+
+    def _first_that_renders(
+        self, messages: Sequence[ChatMessage], render: Callable[[Sequence[ChatMessage]], list[int]]
+    ) -> list[int]:
+        arranged = self._as_taken(messages)
+        try:
+            return render(arranged)
+        except RequestError:
+            plain = _joined([_with_readable_calls(message) for message in arranged])
+        try:
+            return render(plain)
+        except RequestError as error:
+            raise RequestRefused(
+                f"the model's chat template cannot render these messages: {error}"
+            ) from error
+
+    def _as_taken(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """The messages with one system message at the beginning; later ones become user messages unless the template accepts them."""
+        template = self.renderer.template
+        num_leading = next(
+            (number for number, message in enumerate(messages) if message.role != "system"), len(messages)
+        )
+        leading, later = messages[:num_leading], list(messages[num_leading:])
+        if not template.takes_later_system:
+            later = [
+                replace(message, role="user") if message.role == "system" else message for message in later
+            ]
+        if not template.takes_users_in_a_row:
+            later = _joined(later, roles=("user",))
+        system = "\n\n".join(message.content for message in leading)
+        return [ChatMessage("system", system), *later] if leading else later
+
+
+class ToolRenderers:
+    """The renderers of one tokenizer, one for each set of tools. Episodes may share it. The least recently used one is dropped."""
+
+    def __init__(self, base: Renderer) -> None:
+        self._base = base
+        self._made: dict[bytes, ToolRenderer] = {}
+        self._lock = threading.Lock()  # prompts are rendered in threads
+
+    def of(self, tools: ToolSet) -> ToolRenderer:
+        """The renderer for these tools; it takes a moment if they are new. Raises RequestRefused if the template cannot show them."""
+        with self._lock:
+            made = self._made.pop(tools.key, None) or self._make(tools)
+            self._made[tools.key] = made
+            while len(self._made) > MOST_RENDERERS:
+                del self._made[next(iter(self._made))]
+            return made
+
+    def _make(self, tools: ToolSet) -> ToolRenderer:
+        try:
+            return ToolRenderer(self._base.with_tools(tools.described))
+        except RequestError as error:
+            raise RequestRefused(f"the model's chat template cannot show these tools: {error}") from error
 
 
 def agent_voice(voice: AnyVoice, context_tokens: int) -> AgentVoice:
@@ -113,3 +195,46 @@ def num_chars_of(piece: ChatPiece) -> int:
     """The number of characters of a piece."""
     call = piece.call
     return len(piece.text) + len(piece.thought) + (len(call.name) + len(call.arguments) if call else 0)
+
+
+def with_own_ids(messages: Sequence[ChatMessage], own: Mapping[str, str]) -> list[ChatMessage]:
+    """The messages with the ids of calls that the policy wrote itself; "" if its format has none.
+
+    `own` contains the policy's id for each id that we made. So the context never contains an id of ours.
+    """
+    return [
+        replace(
+            message,
+            tool_call_id=own.get(message.tool_call_id, message.tool_call_id),
+            tool_calls=tuple(
+                replace(call, id=own[call.id]) if call.id in own else call for call in message.tool_calls
+            ),
+        )
+        for message in messages
+    ]
+
+
+def _joined(
+    messages: Sequence[ChatMessage], roles: Sequence[str] = ("system", "user", "assistant")
+) -> list[ChatMessage]:
+    """The messages after joining those that follow another of the same role, for the roles in `roles`."""
+    made: list[ChatMessage] = []
+    for message in messages:
+        last = made[-1] if made else None
+        if last is None or message.role not in roles or last.role != message.role or last.tool_calls:
+            made.append(message)
+            continue
+        content = "\n\n".join(text for text in (last.content, message.content) if text)
+        made[-1] = replace(message, content=content, reasoning=last.reasoning + message.reasoning)
+    return made
+
+
+def _with_readable_calls(message: ChatMessage) -> ChatMessage:
+    """The message, in which calls whose arguments are no object become text."""
+    broken = [call for call in message.tool_calls if arguments_object(call.arguments) is None]
+    if not broken:
+        return message
+    words = [message.content] if message.content else []
+    words += [f"{call.name} {call.arguments}" for call in broken]
+    kept = tuple(call for call in message.tool_calls if call not in broken)
+    return replace(message, content="\n".join(words), tool_calls=kept)

@@ -17,8 +17,7 @@ from pipeline.message import json_line
 from pipeline.screen import visible_line
 from workers.docker.client import Client
 from workers.docker.host import CONTENT, HARNESS
-from workers.harness.building import build
-from workers.harness.packages import PackageError, write_lock
+from workers.harness.building import PackageError, build, write_lock
 from workers.harness.volumes import HarnessVolumes
 from workers.images.names import show_bytes
 from workers.sandbox.containers import ContainerApi, harness_mount

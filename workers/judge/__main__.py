@@ -32,10 +32,9 @@ from workers.breaker import Breaker, Breakers, Gate
 from workers.claim import Claimer
 from workers.judge.engine_votes import EndpointVoters, EngineVoters
 from workers.judge.engines import JudgeEngines, http_session
-from workers.judge.functions import FunctionJudge, StepFunction, load_functions
+from workers.judge.functions import RULES, FunctionJudge, StepFunction, load_functions
 from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
-from workers.judge.rules import RULES
 from workers.judge.stage import StepJudge, StoredRollouts, judge_rollout
 from workers.judge.votes import RequestedVoters, VoteJudge, Voters
 from workers.policy.requested import NoEngines

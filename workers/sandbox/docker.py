@@ -2,7 +2,7 @@
 
 A container costs four calls to the Docker host (create, attach, start, remove). A command costs none, because it travels over the attached
 stream (shell.py). A container is always removed, whatever happens to its caller. If the caller's process dies, the container ends with its
-stream, at its deadline, or when an orphan is removed (orphans.py), whichever comes first.
+stream, at its deadline, or when an orphan is removed (hosts.py), whichever comes first.
 """
 
 import asyncio

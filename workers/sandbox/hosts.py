@@ -3,13 +3,17 @@
 All containers of an episode run on one host. Each host has its own breaker. A host that is out, or short of disk
 space, is set aside: its claims return to the queue uncounted and run elsewhere. When it answers again it gets one episode, then its share.
 The worker stops claiming only while no host can take an episode.
+
+Orphans are containers that still exist although their try at a request is over. A container whose worker died ends by itself at its
+deadline, but that may be hours away. So workers compare containers with leases: a lease shows whether the try for which a container was
+made is still running. Any worker may remove another worker's orphans.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
@@ -20,16 +24,19 @@ from pipeline.census import HostStatus
 from pipeline.errors import SandboxError
 from pipeline.request import Claim, EpisodeStatus
 from workers.breaker import Breaker
-from workers.docker.host import DockerHost
+from workers.docker.host import ATTEMPT, DEADLINE, REQUEST, DockerHost
 from workers.harness.volumes import remove_unused_volumes
 from workers.images.api import ImageError
 from workers.images.prefetch import ImagesOfHosts
 from workers.sandbox.disk import DiskWatch
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.orphans import remove_orphans
 from workers.sandbox.protocol import Misconfigured, Sandboxes
 
 START_PAUSE_S = 0.5  # pause between checks while no host answers at the start
+SETTLE_S = 2 * queue.RENEW_S  # time between the two checks that find an orphan
+
+HasLease = Callable[[str, int], Awaitable[bool]]
+"""Whether that attempt at that request still holds its lease."""
 
 
 @dataclass(slots=True)
@@ -222,3 +229,40 @@ class DockerHosts:
                 for name in await remove_unused_volumes(sandboxes.api):
                     log.info("removed %s, which no episode uses", name)
             await asyncio.sleep(self._reap_every_s)
+
+
+async def remove_orphans(
+    sandboxes: DockerSandboxes, *, has_lease: HasLease, settle_s: float = SETTLE_S
+) -> list[str]:
+    """Removes the containers that are orphans in two checks, `settle_s` apart; returns their names. Raises the errors of `orphans`.
+
+    One check is not enough: when Redis comes back from an outage longer than a lease, living workers renew within RENEW_S.
+    """
+    found = await orphans(sandboxes, has_lease=has_lease)
+    if found and settle_s:
+        await asyncio.sleep(settle_s)
+        still = set(await orphans(sandboxes, has_lease=has_lease))
+        found = [name for name in found if name in still]
+    for name in found:
+        await sandboxes.api.remove(name)
+    return found
+
+
+async def orphans(sandboxes: DockerSandboxes, *, has_lease: HasLease) -> list[str]:
+    """Names of this fleet's containers that are past their deadline, whose try is over, or whose labels are unreadable.
+
+    Containers that this process uses are not among them. Raises SandboxError if the Docker host does not answer, and the errors of
+    `has_lease`.
+    """
+    found: list[str] = []
+    for name, labels in await sandboxes.api.labelled(sandboxes.fleet):
+        if sandboxes.is_open(name):
+            continue
+        try:
+            deadline, request_id, attempt = float(labels[DEADLINE]), labels[REQUEST], int(labels[ATTEMPT])
+        except (KeyError, ValueError):
+            found.append(name)
+            continue
+        if time.time() >= deadline or not await has_lease(request_id, attempt):
+            found.append(name)
+    return found

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import played, request, task
 from pipeline.frames import EpisodeReport
+from pipeline.intervals import pass_at, pass_at_k
 from pipeline.request import Claim
 from pipeline.taskfile import fingerprint
 from pipeline.trajectory import Submitted, Trajectory
@@ -30,7 +31,6 @@ from trainer.evaluate.results import (
     summary_of,
     table,
 )
-from trainer.records.statistics import pass_at, pass_at_k
 
 TASKS = [task(f"bench:{name}") for name in ("b-2", "a-1", "c-3", "a-10")]
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace as changed
 from pipeline.journal.rows import LagMetrics, SignalMetrics, StalenessRow, StepRow
 from tests.trainer.records.test_step_seconds import row
 from trainer.recipe import AdmissionRecipe, StalenessRecipe
-from trainer.records.statistics import pooled
 from trainer.report.__main__ import staleness_lines
 from trainer.report.summary import staleness_report
 from trainer.rollouts.admission import (
@@ -18,6 +17,7 @@ from trainer.rollouts.admission import (
     StalenessController,
     bounds_of,
     decide,
+    pooled,
 )
 
 BOUNDS = StalenessBounds(

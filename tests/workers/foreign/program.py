@@ -22,8 +22,7 @@ from trainer.batching.samples import samples_of
 from workers.agent.loop import Watcher
 from workers.foreign.endpoint import KEEP_ALIVE_S, AgentEndpoint
 from workers.foreign.episode import AgentEpisode
-from workers.foreign.rendering import ToolRenderers
-from workers.foreign.voices import RenderedVoice
+from workers.foreign.voices import RenderedVoice, ToolRenderers
 from workers.policy.render import Renderer
 from workers.policy.speaker import Sampled, Speaker
 

@@ -14,7 +14,7 @@ from pipeline.tokenizer import TokenizerBundle
 from tests.workers.foreign.program import BASH, Json, playing, renderers, result, system, user
 from tests.workers.policy.templates import DIRECTORY as TEMPLATES
 from tests.workers.policy.templates import ENDS
-from workers.foreign import rendering
+from workers.foreign import voices
 from workers.foreign.fields import RequestRefused
 from workers.foreign.tools import TEXT_VALUES, ToolSet, function, with_typed_values
 from workers.policy.formats import taken_apart
@@ -274,7 +274,7 @@ async def test_no_id_of_ours_is_in_a_quotation_either() -> None:
 
 
 def test_renderers_of_forgotten_tools_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "MOST_RENDERERS", 3)
+    monkeypatch.setattr(voices, "MOST_RENDERERS", 3)
     made = renderers("Qwen-Qwen3-0.6B")
     sets = [ToolSet.of([function(f"tool{number}", "", None)], 0) for number in range(5)]
     first = made.of(sets[0])

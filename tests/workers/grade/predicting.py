@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workers.grade.__main__ import main
+from workers.grade import main
 
 
 def write_predictions(path: Path, patches: dict[str, str | None]) -> Path:

@@ -16,7 +16,7 @@ from pipeline.taskfile import Verification, fingerprint, verified_path, write_ve
 from tests.workers.grade.predicting import grade, write_predictions
 from tests.workers.verify.spans import FIX, FIXED, TaskFile
 from workers.docker.host import FLEET
-from workers.grade.__main__ import main
+from workers.grade import main
 
 pytestmark = pytest.mark.docker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.claims import make_task
-from workers.grade.run import matched, read_predictions
+from workers.grade import matched, read_predictions
 from workers.unqueued import TaskIndex
 
 TASKS = [

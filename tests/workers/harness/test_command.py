@@ -10,7 +10,7 @@ import pytest
 from pipeline.harness import HarnessFile, read_harness, shipped, untested
 from tests.workers.harness.conftest import FILE
 from workers.harness.__main__ import main
-from workers.harness.packages import PackageError, install, write_lock
+from workers.harness.building import PackageError, install, write_lock
 
 pytestmark = pytest.mark.docker
 

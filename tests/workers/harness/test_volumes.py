@@ -16,8 +16,8 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.harness.conftest import PROGRAM
 from workers.docker.host import CREATED, DEADLINE, GENERATION
+from workers.foreign.program import MAKE_HOME
 from workers.harness import volumes
-from workers.harness.home import MAKE_HOME
 from workers.harness.volumes import HarnessVolumes, remove_unused_volumes
 from workers.sandbox.containers import ContainerApi
 from workers.sandbox.docker import DockerSandboxes

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.trajectory import Action, Turn
 from tests.workers.judge.rollouts import SUBMISSION, ran, turn
-from workers.judge.rules import RULES
+from workers.judge.functions import RULES
 
 FIND = turn(ran("grep -rn 'def add(' .", "./calc.py:1:def add(a, b):\n"))
 READ = turn(ran("cat -n calc.py", "1\tdef add(a, b):\n2\t    return a - b\n"))

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.trajectory import Action
 from tests.workers.judge.rollouts import ran, turn
-from workers.judge.rules import RULES
+from workers.judge.functions import RULES
 
 PASSED = "..\n2 passed in 0.01s\n"
 SCORES = {

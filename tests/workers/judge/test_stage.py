@@ -14,8 +14,7 @@ from pipeline.task import ExitCode
 from pipeline.trajectory import Exhausted, ProgramEnd, Turn
 from tests.pipeline import samples
 from tests.workers.judge.rollouts import TURNS, judge_claim, published, trajectory, tree, turn
-from workers.judge.functions import FunctionJudge, StepFunction, load_functions
-from workers.judge.rules import RULES
+from workers.judge.functions import RULES, FunctionJudge, StepFunction, load_functions
 from workers.judge.stage import FinishedRollout, StoredRollouts, finished_rollout, judge_rollout
 
 COMMANDS = Judge(method="rule", name="commands")

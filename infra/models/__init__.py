@@ -1,1 +1,0 @@
-"""Small pretrained policies for one machine, from packages that carry their weights."""
