@@ -30,8 +30,9 @@ from trainer.learner import backend
 from trainer.learner.config import LearnerConfig, LossConfig, LossKind, StepMetrics
 from trainer.learner.megatron import Learner
 from trainer.learner.objectives.registry import OBJECTIVES
-from trainer.recipe import AdmissionRecipe, CreditMethod, CreditRecipe
+from trainer.recipe import AdmissionRecipe, CreditMethod, CreditRecipe, CurriculumRecipe
 from trainer.rollouts.admission import StalenessController, bounds_of
+from trainer.rollouts.curriculum import Curriculum, TaskOrder
 from trainer.rollouts.groups import Group
 
 POLICY = Path(__file__).parents[2] / "trainer" / "demo" / "policy"
@@ -48,6 +49,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credit: CreditMethod = "outcome"
     coefficient: float = 0.1  # of the judge's scores, where the method uses them
     accuracy: float = 1.0  # of the judge: how many of its scores are right
+    is_curriculum: bool = False  # whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn
     is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
 
 
@@ -62,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # What "constant" divides by, for each trajectory: about the tokens of an episode, so that its steps are as large as the others'.
     constant_tokens: int = 50
     failure_share: float = 0.1
+    num_tasks: int = 0  # tasks that are played again and again; 0: each group has a new task
     num_heldout: int = 128
     evaluate_every: int = 10  # steps
     final_episodes: int = 2  # of each held-out task, after the last step
@@ -183,8 +186,14 @@ class CellRun:
         self._cell, self._settings, self._bench = cell, settings, bench
         config = msgspec.structs.replace(settings.learner(cell.objective), seed=cell.seed)
         self._learner = Learner(config, model_directory=POLICY)
-        num_tasks = settings.num_steps * settings.groups_per_step
-        self._tasks = make_tasks(cell.seed, "train", num_tasks)
+        num_tasks = settings.num_tasks or settings.num_steps * settings.groups_per_step
+        self._tasks = {task.name: task for task in make_tasks(cell.seed, "train", num_tasks)}
+        self._curriculum = Curriculum(
+            TaskOrder([*self._tasks], seed=cell.seed),
+            CurriculumRecipe(kind="signal" if cell.is_curriculum else "plain"),
+            seed=cell.seed,
+            group_size=settings.group_size,
+        )
         self._heldout = make_tasks(cell.seed, "heldout", settings.num_heldout)
         rule = "controlled" if cell.is_controlled else "fixed"
         self._staleness = StalenessController(
@@ -223,10 +232,13 @@ class CellRun:
         versions_back = min(self._staleness.ahead_versions, len(self._versions) - 1)
         version, weights = self._versions[-1 - versions_back]
         first = (step - 1) * settings.groups_per_step
-        tasks = self._tasks[first : first + settings.groups_per_step]
+        tasks = self._choose(first)
         asked = [task for task in tasks for _ in range(settings.group_size)]
-        draw = ("train", self._cell.seed, step)
+        # Episodes are shared by cells that play the same tasks.
+        draw = ("train", self._cell.seed, step, *(task.name for task in tasks if settings.num_tasks))
         episodes = self._bench.play(asked, weights, version=version, draw=draw)
+        for task, episode in zip(asked, episodes, strict=True):
+            self._curriculum.add(task.name, episode.reward)
         usable = [one for one in self._groups(first, episodes, version) if _is_usable(one)]
         metrics = self._learner.step(self._batch(step, usable)) if usable else None
         trained = metrics if isinstance(metrics, StepMetrics) else None
@@ -235,6 +247,16 @@ class CellRun:
             self._staleness.observe(step, trained.by_lag)
         reward = sum(episode.reward for episode in episodes) / len(episodes)
         self._steps.add(reward, len(usable) if trained else 0, step - 1 - version, trained)
+
+    def _choose(self, first: int) -> list[DemoTask]:
+        """The tasks of a step whose first group is at the cursor `first`."""
+        cursors = range(first, first + self._settings.groups_per_step)
+        if not self._settings.num_tasks:
+            return [[*self._tasks.values()][cursor] for cursor in cursors]
+        chosen: list[str] = []
+        for cursor in cursors:
+            chosen.append(self._curriculum.choose(cursor, live=chosen, quarantined=()))
+        return [self._tasks[one] for one in chosen]
 
     def _groups(self, first: int, episodes: list[Episode], version: int) -> list[Group]:
         """Decide which episodes fail, and group all of them."""

@@ -64,6 +64,7 @@ RUN_BY = {
     "python -m benchmarks.tracing": "tests/benchmarks/test_benchmarks.py",
     "python -m benchmarks.staleness*": "tests/benchmarks/test_simulation.py",
     "python -m benchmarks.credit*": "tests/benchmarks/test_credit.py",
+    "python -m benchmarks.curriculum*": "tests/benchmarks/test_simulation.py",
     "swerve --help": "tests/test_swerve.py",
     "bash infra/cluster/make_certificates.sh *": "tests/infra/test_tls.py",
     "bash infra/cluster/node_setup.sh *": "tests/infra/cluster/test_node_setup.py",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from benchmarks.scripted_fleet import alternating, fleet, task
+from benchmarks.scripted_fleet import alternating, fleet
 from infra.redis_server import DURABLE, FORGETFUL, start_in, url_in
 from pipeline import census, keys, queue
 from pipeline.journal.reading import read
@@ -25,7 +25,7 @@ from tests.trainer.processes import (
 from tests.trainer.processes import recipe as recipe
 from trainer.report.summary import summarize
 from trainer.rollouts.admission import FREE_FAILURES
-from trainer.rollouts.dispatch import TaskOrder
+from trainer.rollouts.curriculum import TaskOrder
 
 PACE_S = 0.1
 """Between two answers of the fleet: a run of eight a step is killed in the middle, however fast its steps are."""
@@ -150,8 +150,8 @@ async def test_a_redis_that_goes_away_for_a_while_costs_no_trajectory(recipe: Pa
 
 def is_two_faced(task_id: str) -> bool:
     """The first two tasks that the recipe's order plays."""
-    order = TaskOrder([task(f"t{i}") for i in range(5)], seed=3)
-    return task_id in (order[0].id, order[1].id)
+    order = TaskOrder([f"t{i}" for i in range(5)], seed=3)
+    return task_id in (order[0], order[1])
 
 
 def two_faced(request: RolloutRequest) -> bytes:

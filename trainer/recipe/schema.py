@@ -99,6 +99,20 @@ class TaskFiles(Table, frozen=True, kw_only=True):
     min_control: BestControl = "none"
 
 
+class CurriculumRecipe(Table, frozen=True, kw_only=True):
+    """Choice of the task of each group."""
+
+    # Rule of the choice. "plain": every task once per epoch, in a new random order each time. "signal": tasks are drawn by the probability
+    # that a group's rewards differ, 1 - p^n - (1-p)^n for a task that the policy solves with probability p and groups of n members.
+    kind: Literal["plain", "signal"] = "plain"
+    # Share of the groups that follow the plain order under "signal" all the same, so that a task which nobody solves is tried again.
+    plain_share: Share = 0.05
+    # Number of a task's newest episodes that its p is estimated from under "signal"; each further episode counts a little less.
+    window_episodes: PositiveCount = 64
+    # Exponent of that probability under "signal": 1 draws a task in proportion to it, larger numbers prefer the best tasks.
+    sharpness: PositiveAmount = 8.0
+
+
 class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling by the policy. Training needs top_p = 1 and no top_k, because log-probs are of the full distribution."""
 
@@ -548,6 +562,7 @@ class Recipe(Table, frozen=True, kw_only=True):
     batch: BatchRecipe
     learner: LearnerConfig
     seed: Count = 0  # seed of the order of the tasks, of the choice of held-out tasks and audited samples, and of a judge's votes
+    curriculum: CurriculumRecipe = CurriculumRecipe()
     chat: ChatRecipe = ChatRecipe()
     grading: GradingRecipe = GradingRecipe()
     credit: CreditRecipe = CreditRecipe()

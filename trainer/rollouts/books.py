@@ -5,6 +5,8 @@ from collections.abc import Callable
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
+from pipeline.journal.reading import read
+from pipeline.journal.rows import EpisodeRow
 from pipeline.judge import Judge
 from pipeline.request import Sampling
 from trainer.inputs import Inputs
@@ -12,7 +14,8 @@ from trainer.recipe import Recipe
 from trainer.records.journal_writer import Journal
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.closing import GroupCloser
-from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, TaskOrder
+from trainer.rollouts.curriculum import Curriculum, TaskOrder
+from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import HeldOut
 from trainer.rollouts.judging import Judging
@@ -52,7 +55,14 @@ class Books:
             train_without_signal=recipe.batch.train_without_signal,
             requires_judgements=recipe.judge.required,
         )
-        self.ledger = Ledger(rows, restored)
+        self.curriculum = Curriculum(
+            TaskOrder([task.id for task in inputs.train], seed=recipe.seed),
+            recipe.curriculum,
+            seed=recipe.seed,
+            group_size=recipe.rollout.group_size,
+            rows=read(journal.directory, EpisodeRow),
+        )
+        self.ledger = Ledger(rows, restored, observe=self.curriculum.observe)
         self.quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
         self.heldout = HeldOut(
             redis,
@@ -68,7 +78,8 @@ class Books:
         self.dispatcher = Dispatcher(
             redis,
             form,
-            TaskOrder(inputs.train, seed=recipe.seed),
+            inputs.train,
+            self.curriculum,
             self.groups,
             ledger=self.ledger,
             quarantine=self.quarantine,

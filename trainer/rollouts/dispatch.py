@@ -1,8 +1,8 @@
-"""Dispatches requests: decides which task comes next, in groups, and which tasks are left out for the rest of the run.
+"""Dispatches requests, in groups, and decides which tasks are left out for the rest of the run.
 
-The order of tasks is a pure function of the seed and the cursor, so a resumed run continues at the same position. Positions whose task is
-in quarantine are skipped, and no other task moves. A member that failed is enqueued again by itself, as a new request of its group. Every
-request opens a trace of its own, which its rollout and the step that trains it join.
+`curriculum.py` chooses the task of each group. Positions whose task is in quarantine are skipped, and no other task moves. A member that
+failed is enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its rollout and the step
+that trains it join.
 
 Training tasks whose grader cannot be trusted are in quarantine. There are two reasons: the same patch, byte for byte, was judged
 differently; or MAX_GRADER_FAILURES requests in a row returned without a verdict because the grader broke, while it went on judging
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
@@ -33,6 +32,7 @@ from pipeline.task import Task
 from pipeline.telemetry import span
 from pipeline.trajectory import TrajectoryHead
 from trainer.records.journal_writer import Journal, OutstandingRequest
+from trainer.rollouts.curriculum import Curriculum
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
 
@@ -135,23 +135,6 @@ def new_ids() -> Iterator[str]:
         yield "".join(_CROCKFORD[last >> shift & 31] for shift in range(125, -1, -5))
 
 
-class TaskOrder:
-    """All tasks once per epoch, in a new random order each time. Raises ValueError if there are none."""
-
-    def __init__(self, tasks: Sequence[Task], *, seed: int) -> None:
-        if not tasks:
-            raise ValueError("tasks.train holds no task; give a file with at least one")
-        self._tasks = tasks
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, cursor: int) -> Task:
-        epoch, place = divmod(cursor, len(self._tasks))
-        return self._tasks[np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))[place]]
-
-
 @dataclass(frozen=True, slots=True)
 class RequestForm:
     """The part that all requests of a run have in common."""
@@ -224,7 +207,8 @@ class Dispatcher:
         self,
         redis: ArqRedis,
         form: RequestForm,
-        order: TaskOrder,
+        tasks: Sequence[Task],
+        curriculum: Curriculum,
         book: GroupBook,
         *,
         ledger: Ledger,
@@ -234,7 +218,8 @@ class Dispatcher:
     ) -> None:
         self._redis = redis
         self._form = form
-        self._order = order
+        self._tasks = {task.id: task for task in tasks}
+        self._curriculum = curriculum
         self._book = book
         self._ledger = ledger
         self._quarantine = quarantine
@@ -266,7 +251,7 @@ class Dispatcher:
     @property
     def is_exhausted(self) -> bool:
         """Whether every task is in quarantine."""
-        return len(self._quarantine) >= len(self._order)
+        return len(self._quarantine) >= len(self._tasks)
 
     def has_yet_to_send(self, request_id: str) -> bool:
         """Whether the request was made but not enqueued yet, because Redis did not answer."""
@@ -282,7 +267,11 @@ class Dispatcher:
 
     def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
         """Makes the requests of these members. Returns False if the task is in quarantine: its position is then skipped."""
-        task = self._order[cursor]
+        # A group that lacks members keeps its task.
+        task = self._tasks.get(self._book.task_at(cursor))
+        if task is None:
+            live = self._book.live_tasks
+            task = self._tasks[self._curriculum.choose(cursor, live=live, quarantined=self._quarantine)]
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False

@@ -226,6 +226,16 @@ class GroupBook:
         if group is not None:
             group.requests[request.member] = request
 
+    def task_at(self, cursor: int) -> str:
+        """The id of the group's task; empty if the book does not know the group."""
+        group = self._open.get(cursor) or self._ready.get(cursor)
+        return group.task_id if group else ""
+
+    @property
+    def live_tasks(self) -> set[str]:
+        """Ids of the tasks of all groups in the book."""
+        return {group.task_id for group in (*self._open.values(), *self._ready.values())}
+
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
         return group.members.get(member) if group else None

@@ -9,12 +9,12 @@ Settled groups are stored by cursor, their position in the run's task order: all
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from msgspec import field, structs
 
-from pipeline.journal.rows import NO_STAMPS, EpisodeStamps, Fate, JudgementRow, Row, SkippedRow
+from pipeline.journal.rows import NO_STAMPS, EpisodeRow, EpisodeStamps, Fate, JudgementRow, Row, SkippedRow
 from pipeline.judge import judge_request_id
 from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
@@ -67,9 +67,17 @@ class LedgerState(Message, frozen=True, kw_only=True):
 class Ledger:
     """The settlements of one run. Only the event loop may use it."""
 
-    def __init__(self, rows: Rows, state: LedgerState | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        state: LedgerState | None = None,
+        *,
+        observe: Callable[[EpisodeRow], None] = lambda row: None,
+    ) -> None:
+        """Each row of a trajectory that arrived is passed to `observe`, in the order of the journal."""
         state = state or LedgerState()
         self._rows = rows
+        self._observe = observe
         self._closed_below = state.closed_below
         self._closed_above = set(state.closed_above)
         self._pending: list[tuple[str, str]] = []
@@ -176,7 +184,9 @@ class Ledger:
         stamps: EpisodeStamps = NO_STAMPS,
     ) -> None:
         """Writes the row of a trajectory's fate; its stream entries are acknowledged after the next checkpoint."""
-        self._rows.append(episode_row(head, fate, cursor=cursor, evaluation=evaluation, stamps=stamps))
+        row = episode_row(head, fate, cursor=cursor, evaluation=evaluation, stamps=stamps)
+        self._rows.append(row)
+        self._observe(row)
         self.release(head, entries)
 
     def release(self, head: TrajectoryHead, entries: Iterable[str]) -> None:

@@ -17,10 +17,11 @@ from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import read_bundle
 from trainer.inputs import Inputs
 from trainer.loop.run import request_form
-from trainer.recipe import load_recipe
+from trainer.recipe import CurriculumRecipe, load_recipe
 from trainer.records.journal_writer import Journal
 from trainer.rollouts.admission import Admission
-from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, TaskOrder, new_ids
+from trainer.rollouts.curriculum import Curriculum, TaskOrder
+from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, new_ids
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
 
@@ -52,11 +53,13 @@ def dispatcher(pool: ArqRedis, journal: Journal) -> Dispatcher:
     form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
     admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
     book = GroupBook(admission, min_valid_members=2, stragglers="wait")
-    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    tasks = [task(f"t{i}") for i in range(3)]
+    curriculum = Curriculum(TaskOrder([one.id for one in tasks], seed=5), CurriculumRecipe(), seed=5, group_size=3)
     return Dispatcher(
         pool,
         form,
-        order,
+        tasks,
+        curriculum,
         book,
         ledger=Ledger(journal),
         quarantine=Quarantine(journal),
@@ -66,17 +69,17 @@ def dispatcher(pool: ArqRedis, journal: Journal) -> Dispatcher:
 
 
 def test_every_epoch_plays_every_task_once_in_an_order_of_its_own() -> None:
-    order = TaskOrder([task(f"t{i}") for i in range(20)], seed=1)
-    epochs = [[order[cursor].id for cursor in range(start, start + 20)] for start in (0, 20, 40)]
+    order = TaskOrder([f"t{i}" for i in range(20)], seed=1)
+    epochs = [[order[cursor] for cursor in range(start, start + 20)] for start in (0, 20, 40)]
     assert all(Counter(epoch) == Counter(f"t{i}" for i in range(20)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_the_order_depends_on_seed_and_cursor_alone() -> None:
-    tasks = [task(f"t{i}") for i in range(20)]
-    backwards = [TaskOrder(tasks, seed=1)[cursor].id for cursor in reversed(range(40))]
-    assert [TaskOrder(tasks, seed=1)[cursor].id for cursor in range(40)] == backwards[::-1]
-    assert [TaskOrder(tasks, seed=2)[cursor].id for cursor in range(40)] != backwards[::-1]
+    tasks = [f"t{i}" for i in range(20)]
+    backwards = [TaskOrder(tasks, seed=1)[cursor] for cursor in reversed(range(40))]
+    assert [TaskOrder(tasks, seed=1)[cursor] for cursor in range(40)] == backwards[::-1]
+    assert [TaskOrder(tasks, seed=2)[cursor] for cursor in range(40)] != backwards[::-1]
 
 
 def test_a_task_file_without_tasks_is_refused() -> None:
@@ -138,7 +141,7 @@ async def test_a_group_that_was_enqueued_in_part_is_completed_for_the_same_task(
         asking.refill(5, member)
     await asking.open_groups(0, version=3)
     requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
-    expected = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)[5].id
+    expected = TaskOrder([f"t{i}" for i in range(3)], seed=5)[5]
     assert [(r.cursor, r.member, r.task.id) for r in requests if r is not None] == [
         (5, 1, expected),
         (5, 2, expected),
@@ -148,9 +151,9 @@ async def test_a_group_that_was_enqueued_in_part_is_completed_for_the_same_task(
 
 def put_in_quarantine(journal: Journal, *cursors: int) -> None:
     quarantine = Quarantine(journal)
-    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    order = TaskOrder([f"t{i}" for i in range(3)], seed=5)
     for cursor in cursors:
-        quarantine.put(order[cursor].id, "flaky", request_id="r")
+        quarantine.put(order[cursor], "flaky", request_id="r")
 
 
 async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_stay_where_they_were(
@@ -160,12 +163,12 @@ async def test_places_of_a_task_in_quarantine_are_passed_over_and_the_others_sta
     asking = dispatcher(pool, journal)
     await asking.open_groups(4, version=0)
     requests = [await request_store.read(pool, one) for one in await queue.open_ids(pool, "run")]
-    order = TaskOrder([task(f"t{i}") for i in range(3)], seed=5)
+    order = TaskOrder([f"t{i}" for i in range(3)], seed=5)
     skipped = [row.cursor for row in read(journal.directory, SkippedRow)]
     enqueued = sorted({(r.cursor, r.task.id) for r in requests if r is not None})
     assert len(enqueued) == 4
-    assert all(order[cursor].id == task_id for cursor, task_id in enqueued)
-    assert all(order[cursor].id == order[1].id for cursor in skipped)
+    assert all(order[cursor] == task_id for cursor, task_id in enqueued)
+    assert all(order[cursor] == order[1] for cursor in skipped)
     assert sorted([*skipped, *(cursor for cursor, _ in enqueued)]) == list(range(asking.cursor))
 
 
