@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import staleness
+from benchmarks import curriculum, staleness
 from benchmarks.habits import HABITS
 from benchmarks.simulation.cell import Cell, CellRow, CellRun, Settings, Workbench, workbench
 from benchmarks.simulation.failures import failed
@@ -246,3 +246,16 @@ def test_the_command_adds_the_missing_cells_and_prints_them_as_tables(
     assert staleness.main(["--table", "--short", "--results", str(path)]) == 0
     assert capsys.readouterr().out.count("| `cispo` |") == 3
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_orders_of_tasks_are_compared_on_the_same_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--short", "--tasks", "12", "--seeds", "0", "--results", str(tmp_path / "rows.jsonl")]
+    with pytest.raises(SystemExit):
+        curriculum.main(["--table", *words])
+    assert curriculum.main(words) == 0
+    assert curriculum.main(["--table", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1:3] for line in lines[-2:]] == [[" plain ", " 1 "], [" signal ", " 1 "]]
