@@ -129,7 +129,7 @@ class Submitter:
                     arrived = await self._tree(claim, patch, paths)
                     lost = await _losses(sandbox, wanted, arrived, patch, graded)
                 except (GraderError, SandboxError) as error:  # long tests outlive the agent's container
-                    lost = f"what was lost on the way cannot be told: {error}"
+                    lost = f"could not find out what was lost on the way: {error}"
         return _with_why(graded, lost)
 
     async def _tree(self, claim: Claim, patch: bytes, paths: Sequence[str]) -> Tree:
