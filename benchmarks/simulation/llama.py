@@ -18,7 +18,7 @@ ROOM_TOKENS = 256
 """By how much more than needed a cache grows."""
 
 CHUNK_TOKENS = 24
-"""Of each sequence at a time: the shorter ones are padded up to so many."""
+"""Number of tokens of each sequence that are computed at a time, at most; shorter sequences are padded."""
 
 
 class LayerWeights(NamedTuple):
