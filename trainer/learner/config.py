@@ -165,7 +165,7 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if self.lr_min > self.lr:
             raise ValueError(
-                f"learner.lr_min is {self.lr_min:g}; it must lie between 0 and learner.lr = {self.lr:g}"
+                f"learner.lr_min is {self.lr_min:g}; it must be between 0 and learner.lr = {self.lr:g}"
             )
         if self.lora.rank and self.train_only:
             raise ValueError(

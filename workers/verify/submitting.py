@@ -1,8 +1,8 @@
 """The state `agent`: the known fix as an agent makes and submits it.
 
 In an agent's container the files of the fix are written one by one, by commands of the agent, and submitted by the command that the agent
-file gives. What arrives is graded like the submission of an episode. If it is worth 0, the trees with the fix and with the submission are
-compared, and the parts of the fix that were lost on the way are named with what lost them.
+file gives. What arrives is graded like the submission of an episode. If it gets reward 0, the trees with the fix and with the submission
+are compared, and the parts of the fix that were lost on the way are named with what lost them.
 """
 
 import base64
