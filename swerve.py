@@ -1,7 +1,7 @@
 """The command `swerve`: one word for each program of ours, `swerve train` for `python -m trainer.run`.
 
-A table and nothing more: it starts the module that owns the command, just as `python -m` does, with the arguments as they are. It stands
-beside the packages because it names modules of all of them, which no package may import.
+A table and nothing more: it starts the module that owns the command, just as `python -m` does, with the arguments as they are. It is
+outside of the packages because it names modules of all of them, which no package may import.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 # word: (module, its first arguments, what it does)
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "train": ("trainer.run", (), "train on a recipe, or go on with a run"),
+    "train": ("trainer.run", (), "train on a recipe, or resume a run"),
     "plan": ("trainer.plan", (), "say whether a run fits its machines, and how fast it is"),
     "evaluate": ("trainer.evaluate", (), "evaluate weights on held-out tasks, without a run"),
     "compare": ("trainer.compare", (), "is one recipe better than another?"),

@@ -19,7 +19,7 @@ from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Resources, Task
 
 BASE = "swerve/task-base:1"
-# Of this process, so that two benchmarks at once leave each other's alone.
+# The image of this process, so that two benchmarks at once leave each other's alone.
 IMAGE = f"swerve-bench/pricing:{os.getpid()}"
 LABEL, OWNER = "swerve.bench", str(os.getpid())
 WORKDIR = "/workspace"

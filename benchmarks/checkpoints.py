@@ -1,4 +1,4 @@
-"""How long the learner stands still when a checkpoint begins: `python -m benchmarks.checkpoints [--json] [--short]`.
+"""How long the learner pauses when a checkpoint begins: `python -m benchmarks.checkpoints [--json] [--short]`.
 
 A random model in bfloat16 with the distributed optimizer, 14 bytes for each parameter, alone in its process. The rivals: copying the same
 tensors to memory that is there already and nothing else, and writing the whole checkpoint while the learner waits. Each checkpoint but the

@@ -132,7 +132,7 @@ def _compared_export(run: LearnerRun, directory: Path, of: str) -> Comparison:
 
 
 def _write(path: Path, num_bytes: int) -> float:
-    """Seconds that so many bytes take to one file, forced to disk."""
+    """Seconds for writing `num_bytes` to one file and forcing them to disk."""
     chunk = os.urandom(CHUNK_BYTES)
     began = time.perf_counter()
     with path.open("wb") as file:

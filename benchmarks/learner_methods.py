@@ -115,7 +115,7 @@ class Device:
     flops_per_s: float | None  # its peak in bf16; None where none is known
 
     def peak_bytes(self) -> int:
-        """The most that tensors have taken since a `LearnerRun` began. Of a GPU only."""
+        """The most that tensors have taken since a `LearnerRun` began. Only for a GPU."""
         return torch.cuda.max_memory_allocated()
 
 

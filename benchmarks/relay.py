@@ -149,7 +149,7 @@ async def container() -> AsyncGenerator[Sandbox]:
 
 
 async def latencies(sandbox: Sandbox, plan: RelayPlan) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each round: those of the worker, those of the server in the container."""
+    """The latencies of each round: those of the worker, and those of the server in the container."""
     found: dict[int, list[list[float]]] = {RELAYED_PORT: [], NEARBY_PORT: []}
     await output(sandbox, "python3 /server.py >/dev/null 2>&1 & until [ -e /up ]; do sleep 0.01; done")
     async with sandbox.serve(RELAYED_PORT, Answering):

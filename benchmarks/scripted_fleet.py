@@ -1,7 +1,7 @@
 """Requests, trajectories and workers without a sandbox or an engine: claims, leases and publications are real, tokens are
 made up.
 
-Both benchmarks and tests use it. It lies with the benchmarks because those also run where the tests are not installed, and
+Both benchmarks and tests use it. It is in the benchmarks because those also run where the tests are not installed, and
 it needs no torch.
 """
 

@@ -108,7 +108,7 @@ class Service:
 
     @property
     def note(self) -> Path:
-        """The file that records that we started the service, as a Note."""
+        """The path of the file with the service's Note: the record that we started it."""
         return RUN / f"{self.name}.started"
 
 
@@ -242,7 +242,7 @@ def wait_while_stopping(service: Service) -> None:
     give_up_at = time.monotonic() + OTHERS_STOP_S
     while (note := read_note(service)) is not None and note.is_stopping:
         if time.monotonic() > give_up_at:
-            raise RuntimeError(f"process {note.pid} was told to stop and does not; see {service.log}")
+            raise RuntimeError(f"process {note.pid} was asked to stop and is still running; wait or end it, and see {service.log}")
         time.sleep(0.05)
 
 

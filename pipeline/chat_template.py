@@ -501,7 +501,7 @@ class ChatTemplate:
 
     @property
     def _takes_text(self) -> bool:
-        """Whether it takes the arguments of calls as JSON text."""
+        """Whether the template expects the arguments of tool calls as JSON text, not as an object."""
         return self._calling is not None and self._calling.arguments_as_text
 
     def after_reply(self, messages: Sequence[ChatMessage]) -> str:

@@ -349,7 +349,7 @@ def _placeholder_faults(key: str, text: str) -> Iterator[str]:
         if name not in PLACEHOLDERS:
             yield f"{{{name}}} is no placeholder; there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
         elif name in _IN_COMMAND_ONLY and key != "command":
-            yield f"{{{name}}} may stand in the command only; use {{problem_file}}"
+            yield f"{{{name}}} is allowed in the command only; use {{problem_file}}"
         elif key == "version_command" and name != "harness":
             yield f"{{{name}}} is not known when the version is asked for; use {{harness}} only"
 

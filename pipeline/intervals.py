@@ -63,8 +63,8 @@ def wilson_interval(share: float, num_draws: float, quantile: float = NORMAL_QUA
 
 @lru_cache(maxsize=4096)
 def t_quantile(degrees: int, tail: float = TAIL) -> float:
-    """The quantile of Student's t distribution beyond which lies `tail`, found by bisection of the finite series of its distribution
-    (Abramowitz and Stegun, 26.7.3 and 26.7.4). More than 1,000 degrees count as 1,000, which makes it at most 0.2 % larger.
+    """The quantile of Student's t distribution with the probability `tail` above it, found by bisection of the finite series of its
+    distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4). More than 1,000 degrees count as 1,000, which makes it at most 0.2 % larger.
     """
     degrees = min(degrees, 1000)
     low, high = 0.0, pi / 2  # t is the square root of the degrees times the tangent of an angle

@@ -1,10 +1,13 @@
 r"""The templates of a judge's prompts: one YAML file of Jinja templates, read by the trainer and by judge workers.
 
-    system       the judge's role; "" for none issue        the beginning of every prompt of a rollout: {{ issue }} past_step    one earlier
-    step: {{ number }}, {{ commands }} step         the step to be judged: {{ number }}, {{ reply }}, {{ commands }} question     the end of
-    a prompt for votes opening      how every vote begins; "" leaves that to the judge. After '\boxed{' a model that is too small to write a
-    verdict only has to choose the sign. Needs an engine of the judges' router, and a chat template that begins no thought shares       how
-    much of the prompt's tokens each part may have at most: issue, past_steps, results
+    system       the judge's role; "" for none
+    issue        the beginning of every prompt of a rollout: {{ issue }}
+    past_step    one earlier step: {{ number }}, {{ commands }}
+    step         the step to be judged: {{ number }}, {{ reply }}, {{ commands }}
+    question     the end of a prompt for votes
+    opening      how every vote begins; "" leaves that to the judge. After '\boxed{' a model that is too small to write a verdict only
+                 has to choose the sign. Needs an engine of the judges' router, and a chat template that begins no thought
+    shares       how much of the prompt's tokens each part may have at most: issue, past_steps, results
 
 A command has `.text`, `.output`, `.exit_code` (None: it has no status), `.timed_out`, `.was_run` and `.in_reply` (the reply's text holds
 the command). A prompt is issue, past steps, step and question, in this order. So the prompts of one rollout share a long beginning, which

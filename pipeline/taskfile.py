@@ -63,7 +63,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     agent_s: float = 0.0  # how many of them the state `agent` took
     verified_at: float  # Unix seconds
-    warning: str = ""  # what a person should know of a task although it is ok
+    warning: str = ""  # a warning about a task that is ok nevertheless; "" if there is none
     calibration: bytes = b""  # packed, as it travels in a task; `pipeline.task.Calibration`
     num_tests: int = 0  # number of tests that the known fix passes in every run
     num_controlled: int = 0  # how many of `num_tests` a contradiction can make fail
@@ -172,7 +172,7 @@ def _refuse_duplicates(path: Path, ids: list[str]) -> None:
     seen: set[str] = set()
     for task_id in ids:
         if task_id in seen:
-            raise ValueError(f"{path}: id: {task_id!r} stands for two tasks; ids must be unique")
+            raise ValueError(f"{path}: id: two tasks have the id {task_id!r}; ids must be unique")
         seen.add(task_id)
 
 

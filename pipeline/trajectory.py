@@ -189,8 +189,8 @@ class Tally(Message, frozen=True, kw_only=True):
 
 # The result of the control runs of a pass. confirmed: in each the contradicted test failed, as it must, and every test that needs the fix
 # can be contradicted. partial: the same, but some of these tests cannot. refuted: a contradicted test passed, or another that needs
-# the fix failed, or the run came to no end; the value is 0. undecided: the machine was too busy for one. none: no test has a
-# contradiction. off: none was wanted. "": the patch did not pass.
+# the fix failed, or the run did not finish; the value is 0. undecided: the machine was too busy for one. none: no test has a
+# contradiction. off: the grading has no control runs. "": the patch did not pass.
 Control = Literal["", "confirmed", "partial", "refuted", "undecided", "none", "off"]
 
 
@@ -237,8 +237,7 @@ class EpisodeSeconds(Message, frozen=True, kw_only=True):
     """The time of a rollout on its worker, by use. The fields sum up to the time that the stage took."""
 
     open_s: float = 0.0  # time until the agent's container was ready
-    # That the policy was asked without an engine working on the reply, as in `Turn`.
-    engine_wait_s: float = 0.0
+    engine_wait_s: float = 0.0  # time for which a reply was awaited and no engine worked on it, as in `Turn`
     generate_s: float = 0.0  # time for which engines worked on the replies
     command_s: float = 0.0
     close_s: float = 0.0  # time until the agent's container was removed
@@ -299,13 +298,13 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     finished_at: UnixSeconds
     traceparent: str = ""  # the id of the rollout span, parent of the learner's step span
     patch: str = ""  # fingerprint of the patch that was graded; "" of a blank one, or none
-    control: Control = ""  # its reward's
+    control: Control = ""  # `Reward.control` of its reward; "" without one
     num_cuts: Count = 0  # turns before which something was taken out of the context
     repeated_tokens: Count = 0  # all turns together
     num_tokens: Count = 0  # fed and sampled, each counted once
     aside_tokens: Count = 0  # number of `sampled_tokens` that belong to asides, which are never trained
     num_not_taken: Count = 0  # replies that an agent program never took
-    seconds: EpisodeSeconds | None = None  # its trajectory's
+    seconds: EpisodeSeconds | None = None  # `seconds` of its trajectory
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:

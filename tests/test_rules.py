@@ -76,6 +76,23 @@ def test_a_comment_is_no_reason_to_break_a_statement_at_its_brackets() -> None:
     assert {name: scars for name, scars in found.items() if scars} == {}
 
 
+# Phrases that leave open who does what, or how many there are.
+HABITS = re.compile(r'\b(?:is|are|was|were) told\b|\bso many\b|"""Of ')
+
+
+def test_pages_docstrings_and_comments_say_who_does_what_and_how_many_there_are() -> None:
+    read = [
+        path
+        for path in FILES
+        if path.suffix in (".md", ".py")
+        and (path.parts[0] in (*PACKAGES, "docs") or path.name in ("README.md", "ARCHITECTURE.md"))
+    ]
+    assert len(read) > len(PACKAGES)
+    # A phrase may continue in the next line of a comment.
+    texts = {path: " ".join(re.sub(r"\n\s*#", "\n", (ROOT / path).read_text()).split()) for path in read}
+    assert {str(path): found for path, text in texts.items() if (found := HABITS.findall(text))} == {}
+
+
 def test_every_task_has_a_name_by_which_a_dump_of_tasks_shows_it() -> None:
     unnamed = [
         f"{path}:{call.lineno}"

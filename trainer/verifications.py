@@ -45,8 +45,10 @@ class Verifications:
         return [as_verified(task, standing(self.by_task, task)) for task in tasks]
 
     def strong(self, tasks: list[Task], *, max_weakness: float | None) -> list[Task]:
-        """The tasks that are not proved to be weaker than `max_weakness`, or all if that is None: the lower end of the weakness's interval
-        is not above it. A task without any partial fix is included. Raises ValueError if it was not measured, or if none is left.
+        """The tasks whose weakness is at most `max_weakness`, judged by the lower end of its interval; all tasks if `max_weakness` is None.
+
+        A task for which no partial fix could be made is included. Raises ValueError if the weakness of a task was not measured, or if no
+        task is left.
         """
         if max_weakness is None:
             return tasks

@@ -47,7 +47,9 @@ class AttemptTrace:
 
 @contextlib.contextmanager
 def attempt_trace(kind: str, claim: Claim[Any]) -> Generator[AttemptTrace]:
-    """Makes spans of the block children of the attempt's span. The span `claim` lasts from the claim to this call."""
+    """Within the block, new spans are children of the attempt's span, which is recorded when the block ends. The span `claim` lasts from
+    the claim to this call.
+    """
     request = claim.request
     above = request.traceparent or telemetry.rollout(request.id)
     own, waiting = telemetry.attempt(above, kind, claim.attempt), telemetry.queue_wait(above, kind)

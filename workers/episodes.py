@@ -54,7 +54,7 @@ class EpisodePlayer:
         try:
             return readable_frame(EpisodeReport(request_id=request.id, trajectory=await self.play(request)))
         except Exception as error:
-            log.exception("%s: its trajectory cannot be told", request.id)
+            log.exception("%s: its trajectory could not be reported", request.id)
             trajectory = failed_trajectory(
                 self._claim(request, attempt=1, at=started_at), _failure_of(error), started_at
             )

@@ -206,22 +206,21 @@ def _parser() -> argparse.ArgumentParser:
         "--temperature",
         type=float,
         metavar="T",
-        help="of sampling; default: the agent file's, else the server's; of engines 1",
+        help="sampling temperature; default: the agent file's, else the server's; of engines 1",
     )
     add(
         "--max-tokens",
         type=int,
         metavar="N",
-        help="that one reply may have; default: the agent file's, else the server's; of engines 4096",
+        help="largest number of tokens of one reply; default: the agent file's, else the server's; of engines 4096",
     )
     add("--step-limit", type=int, metavar="N", help="turns; default: the agent file's, else 50")
     add(
         "--context-tokens",
         type=int,
         metavar="N",
-        help="that the policy has before it at one time; our engines' full contexts are cut, with --exact the episode ends; an agent "
-        "program is told of it; "
-        "default: %(default)s",
+        help="largest context of the policy. When it is full, our engines' contexts are cut; with --exact the episode ends; an agent "
+        "program gets the number; default: %(default)s",
     )
     add("--wall-s", type=float, metavar="S", help="wall time of the episode; default: %(default)s")
     parser.set_defaults(context_tokens=Limits().context_tokens, wall_s=Limits().wall_s)

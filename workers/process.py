@@ -36,7 +36,7 @@ from workers.claim import Claimer, TailHandler
 
 log = logging.getLogger("swerve.worker")
 
-TAKE_AT_ONCE = 4  # a large worker leaves part of a short queue to the others
+TAKE_AT_ONCE = 4  # claims taken at once; few, so that a large worker leaves part of a short queue to others
 # Longest sleep of an idle worker. A request that comes due by itself (after a back-off, or when a dead worker's lease expires)
 # wakes no worker.
 IDLE_S = 2.0
@@ -113,9 +113,9 @@ class Taker(Worker, Generic[R, T, H]):
         return bool(found)
 
     async def _return_duplicate(self, claim: Claim[R]) -> None:
-        """Returns a claim to the queue whose older attempt still runs here.
+        """Returns a claim to the queue because an older attempt of the same request still runs in this process.
 
-        Its lease expired unnoticed, so the attempt ends at its next renewal.
+        The lease of that attempt expired unnoticed, so it ends at its next renewal.
         """
         log.warning("%s attempt %d: its older attempt still runs here", claim.request.id, claim.attempt)
         with contextlib.suppress(RedisError, OSError):

@@ -148,7 +148,7 @@ class Player:
             episode.turns = list(with_digests(episode.turns))
 
     def _act(self, episode: Episode, text: str) -> EpisodeMessage:
-        """Run the command of a reply; returns what the policy is told. May end the episode."""
+        """Run the command of a reply; returns the message to the policy. May end the episode."""
         commands = [found.strip() for found in _ACTION.findall(text)]
         if len(commands) != 1 or "\0" in commands[0]:
             episode.commands.append(None)

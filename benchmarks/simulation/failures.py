@@ -8,7 +8,7 @@ Failures = Literal["none", "random", "by_length", "as_zero"]
 """How a share of the episodes fails, and what becomes of them.
 
 random: every episode alike; it has no reward and is not trained, as here. by_length: likewise, but in proportion to its turns.
-as_zero: every episode alike, and it is trained with reward 0, as where a failure is not told from a wrong patch.
+as_zero: every episode alike, and it is trained with reward 0, as where a failure is not distinguished from a wrong patch.
 """
 
 FAILURES: tuple[Failures, ...] = get_args(Failures)

@@ -18,11 +18,11 @@ ROOM_TOKENS = 256
 """By how much more than needed a cache grows."""
 
 CHUNK_TOKENS = 24
-"""Of each sequence at a time: the shorter ones are padded up to so many."""
+"""Number of tokens of each sequence that are computed at a time, at most; shorter sequences are padded."""
 
 
 class LayerWeights(NamedTuple):
-    """One layer's matrices; query, key and value lie together, and so do gate and up projection."""
+    """One layer's matrices; query, key and value are together, and so are gate and up projection."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -99,7 +99,7 @@ class Sequences:
         return list(logits), torch.stack(list(logits.values()))
 
     def _extend(self, new: Mapping[int, list[int]]) -> tuple[list[int], Tensor]:
-        """What shorter rows are padded with lies behind their end, where the next token overwrites it before anything sees it."""
+        """The padding of shorter rows is after their end, where the next token overwrites it before anything sees it."""
         self._bring_forward(new.keys())
         order = self._order[: len(new)]
         tokens = [new[sequence] for sequence in order]

@@ -1,4 +1,4 @@
-"""A judge of steps that knows the task's bug, and is wrong as often as it is told to be.
+"""A judge of steps that knows the task's bug, and is wrong at a given rate.
 
 It scores what a turn did for the repair, never the outcome: the function was found, the right file read, an edit left the
 function right or wrong, a check was worth running. Format errors and the submission have no score, as in `[judge]` of a recipe.

@@ -67,7 +67,7 @@ def missing(cells: Iterable[Cell], settings: Settings, rows: Iterable[CellRow]) 
 
 
 def run(cells: list[Cell], settings: Settings, path: Path, *, jobs: int) -> Iterator[CellRow]:
-    """Run cells in so many processes, and append each to the file as it is finished."""
+    """Run cells in `jobs` processes, and append each to the file as it is finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         for row in _run_all(cells, settings, jobs):
@@ -91,7 +91,7 @@ def _run_all(cells: list[Cell], settings: Settings, jobs: int) -> Iterator[CellR
 
 _bench: list[Workbench] = []
 _open = contextlib.ExitStack()
-"""Of a process of the pool: what its cells share, for as long as it lives."""
+"""What the cells of one process of the pool share, for as long as it lives."""
 
 
 def _set_up() -> None:

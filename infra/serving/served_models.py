@@ -6,7 +6,7 @@ start, by importing all of its models, and then falls back to Hugging Face's imp
 its model files cannot be imported; they are listed here for the release in constraints.txt, and a test compares the list with what
 SGLang imports.
 
-Of weight files only headers are read, so 140 GB take milliseconds. The check finds files that are missing, truncated, too long, or not
+Only the headers of weight files are read, so 140 GB take milliseconds. The check finds files that are missing, truncated, too long, or not
 weights at all (a Git LFS pointer, a page of HTML), and headers that contradict themselves. It does not find wrong numbers.
 """
 

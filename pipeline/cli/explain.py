@@ -98,7 +98,7 @@ class Life:
 
     request_id: str
     run_id: str
-    state: State | None  # None: Redis has forgotten it
+    state: State | None  # None: Redis no longer has the request
     moments: tuple[Moment, ...]
     verdict: str
     judging: str = ""

@@ -38,7 +38,7 @@ SPOILT = {"format_errors": "in format errors", "context": "with a full context"}
 
 BARREN_SHARE = 0.25  # share of the number of groups without signal at which a run ends
 JUDGE_WAIT_S = 600.0  # how long groups wait for judgements if the trainer does not say
-# A judge request may wait this long for a judge even if groups wait less: a judge claims a request soon, but not in no time.
+# A judge request may wait this long for a judge even if groups wait less, because claiming takes a judge a moment.
 MIN_BEHIND_S = 30.0
 
 

@@ -158,7 +158,7 @@ def test_a_program_cannot_play_where_its_opening_leaves_no_room() -> None:
         ("--task={problem}", "--task=x", "command: it gives the program no task"),
         ("--task={problem}", "--task={text} {problem}", "command.1: {text} is no placeholder"),
         ('"{port}"', '"4000"', "files: nothing tells the program its endpoint"),
-        ('"{port}"', '"{port} {problem}"', "env.TINY_PORT: {problem} may stand in the command only"),
+        ('"{port}"', '"{port} {problem}"', "env.TINY_PORT: {problem} is allowed in the command only"),
         ("TINY_PORT", "LD_LIBRARY_PATH", "env.LD_LIBRARY_PATH: the task's own programs read this variable"),
         ("TINY_PORT", "PYTHONHOME", "env.PYTHONHOME: the task's own programs"),
         ("TINY_PORT", "NODE_OPTIONS", "env.NODE_OPTIONS: the task's own programs"),

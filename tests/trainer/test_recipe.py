@@ -251,7 +251,7 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
             CONTROLLED % "patience_steps=0",
             "admission.control.patience_steps is 0; it must be an integer of 1 or more",
         ),
-        ("admission={max_lag_versions=40, staleness='controlled'}", "lags above 30 are not told apart"),
+        ("admission={max_lag_versions=40, staleness='controlled'}", "lags above 30 are counted as one"),
         ("rollouts.max_bytes=1000", "rollouts.max_bytes is 1000; it must be an integer of 1048576 or more"),
     ],
 )

@@ -104,9 +104,9 @@ def _look(part: Sequence[Pair], share: float, bound: float) -> Look:
 def difference_of(pairs: Sequence[Pair]) -> Difference:
     """The mean difference over tasks and pairs of runs.
 
-    Of one pair, tasks are the draws, and two more count as in `pipeline.intervals.paired_difference`. Of several, tasks and pairs are
-    crossed: the variance is that of the means of pairs plus that of the means of tasks minus that of what neither explains (Cameron,
-    Gelbach and Miller, JBES 29, 2011), and never less than either; degrees of freedom are Satterthwaite's (Biometrics 2, 1946).
+    With one pair, tasks are the draws, and two more are counted, as in `pipeline.intervals.paired_difference`. With several pairs, tasks
+    and pairs are crossed: the variance is that of the means of pairs plus that of the means of tasks minus that of what neither explains
+    (Cameron, Gelbach and Miller, JBES 29, 2011), and never less than either; degrees of freedom are Satterthwaite's (Biometrics 2, 1946).
     """
     tasks = list(pairs[0][0])
     table = np.array([[fmean(b[task]) - fmean(a[task]) for task in tasks] for a, b in pairs])

@@ -19,7 +19,7 @@ from pipeline.screen import lines
 from trainer.compare.evaluations import checked, rewards_of
 from trainer.compare.looks import INFLATION, Rewards, planned_information
 
-EPISODES = (1, 2, 4, 8, 16)  # episodes of each task for which the number of tasks is told
+EPISODES = (1, 2, 4, 8, 16)  # numbers of episodes per task for which the table shows how many tasks are needed
 MOST_SEEDS = 100
 MOST_EPISODES = 1000
 
@@ -70,7 +70,9 @@ def needed(noise: Noise, *, detect: float, power: float, episodes_each: int) -> 
 
 
 def _is_found(noise: Noise, seeds: int, episodes: int, detect: float, power: float) -> bool:
-    """Whether so many pairs of runs find the difference. Degrees of freedom are Satterthwaite's, as in `difference_of`."""
+    """Whether `seeds` pairs of runs find the difference with the probability `power`. Degrees of freedom are Satterthwaite's, as in
+    `difference_of`.
+    """
     of_tasks = noise.of_difference(tasks=noise.num_tasks, episodes=episodes, seeds=seeds)
     total = of_tasks + noise.of_seeds(seeds)
     parts = noise.of_seeds(seeds) ** 2 / (seeds - 1) + of_tasks**2 / max(1, noise.num_tasks - 1)

@@ -148,7 +148,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--context-tokens",
         type=int,
         metavar="N",
-        help="context that the program of --harness is told of, and compacts its own by; the server's own limit holds as well; "
+        help="context size given to the program of --harness, by which it compacts its conversation; the server's own limit applies as "
+        "well; "
         f"default {Limits().context_tokens}",
     )
     add(
@@ -417,7 +418,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _told_sampling(endpoint: Endpoint) -> Sampling:
-    """The sampling that an agent program is told: the longest reply that the server is asked for."""
+    """The sampling settings that are passed to an agent program: only the longest reply that we request from the server."""
     for name in ("max_completion_tokens", "max_tokens"):
         most = endpoint.options.get(name)
         if isinstance(most, int) and most > 0:

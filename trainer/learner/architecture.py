@@ -330,6 +330,8 @@ def _layer_matrices(architecture: Architecture) -> int:
 
 
 def _mlp_matrices(architecture: Architecture) -> int:
-    """The same of its MLP, or of its router and the experts that a position is sent to."""
+    """The number of weights of one layer's MLP by which each position is multiplied; in a mixture of experts, those of the router and of
+    the experts that one position is sent to.
+    """
     router = architecture.width * architecture.experts.count if architecture.experts else 0
     return router + 3 * architecture.width * architecture.active_mlp_width

@@ -142,8 +142,8 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # Send each token to the experts that the engine sent it to, rather than to those that the router prefers by now; engines
     # need --enable-return-routed-experts.
     routing_replay: bool = False
-    # Activations that the backward pass computes again: "selective" those inside each MLP or mixture of experts, "full" all but each
-    # layer's input, "none" none.
+    # Activations that the backward pass computes again. "selective": those inside each MLP or mixture of experts; "full": all except
+    # each layer's input; "none": none.
     recompute: Recompute = "none"
     distributed_optimizer: bool = False  # divide the optimizer's state among the data-parallel processes
     offload_optimizer: bool = False  # keep the optimizer's state on the host but during updates
@@ -165,7 +165,7 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if self.lr_min > self.lr:
             raise ValueError(
-                f"learner.lr_min is {self.lr_min:g}; it must lie between 0 and learner.lr = {self.lr:g}"
+                f"learner.lr_min is {self.lr_min:g}; it must be between 0 and learner.lr = {self.lr:g}"
             )
         if self.lora.rank and self.train_only:
             raise ValueError(

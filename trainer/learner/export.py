@@ -248,7 +248,7 @@ def _plan(parts: Sequence[Part]) -> tuple[list[_File], int]:
 
 
 def writers_of(held_by: dict[int, dict[_Names, int]]) -> dict[_Names, int]:
-    """A writer for every parameter among the ranks that hold it.
+    """Chooses, for each parameter, which of the ranks that hold it writes it.
 
     The largest are assigned first, each to the rank with the fewest bytes so far.
     """

@@ -113,4 +113,4 @@ class Notices:
         for task_id, found in self._quarantine.unsteady.items():
             if task_id not in self._unsteady_said:
                 self._unsteady_said.add(task_id)
-                self._say(f"{task_id} goes on being played, its tests were steady when verified: {found}")
+                self._say(f"{task_id} is still played, because its tests were steady when it was verified: {found}")

@@ -42,7 +42,7 @@ def _torchrun(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
         yield f"# On {_every(plan.fleet.hosts.count, 'host')} of sandboxes, with the addresses of Redis and of the router:"
         yield f"{reach} SWERVE_SLOTS={plan.fleet.slots_per_host} python -m workers.run &"
     nodes, processes = _learner_nodes(plan), _learner_processes(plan)
-    yield f"# On {_every(nodes, 'machine')} of the learner; add --resume to go on with a run:"
+    yield f"# On {_every(nodes, 'machine')} of the learner; add --resume to resume a run:"
     meeting = (
         f"--nnodes {nodes} --node-rank RANK --master-addr HOST --master-port 29500 " if nodes > 1 else ""
     )
@@ -110,7 +110,7 @@ def _kubernetes(plan: RunPlan, recipe_path: Path) -> Iterator[str]:
         ],
     }
     yield "# my-overlay/kustomization.yaml: kubectl apply -k my-overlay. Copy the recipe to runs/recipe.toml of the volume first:"
-    yield f"# {recipe_path}, with its model, tasks and agent under paths of the volume. SWERVE_REDIS_URL is the base's, of its own Redis."
+    yield f"# {recipe_path}, with its model, tasks and agent under paths of the volume. The base sets SWERVE_REDIS_URL, to its own Redis."
     yield msgspec.json.format(msgspec.json.encode(overlay), indent=2).decode()
 
 

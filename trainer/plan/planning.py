@@ -206,7 +206,7 @@ def publication(recipe: Recipe, num_bytes: int, learner: GpuGroup, engines: Engi
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """The balance of learner and engines if the learner needs this time for a step's work."""
+    """The speed of a run in which the learner computes for `train_s` seconds per step. Either the learner or the engines limit it."""
 
     train_s: float
     demand: Demand

@@ -196,7 +196,7 @@ def _staleness_faults(admission: AdmissionRecipe) -> Iterator[str]:
     if most > admission.max_lag_versions:
         yield f"{where}.most_versions is {most}; set it to admission.max_lag_versions = {admission.max_lag_versions} at most"
     if most > NUM_LAGS - 2:
-        yield f"{where}.most_versions is {most}; lags above {NUM_LAGS - 2} are not told apart, so set it to {NUM_LAGS - 2} at most"
+        yield f"{where}.most_versions is {most}; lags above {NUM_LAGS - 2} are counted as one, so set it to {NUM_LAGS - 2} at most"
     if control.least_versions > most:
         yield f"{where}.least_versions is {control.least_versions}; set it to most_versions = {most} at most"
 

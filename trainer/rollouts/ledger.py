@@ -1,4 +1,5 @@
-"""The settled trajectories, and those of them that a checkpoint contains. The ledger prevents that anything is trained twice or forgotten.
+"""The settled trajectories, and those of them that a checkpoint contains. The ledger ensures that nothing is trained twice and nothing is
+forgotten.
 
 Settling a trajectory writes its row to the journal and remembers its stream entry; its judgement is settled with it. Only when a checkpoint
 that contains the settlement is complete on disk are the entries acknowledged. A trainer that dies before that reads them again and has no

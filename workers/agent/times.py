@@ -1,4 +1,4 @@
-"""The parts of a worker's time in an episode, charged while they happen."""
+"""Measures how a worker's time in an episode is spent. Each moment is charged to one part as it passes."""
 
 import time
 from collections.abc import Callable, Sequence

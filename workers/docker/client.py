@@ -129,7 +129,7 @@ def _refuse_if_nobody_listens(host: DockerHost) -> None:
 
 
 ATTACH_S = 60.0  # a busy Docker host takes its time, but one that hangs must not hold an episode without end
-TLS_CLOSE_S = 5.0  # limit for the Docker host to end TLS in good order
+TLS_CLOSE_S = 5.0  # time limit for a clean TLS shutdown by the Docker host
 LONGEST_REFUSAL_BYTES = 64 * 1024
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

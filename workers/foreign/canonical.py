@@ -1,9 +1,9 @@
 """Conversations as pieces that can be compared even if a program changed the format of earlier messages.
 
 The readers of the dialects leave out transport fields (`cache_control`, item ids, statuses, signatures) and join a list of texts into one
-text, so a `ChatPiece` contains only what the policy was told or said. Other changes to replies are handled here: arguments are compared as
-JSON values, thoughts are not compared, a call with an id that we made is that call whatever its content, and a reply whose calls were sent
-back in several messages is joined again. Texts are compared untrimmed, because no program trims them.
+text, so a `ChatPiece` contains only what was sent to the policy or what it said. Other changes to replies are handled here: arguments are
+compared as JSON values, thoughts are not compared, a call with an id that we made is that call whatever its content, and a reply whose
+calls were sent back in several messages is joined again. Texts are compared untrimmed, because no program trims them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -142,7 +142,7 @@ def _in_namespaces(tools: Iterable[Json]) -> Iterable[tuple[str, Json]]:
 
 
 def _free_text_description(tool: Json) -> str:
-    """The description with the grammar of the text, if it has one."""
+    """The tool's description, followed by the grammar of its free-text input if the tool defines one."""
     form = tool.get("format")
     definition = cast(Json, form).get("definition") if isinstance(form, Mapping) else None
     description = text_in(tool, "description")

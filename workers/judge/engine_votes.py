@@ -155,7 +155,7 @@ class ChatPrompt:
 
 
 class EndpointVoters:
-    """All endpoints of the judges of one process."""
+    """Opens voters that ask the OpenAI-compatible server named in each request. One object serves all judges of a process."""
 
     def __init__(self, session: aiohttp.ClientSession, tokenizers: JudgeTokenizers) -> None:
         self._session = session
@@ -196,7 +196,7 @@ class EndpointVoter:
         """Renders the prompt. Raises RequestError."""
         if text.opening:
             raise RequestError(
-                "judge.templates: opening: an endpoint cannot be told how its reply begins; remove `opening`"
+                "judge.templates: opening: the beginning of an endpoint's reply cannot be set; remove `opening`"
             )
         messages = chat(text)
         if self.renderer is not None:

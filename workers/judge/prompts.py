@@ -40,8 +40,9 @@ class JudgeTokenizers:
             return self._renderers[name]
 
 
-# Assumed without a tokenizer; code has more, so the estimate makes prompts too short rather than too long.
 ELSEWHERE = "\n\nThe step is in another conversation of the engineer's, which was asked to do this:\n"
+# Characters per token, assumed where the judge's tokenizer is not known. Code has about as many. Prose has more, so its prompts become
+# shorter than the limit; text with fewer, such as numbers or other scripts than Latin, makes prompts longer than the limit.
 CHARS_PER_TOKEN = 3
 
 

@@ -33,8 +33,8 @@ class FinishedRollout:
     submitted: bool  # whether the last turn submitted
 
     def conversation(self, turn: int) -> tuple[int, ...]:
-        """The numbers of the turns of the turn's conversation: those that it follows, the turn itself, and those after it. Of several
-        branches after it, the one with the newest turn counts.
+        """The numbers of the turns of the turn's conversation: those that it follows, the turn itself, and those after it. If
+        several branches follow it, the one with the newest turn counts.
         """
         parents = parents_of(self.turns)
         following, number = {turn}, turn

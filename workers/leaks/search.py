@@ -308,7 +308,7 @@ class _Search:
         if any(_shown(one) != one for one in paths):
             why = "its name is no UTF-8"
         elif git_directory and f"{path}/".startswith(f"{git_directory}/"):
-            why = "it lies in the repository's own git directory"
+            why = "it is in the repository's git directory"
         elif _is_needed(kind, path):
             why = "it is installed code, which others may need"
         return FoundLeak(kind=kind, where=_shown(where), paths=() if why else paths, why=why)

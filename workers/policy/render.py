@@ -265,7 +265,8 @@ class Renderer:
         finals = [token for token in self._encode(self.template.final_end) if token in control_ids]
         if not ends or not finals or finals[0] not in self.stop_token_ids:
             raise RequestError(
-                f"chat_template: no stop token ({self.stop_token_ids}) stands between an assistant's words and the next user's"
+                f"chat_template: the template puts no stop token ({self.stop_token_ids}) between an assistant's message and the next "
+                "user message"
             )
         return _End(ends[0] + 1, finals[0], frozenset(self.stop_token_ids))
 
@@ -274,7 +275,7 @@ class Renderer:
         at, token = self._first_stop(self._encode(self.template.end_of_call))
         if token is None:
             raise RequestError(
-                f"chat_template: no stop token ({self.stop_token_ids}) stands between a tool call and its result"
+                f"chat_template: the template puts no stop token ({self.stop_token_ids}) between a tool call and its result"
             )
         return _End(at + 1, token, frozenset({token}))
 

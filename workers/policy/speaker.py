@@ -144,7 +144,7 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """The source of replies in an episode of an agent program, which describes its tools itself."""
+    """The source of replies for an agent program. The program sends its tools with each request, so the renderer has none."""
 
     renderer: Renderer  # a renderer without tools
     speaker: Speaker

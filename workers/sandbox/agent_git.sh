@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Makes an agent's git print differences that can be applied: takes out of the image's system-wide and global configuration, in the files where
-# it stands, what changes what a difference looks like, or starts a program when one is made. The rest stays, and so does all that the
-# repository's own configuration says. The files are changed in place, because a variable that names another file would hold for the
-# project's own tests too, which may set a HOME of theirs.
+# Makes an agent's git print differences that can be applied: takes out of the image's system-wide and global configuration what changes the
+# look of a difference, or starts a program when one is made. The rest stays, and so does all that the repository's own configuration says.
+# The files are changed in place, because a variable that names another file would hold for the project's own tests too, which may set a
+# HOME of theirs.
 is_left_out() {
   case ${1,,} in
     attr.* | color.* | diff.* | format.* | gpg.* | pager.* | submodule.*.ignore | trace2.*) ;;

@@ -147,7 +147,7 @@ class ContainerTransport(asyncio.Transport):
         self._is_paused = False
         self._is_delivering = False
         self._received_count = 0  # number of these bytes as process 1 counts them
-        self._taken_count = 0  # bytes that the protocol has taken and that process 1 was not told of
+        self._taken_count = 0  # bytes that the protocol has taken and that were not reported to process 1 yet
         # Bytes to the container:
         self._unsent = bytearray()
         self._allowed_bytes = allowed_bytes
@@ -308,7 +308,7 @@ class ContainerTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     def _deliver_soon(self) -> None:
-        """Schedules one call that delivers all bytes received until it runs, in however many frames they arrived."""
+        """Schedules one delivery of all bytes that have arrived by the time it runs, so that many small frames cost one call."""
         if not self._is_delivering and not self._is_paused and not self._is_closing:
             self._is_delivering = True
             self._loop.call_soon(self._deliver)

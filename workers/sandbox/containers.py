@@ -315,7 +315,7 @@ def _events(client: Client, name: str) -> list[dict[str, Any]]:
 
 
 def _is_ours(event: dict[str, Any]) -> bool:
-    """Whether the event is our order to the first process to kill the others."""
+    """Whether the event is the signal with which we make the container's first process kill all others."""
     return event["Action"] == "kill" and event["Actor"]["Attributes"].get("signal") in KILL_SIGNALS
 
 

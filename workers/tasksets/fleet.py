@@ -37,7 +37,9 @@ _PLACED_AS_TEST = re.compile(
 
 
 def read(path: Path, split: str | None) -> list[Fields]:
-    """Every task directory under `path` by name, or rows; directories have no splits. Raises ValueError naming the path."""
+    """The tasks of the directories under `path`, sorted by name; if there are none, the rows of the data set at `path`. Only data sets have
+    splits. Raises ValueError naming the path.
+    """
     files = sorted(path.glob("task_*/task.json")) or sorted(path.glob("tasks/task_*/task.json"))
     if files and split is not None:
         raise ValueError(f"{path}: --split {split}: task directories have no splits; leave it out")

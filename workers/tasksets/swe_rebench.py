@@ -1,7 +1,7 @@
 """Rows of SWE-rebench: the first (Python, images laid out as SWE-bench's) and V2 (many languages, the repository at
 /{project}).
 
-swebench's parsers read the test logs. Of the parsers that SWE-rebench names, some are swebench's own, some differ and
+swebench's parsers read the test logs. Among the parsers that SWE-rebench names, some are swebench's own, some differ and
 some are not in swebench at all; a row with one of the latter two is refused.
 """
 

@@ -1,9 +1,9 @@
 """`python -m workers.verify TASKS.jsonl`: verifies tasks with the grader that will judge training
 
 Each task is graded in five states by the production grader, in real containers: an empty patch, a useless one and the hidden tests alone
-must be worth 0, the known solution (from TASKS.gold.jsonl) 1, in every repeat; and 1 again when its files are made in an agent's container
-and submitted as the agent file says. The image must have the task's base_commit checked out. The command needs Docker and the tasks'
-images; no Redis, no SGLang, no GPU. It writes TASKS.verified.jsonl, which the trainer reads.
+must get reward 0, the known solution (from TASKS.gold.jsonl) reward 1, in every repeat; and reward 1 again when its files are made in an
+agent's container and submitted as the agent file says. The image must have the task's base_commit checked out. The command needs Docker and
+the tasks' images; no Redis, no SGLang, no GPU. It writes TASKS.verified.jsonl, which the trainer reads.
 
 Exit status: 0 every task is ok; 1 some are not, with the reason; 2 misuse, or results that cannot be written; 130 after
 Ctrl-C. Results until then are kept.
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=DEFAULT_PARTIAL_FIXES,
         metavar="N",
-        help="so many wrong patches of each task at most, with --strength; default: %(default)s",
+        help="largest number of wrong patches per task, with --strength; default: %(default)s",
     )
     add("--agent", action="append", metavar="FILE", help=AGENT_HELP)
     add("--new", action="store_true", help="leave out tasks that were found ok and have not changed since")

@@ -65,7 +65,7 @@ def met_parts(text: bytes, checks: Sequence[tuple[Span, Sequence[Difference]]]) 
 
 
 def _written(operand: ast.expr, names: Names) -> ast.expr:
-    """The expression whose value the operand has, if it is a variable that is bound once."""
+    """The expression that was assigned to `operand` if that is a variable with a single assignment; otherwise `operand` itself."""
     if isinstance(operand, ast.Name):
         match [names.parent(one) for one in names.bindings_of(operand)]:
             case [ast.Assign(value=value, targets=[ast.Name()])]:

@@ -85,7 +85,7 @@ def _controls(verification: Verification) -> str:
 def flag_rows(verification: Verification) -> list[Text]:
     """The tests whose pass proves little, because a patch may change them or their expected values."""
     flagged = {
-        "lie in files that a patch may change": verification.in_fix,
+        "are in files that a patch may change": verification.in_fix,
         "take cases, references or data from the package under test": verification.from_package,
     }
     return [

@@ -418,7 +418,7 @@ class _Tests:
 
 
 def _mark_readers(trials: Iterable[Trial], of_data: Sequence[Trial]) -> None:
-    """Flags the trials of tests with a data file that change no literal."""
+    """Sets `is_in_a_file` for the trials that change no literal and whose tests all read expected values from a data file."""
     reading = {name for one in of_data for name in one.names}
     for trial in trials:
         was = parse_expression(trial.contradiction.changes[0].was)

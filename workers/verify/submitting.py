@@ -1,8 +1,8 @@
 """The state `agent`: the known fix as an agent makes and submits it.
 
 In an agent's container the files of the fix are written one by one, by commands of the agent, and submitted by the command that the agent
-file gives. What arrives is graded like the submission of an episode. If it is worth 0, the trees with the fix and with the submission are
-compared, and the parts of the fix that were lost on the way are named with what lost them.
+file gives. What arrives is graded like the submission of an episode. If it gets reward 0, the trees with the fix and with the submission
+are compared, and the parts of the fix that were lost on the way are named with what lost them.
 """
 
 import base64
@@ -129,7 +129,7 @@ class Submitter:
                     arrived = await self._tree(claim, patch, paths)
                     lost = await _losses(sandbox, wanted, arrived, patch, graded)
                 except (GraderError, SandboxError) as error:  # long tests outlive the agent's container
-                    lost = f"what was lost on the way cannot be told: {error}"
+                    lost = f"could not find out what was lost on the way: {error}"
         return _with_why(graded, lost)
 
     async def _tree(self, claim: Claim, patch: bytes, paths: Sequence[str]) -> Tree:

@@ -105,7 +105,7 @@ async def stop_tokens(target: Target) -> str:
             raise Nonconformity(f"{url}: the stop token {stop} was sampled and is not in the reply")
         ended_by_eos = reply.output_ids[-1] in target.model.special_ids
         if reply.output_ids != expected and not ended_by_eos and target.model.is_exact:
-            raise Nonconformity(f"{url}: the reply goes on after the stop token {stop}, or is another reply")
+            raise Nonconformity(f"{url}: the reply continues after the stop token {stop}, or is another reply")
         if finish.type != "stop":
             raise Nonconformity(
                 f"{url}: a reply that ended with a stop token has finish_reason {finish.type!r}"

@@ -1,4 +1,4 @@
-// One rollout, turn by turn: what the policy was told, thought and said, what it ran and saw, and what a judge scored; and the tokens of a
+// One rollout, turn by turn: what the policy read, thought and said, what it ran and saw, and what a judge scored; and the tokens of a
 // turn as colours: what engine and learner thought of them, what a step did with them, and the versions that drew them.
 
 import { badge, block, element, say } from "./dom.js";
@@ -136,8 +136,8 @@ export function conversation(rollout) {
 }
 
 function parts(turn) {
-  // From the second turn on, what was told is mostly the observation that the turn before already shows.
-  const told = turn.told?.length ? (turn.index === 0 ? messages(turn.told) : folded("What it was told", messages(turn.told))) : null;
+  // From the second turn on, the input is mostly the observation that the turn before already shows.
+  const told = turn.told?.length ? (turn.index === 0 ? messages(turn.told) : folded("Its input", messages(turn.told))) : null;
   return [heading(turn), turn.cut ? element("p", { class: "notice" }, cut(turn.cut)) : null, told,
     turn.thought ? labelled("Thought", block(turn.thought, "thought")) : null,
     turn.text ? labelled("Reply", block(turn.text)) : null,

@@ -1,5 +1,5 @@
 // Makes elements. Text enters the document here only, and as text nodes only: what a rollout says is never read as HTML, and no name of a
-// task, group or worker hides or reorders what stands beside it. Long text stays in its place, and is shown whole when asked for.
+// task, group or worker hides or reorders what is beside it. Long text stays in its place, and is shown whole when asked for.
 //
 // `pipeline/screen.py` makes visible for terminals what `visible` does here, and a test holds that both know the same characters.
 
@@ -59,7 +59,7 @@ export function entitle(text) {
   document.title = visible(text);
 }
 
-/** Replace the children of an element that is shown. The keyboard's focus stays on what had it, or on what stands in its place. */
+/** Replace the children of an element that is shown. The keyboard's focus stays on what had it, or on what replaces it. */
 export function redraw(parent, ...children) {
   const before = parent.contains(document.activeElement) ? document.activeElement : null;
   const path = [];
@@ -106,7 +106,7 @@ export function unwell({ complaints, pauses }) {
   return said.length ? element("ul", { class: "notice", "aria-label": "What is wrong" }, said) : "";
 }
 
-/** What stands where a part cannot be shown. */
+/** The notice in place of a part that cannot be shown. */
 export function notice(text) {
   return element("p", { class: "notice", role: "alert" }, text);
 }

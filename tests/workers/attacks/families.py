@@ -23,7 +23,7 @@ from tests.workers.attacks.untested import UNTESTED, UNTESTED_SCENES
 
 FAMILIES: dict[str, dict[str, Attack]] = {
     "tests changed before they run": SOURCE,
-    "objects of the runner bent": BENT,
+    "objects of the runner altered": BENT,
     "functions replaced by Python's own": SUBSTITUTES,
     "answers that agree with the test": ANSWERS,
     "other tests than were meant": CHOICES,
@@ -32,14 +32,14 @@ FAMILIES: dict[str, dict[str, Attack]] = {
     "answers that look like what is expected": LOOKALIKES,
     "other tests asked": SIBLINGS,
     "an earlier failure noticed": TELLTALES,
-    "what decides lies elsewhere": UNTESTED,
+    "what decides is elsewhere": UNTESTED,
     "scripts that end at the first failure": FIRST_FAILURE,
     "a control without an end": ENDLESS,
     "contradictions recognised, answers searched for": REMEMBERING,
     "a part of what is expected, any condition": PARTS,
 }
 # Paid now and then.
-BY_CHANCE = {"one run told from the other by chance": CHANCES}
+BY_CHANCE = {"one run distinguished from the other by chance": CHANCES}
 KNOWING_SCENES: dict[str, Scene] = {
     **EXPECTATION_SCENES,
     **TELLTALE_SCENES,

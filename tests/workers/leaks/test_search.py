@@ -336,7 +336,7 @@ def test_what_lies_in_the_repositorys_own_git_directory_is_named_and_not_removed
     }
     report = searched(files, repository.known())
     assert {one.where.split(",")[0] for one in report.found} == set(files)
-    assert {one.why for one in report.found} == {"it lies in the repository's own git directory"}
+    assert {one.why for one in report.found} == {"it is in the repository's git directory"}
 
 
 def test_a_file_whose_name_cannot_be_written_down_is_named_and_not_removed(repository: Repository) -> None:

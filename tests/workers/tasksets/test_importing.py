@@ -213,7 +213,7 @@ def test_a_task_file_says_which_line_is_no_task(tmp_path: Path) -> None:
     out.write_bytes(out.read_bytes() + b'{"id": 5}\n')
     with pytest.raises(ValueError, match=r"tasks\.jsonl:2: not a Task: .*\$\.id"):
         read_tasks(out)
-    with pytest.raises(ValueError, match="stands for two tasks"):
+    with pytest.raises(ValueError, match="two tasks have the id"):
         write_tasks(out, tasks * 2)
 
 

@@ -22,7 +22,7 @@ def test_tests_that_prove_little_are_named_a_few_of_each_kind() -> None:
     names = tuple(f"tests/test_it.py::test_{letter}\x1b" for letter in "abcd")
     rows = [text.plain for text in flag_rows(replace(PLAIN, in_fix=names, from_package=names[:1]))]
     assert [row.split(": ", 1)[0].strip() for row in rows] == [
-        "tests that lie in files that a patch may change (4)",
+        "tests that are in files that a patch may change (4)",
         "tests that take cases, references or data from the package under test (1)",
     ]
     assert "test_c" in rows[0]

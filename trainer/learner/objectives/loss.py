@@ -258,7 +258,9 @@ def _sums(tokens: Tokens, per_token: PerToken, total: Tensor, divergence_P: Tens
 
 
 def _by_token(tokens: Tokens, per_token: PerToken, off_P: Tensor | None) -> Tensor:
-    """`off_P` are the positions that the objective vetoed or the geometric mask switched off."""
+    """Three rows, one value per position: the policy's log-prob, the importance weight, and the index in REASONS of what switched the token
+    off. Positions that are not trained have 0. `off_P` marks the positions that the objective vetoed or the geometric mask switched off.
+    """
     reasons_P = torch.zeros_like(tokens.policy_logprobs_P)
     switches = {"masked": per_token.masked_P, "geometric_mask": off_P, "vetoed": per_token.vetoed_P}
     for reason, switched_P in switches.items():

@@ -58,7 +58,9 @@ _Leaf = InContainer | InCommit
 
 
 class NotAsCalibrated(TaskBroken):
-    """A contradiction cannot be placed: the test file at `path` has changed, or nothing can write it in that way."""
+    """A contradiction cannot be placed: the test file at `path` has changed since calibration, or the way in which it arrives, such as a
+    patch or a here-document of the eval script, cannot hold one.
+    """
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} {why}: run workers.verify on the task again")

@@ -208,15 +208,15 @@ def _line_ends(text: str) -> list[str]:
 Mode: TypeAlias = Literal[
     "equal",  # compared by `==` or a checker that compares
     "close",  # compared with a tolerance
-    "under",  # what is compared is smaller than it, or equal
-    "over",  # what is compared is larger than it, or equal
+    "under",  # the compared value is smaller than the operand, or equal
+    "over",  # the compared value is larger than the operand, or equal
     "item",  # the operand is contained in something, or is its start or end
-    "container",  # the operand contains what is compared
+    "container",  # the operand contains the compared value
     "identical",  # compared by `is`
     "error",
     "warning",
     "pattern",  # a regular expression that must be found
-    "type",  # what is compared is an instance of it
+    "type",  # the compared value must be an instance of the operand
 ]
 
 

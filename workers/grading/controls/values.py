@@ -186,7 +186,7 @@ _LONGER = {
 
 
 class Values:
-    """Draws values for one test file, without names that the file binds. Of a text, letters that are not `met` are changed first."""
+    """Draws values for one test file, without names that the file binds. In a text, letters that are not `met` are changed first."""
 
     def __init__(self, file: TestFile, names: Names, chance: random.Random, met: Cover) -> None:
         self._file = file
@@ -263,7 +263,7 @@ class Values:
         )
 
     def word(self) -> str:
-        """A word that occurs in no text by chance."""
+        """Two random words, joined; hardly any text contains them by coincidence."""
         one = self._chance.choice(_WORDS)
         return f"{one}{self._chance.choice(['_', '-', ' ', ''])}{self._chance.choice(_WORDS)}"
 
@@ -497,7 +497,7 @@ class Values:
             return None
         text = self._file.text(leaf)
         places = [] if "|" in text or "(?" in text else list(_plain_letters(text))
-        # Of equally plausible ones the first is taken, and numbers are the code's more often than words are.
+        # The first of equally plausible ones is taken, and numbers are the code's more often than words are.
         letters = [place for place in places if not text[place].isdigit()]
         digits = [place for place in places if text[place].isdigit()]
         chosen = [

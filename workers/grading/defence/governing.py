@@ -159,8 +159,8 @@ def path_inside(path: str, workdir: str) -> str:
 def hidden_paths(verdict: Verdict, workdir: str) -> list[str]:
     """Paths in `workdir` of the hidden tests, whichever way they arrive: their files return to the base commit first.
 
-    A renamed file counts with both names, also in a patch that the eval script applies itself. Of the other files in such a patch only
-    tests count, because its purpose may be to change the code.
+    A renamed file counts with both names, also in a patch that the eval script applies itself. Among the other files of such a patch
+    only tests count, because its purpose may be to change the code.
     """
     files = () if isinstance(verdict, SwebenchLog) else verdict.files
     applied = verdict.test_patch if isinstance(verdict, ExitCode) else b""
@@ -483,7 +483,7 @@ def _names(entries: Iterable[str]) -> set[str]:
 def _top_names(path: str, packages: set[str]) -> set[str]:
     """The names under which a file, or a parent folder of it, can be imported from a directory that is no package of the base.
 
-    Of the parent folders of a test only the first one counts, because the tests of a package are often in a folder of its name.
+    Only the outermost parent folder of a test counts, because the tests of a package are often in a folder of its name.
     """
     *folders, file = path.split("/")
     name = file.partition(".")[0]

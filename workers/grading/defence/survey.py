@@ -1,9 +1,9 @@
 """Finds the files of the repository that the eval script runs or names, and those that these files name, before the patch.
 
 Three kinds of files are restored: files that a shell, an interpreter or `python -m` runs, or that a script sources; pytest plugins that the
-repository's settings load; and other files that a script names. A correct fix may change source code, so of source code only tests, test
-runners, and scripts by their first line or mode are restored. Of the imports of a Python script, files beside it and test runners count.
-Files that the known fix changes are never restored, because they are under test.
+repository's settings load; and other files that a script names. A correct fix may change source code, so a source file that is only named
+is restored only if it is a test, a test runner, or a script, recognised by its first line or mode. Among a Python script's imports, only
+files in its own directory and test runners count. Files that the known fix changes are never restored, because they are under test.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Records which expectations of tests are met, and lets a test continue after one that is not.
 
 A condition is marked as `MEET(number, True)(lambda: condition)`, a call of a checker as `MEET(number, False)(lambda: call)`, and a context
-manager that expects an error as `AWAIT(number of its class, number of its text)(manager)`. Of two values that must be equal,
+manager that expects an error as `AWAIT(number of its class, number of its text)(manager)`. For two values that must be equal,
 `COMPARE(number, is_condition)(lambda one, other: check, lambda: left, lambda: right)` also reports where they differ.
 """
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false

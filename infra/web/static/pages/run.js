@@ -33,7 +33,7 @@ const OLD_PARTS = ["wait_s", "train_s"]; // of journals without wall_s
 const NOT_DRAWN = new Set(["step", "at", "version", "wall_s", "reward_low", "reward_high", ...PARTS, ...OLD_PARTS,
   ...CURVES.flatMap((one) => one.fields)]);
 
-/** Charts of curves. `runs` is [{name, series}]; the first is the page's, the others lie over it. */
+/** Charts of curves. `runs` is [{name, series}]; the first is the page's, the others are drawn over it. */
 function charts(runs) {
   const { marks } = runs[0].series;
   const happens = ({ fields }) => runs.some(({ series }) => series.steps.some((row) => fields.some((field) => row[field])));
@@ -69,7 +69,7 @@ function parts(row) {
   return Object.fromEntries(named.filter(([, value]) => Number.isFinite(value) && value > 0));
 }
 
-/** The curves of some numbers; where runs lie over one another, of the first number only, or nobody could tell them apart. */
+/** The curves of some numbers; where several runs are drawn, of the first number only, or nobody could distinguish them. */
 function ofFields(runs, fields, [low, high] = []) {
   const shown = runs.length > 1 ? fields.slice(0, 1) : fields;
   return runs.flatMap(({ name, series }) => shown.map((field) => ({

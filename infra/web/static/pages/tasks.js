@@ -57,7 +57,7 @@ function lessons(tasks) {
   const all = sum(tasks, "sampled_tokens");
   const rows = Object.entries(LESSONS).map(([name, text]) => ({ text, tasks: tasks.filter((task) => task.lesson === name) }))
     .filter((row) => row.tasks.length);
-  const spent = all ? `${percent(sum(tasks, "sampled_tokens_with_signal") / all)} of the sampled tokens lie in groups whose rewards differ; only these teach.` : "";
+  const spent = all ? `${percent(sum(tasks, "sampled_tokens_with_signal") / all)} of the sampled tokens are in groups whose rewards differ; only these teach.` : "";
   return [element("p", {}, `${number(tasks.length)} tasks were played. `, spent), table("Tasks by what they teach", [
     { name: "Lesson", cell: (row) => row.text },
     { name: "Tasks", number: true, cell: (row) => number(row.tasks.length) },
