@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.suite import QUICK, ROOT, chosen_for, run_pytest
 
-LIMIT_WORDS = ("-x", "--numprocesses=2", "--dist=loadscope")
+OPTIONS = ("-x", "--numprocesses=2", "--dist=loadscope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +436,7 @@ def caught_by(mutant: Mutant, copy: Path) -> str:
     try:
         package = f"tests/{mutant.path.rpartition('/')[0]}"
         for paths in (chosen_for([mutant.path], copy), [package]):
-            words = ["-m", QUICK, *LIMIT_WORDS, *paths]
+            words = ["-m", QUICK, *OPTIONS, *paths]
             results = run_pytest(words, copy / ".run/mutant.jsonl", root=copy)
             if results.failed:
                 return next(iter(results.failed))

@@ -111,6 +111,7 @@ class Grader:
         return await controls.run_after(tested) if tested.reward.resolved else tested
 
     async def _true_run(self, claim: Claim, patch: bytes, calibration: Calibration) -> PatchRun:
+        """A run without contradictions, whose pass has all tests that the known fix passes."""
         tested = await self.run_tests(claim, patch)
         if tested.reward.resolved and calibration.passing:
             with span("expected tests"):

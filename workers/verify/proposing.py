@@ -1,7 +1,8 @@
 """Proposes contradictions of the expectations of a task's tests, for trials on the known fix.
 
 The values in the expectations of tests are observed in a run of the known fix, and the writer of contradictions uses them. If a
-data file contains expected values, like a golden file, a change of that file is proposed.
+data file contains expected values, like a golden file, a change of that file is proposed; if another module of the tests makes them, a
+change of that module.
 """
 
 import ast
@@ -131,7 +132,9 @@ class Proposer:
             for trial in await self._of_support(path, found, observed.get(path, {}), met.get(path, ()), tests)
         ]
         _mark_uses(trials, of_support)
-        texts = {**texts} | {one.contradiction.path: found.support[one.contradiction.path] for one in of_support}
+        texts = {**texts} | {
+            one.contradiction.path: found.support[one.contradiction.path] for one in of_support
+        }
         return Proposed([*trials, *of_data, *of_support], texts, met)
 
     async def _of_support(
@@ -255,8 +258,12 @@ def support_of(path: str, text: bytes, support: dict[str, bytes]) -> dict[str, b
             if one not in found and one != path:
                 found[one] = support[one]
                 waiting.append((one, support[one]))
-    is_text = {one: b"\r" not in text and read(text) is not None for one, text in found.items()}
-    return {one: text for one, text in found.items() if is_text[one] and not text.startswith(BOM_UTF8)}
+    # The others cannot be joined with a test file.
+    return {
+        one: module
+        for one, module in found.items()
+        if b"\r" not in module and not module.startswith(BOM_UTF8) and read(module) is not None
+    }
 
 
 def _imported(path: str, text: bytes, support: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -148,7 +148,7 @@ def candidates(
 
 
 class _InOneFile(ast.NodeTransformer):
-    """Replaces attributes of modules whose text is in the same file by the names that they are there."""
+    """Replaces `module.name` by `name` for modules whose text is in the same file."""
 
     def __init__(self, modules: Collection[str]) -> None:
         self._modules = modules

@@ -54,6 +54,12 @@ async def test_a_test_that_fails_without_being_contradicted_in_two_control_runs_
     assert (confirmed.value, confirmed.control) == (1.0, "confirmed")
 
 
+async def test_one_contradicted_test_that_passes_refutes_a_pass() -> None:
+    reward = (await controls(run(a="PASSED", b="PASSED", c="PASSED")).run_after(PASSED)).reward
+    assert (reward.value, reward.control) == (0.0, "refuted")
+    assert "passes what must fail: a" in reward.decided_by
+
+
 async def test_a_machine_without_cpu_for_the_second_control_run_costs_no_pass_its_reward() -> None:
     reward = (await controls(UNSTEADY).run_after(PASSED)).reward
     assert (reward.value, reward.resolved) == (1.0, True)
