@@ -1,8 +1,8 @@
 """What a curriculum saves: `python -m benchmarks.curriculum [--jobs N]`, then `--table`.
 
 Trains the demo's policy in simulation (benchmarks/simulation) on a fixed set of tasks, in turn and drawn by their signal. The table has the
-groups without signal, and the episodes that each needs to reach the final held-out success of the plain order. Cells that the results file
-holds are skipped; `--table` only reads.
+groups without signal, and the training episodes until held-out success first reaches what the plain order has at its end, with t intervals
+over seeds at 95 %. Cells that the results file holds are skipped; `--table` only reads.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.command import add_run_arguments, prepare_process
+from pipeline.intervals import HEADING, t_mean
 
 if TYPE_CHECKING:
     from benchmarks.simulation.cell import Cell, CellRow, Settings
@@ -55,39 +56,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(rows: "Sequence[CellRow]") -> str:
-    """A line for each order of tasks, with means over seeds and their standard errors."""
+    """A line for each order of tasks: means over seeds, with their intervals."""
     from benchmarks.simulation.credit_tables import episodes_to, smoothed
-    from benchmarks.simulation.results import estimate
 
     plain = {row.cell.seed: row for row in rows if not row.cell.is_curriculum}
     lines = [
-        "| order | seeds | groups without signal | success at the end | episodes to the plain order's end | share of the plain order's |",
+        f"{HEADING}, seeds are the draws",
+        "",
+        "| order | seeds | groups without signal, % | success at the end, % | episodes | share of the plain order's episodes, % |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name in ("plain", "signal"):
         of = [row for row in rows if _name(row) == name and row.cell.seed in plain]
-        if not of:
-            continue
-        needed = [episodes_to(row, smoothed(plain[row.cell.seed])[-1][1]) for row in of]
-        shares = [
-            one / episodes_to(plain[row.cell.seed], smoothed(plain[row.cell.seed])[-1][1])
-            for one, row in zip(needed, of, strict=True)
-        ]
-        without = [
-            1 - sum(row.steps.num_groups) / (len(row.steps.num_groups) * row.settings.groups_per_step)
-            for row in of
-        ]
-        success = estimate([row.final.success for row in of], of[0].final.num_episodes)
+        needed, shares = [], []
+        for row in of:
+            reference = plain[row.cell.seed]
+            _, end = smoothed(reference)[-1]
+            needed.append(episodes_to(row, end))
+            if in_turn := episodes_to(reference, end):
+                shares.append(needed[-1] / in_turn)
         cells = (
-            name,
-            str(len(of)),
-            f"{100 * statistics.fmean(without):.1f} %",
-            str(success),
-            f"{statistics.fmean(needed):.0f}",
-            f"{statistics.fmean(shares):.2f}",
+            _over_seeds([_share_without_signal(row) for row in of]),
+            _over_seeds([row.final.success for row in of]),
+            f"{statistics.fmean(needed):.0f}" if needed else "",
+            _over_seeds(shares),
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join((name, str(len(of)), *cells))} |")
     return "\n".join(lines)
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    estimate = t_mean([value] for value in values)
+    return estimate.cell() if estimate else ""
+
+
+def _share_without_signal(row: "CellRow") -> float:
+    return 1 - sum(row.steps.num_groups) / (len(row.steps.num_groups) * row.settings.groups_per_step)
 
 
 def _name(row: "CellRow") -> str:

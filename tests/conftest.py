@@ -7,6 +7,7 @@ missing is an error, never a skip.
 
 import itertools
 import os
+import resource
 import signal
 import socket
 import sys
@@ -114,6 +115,14 @@ def _an_environment_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iter
         patch.setenv("HOME", str(home))
         patch.setenv("SWERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _as_many_descriptors_as_allowed() -> None:
+    """Many shells allow 1,024 descriptors. The process groups of one learner keep 64 until their process ends, and its tests share one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 16_384 if hard == resource.RLIM_INFINITY else min(16_384, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, enough), hard))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,7 +49,7 @@ class Forked:
     @property
     def has_begun(self) -> bool:
         """Whether nobody has to wait for the import any more."""
-        return bool(select.select([self._answers], [], [], 0)[0])
+        return self._answers_within(0)
 
     @property
     def returncode(self) -> int | None:
@@ -76,10 +76,16 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        if self._returncode is None and self.pid and select.select([self._answers], [], [], timeout_s)[0]:
+        if self._returncode is None and self.pid and self._answers_within(timeout_s):
             self._returncode = _number(self._answers)
             os.close(self._answers)
         return self._returncode
+
+    def _answers_within(self, timeout_s: float | None) -> bool:
+        # select() refuses descriptors above 1023, and a process of the tests may have as many open.
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def fork(module: str, *words: str, log: Path, **environment: str) -> Forked:

@@ -221,7 +221,7 @@ class ChatRecipe(Table, frozen=True, kw_only=True):
 
 
 class GradingRecipe(Table, frozen=True, kw_only=True):
-    """The control runs that check a pass before its reward is 1."""
+    """Control runs that check a pass before its reward is 1."""
 
     # Gradings that have control runs, in which one test must fail because its expectation was made wrong: "always" all, "never" none,
     # or a share of them that is drawn by chance.

@@ -48,20 +48,8 @@ class Books:
             groups_per_step=recipe.batch.groups_per_step,
             num_steps=recipe.num_steps,
         )
-        self.groups = GroupBook(
-            self.admission,
-            min_valid_members=recipe.min_valid_members,
-            stragglers=recipe.admission.stragglers,
-            train_without_signal=recipe.batch.train_without_signal,
-            requires_judgements=recipe.judge.required,
-        )
-        self.curriculum = Curriculum(
-            TaskOrder([task.id for task in inputs.train], seed=recipe.seed),
-            recipe.curriculum,
-            seed=recipe.seed,
-            group_size=recipe.rollout.group_size,
-            rows=read(journal.directory, EpisodeRow),
-        )
+        self.groups = _group_book_of(recipe, self.admission)
+        self.curriculum = _curriculum_of(recipe, inputs, journal)
         self.ledger = Ledger(rows, restored, observe=self.curriculum.observe)
         self.quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
         self.heldout = HeldOut(
@@ -92,3 +80,23 @@ class Books:
 
 def sampling_of(recipe: Recipe) -> Sampling:
     return Sampling(**asdict(recipe.rollout.sampling))
+
+
+def _group_book_of(recipe: Recipe, admission: Admission) -> GroupBook:
+    return GroupBook(
+        admission,
+        min_valid_members=recipe.min_valid_members,
+        stragglers=recipe.admission.stragglers,
+        train_without_signal=recipe.batch.train_without_signal,
+        requires_judgements=recipe.judge.required,
+    )
+
+
+def _curriculum_of(recipe: Recipe, inputs: Inputs, journal: Journal) -> Curriculum:
+    return Curriculum(
+        TaskOrder([task.id for task in inputs.train], seed=recipe.seed),
+        recipe.curriculum,
+        seed=recipe.seed,
+        group_size=recipe.rollout.group_size,
+        rows=read(journal.directory, EpisodeRow),
+    )

@@ -35,7 +35,7 @@ class TaskOrder:
     def __getitem__(self, cursor: int) -> str:
         num_tasks = len(self.task_ids)
         epoch, place = divmod(cursor, num_tasks)
-        return self.task_ids[np.random.default_rng((self._seed, epoch)).permutation(num_tasks)[place]]
+        return self.task_ids[int(np.random.default_rng((self._seed, epoch)).permutation(num_tasks)[place])]
 
 
 class Curriculum:
