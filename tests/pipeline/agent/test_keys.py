@@ -74,7 +74,7 @@ def fate(base: dict[str, Any], key: str, value: Any, **swerve: Any) -> KeyFate:
         (V2, "model.action_regex", "<a>(.*?)</a>", "used", "finds the command"),
         (V2, "model.model_class", "anthropic", "refused", "has no 'anthropic'"),
         (V2, "model.cost_tracking", "ignore_errors", "without effect", "price"),
-        (V2, "model.model_kwargs", {"temperature": 0.5}, "used", "of sampling"),
+        (V2, "model.model_kwargs", {"temperature": 0.5}, "used", "sampling parameter"),
         (V2, "model.model_kwargs", {"temprature": 0.5}, "refused", "did you mean temperature?"),
         (V2, "model.model_kwargs", {"api_key": "k"}, "without effect", "left out of what travels"),
         (V2, "model.model_kwargs", {"api_base": "http://x"}, "without effect", "where the policy is"),
