@@ -183,7 +183,7 @@ class Claimer(Generic[R, T, H]):
         log.info("%s %s attempt %d: %s", claim.request.id, attempt.outcome, claim.attempt, ending)
 
     async def _run_and_settle(self, claim: Claim[R], status: EpisodeStatus) -> tuple[str, str]:
-        """The ends of the stage and of the request, as words. A bug of ours also makes a failed result."""
+        """Returns two phrases for the log: the outcome of the stage and that of the request. A bug in our code is a failed result."""
         started_at = time.time()
         try:
             if why := await self.obstacle(claim):
@@ -224,7 +224,7 @@ class Claimer(Generic[R, T, H]):
         return self.kind.failed_result(claim, failed, time.time())
 
     async def _fail(self, result: T, failed: Failed, detail: str) -> str:
-        """Returns the request to the queue if it has tries left, otherwise dead-letters it; returns which, as words."""
+        """Returns the request to the queue if it has tries left, otherwise dead-letters it. Returns a phrase that says which."""
         claim: Claim[R] = result.claim
         failure_class = class_of(failed.boundary, transient=failed.transient)
         self.failed += 1

@@ -170,9 +170,9 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _whole_line(file: BinaryIO) -> bytes:
-    """The next line with its end, or a part of a line that is too long.
+    """The next line with its newline, or a part of a line that is too long.
 
-    Empty at the end of the file, and for a last line without an end.
+    Empty at the end of the file, also if the last line has no newline yet.
     """
     line = file.readline(_MAX_LINE_BYTES)
     return line if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES else b""

@@ -202,7 +202,7 @@ class LagMetrics(msgspec.Struct, frozen=True, kw_only=True):
     masked_share: float
     vetoed_share: float
     behaviour_kl: float
-    # The same by signal. None: no token has a signal, or the journal is older than this field.
+    # The same numbers, in which each token counts by its signal. None: no token has a signal, or the journal is older than this field.
     signal: SignalMetrics | None = None
 
 

@@ -214,7 +214,8 @@ _CANDIDATES: dict[Part, Callable[[RunPlan], Iterator[Change]]] = {
 
 
 MOST_WAITING = 0.1  # share of a step that a learner may wait and still count as busy
-LEAST_USED = 0.5  # share of the episodes that the engines hold, below which they count as idle
+# Engines count as idle if they run less than this share of the episodes that they hold.
+LEAST_USED = 0.5
 LEAST_GAIN = 0.05  # share of a step's time below which a change is not proposed
 MOST_GPUS = 4  # largest multiple of the present number of GPUs that is tried
 

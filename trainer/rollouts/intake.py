@@ -187,7 +187,7 @@ class Intake:
         if head.purpose == "eval":
             return Drop("arrived after its evaluation", fate, evaluation=evaluation_of(head.group_id))
         if cursor is None:
-            return Drop(f"belongs to {head.group_id!r}, which is no group of a training run", "refused")
+            return Drop(f"belongs to {head.group_id!r}, which is not a group of a training run", "refused")
         return Drop("arrived when its group no longer waited for it", fate, cursor)
 
     def _apply(self, delivery: Delivery, decision: Decision) -> None:

@@ -35,7 +35,8 @@ MORE_REQUESTS = 256
 MOST_BYTES = 2 * 2**30  # size of all bodies of an episode together
 # A text with more characters than this for each token of the context is refused without counting its tokens.
 MOST_CHARS_PER_TOKEN = 64
-CONTEXT_REFUSALS = 3  # refusals for a full context after the same reply that end the episode
+# The episode ends when this number of requests after the same reply were refused because the context is full.
+CONTEXT_REFUSALS = 3
 # After a program drops a connection and asks again, its new request may arrive before the old connection is known to be closed.
 RETRY_GRACE_S = 0.2
 

@@ -353,9 +353,9 @@ def _short(text: str) -> str:
 
 DOES_NOT_APPLY = "patch does not apply"  # the grader's text for it
 READ_S = 60.0
-KEEP_BYTES = 32 * 1024 * 1024  # size of all files that a fix touches
+KEEP_BYTES = 32 * 1024 * 1024  # bytes kept of each end of the files that a fix touches, in base64
 
-# Prints a line in base64 for each argument, "-" if it is no file.
+# Prints one line for each argument: the file in base64, or "-" if it is not a file.
 _READ = 'for path; do if [ -f "$path" ]; then base64 -w 0 -- "$path" && echo || exit 1; else echo -; fi; done'
 
 

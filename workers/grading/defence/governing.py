@@ -186,7 +186,7 @@ def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script
 
 
 def _either(*tests: tuple[str, Iterable[str]]) -> list[str]:
-    """The expression of find that selects what any of the patterns of these tests matches."""
+    """The arguments of `find` that select files for which any of these tests matches any of its patterns."""
     words = [word for test, patterns in tests for pattern in patterns for word in ("-o", test, pattern)]
     return words[1:]
 

@@ -230,7 +230,7 @@ def sessions(runs: Iterable[WitnessedRun], runner: str | None = None) -> list[En
 
 
 def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
-    """The reason why the last run is no success or, with `every`, why any run is not; None if there is no reason."""
+    """The reason why the last run, or with `every` any run, did not succeed; None if there is no such reason."""
     ended = [(run.runner, end) for run in runs for end in sessions([run])]
     if not ended:
         return None
