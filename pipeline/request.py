@@ -206,7 +206,7 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
 
     @property
     def blames_engine(self) -> bool:
-        """False if the request names its own server, which is no engine of the fleet."""
+        """False if the request names its own server, which is not an engine of the fleet."""
         return self.endpoint is None
 
     @property

@@ -75,7 +75,7 @@ class TrainedTokens(Message, frozen=True, kw_only=True):
 
 
 def unpack_halves(packed: bytes) -> tuple[float, ...]:
-    """The numbers in `packed`, IEEE half precision, little-endian. Raises MalformedMessage if the length is no multiple of 2."""
+    """The numbers in `packed`, IEEE half precision, little-endian. Raises MalformedMessage if the length is not a multiple of 2."""
     if len(packed) % _HALF_BYTES:
         raise MalformedMessage(f"packed array of {len(packed)} bytes: not a multiple of {_HALF_BYTES}")
     return struct.unpack(f"<{len(packed) // _HALF_BYTES}e", packed)

@@ -43,7 +43,7 @@ from trainer.rollouts.recording import RolloutRecorder
 log = logging.getLogger("swerve.trainer")
 
 REFILLED: tuple[FailureClass, ...] = ("infrastructure", "grader")
-"""Failures that are no evidence about the policy or the task: the member is enqueued once more."""
+"""Failures that say nothing about the policy or the task: the member is enqueued once more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class EpisodeCounts:
     # Requests answered with a refusal, by its reason.
     refused: Counter[str] = field(default_factory=Counter[str])
     given_again: int = 0  # replies given to a program that asked again for one that it did not get
-    not_taken: int = 0  # recorded replies that are no turns
+    not_taken: int = 0  # recorded replies that are not turns
     roots: int = 0
     branches: int = 0  # turns that follow a reply which another turn follows too
     asides: int = 0

@@ -230,7 +230,7 @@ def _joined(
 
 
 def _with_readable_calls(message: ChatMessage) -> ChatMessage:
-    """The message, in which calls whose arguments are no object become text."""
+    """The message, in which calls whose arguments are not an object become text."""
     broken = [call for call in message.tool_calls if arguments_object(call.arguments) is None]
     if not broken:
         return message

@@ -141,7 +141,7 @@ class Grader:
                 return _blamed(failure)
 
     async def _do_without_patch(self, claim: Claim, contradictions: Sequence[Contradiction]) -> None:
-        """Takes the steps before the tests in a new container without a patch. Raises the errors of steps, which are no patch's fault."""
+        """Takes the steps before the tests in a new container without a patch. Raises the errors of steps, which no patch has caused."""
         calibration = _calibration(claim) or Calibration()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             container = GradingContainer(

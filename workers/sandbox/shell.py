@@ -24,7 +24,7 @@ LAST_NOTE = re.compile(rb"\nend (-?[0-9]{1,9}) ([0-9]{1,19}) ([0-9]{1,10})\n\Z")
 LAST_NOTE_BYTES = 64
 KILL = "SIGUSR1"  # makes the first process kill every other
 # Time limit for the first process to answer, which it does at once on an idle machine. With hundreds of busy processes beside it, killing a
-# fork bomb was seen to take longer than 30 s, and that is no failure of the sandbox.
+# fork bomb was seen to take longer than 30 s, and that is not a failure of the sandbox.
 KILL_S = 300.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024

@@ -243,7 +243,7 @@ def _edited(text: bytes, edits: _Edits) -> bytes:
 
 
 def _old_text(section: Section, texts: Mapping[str, bytes]) -> bytes | None:
-    """The text to which a section applies; None if that is not known, or the section is no plain change of text."""
+    """The text to which a section applies; None if that is not known, or the section is not a plain change of text."""
     if not section.readable:
         return None
     if section.old is None:
@@ -453,7 +453,7 @@ class StrengthMeter:
 
 
 def _test_paths(task: Task, gold: Gold) -> frozenset[str]:
-    """Paths of the hidden tests. A change of these is no part of a fix."""
+    """Paths of the hidden tests. A change of these is not part of a fix."""
     verdict = task.verdict
     files = () if isinstance(verdict, SwebenchLog) else verdict.files
     patch = gold.test_patch.encode("utf-8", "surrogateescape")

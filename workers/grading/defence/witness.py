@@ -4,7 +4,7 @@ witness_plugin/ is copied into every Python installation of the container as a p
 a Python that runs unittest. It needs no environment variable, so no script can disable it by accident. It reports over the sandbox's side
 channel. If it never starts (another runner, another user, pytest without automatic plugins), only the log and the exit status decide.
 
-It is no proof: code under test is in the same process, and code written against this particular witness can manipulate it.
+It is not a proof: code under test is in the same process, and code written against this particular witness can manipulate it.
 """
 
 import base64

@@ -9,7 +9,7 @@ Another correct fix may change it, so it is not restored, with one exception bel
 - *modules*: conftest.py; files that hold tests of the run and are named as such or first loaded by the runner; and every other module in a
   *folder of tests*, unless the import statement that ran it first is the package's. Modules elsewhere belong to the package, whatever
   imports them.
-- *data* (files that are opened and are no source code): all in a folder of tests, whatever opens them; elsewhere those that the tests' own
+- *data* (files that are opened and are not source code): all in a folder of tests, whatever opens them; elsewhere those that the tests' own
   modules open and the package never does, unless they are in a folder of the package or are manifests of the repository, which contain
   much that a fix may change.
 - missing files: files in a folder of tests that the tests' own modules try to open in vain, and `__init__.py` of these folders.
