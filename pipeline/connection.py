@@ -36,8 +36,8 @@ CHECK_HOSTNAME = "ssl_check_hostname"
 
 
 def connection_settings(url: str) -> RedisSettings:
-    """The settings with which arq connects to `url`. Raises ValueError for a text that is no Redis URL, and for TLS parameters that cannot
-    work; the message never holds the password.
+    """The settings with which arq connects to `url`. Raises ValueError for a string that is not a Redis URL, and for TLS parameters that
+    cannot work; the message never holds the password.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):

@@ -33,7 +33,7 @@ NPM_LOCK, PIP_LOCK = ".package-lock.json", ".requirements.txt"
 LAYOUT = "1"  # version of the images' layout; a new number gives every image a new name
 LONGEST_ARGUMENT_BYTES = 131_071  # Linux allows no longer argument
 
-# Some programs speak "gemini", and no endpoint of ours does.
+# Some programs use the API "gemini", which our endpoint does not offer.
 Dialect = Literal["chat", "responses", "messages", "gemini"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 

@@ -348,7 +348,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
 
 
 def failed_trajectory(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
-    """The trajectory of a claim that has none of its own, because no agent ran or a bug of ours ended it."""
+    """The trajectory of a claim that has none of its own, because no agent ran or a bug in Swerve ended it."""
     return Trajectory(
         claim=replace(claim, request=claim.request.without_calibration()),
         turns=(),

@@ -131,7 +131,7 @@ def _record(where: str, row: object) -> tuple[str, bytes]:
     task_id = dict(row).get("instance_id") if isinstance(row, _Pairs) else None
     if not isinstance(task_id, str):
         raise ValueError(
-            f'{where}: instance_id: not a text; a prediction is {{"instance_id": ..., "model_patch": ...}}'
+            f'{where}: instance_id: not a string; a prediction is {{"instance_id": ..., "model_patch": ...}}'
         )
     return task_id, _patch(where, row)
 
@@ -144,7 +144,7 @@ def _patch(where: str, row: object) -> bytes:
     if patch is None:
         return b""
     if not isinstance(patch, str):
-        raise ValueError(f"{where}: model_patch: not a text")
+        raise ValueError(f"{where}: model_patch: not a string")
     try:
         return patch.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

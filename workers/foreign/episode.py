@@ -52,7 +52,7 @@ class RequestAbandoned(Exception):
 
 
 class EpisodeBroken(Exception):
-    """A request of an episode that a failure of ours has ended: it gets no answer."""
+    """A request of an episode that has ended because of a failure in our code. It gets no answer."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class AgentEpisode:
     async def ended(self) -> Ending:
         """Returns the limit that the program reached, once it has.
 
-        Raises the error that ended the episode: a RolloutError, or a bug of ours.
+        Raises the error that ended the episode: a RolloutError, or a bug in our code.
         """
         return await asyncio.shield(self._end)
 

@@ -82,7 +82,7 @@ def text_in(fields: Json, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RequestRefused(f"{name} is not a text")
+        raise RequestRefused(f"{name} is not a string")
     return storable(value)
 
 

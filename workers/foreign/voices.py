@@ -48,7 +48,7 @@ class AgentVoice(Protocol):
     def context_tokens(self) -> int: ...
 
     def prompt(self, asked: Asked, place: Place, tree: Tree) -> AgentPrompt:
-        """Makes the prompt, which may take long. Raises RequestRefused and ContextFull."""
+        """Makes the prompt, which may take a long time. Raises RequestRefused and ContextFull."""
         ...
 
 

@@ -269,7 +269,7 @@ def _unresolved(decided_by: str, *, applied_by: str = "", log: bytes = b"") -> P
 
 
 def _explained(tested: PatchRun, put_back: Sequence[str], searched: Sequence[str]) -> PatchRun:
-    """`tested`, with the list of files that the patch changed in vain, except for import directories, because a correct fix may have
+    """`tested`, with the list of files whose changes were undone, except for import directories, because a correct fix may have
     needed them.
     """
     names, directories = (few([name[:NAME_CHARS] for name in each]) for each in (put_back, searched))

@@ -148,9 +148,9 @@ LISTS: dict[str, Callable[[Sequence[Task]], bytes]] = {
 
 
 def instance_of(record: Record) -> Row:
-    """The columns of the task's source, and the two that all older tools read.
+    """The columns of the task's source, with `image_name` and `eval_script`, which all older tools read.
 
-    There always is an eval script: without one, one of those tools accepts any patch as a solution.
+    The eval script is never left out: one of those tools accepts any patch as a solution if it is missing.
     """
     task = record.task
     importer = SOURCES.get(_source(task))

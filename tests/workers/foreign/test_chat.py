@@ -164,9 +164,9 @@ async def test_a_program_may_not_raise_the_recipes_limit() -> None:
         ({"role": "assistant", "function_call": {"name": "x"}}, "function_call is not supported"),
         ({"role": "assistant", "tool_calls": 5}, "tool_calls is not a list"),
         ({"role": "assistant", "tool_calls": [{"function": 5}]}, "a call's function is not an object"),
-        ({"role": "user", "content": 5}, "content is not a text"),
-        ({"role": "user", "content": [{"type": []}]}, "type is not a text"),
-        ({"role": "user", "content": [{"type": {}}]}, "type is not a text"),
+        ({"role": "user", "content": 5}, "content is not a string"),
+        ({"role": "user", "content": [{"type": []}]}, "type is not a string"),
+        ({"role": "user", "content": [{"type": {}}]}, "type is not a string"),
         ("x", "an entry of messages is not an object"),
     ],
 )
