@@ -301,7 +301,7 @@ class StepRow(Row, frozen=True, kw_only=True):
     # When work on its batch began and when the weights had changed (Unix seconds); 0.0 in journals older than these fields.
     began_at: UnixSeconds = 0.0
     trained_at: UnixSeconds = 0.0
-    num_not_taken: int = 0  # replies that agent programs of those trajectories never took, which are not turns
+    num_not_taken: int = 0  # replies that programs of those trajectories never took, which are not turns
     # The shares by signal. None: no token has a signal, or the journal is older than this field.
     signal: SignalMetrics | None = None
 
