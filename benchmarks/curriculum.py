@@ -6,14 +6,13 @@ over seeds at 95 %. Cells that the results file holds are skipped; `--table` onl
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.command import add_run_arguments, prepare_process
-from pipeline.intervals import HEADING, t_mean
+from pipeline.intervals import HEADING
 
 if TYPE_CHECKING:
     from benchmarks.simulation.cell import Cell, CellRow, Settings
@@ -58,12 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def table(rows: "Sequence[CellRow]") -> str:
     """A line for each order of tasks: means over seeds, with their intervals."""
     from benchmarks.simulation.credit_tables import episodes_to, smoothed
+    from benchmarks.simulation.results import over_seeds
 
     plain = {row.cell.seed: row for row in rows if not row.cell.is_curriculum}
     lines = [
         f"{HEADING}, seeds are the draws",
         "",
-        "| order | seeds | groups without signal, % | success at the end, % | episodes | share of the plain order's episodes, % |",
+        "| order | seeds | groups without signal, % | success at the end, % | episodes | share of the plain order's episodes |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name in ("plain", "signal"):
@@ -76,18 +76,13 @@ def table(rows: "Sequence[CellRow]") -> str:
             if in_turn := episodes_to(reference, end):
                 shares.append(needed[-1] / in_turn)
         cells = (
-            _over_seeds([_share_without_signal(row) for row in of]),
-            _over_seeds([row.final.success for row in of]),
-            f"{statistics.fmean(needed):.0f}" if needed else "",
-            _over_seeds(shares),
+            over_seeds([100 * _share_without_signal(row) for row in of]),
+            over_seeds([100 * row.final.success for row in of]),
+            over_seeds(needed, ".0f"),
+            over_seeds(shares, ".2f"),
         )
         lines.append(f"| {' | '.join((name, str(len(of)), *cells))} |")
     return "\n".join(lines)
-
-
-def _over_seeds(values: Sequence[float]) -> str:
-    estimate = t_mean([value] for value in values)
-    return estimate.cell() if estimate else ""
 
 
 def _share_without_signal(row: "CellRow") -> float:

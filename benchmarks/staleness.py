@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
         help="how 10 %% of the episodes fail",
     )
     add(
+        "--updates",
+        type=int,
+        default=1,
+        metavar="N",
+        help="updates of a step, each on a part of its trajectories; from 2 on, clips and proximal policies act; default %(default)s",
+    )
+    add(
         "--controlled",
         action="store_true",
         help="let a run's controller choose the lag, up to each of --lags",
@@ -89,7 +96,8 @@ def _run(options: argparse.Namespace, rows: "Sequence[CellRow]") -> None:
         cell = row.cell
         lag = f"{'up to ' * cell.is_controlled}{cell.lag}"
         print(
-            f"{cell.objective} lag {lag} seed {cell.seed} failures {cell.failures}: success {curve}  cpu {row.cpu_s} s",
+            f"{cell.objective} lag {lag} seed {cell.seed} failures {cell.failures} updates {cell.num_minibatches}: success {curve}  "
+            f"cpu {row.cpu_s} s",
             flush=True,
         )
 
@@ -106,7 +114,14 @@ def _cells(options: argparse.Namespace) -> "list[Cell]":
     from benchmarks.simulation.cell import Cell
 
     return [
-        Cell(objective=objective, lag=lag, seed=seed, failures=failures, is_controlled=options.controlled)
+        Cell(
+            objective=objective,
+            lag=lag,
+            seed=seed,
+            failures=failures,
+            num_minibatches=options.updates,
+            is_controlled=options.controlled,
+        )
         for failures in options.failures
         for seed in options.seeds
         for objective in options.objectives

@@ -1,5 +1,5 @@
 """The contract between trainer and workers: the messages that travel, and how they travel.
-Imports nothing of ours and nothing heavy.
+Imports no other package of ours and nothing heavy.
 """
 
 from pipeline.commandline import name_missing_packages

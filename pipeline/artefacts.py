@@ -191,7 +191,7 @@ def _config(request: RolloutRequest, model: str) -> Json:
 def _annotated(turns: Sequence[Turn]) -> list[Json]:
     """The messages with mini-swe-agent's `extra`: the actions of a reply, and the output that a message shows.
 
-    A reply that was removed from the context as a format error is no message, as in upstream; the message about it quotes it.
+    A reply that was removed from the context as a format error is not a message, as in upstream; the message about it quotes it.
     """
     messages: list[Json] = []
     before: Turn | None = None

@@ -73,7 +73,7 @@ def directory(text: str) -> Path:
     if not path.exists():
         raise argparse.ArgumentTypeError(f"{text}: there is no such directory")
     if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no directory")
+        raise argparse.ArgumentTypeError(f"{text} is not a directory")
     return path
 
 

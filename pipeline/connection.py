@@ -36,8 +36,8 @@ CHECK_HOSTNAME = "ssl_check_hostname"
 
 
 def connection_settings(url: str) -> RedisSettings:
-    """The settings with which arq connects to `url`. Raises ValueError for a text that is no Redis URL, and for TLS parameters that cannot
-    work; the message never holds the password.
+    """The settings with which arq connects to `url`. Raises ValueError for a string that is not a Redis URL, and for TLS parameters that
+    cannot work; the message never holds the password.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
@@ -94,7 +94,7 @@ def _apply_tls(settings: RedisSettings, parameters: Mapping[str, str], place: st
     """Raises ValueError naming the parameter that cannot work."""
     for name in FILES:
         if name in parameters and not Path(parameters[name]).is_file():
-            raise ValueError(f"{place}: {name}={parameters[name]!r} is no file; give one in PEM")
+            raise ValueError(f"{place}: {name}={parameters[name]!r} is not a file; give a file in PEM format")
     if ("ssl_certfile" in parameters) != ("ssl_keyfile" in parameters):
         raise ValueError(f"{place}: ssl_certfile and ssl_keyfile go together; give both or neither")
     checked = parameters.get(CHECK_HOSTNAME, "true")
@@ -109,7 +109,7 @@ def _apply_tls(settings: RedisSettings, parameters: Mapping[str, str], place: st
 log = logging.getLogger("swerve.redis")
 
 ANSWER_S = 10.0  # limit for Redis to answer one attempt to connect
-IMPATIENT_ANSWER_S = 2.0  # the same for commands for which a person waits
+IMPATIENT_ANSWER_S = 2.0  # the same limit for commands whose user waits for the answer
 PAUSE_S = 1.0  # pause between two attempts
 
 # A peer that vanished without closing is given up after half a minute. redis-py's socket_timeout is not used, because it

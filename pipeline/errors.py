@@ -29,7 +29,7 @@ def class_of(boundary: Boundary, *, transient: bool) -> FailureClass:
 
     policy           the engine refuses the conversation as the policy has made it
     environment      the task itself: its image, its setup, its hidden tests
-    infrastructure   Docker, the engine, the network, a bug of ours: another attempt may succeed
+    infrastructure   Docker, the engine, the network, a bug in Swerve: another attempt may succeed
     grader           grading broke off: another attempt may give a verdict
     poison           no worker can carry the request out, or every worker that tries dies
     """
@@ -108,7 +108,7 @@ class EngineRefused(EngineError):
 
 
 class GraderError(RolloutError):
-    """Grading did not finish: no verdict, hence no reward."""
+    """Grading did not finish: there is no verdict, so there is no reward."""
 
     boundary = "grader"
 

@@ -33,7 +33,7 @@ NPM_LOCK, PIP_LOCK = ".package-lock.json", ".requirements.txt"
 LAYOUT = "1"  # version of the images' layout; a new number gives every image a new name
 LONGEST_ARGUMENT_BYTES = 131_071  # Linux allows no longer argument
 
-# Some programs speak "gemini", and no endpoint of ours does.
+# Some programs use the API "gemini", which our endpoint does not offer.
 Dialect = Literal["chat", "responses", "messages", "gemini"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
@@ -337,7 +337,7 @@ def _faults(file: _Keys) -> Iterator[str]:
     for key, paths in (("files", file.files), ("leftovers", file.leftovers), ("build.drop", file.build.drop)):
         for path in paths:
             if path.startswith("/") or ".." in path.split("/") or not path.strip():
-                yield f"{key}: {path!r} is no relative path without .."
+                yield f"{key}: {path!r} is not a relative path without .."
     yield from _pattern_faults(file)
     if file.footprint != _FootprintKeys() and not file.footprint.source:
         yield "footprint.source: the key is missing; say where the figures of [footprint] are from"
@@ -347,7 +347,7 @@ def _faults(file: _Keys) -> Iterator[str]:
 def _placeholder_faults(key: str, text: str) -> Iterator[str]:
     for name in filter(None, _PLACEHOLDER.findall(text)):
         if name not in PLACEHOLDERS:
-            yield f"{{{name}}} is no placeholder; there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
+            yield f"{{{name}}} is not a placeholder; there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
         elif name in _IN_COMMAND_ONLY and key != "command":
             yield f"{{{name}}} is allowed in the command only; use {{problem_file}}"
         elif key == "version_command" and name != "harness":
@@ -373,7 +373,7 @@ def _build_faults(build: Build) -> Iterator[str]:
         yield "build: give exactly one of npm, pip and directory"
     for name, version in build.npm.items():
         if not re.fullmatch(_VERSION, version):
-            yield f"build.npm.{name}: {version!r} is no exact version; write one, such as 1.2.3"
+            yield f"build.npm.{name}: {version!r} is not an exact version; write one, such as 1.2.3"
     for requirement in build.pip:
         if not re.fullmatch(rf"[A-Za-z0-9._-]+(\[[a-z0-9,._-]+\])?=={_VERSION}", requirement):
-            yield f"build.pip: {requirement!r} is no exact version; write NAME==1.2.3"
+            yield f"build.pip: {requirement!r} is not an exact version; write NAME==1.2.3"

@@ -1,6 +1,6 @@
 """The manifest of a harness: one line for each file, link and directory, with mode and SHA-256, by which copies are compared.
 
-The name of a harness's content is the SHA-256 of its manifest, which is part of it as the file MANIFEST. Owner and times are no part of it.
+The name of a harness's content is the SHA-256 of its manifest, which is part of it as the file MANIFEST. Owner and times are left out.
 """
 
 import hashlib

@@ -131,7 +131,7 @@ def judge_request_id(rollout_id: str) -> str:
 
 
 def judged_rollout_id(request_id: str) -> str | None:
-    """Inverse of `judge_request_id`; None if it is no id of a judge request."""
+    """Inverse of `judge_request_id`; None if it is not the id of a judge request."""
     return request_id.removesuffix(_ID_SUFFIX) if request_id.endswith(_ID_SUFFIX) else None
 
 

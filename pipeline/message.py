@@ -125,7 +125,7 @@ def pack_int32s(values: Iterable[int]) -> Int32s:
 
 
 def unpack_int32s(packed: Int32s) -> Sequence[int]:
-    """The ints in `packed`. Raises MalformedMessage if the length is no multiple of 4."""
+    """The ints in `packed`. Raises MalformedMessage if the length is not a multiple of 4."""
     values: array[int] = array("i")
     return _filled(values, packed)
 
@@ -136,7 +136,7 @@ def pack_float32s(values: Iterable[float]) -> Float32s:
 
 
 def unpack_float32s(packed: Float32s) -> Sequence[float]:
-    """The floats in `packed`. Raises MalformedMessage if the length is no multiple of 4."""
+    """The floats in `packed`. Raises MalformedMessage if the length is not a multiple of 4."""
     values: array[float] = array("f")
     return _filled(values, packed)
 

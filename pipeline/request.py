@@ -44,7 +44,7 @@ class Sampling(Message, frozen=True, kw_only=True):
 class Budget(Message, frozen=True, kw_only=True):
     """The number of failures of one class that a request may have, and the wait after each."""
 
-    tries: PositiveCount  # number of failures of the class with which the request is dead-lettered
+    tries: PositiveCount  # number of failures of the class after which the request is dead-lettered
     first_s: Seconds = 1.0  # wait after the first failure of the class; it doubles with each further one
     longest_s: Seconds = 60.0  # longest wait after a failure of the class
 
@@ -61,7 +61,7 @@ class Retries(Message, frozen=True, kw_only=True):
     infrastructure: Budget = Budget(tries=5)
     grader: Budget = Budget(tries=3, first_s=2.0)
     poison: Budget = Budget(tries=1)
-    # Number of claims whose lease expired, because the worker died, with which the request counts as poison.
+    # Number of claims whose lease expired, because the worker died, after which the request counts as poison.
     unended_claims: PositiveCount = 8
 
     def of(self, kind: FailureClass) -> Budget:
@@ -126,7 +126,7 @@ class Limits(Message, frozen=True, kw_only=True):
     grade_wall_s: PositiveSeconds = 7200.0
     # Length to which a command's output is cut in its middle, so that its beginning and its end stay.
     observation_chars: PositiveCount = 10_000
-    # Number of consecutive replies in a wrong format, such as a text without exactly one command, with which the episode ends. Agent
+    # Number of consecutive replies in a wrong format, such as a text without exactly one command, after which the episode ends. Agent
     # programs have no such limit.
     format_errors: PositiveCount = 3
     retries: Retries = Retries()
@@ -206,7 +206,7 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
 
     @property
     def blames_engine(self) -> bool:
-        """False if the request names its own server, which is no engine of the fleet."""
+        """False if the request names its own server, which is not an engine of the fleet."""
         return self.endpoint is None
 
     @property

@@ -47,7 +47,7 @@ def tolerating_outage() -> Generator[None]:
 
 
 async def until_answered(call: Callable[[], Awaitable[T]], *, longest_pause_s: float = LONGEST_PAUSE_S) -> T:
-    """Await `call()` until Redis answers; `call` must be safe to repeat. Errors that are no outage are raised.
+    """Await `call()` until Redis answers; `call` must be safe to repeat. Errors that are not an outage are raised.
 
     Pauses double from FIRST_PAUSE_S to `longest_pause_s`, with jitter, so that a fleet does not return all at once.
     """

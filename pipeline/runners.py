@@ -106,7 +106,7 @@ class Runner:
         return re.compile(rf"(?:(?:\S*/)?(?:{_LAUNCHERS}){_OPTIONS}\s+)*(?:\S*/)?(?:{self._starts})(?=\s|$)")
 
     def is_used_by(self, script: str) -> bool:
-        """Whether a shell script may use it or one of its programs, whatever for."""
+        """Whether a shell script may use it or one of its programs, for any purpose."""
         return uses(script, self.programs) or self.named.search(script) is not None
 
     @property
@@ -341,7 +341,7 @@ RUNNERS: tuple[Runner, ...] = (
 
 
 def uses(script: str, programs: Iterable[str]) -> bool:
-    """Whether a shell script may use any of these programs, whatever for."""
+    """Whether a shell script may use any of these programs, for any purpose."""
     either = "|".join(map(re.escape, programs))
     pattern = rf"(?:^|[\s;&|(/])(?:{either})(?:$|[\s;&|)])"
     return bool(either) and re.search(pattern, script, re.MULTILINE) is not None

@@ -185,7 +185,7 @@ def has_colours(stream: TextIO) -> bool:
 def _guarded(stream: Any) -> Any:
     """The guarded stream.
 
-    None (a process without that stream), streams that are guarded already, and objects that are no file are returned unchanged.
+    None (a process without that stream), streams that are guarded already, and objects that are not a file are returned unchanged.
     """
     return Screen(stream) if type(stream) is io.TextIOWrapper else stream
 

@@ -99,7 +99,7 @@ async def publish(
 
 
 def _packed(result: T, kind: JobKind[R, T, H]) -> tuple[bytes, H]:
-    """The body and the head. A thread makes them, because a patch of many megabytes may have to be compressed and hashed."""
+    """The encoded body and the head of a result. Call this in a thread, because it may compress and hash a patch of many megabytes."""
     body = encode_body(result)
     return body, kind.head_of(result, len(body))
 

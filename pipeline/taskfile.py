@@ -68,7 +68,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     num_tests: int = 0  # number of tests that the known fix passes in every run
     num_controlled: int = 0  # how many of `num_tests` a contradiction can make fail
     num_needing_fix: int = 0  # how many of `num_tests` do not pass without the fix
-    num_uncontrolled: int = 0  # number of tests that need the fix and that no contradiction makes fail
+    num_uncontrolled: int = 0  # number of tests that need the fix and fail under no contradiction
     control: BestControl = "none"
     strength: Strength | None = None  # None: it was not measured
     # Files that hold the answer; they are removed from the agents' containers.

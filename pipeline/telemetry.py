@@ -71,7 +71,7 @@ def parts(traceparent: str) -> tuple[str, str]:
     """Trace id and span id, in hexadecimal. Raises ValueError."""
     words = traceparent.split("-")
     if len(words) < 4 or len(words[1]) != 32 or len(words[2]) != 16:
-        raise ValueError(f"{traceparent!r} is no traceparent")
+        raise ValueError(f"{traceparent!r} is not a traceparent")
     return words[1], words[2]
 
 

@@ -98,7 +98,7 @@ def read_bundle(
         )
     stop_token_ids = {token.id for token in tokenizer.added_tokens if token.content == eos_token}
     stop_token_ids |= _ids(model.eos_token_id)
-    # Models that end a turn with another token than a text say so only here.
+    # If a model has another token for the end of a turn than for the end of a text, only this file lists it.
     generation = model_directory / "generation_config.json"
     if generation.exists():
         stop_token_ids |= _ids(_read(generation, _GenerationConfig).eos_token_id)

@@ -224,7 +224,7 @@ class ProgramEnd(Message, frozen=True, kw_only=True):
     requests: Count = 0  # requests of all kinds
     refused: dict[str, int] = msgspec.field(default_factory=dict[str, int])  # refused requests by reason
     given_again: Count = 0  # replies given to it again, because it had not taken them
-    not_taken: Count = 0  # replies that it never took, which are no turns
+    not_taken: Count = 0  # replies that it never took, which are not turns
     roots: Count = 0  # conversations
     branches: Count = 0  # turns that follow a turn which another one follows too
     asides: Count = 0
@@ -348,7 +348,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
 
 
 def failed_trajectory(claim: Claim, failed: Failed, started_at: float) -> Trajectory:
-    """The trajectory of a claim that has none of its own, because no agent ran or a bug of ours ended it."""
+    """The trajectory of a claim that has none of its own, because no agent ran or a bug in Swerve ended it."""
     return Trajectory(
         claim=replace(claim, request=claim.request.without_calibration()),
         turns=(),

@@ -123,10 +123,10 @@ def pack_header(header: PatchHeader) -> bytes:
 
 
 def read_header(stream: Readable) -> PatchHeader:
-    """The header. Raises MalformedMessage for anything that is no patch, and for a manifest with a path outside of its directory."""
+    """The header. Raises MalformedMessage for anything that is not a patch, and for a manifest with a path outside of its directory."""
     opening = _read_exactly(stream, len(MAGIC) + _LENGTH.size)
     if not opening.startswith(MAGIC):
-        raise MalformedMessage("this is no weight patch")
+        raise MalformedMessage("this is not a weight patch")
     (length,) = _LENGTH.unpack(opening[len(MAGIC) :])
     if length > MAX_HEADER_BYTES:
         raise MalformedMessage(f"the patch claims a header of {length} bytes")
@@ -153,7 +153,7 @@ def _check(manifest: DirectoryManifest) -> None:
     names = [manifest.run_id, *(file.name for file in manifest.files)]
     for name in names:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise MalformedMessage(f"{name!r} is no plain name")
+            raise MalformedMessage(f"{name!r} is not a plain file name")
     if len(set(names[1:])) != len(manifest.files) or len(manifest.files) > MAX_FILES or manifest.version < 0:
         raise MalformedMessage("the manifest names a file twice, has too many files, or a negative version")
     for file in manifest.files:

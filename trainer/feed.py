@@ -26,7 +26,7 @@ LONGEST_WAIT = timedelta(days=30)
 """The longest wait of the other ranks in a collective between two batches, which is as long as rollouts may take."""
 
 STOP = "stop"
-"""The only announcement that is no method of the learner: the receiver leaves `follow`."""
+"""The only announcement that is not a method of the learner: `follow` returns on the rank that receives it."""
 
 
 def encode(name: str, *arguments: object) -> bytes:
@@ -95,7 +95,7 @@ class Feed:
 
 
 def _gloo_group() -> distributed.ProcessGroup:
-    """The group of all ranks over the CPU's network, because announcements are no tensors on a GPU."""
+    """The group of all ranks over the CPU's network, because announcements are not tensors on a GPU."""
     group = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     assert isinstance(group, distributed.ProcessGroup)
     return group

@@ -2,7 +2,7 @@
 
 This module knows nothing about agents, and about a kind of job only its `JobKind`; the stage knows nothing about Redis. Every claim ends
 in exactly one way: its result is published, its request returns to the queue, or its request is dead-lettered (and a failed result is
-published, so that its group can close). A bug of ours ends a claim too, but not the worker: it is recorded with its traceback and tried
+published, so that its group can close). A bug in our code ends a claim too, but not the worker: it is recorded with its traceback and tried
 again within the request's budget. Calls to a Redis that is slow, full or away are repeated until Redis says that the claim is another
 worker's.
 
@@ -183,7 +183,7 @@ class Claimer(Generic[R, T, H]):
         log.info("%s %s attempt %d: %s", claim.request.id, attempt.outcome, claim.attempt, ending)
 
     async def _run_and_settle(self, claim: Claim[R], status: EpisodeStatus) -> tuple[str, str]:
-        """The ends of the stage and of the request, as words. A bug of ours also makes a failed result."""
+        """Returns two phrases for the log: the outcome of the stage and that of the request. A bug in our code is a failed result."""
         started_at = time.time()
         try:
             if why := await self.obstacle(claim):
@@ -202,7 +202,7 @@ class Claimer(Generic[R, T, H]):
         except LeaseLost:
             raise
         except Exception as error:
-            log.exception("%s attempt %d: a bug of ours", claim.request.id, claim.attempt)
+            log.exception("%s attempt %d: a bug in Swerve", claim.request.id, claim.attempt)
             failed = Failed(boundary="worker", message=f"{type(error).__name__}: {error}", transient=True)
             result, detail = self.kind.failed_result(claim, failed, started_at), traceback.format_exc()
         return self.kind.tag_of(result), await self._fail(result, failed, detail)
@@ -224,7 +224,7 @@ class Claimer(Generic[R, T, H]):
         return self.kind.failed_result(claim, failed, time.time())
 
     async def _fail(self, result: T, failed: Failed, detail: str) -> str:
-        """Returns the request to the queue if it has tries left, otherwise dead-letters it; returns which, as words."""
+        """Returns the request to the queue if it has tries left, otherwise dead-letters it. Returns a phrase that says which."""
         claim: Claim[R] = result.claim
         failure_class = class_of(failed.boundary, transient=failed.transient)
         self.failed += 1

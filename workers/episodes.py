@@ -86,7 +86,7 @@ class EpisodePlayer:
                     claim, status, policies=self.policies, sandboxes=self.sandboxes, grader=self.grader
                 )
             except Exception as error:
-                log.exception("%s attempt %d: a bug of ours", request.id, attempt)
+                log.exception("%s attempt %d: a bug in Swerve", request.id, attempt)
                 return failed_trajectory(claim, _failure_of(error), started_at)
 
     def _claim(self, request: RolloutRequest, *, attempt: int, at: float) -> Claim:
@@ -112,7 +112,7 @@ class EpisodePlayer:
 
 
 def _failure_of(error: Exception) -> Failed:
-    """The failure for a bug of ours."""
+    """The failure for a bug in our code."""
     return Failed(boundary="worker", message=storable(f"{type(error).__name__}: {error}"), transient=True)
 
 

@@ -7,7 +7,7 @@ their source's prefix. The command needs Docker and the tasks' images; no Redis,
 TASKS.verified.jsonl, which `python -m workers.verify` writes.
 
 Each verdict is stored as soon as it exists, in a journal beside the results: one finished verdict per line, under a key of
-everything that the verdict depends on. An infrastructure failure is no verdict and is not stored, so that the next call tries again.
+everything that the verdict depends on. An infrastructure failure is not a verdict and is not stored, so that the next call tries again.
 
 Exit status: 0 every patch has a verdict; 1 an infrastructure failure prevented one; 2 misuse, or results that cannot be
 written; 130 after Ctrl-C. The same command then continues where it stopped.
@@ -67,7 +67,7 @@ class Prediction:
 
 
 def read_predictions(path: Path) -> list[tuple[str, bytes]]:
-    """The given ids, and the patches, in order. Raises ValueError naming the entry that is no prediction."""
+    """The given ids, and the patches, in order. Raises ValueError naming the entry that is not a prediction."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,7 +131,7 @@ def _record(where: str, row: object) -> tuple[str, bytes]:
     task_id = dict(row).get("instance_id") if isinstance(row, _Pairs) else None
     if not isinstance(task_id, str):
         raise ValueError(
-            f'{where}: instance_id: not a text; a prediction is {{"instance_id": ..., "model_patch": ...}}'
+            f'{where}: instance_id: not a string; a prediction is {{"instance_id": ..., "model_patch": ...}}'
         )
     return task_id, _patch(where, row)
 
@@ -144,7 +144,7 @@ def _patch(where: str, row: object) -> bytes:
     if patch is None:
         return b""
     if not isinstance(patch, str):
-        raise ValueError(f"{where}: model_patch: not a text")
+        raise ValueError(f"{where}: model_patch: not a string")
     try:
         return patch.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

@@ -128,7 +128,7 @@ def _ending(played: Trajectory) -> str:
     num_turns = len(played.turns)
     head = f"{outcome_tag(played.outcome)} after {num_turns} {'turn' if num_turns == 1 else 'turns'}"
     if isinstance(played.outcome, Failed):
-        return f"{head}: {played.outcome.message}\nno reward: an infrastructure failure is no verdict"
+        return f"{head}: {played.outcome.message}\nno reward: an infrastructure failure is not a verdict"
     reached = " (the repository's diff is graded)" if isinstance(played.outcome, Exhausted) else ""
     reward = played.reward
     assert reward is not None

@@ -1,6 +1,6 @@
 """The rollout stage: plays a claimed request, grades the result, and returns both as a trajectory. It does not use Redis or queues.
 
-A failed rollout is a trajectory, too. Only bugs of ours and a lost lease raise errors.
+A failed rollout is a trajectory, too. Only bugs in our code and a lost lease raise errors.
 """
 
 import contextlib

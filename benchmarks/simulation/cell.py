@@ -49,7 +49,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credit: CreditMethod = "outcome"
     coefficient: float = 0.1  # of the judge's scores, where the method uses them
     accuracy: float = 1.0  # of the judge: how many of its scores are right
-    is_curriculum: bool = False  # whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn
+    num_minibatches: int = (
+        1  # updates of a step; the proximal policy, by which ratios are clipped, is that before the first
+    )
+    is_curriculum: bool = (
+        False  # whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn
+    )
     is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
 
 
@@ -184,7 +189,9 @@ class CellRun:
 
     def __init__(self, cell: Cell, settings: Settings, bench: Workbench) -> None:
         self._cell, self._settings, self._bench = cell, settings, bench
-        config = msgspec.structs.replace(settings.learner(cell.objective), seed=cell.seed)
+        config = msgspec.structs.replace(
+            settings.learner(cell.objective), seed=cell.seed, num_minibatches=cell.num_minibatches
+        )
         self._learner = Learner(config, model_directory=POLICY)
         num_tasks = settings.num_tasks or settings.num_steps * settings.groups_per_step
         self._tasks = {task.name: task for task in make_tasks(cell.seed, "train", num_tasks)}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.simulation.cell import CellRow
-from benchmarks.simulation.results import estimate
+from benchmarks.simulation.results import over_seeds
+from pipeline.intervals import HEADING
 
 Judge = tuple[str, float, float]
 """Credit method, coefficient, accuracy."""
@@ -36,6 +37,7 @@ def table(rows: Sequence[CellRow]) -> str:
     target = 100 * statistics.fmean(targets.values())
     lines = [
         f"To be reached: what the outcome alone has at the end of {_num_episodes(rows[0])} episodes, {target:.1f} % on average.",
+        f"{HEADING}, seeds are the draws.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -50,11 +52,11 @@ def table(rows: Sequence[CellRow]) -> str:
             f"`{method}`",
             *judge,
             str(len(of)),
-            _with_error(needed, "{:.0f}"),
+            over_seeds(needed, ".0f"),
             f"{reached} of {len(of)}",
-            str(estimate([row.final.success for row in of], of[0].final.num_episodes)),
+            over_seeds([100 * row.final.success for row in of]),
             f"{100 * statistics.fmean(map(_mean, of)):.1f}",
-            "" if method == "outcome" else _with_error(gains, "{:+.1f}"),
+            "" if method == "outcome" else over_seeds(gains, "+.1f"),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -118,15 +120,6 @@ def _by_judge(rows: Sequence[CellRow]) -> dict[Judge, list[CellRow]]:
 def _mean(row: CellRow) -> float:
     """The mean over all evaluations of a run: how early it rose and how high."""
     return statistics.fmean(one.success for one in row.evaluations)
-
-
-def _with_error(values: Sequence[float], form: str) -> str:
-    """The mean over seeds and its standard error; a single seed has none."""
-    mean = form.format(statistics.fmean(values))
-    if len(values) == 1:
-        return mean
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean} ± {form.replace('+', '').format(error)}"
 
 
 def _num_episodes(row: CellRow) -> int:

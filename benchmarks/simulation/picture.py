@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.cell import CellRow
-from benchmarks.simulation.results import Estimate, final_success
+from pipeline.intervals import t_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,16 +31,16 @@ def draw(rows: Sequence[CellRow], picture: Path) -> None:
 
 
 def _draw_lags(axes: "Axes", rows: Sequence[CellRow]) -> None:
-    found: dict[tuple[str, int], Estimate] = final_success(
-        rows, lambda row: (row.cell.objective, row.cell.lag)
-    )
     for number, objective in enumerate(dict.fromkeys(row.cell.objective for row in rows)):
-        lags = sorted(lag for kind, lag in found if kind == objective)
-        estimates = [found[objective, lag] for lag in lags]
+        by_lag: dict[int, list[list[float]]] = {}
+        for row in rows:
+            if row.cell.objective == objective:
+                by_lag.setdefault(row.cell.lag, []).append([row.final.success])
+        estimates = [(lag, one) for lag, of in sorted(by_lag.items()) if (one := t_mean(of))]
         axes.errorbar(
-            [lag + 0.08 * number for lag in lags],
-            [one.mean for one in estimates],
-            yerr=[one.error for one in estimates],
+            [lag + 0.08 * number for lag, _ in estimates],
+            [one.value for _, one in estimates],
+            yerr=[min(one.high - one.value, 1.0) for _, one in estimates],
             marker="o",
             markersize=4,
             capsize=2,

@@ -1,53 +1,28 @@
 """Finished cells in a file, one JSON line each, and what they amount to."""
 
 import contextlib
-import math
 import multiprocessing
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from benchmarks.simulation.cell import Cell, CellRow, CellRun, Settings, Workbench, workbench
-
-Key = TypeVar("Key")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, and its standard error."""
-
-    mean: float
-    error: float
-    num_seeds: int
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} ± {100 * self.error:.1f}"
+from pipeline.intervals import t_mean
 
 
-def estimate(successes: Sequence[float], num_episodes: int) -> Estimate:
-    """The mean of seeds' success in `num_episodes` each. The error is the spread of the seeds, or that of as many coin tosses if that is
-    larger: few seeds may agree by chance.
-    """
-    mean, count = statistics.fmean(successes), len(successes)
-    tosses = math.sqrt(mean * (1 - mean) / (num_episodes * count))
-    seeds = statistics.stdev(successes) / math.sqrt(count) if count > 1 else 0.0
-    return Estimate(mean, max(tosses, seeds), count)
+def over_seeds(values: Sequence[float], form: str = ".1f") -> str:
+    """The mean over seeds and its 95 % interval by Student's t; empty without values, and a single seed has no interval."""
+    return over_groups([[value] for value in values], form)
 
 
-def final_success(rows: Iterable[CellRow], key: Callable[[CellRow], Key]) -> dict[Key, Estimate]:
-    """Held-out success after the last step, of the cells that have a key in common."""
-    together: dict[Key, list[CellRow]] = defaultdict(list)
-    for row in rows:
-        together[key(row)].append(row)
-    return {
-        one: estimate([row.final.success for row in of], of[0].final.num_episodes)
-        for one, of in together.items()
-    }
+def over_groups(groups: Sequence[Sequence[float]], form: str = ".1f") -> str:
+    """The mean of all values and its 95 % interval. The values of a group are related, as those of a seed are, so groups are the draws."""
+    estimate = t_mean(groups)
+    if estimate is None:
+        return ""
+    interval = f" ({estimate.low:{form}} to {estimate.high:{form}})" if estimate.num_draws > 1 else ""
+    return f"{estimate.value:{form}}{interval}"
 
 
 def read(path: Path) -> list[CellRow]:

@@ -1,30 +1,26 @@
-"""The staleness experiment as tables in Markdown."""
+"""The staleness experiment as tables in Markdown. Intervals are at 95 %, by Student's t over the seeds, which are the draws."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
 
 from msgspec.structs import replace
 
 from benchmarks.simulation.cell import Cell, CellRow
 from benchmarks.simulation.failures import FAILURES
-from benchmarks.simulation.results import Estimate, final_success
+from benchmarks.simulation.results import over_groups, over_seeds
+from pipeline.intervals import HEADING
 from trainer.learner.config import LossKind
 
-Cells = dict[tuple[str, int], Estimate]
-"""By objective and lag."""
-
+Losses = dict[int, list[float]]
+"""Differences in points of success, by seed."""
 
 FAILING = {
     "random": "fail whatever they do, and are left out",
     "by_length": "fail, long ones more often, and are left out",
     "as_zero": "fail whatever they do, and are trained with reward 0",
 }
-"""What each kind of failure means, behind "The same where 10 % of the episodes"."""
-
-
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t with 1, 2, ... 9 degrees of freedom."""
+"""What each kind of failure means, after "The same where 10 % of the episodes"."""
 
 
 def tables(rows: Sequence[CellRow]) -> str:
@@ -40,42 +36,56 @@ def tables(rows: Sequence[CellRow]) -> str:
 
 
 def _lag_table(rows: Sequence[CellRow], title: str) -> str:
-    found: Cells = final_success(rows, lambda row: (row.cell.objective, row.cell.lag))
-    lags = sorted({lag for _, lag in found})
+    lags = sorted({row.cell.lag for row in rows})
     lines = [
         title,
         "",
-        _line("objective", *(f"lag {lag}" for lag in lags), "lowest run"),
-        _line("---", *("--:" for _ in lags), "--:"),
+        _line("objective", *(f"lag {lag}" for lag in lags), "seeds", "lowest run"),
+        _line("---", *("--:" for _ in lags), "--:", "--:"),
     ]
-    for objective in sorted({row.cell.objective for row in rows}, key=get_args(LossKind).index):
-        by_lag = {lag: found[objective, lag] for lag in lags if (objective, lag) in found}
-        cells = (_with_seeds(by_lag.get(lag)) for lag in lags)
-        lowest = min(row.final.success for row in rows if row.cell.objective == objective)
-        lines.append(_line(f"`{objective}`", *cells, f"{100 * lowest:.1f}"))
+    for method, of in _by_method(rows).items():
+        ends = [[100 * row.final.success for row in of if row.cell.lag == lag] for lag in lags]
+        lowest = min(100 * row.final.success for row in of)
+        lines.append(_line(method, *map(over_seeds, ends), _range_of(map(len, ends)), f"{lowest:.1f}"))
     return "\n".join(lines)
 
 
+def _by_method(rows: Sequence[CellRow]) -> dict[str, list[CellRow]]:
+    """The rows of each objective, by its name; with several updates a step, it is a method of its own."""
+    found: dict[tuple[int, int], list[CellRow]] = {}
+    for row in rows:
+        key = get_args(LossKind).index(row.cell.objective), row.cell.num_minibatches
+        found.setdefault(key, []).append(row)
+    return {_method(of[0].cell): of for _, of in sorted(found.items())}
+
+
+def _method(cell: Cell) -> str:
+    updates = f", {cell.num_minibatches} updates a step" if cell.num_minibatches > 1 else ""
+    return f"`{cell.objective}`{updates}"
+
+
+def _range_of(numbers: Iterable[int]) -> str:
+    numbers = sorted({number for number in numbers if number})
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
 def _without_failures(rows: Sequence[CellRow]) -> str:
-    start = statistics.fmean(row.evaluations[0].success for row in rows)
-    return f"Held-out success in percent after the last step, ± one standard error (seeds); before training {100 * start:.1f}."
+    start = 100 * statistics.fmean(row.evaluations[0].success for row in rows)
+    return f"Held-out success in percent after the last step, {HEADING}; before training {start:.1f}."
 
 
 def _with_failures(rows: Sequence[CellRow], whole: Sequence[CellRow]) -> str:
-    """A title that says what the failures cost: the mean over pairs of runs that differ in nothing else. The spread of the pairs
-    gives the standard error.
-    """
+    """A title that says what the failures cost: the mean over pairs of runs that differ in nothing else."""
     share, kind = 100 * rows[0].settings.failure_share, rows[0].cell.failures
     title = f"The same where {share:g} % of the episodes {FAILING[kind]} (`{kind}`)"
     without = {_but_failures(row.cell): row.final.success for row in whole}
-    costs = [row.final.success - without[key] for row in rows if (key := _but_failures(row.cell)) in without]
-    if len(costs) < 2:
+    costs: Losses = {}
+    for row in rows:
+        if (key := _but_failures(row.cell)) in without:
+            costs.setdefault(row.cell.seed, []).append(100 * (row.final.success - without[key]))
+    if sum(map(len, costs.values())) < 2:
         return f"{title}."
-    error = statistics.stdev(costs) / len(costs) ** 0.5
-    return (
-        f"{title}; against the same runs without failures {100 * statistics.fmean(costs):+.1f} ± {100 * error:.1f} points, "
-        f"mean of {len(costs)} pairs."
-    )
+    return f"{title}; against the same runs without failures: {_with_pairs(costs)} pairs, in points."
 
 
 def _but_failures(cell: Cell) -> Cell:
@@ -84,28 +94,28 @@ def _but_failures(cell: Cell) -> Cell:
 
 def _speed_table(rows: Sequence[CellRow]) -> str:
     """How fast an objective learns at each lag: the mean of the evaluations between the first and the last, minus that of the run at
-    lag 0 that differs in nothing else. The last column is the 95 % interval of the longest lag by Student's t over the seeds, each
-    with the mean of its pairs, because pairs of one seed have the same tasks. Empty without such pairs.
+    lag 0 that differs in nothing else. Empty without such pairs.
     """
-    speed = {row.cell: _speed(row) for row in rows if len(row.evaluations) > 2}
-    lost: dict[str, dict[int, list[tuple[int, float]]]] = {}
-    for cell, value in speed.items():
-        fresh = speed.get(replace(cell, lag=0))
-        if cell.lag and fresh is not None:
-            lost.setdefault(cell.objective, {}).setdefault(cell.lag, []).append((cell.seed, value - fresh))
-    if not lost:
+    fresh = {row.cell: _speed(row) for row in rows if row.cell.lag == 0 and len(row.evaluations) > 2}
+    late = [
+        row for row in rows if row.cell.lag and replace(row.cell, lag=0) in fresh and len(row.evaluations) > 2
+    ]
+    if not late:
         return ""
-    lags = sorted({lag for by_lag in lost.values() for lag in by_lag})
+    lags = sorted({row.cell.lag for row in late})
     lines = [
         "Success during the run, the mean of the evaluations between the first and the last, minus that of the same run at lag 0:",
-        "points, ± one standard error of the pairs (pairs).",
+        f"points, {HEADING}, and the number of pairs. Pairs of one seed have the same tasks, so seeds are the draws.",
         "",
-        _line("objective", *(f"lag {lag}" for lag in lags), f"95 % by seed, lag {lags[-1]}"),
-        _line("---", *("--:" for _ in lags), "--:"),
+        _line("objective", *(f"lag {lag}" for lag in lags)),
+        _line("---", *("--:" for _ in lags)),
     ]
-    for objective in sorted(lost, key=get_args(LossKind).index):
-        cells = (_with_pairs([loss for _, loss in lost[objective].get(lag, [])]) for lag in lags)
-        lines.append(_line(f"`{objective}`", *cells, _interval_by_seed(lost[objective].get(lags[-1], []))))
+    for method, of in _by_method(late).items():
+        lost: dict[int, Losses] = {lag: {} for lag in lags}
+        for row in of:
+            loss = _speed(row) - fresh[replace(row.cell, lag=0)]
+            lost[row.cell.lag].setdefault(row.cell.seed, []).append(loss)
+        lines.append(_line(method, *(_with_pairs(lost[lag]) for lag in lags)))
     return "\n".join(lines)
 
 
@@ -113,23 +123,9 @@ def _speed(row: CellRow) -> float:
     return 100 * statistics.fmean(one.success for one in row.evaluations[1:-1])
 
 
-def _with_pairs(losses: Sequence[float]) -> str:
-    if len(losses) < 2:
-        return f"{losses[0]:+.1f} (1)" if losses else ""
-    error = statistics.stdev(losses) / len(losses) ** 0.5
-    return f"{statistics.fmean(losses):+.1f} ± {error:.1f} ({len(losses)})"
-
-
-def _interval_by_seed(losses: Sequence[tuple[int, float]]) -> str:
-    by_seed: dict[int, list[float]] = {}
-    for seed, loss in losses:
-        by_seed.setdefault(seed, []).append(loss)
-    means = [statistics.fmean(of) for of in by_seed.values()]
-    if not 2 <= len(means) <= len(T_975) + 1:
-        return ""
-    middle = statistics.fmean(means)
-    reach = T_975[len(means) - 2] * statistics.stdev(means) / len(means) ** 0.5
-    return f"{middle - reach:+.1f} to {middle + reach:+.1f}"
+def _with_pairs(losses: Losses) -> str:
+    num_pairs = sum(map(len, losses.values()))
+    return f"{over_groups([*losses.values()], '+.1f')}, {num_pairs}" if num_pairs else ""
 
 
 def control_table(rows: Sequence[CellRow]) -> str:
@@ -138,7 +134,8 @@ def control_table(rows: Sequence[CellRow]) -> str:
     """
     fixed = {row.cell: row for row in rows if not row.cell.is_controlled}
     lines = [
-        "Lag that the controller chose, mean and largest over the runs, and success during the run against fixed lags.",
+        "Lag that the controller chose, mean and largest over the runs, and success during the run against fixed lags:",
+        f"points, {HEADING}, and the number of pairs.",
         "",
         _line(
             "objective", "up to", "runs", "mean lag", "largest", "against lag 0", "against the largest lag"
@@ -148,25 +145,18 @@ def control_table(rows: Sequence[CellRow]) -> str:
     together: dict[tuple[str, int], list[CellRow]] = {}
     for row in rows:
         if row.cell.is_controlled:
-            together.setdefault((row.cell.objective, row.cell.lag), []).append(row)
-    for (objective, lag), of in sorted(together.items()):
-        costs = [
-            [_speed(row) - _speed(fixed[key]) for row in of if (key := _at_fixed(row.cell, other)) in fixed]
-            for other in (0, lag)
-        ]
+            together.setdefault((_method(row.cell), row.cell.lag), []).append(row)
+    for (method, lag), of in sorted(together.items()):
+        costs: list[Losses] = [{}, {}]
+        for row in of:
+            for cost, other in zip(costs, (0, lag), strict=True):
+                if (key := replace(row.cell, lag=other, is_controlled=False)) in fixed:
+                    cost.setdefault(row.cell.seed, []).append(_speed(row) - _speed(fixed[key]))
         mean = statistics.fmean(statistics.fmean(row.steps.lag) for row in of)
         largest = max(max(row.steps.lag) for row in of)
         cells = (str(lag), str(len(of)), f"{mean:.1f}", str(largest), *map(_with_pairs, costs))
-        lines.append(_line(f"`{objective}`", *cells))
+        lines.append(_line(method, *cells))
     return "\n".join(lines) if together else ""
-
-
-def _at_fixed(cell: Cell, lag: int) -> Cell:
-    return replace(cell, lag=lag, is_controlled=False)
-
-
-def _with_seeds(one: Estimate | None) -> str:
-    return f"{one} ({one.num_seeds})" if one else ""
 
 
 def _diagnostics(rows: Sequence[CellRow]) -> str:
@@ -181,10 +171,10 @@ def _diagnostics(rows: Sequence[CellRow]) -> str:
     lines = [_line("objective", "lag", *columns), _line("---", "--:", *("--:" for _ in columns))]
     together: dict[tuple[str, int], list[CellRow]] = {}
     for row in rows:
-        together.setdefault((row.cell.objective, row.cell.lag), []).append(row)
-    for (objective, lag), of in sorted(together.items(), key=lambda item: item[0]):
+        together.setdefault((_method(row.cell), row.cell.lag), []).append(row)
+    for (method, lag), of in sorted(together.items()):
         cells = (f"{statistics.fmean(map(value, of)):.3g}" for value in columns.values())
-        lines.append(_line(f"`{objective}`", str(lag), *cells))
+        lines.append(_line(method, str(lag), *cells))
     return "\n".join(["Means over the trained steps and the seeds.", "", *lines])
 
 

@@ -67,7 +67,7 @@ def _kinds(text: str) -> list[Kind]:
     named = dict.fromkeys(text.split(","))
     unknown = [one for one in named if one not in get_args(Kind)]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(KINDS)}")
     return [kind for kind in KINDS if kind in named]
 
 

@@ -79,7 +79,7 @@ def _check(result: int) -> None:
     if result:
         error = ctypes.get_errno()
         reason = os.strerror(error)
-        raise OSError(error, f"no namespaces of our own: {reason}; run infra.chaos as root, as dockerd is")
+        raise OSError(error, f"cannot create namespaces: {reason}; run infra.chaos as root, as dockerd is")
 
 
 GRACE_S = 20.0

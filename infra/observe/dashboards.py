@@ -258,7 +258,7 @@ FLEET = Dashboard(
             ),
             "ops",
             stacked=True,
-            description="`not_taken` replies are no turns; asides are trained only if the recipe says so",
+            description="`not_taken` replies are not turns; asides are trained only if the recipe says so",
         ),
         Panel(
             "Replies that agent programs sent back a second, by what became of them",

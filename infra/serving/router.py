@@ -84,7 +84,7 @@ def _is_engine(url: str) -> bool:
     try:
         parts = urlsplit(url)
         leads_somewhere = parts.scheme == "ipc" or (bool(parts.hostname) and parts.port != 0)
-    except ValueError:  # half of an IPv6 address, or a port that is none
+    except ValueError:  # half of an IPv6 address, or a port that is not a number from 0 to 65535
         return False
     return leads_somewhere and parts.scheme in ENGINE_SCHEMES and not re.search(r"\s", url)
 

@@ -142,7 +142,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         return dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{index}: it is no index of weights ({error!r}); copy or download it again"
+            f"{index}: it is not an index of weights ({error!r}); copy or download it again"
         ) from error
 
 
@@ -182,7 +182,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             f"{path}: it is a Git LFS pointer and not the weights; run `git lfs pull` where it came from"
         )
     raise ValueError(
-        f"{path}: {size:,} bytes that are no safetensors file, or its very start; copy or download it again"
+        f"{path}: {size:,} bytes that are not a safetensors file, or only its first bytes; copy or download it again"
     )
 
 

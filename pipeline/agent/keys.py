@@ -202,7 +202,7 @@ def _of_model_kwargs(said: Mapping[str, Any]) -> Iterator[KeyFate]:
 
 
 def _is_known(name: str, key: str, flavour: Flavour) -> bool:
-    """Whether the class that upstream would make of this section has the key."""
+    """Whether the configuration class for which upstream uses this section has the key."""
     match name:
         case "agent":
             return key in flavour.agent

@@ -351,7 +351,7 @@ def _version(tree: Tree) -> Version:
         for version in VERSIONS:
             if str(said) == version:
                 return version
-        raise RequestError(f"agent config: swerve.upstream: {said!r} is none of {', '.join(VERSIONS)}")
+        raise RequestError(f"agent config: swerve.upstream: {said!r} is not one of {', '.join(VERSIONS)}")
     agent, model = section(tree, "agent"), section(tree, "model")
     if any(key in model for key in _OF_V2) or _is_of_v2(str(model.get("model_class", ""))):
         return "2.4"

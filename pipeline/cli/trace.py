@@ -212,7 +212,7 @@ def _files(named: Sequence[Path], run_dir: Path | None) -> Sequence[Path]:
     for file in files:
         if not file.is_file():
             raise ValueError(
-                f"{file} is no file: give the one that {FILE_VARIABLE} named while the run went on"
+                f"{file} is not a file: give the one that {FILE_VARIABLE} named while the run went on"
             )
     return files
 

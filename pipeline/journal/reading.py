@@ -1,7 +1,7 @@
 """Readers of a run's directory: what identifies the run, and the rows of its journal.
 
-A journal may be read while its trainer appends to it. A last line that is cut short is not a row yet. A complete line that is no row of its
-kind, because a crash tore it or somebody wrote it, is skipped; where numbers would be wrong without it, it is an error.
+A journal may be read while its trainer appends to it. A last line that is cut short is not a row yet. A complete line that is not a row
+of its kind, because of a crash or because somebody edited the file, is skipped; where numbers would be wrong without it, it is an error.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def found_journal(run_dir: Path, kind: type[Row]) -> Path:
 
 
 def read(directory: Path, kind: type[R]) -> Iterator[R]:
-    """The rows of one kind, in order; none if the file does not exist. Raises MalformedJournal for a complete line that is no row."""
+    """The rows of one kind, in order; none if the file does not exist. Raises MalformedJournal for a complete line that is not a row."""
     path, decoder = directory / FILES[kind], msgspec.json.Decoder(prepared(kind))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), path.open("rb") as file:
         for number, line in enumerate(_whole_lines(file), 1):
@@ -75,7 +75,7 @@ def read(directory: Path, kind: type[R]) -> Iterator[R]:
 
 
 def mentioning(directory: Path, kind: type[R], text: str) -> Iterator[R]:
-    """The rows of one kind whose line contains the text, in order. Only these lines are decoded; lines that are no rows are skipped."""
+    """The rows of one kind whose line contains the text, in order. Only these lines are decoded; lines that are not rows are skipped."""
     wanted, decoder = text.encode(), msgspec.json.Decoder(prepared(kind))
     with contextlib.suppress(FileNotFoundError), (directory / FILES[kind]).open("rb") as file:
         for line in _whole_lines(file):
@@ -107,7 +107,7 @@ def last_row(directory: Path, kind: type[R], is_wanted: Callable[[R], bool] = la
 
 
 class RowFile(Generic[R]):
-    """The rows of one file, read as they are appended; lines that are no rows are skipped. One thread at a time may use it.
+    """The rows of one file, read as they are appended; lines that are not rows are skipped. One thread at a time may use it.
 
     Each call reads only what was appended. A resumed trainer cuts its files at its checkpoint and moves the rest to
     `<file>.discarded`; then the file is read from its beginning.
@@ -170,9 +170,9 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _whole_line(file: BinaryIO) -> bytes:
-    """The next line with its end, or a part of a line that is too long.
+    """The next line with its newline, or a part of a line that is too long.
 
-    Empty at the end of the file, and for a last line without an end.
+    Empty at the end of the file, also if the last line has no newline yet.
     """
     line = file.readline(_MAX_LINE_BYTES)
     return line if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES else b""

@@ -202,7 +202,7 @@ class LagMetrics(msgspec.Struct, frozen=True, kw_only=True):
     masked_share: float
     vetoed_share: float
     behaviour_kl: float
-    # The same by signal. None: no token has a signal, or the journal is older than this field.
+    # The same numbers, in which each token counts by its signal. None: no token has a signal, or the journal is older than this field.
     signal: SignalMetrics | None = None
 
 
@@ -301,7 +301,7 @@ class StepRow(Row, frozen=True, kw_only=True):
     # When work on its batch began and when the weights had changed (Unix seconds); 0.0 in journals older than these fields.
     began_at: UnixSeconds = 0.0
     trained_at: UnixSeconds = 0.0
-    num_not_taken: int = 0  # replies that agent programs of those trajectories never took, which are no turns
+    num_not_taken: int = 0  # replies that programs of those trajectories never took, which are not turns
     # The shares by signal. None: no token has a signal, or the journal is older than this field.
     signal: SignalMetrics | None = None
 

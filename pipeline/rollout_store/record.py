@@ -12,10 +12,11 @@ bytes searches for the next record whose two checksums are correct.
 A store never contains the known fix, the hidden tests, or anything that may quote them, because people read stores and train on exports of
 them. `without_hidden` takes these out before a record is written:
 
-- of the task, everything that the agent was not given: the verdict's scripts, setup and its patch (undoing the patch that makes a problem
-solves it), hidden paths, calibration; - of the reward, the log of grading and the outcome of each test by name; the counts of passed tests
-stay. Of `decided_by`, the text after "but" or a list of files, which may name tests; - of a failure of grading, the traceback, the log, and
-the part of its message after the first colon.
+- everything about the task that the agent was not given: the verdict's scripts, setup and its patch (undoing the patch that makes a
+  problem solves it), hidden paths and calibration;
+- the log of grading, the outcome of each test by name, and the part of `decided_by` after "but" or with a list of files, which may name
+  tests; the counts of passed tests stay;
+- the traceback and the log of a failure of grading, and the part of its message after the first colon.
 """
 
 import struct
@@ -75,7 +76,7 @@ class TrainedTokens(Message, frozen=True, kw_only=True):
 
 
 def unpack_halves(packed: bytes) -> tuple[float, ...]:
-    """The numbers in `packed`, IEEE half precision, little-endian. Raises MalformedMessage if the length is no multiple of 2."""
+    """The numbers in `packed`, IEEE half precision, little-endian. Raises MalformedMessage if the length is not a multiple of 2."""
     if len(packed) % _HALF_BYTES:
         raise MalformedMessage(f"packed array of {len(packed)} bytes: not a multiple of {_HALF_BYTES}")
     return struct.unpack(f"<{len(packed) // _HALF_BYTES}e", packed)

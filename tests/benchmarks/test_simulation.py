@@ -1,6 +1,5 @@
 """The simulation of the demo: its sandbox says what bash says, its samples are what the learner would have sampled."""
 
-import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from benchmarks.habits import HABITS
 from benchmarks.simulation.cell import Cell, CellRow, CellRun, Settings, Workbench, workbench
 from benchmarks.simulation.failures import failed
 from benchmarks.simulation.interpreter import Interpreter, interpreter
-from benchmarks.simulation.results import estimate, missing, read, run
+from benchmarks.simulation.results import missing, over_groups, over_seeds, read, run
 from benchmarks.simulation.sandbox import Repository, solves
 from benchmarks.simulation.tables import tables
 from tests.trainer.demo.test_rehearsal import bash, checked_out
@@ -145,11 +144,13 @@ def test_failures_by_length_prefer_the_long_and_have_the_same_share() -> None:
     assert not any(failed("none", 0.1, turns, rng))
 
 
-def test_an_error_is_that_of_the_seeds_or_of_as_many_coin_tosses() -> None:
-    alike, apart = estimate([0.5, 0.5], 200), estimate([0.2, 0.8], 200)
-    assert (alike.mean, alike.error) == (0.5, pytest.approx(math.sqrt(0.25 / 400)))
-    assert apart.error == pytest.approx(0.3)
-    assert str(apart) == "50.0 ± 30.0"
+def test_values_of_one_seed_are_one_draw_and_a_single_seed_has_no_interval() -> None:
+    assert over_seeds([]) == ""
+    assert over_seeds([50.0]) == "50.0"
+    assert (
+        over_seeds([40.0, 60.0]) == "50.0 (-77.1 to 177.1)"
+    )  # 12.7 standard errors with one degree of freedom
+    assert over_groups([[40.0, 40.0], [60.0, 60.0]]) == over_seeds([40.0, 60.0])
 
 
 @pytest.mark.slow
@@ -178,8 +179,10 @@ def test_failures_are_compared_with_the_same_runs_without_them(bench: Workbench)
         *(ending(0.9, seed=1), ending(0.8, seed=1, failures="as_zero")),
         *(ending(0.9, seed=2), ending(0.1, seed=3, failures="as_zero")),  # these two have no counterpart
     ]
-    assert "-15.0 ± 5.0 points, mean of 2 pairs" in tables(rows)
-    assert "pairs" not in tables([one for one in rows if one.cell.seed == 2])
+    assert "against the same runs without failures: -15.0 (-78.5 to +48.5), 2 pairs, in points" in tables(
+        rows
+    )
+    assert "against" not in tables([one for one in rows if one.cell.seed == 2])
 
 
 @pytest.mark.slow
@@ -198,7 +201,7 @@ def test_a_lag_that_only_slows_a_run_down_is_seen_although_its_end_is_the_same(b
         *(run_of(4, 1, failures, between) for failures, between in (("none", 0.6), ("random", 0.5))),
     ]
     # Four pairs lose 20, 10, 10 and 20 points; both seeds lose 15 on average.
-    assert "| `cispo` | -15.0 ± 2.9 (4) | -15.0 to -15.0 |" in tables(rows)
+    assert "| `cispo` | -15.0 (-15.0 to -15.0), 4 |" in tables(rows)
     assert "Success during the run" not in tables([one for one in rows if one.cell.lag])
 
 

@@ -56,8 +56,8 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (grow, r"longer than it says: 9 of 8 bytes"),
     (garble_header, r"header is damaged"),
     (retype, r"header is damaged .*c of I32 \[\] in 8 bytes"),
-    (lambda path: path.write_bytes(b""), r"0 bytes that are no safetensors file"),
-    (lambda path: path.write_bytes(b"<!DOCTYPE html>" * 100), r"1,500 bytes that are no safetensors file"),
+    (lambda path: path.write_bytes(b""), r"0 bytes that are not a safetensors file"),
+    (lambda path: path.write_bytes(b"<!DOCTYPE html>" * 100), r"1,500 bytes that are not a safetensors file"),
     (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), r"a Git LFS pointer"),
     (lambda path: path.unlink(), rf"names {SECOND}, which is not there"),
     (lambda path: save_file({"c": torch.zeros(1)}, path), rf"looks for d in {SECOND}"),
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(
 
 def test_an_index_that_is_none_is_named(model: Path) -> None:
     (model / INDEX).write_text("{}")
-    with pytest.raises(ValueError, match=rf"{INDEX}: it is no index of weights"):
+    with pytest.raises(ValueError, match=rf"{INDEX}: it is not an index of weights"):
         check_weights(model)
 
 

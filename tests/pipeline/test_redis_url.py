@@ -29,7 +29,7 @@ def test_every_part_of_a_url_counts() -> None:
         ("redis://localhost?ssl_ca_certs=/dev/null", "ssl_ca_certs is of use with rediss:// only"),
         (
             "rediss://:secret@localhost?ssl_ca_certs=/no/ca.pem",
-            "localhost: ssl_ca_certs='/no/ca.pem' is no file",
+            "localhost: ssl_ca_certs='/no/ca.pem' is not a file",
         ),
         (f"rediss://localhost?ssl_certfile={__file__}", "ssl_certfile and ssl_keyfile go together"),
         ("rediss://localhost?ssl_check_hostname=maybe", "give true or false"),

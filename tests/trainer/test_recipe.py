@@ -140,7 +140,9 @@ def test_a_refused_value_comes_with_the_meaning_of_its_key(minimal: Path) -> Non
 
 def test_an_unknown_key_is_refused_with_its_path(minimal: Path) -> None:
     minimal.write_text(MINIMAL + "lrr = 1e-6\n")
-    with pytest.raises(ValueError, match=r"learner\.lrr is no key of a recipe; did you mean learner\.lr\?"):
+    with pytest.raises(
+        ValueError, match=r"learner\.lrr is not a key of a recipe; did you mean learner\.lr\?"
+    ):
         load_recipe(minimal)
 
 
@@ -162,9 +164,9 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("learner.lrr=1", "learner.lrr is no key of a recipe; did you mean learner.lr?"),
+        ("learner.lrr=1", "learner.lrr is not a key of a recipe; did you mean learner.lr?"),
         ("learner.turns=1", "did you mean rollout.limits.turns?"),
-        ("audit.zzz=1", "audit.zzz is no key of a recipe; audit has share"),
+        ("audit.zzz=1", "audit.zzz is not a key of a recipe; audit has share"),
         ("learner=1", "learner is 1; it must be a table"),
         ("learner.lr.x=1", "`lr` is a value, not a table"),
         ("learner.lr", "write it as table.key=value"),
@@ -373,8 +375,8 @@ def test_a_mistake_of_the_file_is_blamed_on_the_file_whatever_is_set(minimal: Pa
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("lerner.lr=1", "lerner is no key of a recipe"),
-        ("learner.losss.kind=grpo", "learner.losss is no key of a recipe"),
+        ("lerner.lr=1", "lerner is not a key of a recipe"),
+        ("learner.losss.kind=grpo", "learner.losss is not a key of a recipe"),
         ("rollout.sampling.top_p=0.9", "rollout.sampling: training needs top_p = 1"),
         ("judge.wait_s=9", 'judge.method is "none"'),
         ("tasks.heldout_sets.more=1", "tasks.heldout_sets is "),

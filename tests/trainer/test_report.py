@@ -61,7 +61,7 @@ def test_what_agent_programs_had_of_the_policy_that_no_step_trains_is_a_line_of_
     place = next(place for place, line in enumerate(lines) if line.startswith("tokens"))
     assert lines[place].endswith("1.0000")
     assert lines[place + 1] == (
-        "agent programs        1,234 more tokens in asides, which are not trained; replies that no program took, which are no turns: 1"
+        "agent programs        1,234 more tokens in asides, which are not trained; replies that no program took, which are not turns: 1"
     )
 
 
@@ -228,7 +228,7 @@ def test_episodes_whose_tree_was_graded_are_counted(run: Run, capsys: pytest.Cap
     run.step(1, [*run.group(0, [1.0, 0.0], outcome="submitted:tree"), *run.group(1, [1.0])])
     run.write()
     report.main([str(run.directory)])
-    line = "from the tree         2 of 3 episodes, because what the agent printed was no whole patch"
+    line = "from the tree         2 of 3 episodes, because what the agent printed was not a complete patch"
     assert line in capsys.readouterr().out.splitlines()
 
 

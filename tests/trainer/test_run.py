@@ -233,7 +233,7 @@ async def test_a_dry_run_prints_the_plan_and_touches_nothing(recipe: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--set", "learner.lrr=1"], "learner.lrr is no key of a recipe; did you mean learner.lr?"),
+        (["--set", "learner.lrr=1"], "learner.lrr is not a key of a recipe; did you mean learner.lr?"),
         (["--resume"], "--resume needs --run-dir"),
         (["--resume", "--run-dir", "absent"], "absent: there is no such directory"),
         (["--set", "tasks.train=absent.jsonl"], "tasks.train"),

@@ -145,7 +145,7 @@ class Branch:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
     replies: list[SampledReply] = field(default_factory=list[SampledReply])
-    # Experts of each token but the last, which was no input yet; no columns if the experts were not asked for.
+    # Experts of each token but the last, which has not been an input yet; no columns if the experts were not asked for.
     routing: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
 
     def prefix(self, num_tokens: int) -> "Branch":

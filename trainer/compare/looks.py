@@ -68,8 +68,9 @@ def planned_information(detect: float, power: float) -> float:
 
 
 def looks(pairs: Sequence[Pair], plan: int) -> list[Look]:
-    """The looks in their order, until one decides or the plan is used up. They are a function of the rewards alone: of one pair, after each
-    episode of every task, `plan` of which are planned; of several, after each pair from the second on. What is beyond the plan is not used.
+    """The looks in their order, until one decides or the plan is used up. They are a function of the rewards alone. One pair is
+    looked at after each episode of every task, `plan` of which are planned; several pairs after each pair from the second on. Episodes or
+    pairs beyond the plan are not used.
     """
     shares = {size: size / plan for size in sizes(pairs) if size <= plan}
     ends = bounds([*shares.values()])
@@ -79,7 +80,7 @@ def looks(pairs: Sequence[Pair], plan: int) -> list[Look]:
 
 
 def sizes(pairs: Sequence[Pair]) -> range:
-    """The size of each look: the number of pairs, or of one pair that of each task's episodes."""
+    """The size of each look: the number of pairs or, if there is one pair, the number of episodes of each task."""
     if len(pairs) > 1:
         return range(2, len(pairs) + 1)
     return range(1, max(len(runs) for side in pairs[0] for runs in side.values()) + 1)

@@ -484,7 +484,9 @@ def kind_of(name: str) -> str:
     """The kind of bug of the task with this name. Raises ValueError if no task has it."""
     found = re.fullmatch(r"(warmstart|train|heldout|unseen)-s(\d+)-(\d+)", name)
     if found is None:
-        raise ValueError(f"name: {name!r} is no task of the demo; these are called like heldout-s0-0007")
+        raise ValueError(
+            f"name: {name!r} is not a task of the demo; these have names such as heldout-s0-0007"
+        )
     return make_task(int(found[2]), cast(Split, found[1]), int(found[3])).kind
 
 

@@ -232,7 +232,7 @@ def _read_config(path: Path) -> _Config:
         if keys.get("model_type") not in FAMILIES:
             raise ValueError(
                 f"the learner trains {TRAINED} (model_type {', '.join(FAMILIES)}), and model_type {keys.get('model_type')!r} of "
-                f"{path} is none of them: choose such a model"
+                f"{path} is not one of them: choose such a model"
             )
         return msgspec.convert(language_keys(keys), _Config)
     except OSError as error:

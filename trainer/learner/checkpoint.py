@@ -257,7 +257,7 @@ def _weights_in(directory: Path) -> dict[str, torch.dtype]:
     try:
         dist_checkpointing.load_common_state_dict(str(directory))
     except CheckpointingException as error:
-        raise ValueError(f"{directory} is no checkpoint: {error}") from error
+        raise ValueError(f"{directory} is not a checkpoint: {error}") from error
     found = FileSystemReader(directory).read_metadata().state_dict_metadata
     return {
         name: value.properties.dtype

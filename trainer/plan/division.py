@@ -31,7 +31,7 @@ def shape_of(model: str) -> tuple[Architecture, bool]:
     name = names.get(directory.name.lower())
     if name is None:
         raise ValueError(
-            f"model: {directory} has no config.json, and {directory.name} is none of the models whose shape is known "
+            f"model: {directory} has no config.json, and {directory.name} is not one of the models whose shape is known "
             f"({', '.join(names.values())}): put the model's config.json there; weights are not needed to plan"
         )
     return read_architecture(KNOWN / name), False

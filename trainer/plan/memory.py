@@ -88,7 +88,7 @@ def _attention(architecture: Architecture, config: LearnerConfig) -> float:
     norms = heads * vector + (heads + groups) * FP32_BYTES if architecture.normed_qk else 0.0
     if parts == 1:
         return joint + queries_and_outputs + keys + log_sums + norms
-    # Keys and values go to each process of the group, so the kernel's values are no view of the joint output, which is then kept
+    # Keys and values go to each process of the group, so the kernel's values are not a view of the joint output, which is then kept
     # for the norms alone. The outputs exist twice, before and after they go back.
     keys *= parts / math.gcd(parts, int(groups))
     kernel = queries_and_outputs + 2 * keys + log_sums + heads * vector

@@ -103,7 +103,7 @@ def gib(num_bytes: float) -> str:
 
 
 # The share of its peak that a GPU may reach while it trains, slow and fast, where plan.utilisation says nothing. The attention, the
-# MLP's activation and the rotary embedding are no fused kernels, and communication does not overlap with computation.
+# MLP's activation and the rotary embedding are not fused kernels, and communication does not overlap with computation.
 DENSE_UTILISATION = (0.2, 0.4)
 # A GPU computes its experts one after another: small products, and a wait of the host for the number of tokens of each layer's experts.
 MIXTURE_UTILISATION = (0.05, 0.15)

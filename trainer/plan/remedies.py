@@ -214,7 +214,8 @@ _CANDIDATES: dict[Part, Callable[[RunPlan], Iterator[Change]]] = {
 
 
 MOST_WAITING = 0.1  # share of a step that a learner may wait and still count as busy
-LEAST_USED = 0.5  # share of the episodes that the engines hold, below which they count as idle
+# Engines count as idle if they run less than this share of the episodes that they hold.
+LEAST_USED = 0.5
 LEAST_GAIN = 0.05  # share of a step's time below which a change is not proposed
 MOST_GPUS = 4  # largest multiple of the present number of GPUs that is tried
 
@@ -245,7 +246,7 @@ def balances(plan: RunPlan, *, measured: Path | None = None) -> list[Balance]:
     so_far = plan
     for trials in (_other_splits(plan), _with_hosts(plan, measured), _with_gpus(plan, measured)):
         tried = [one for changes in trials if (one := _balanced(plan.recipe, changes, measured))]
-        # A faster learner that waits even more is no balance.
+        # A faster learner that waits even more does not improve the balance.
         tried = [one for one in tried if one.plan.fast.waiting <= max(plan.fast.waiting, MOST_WAITING)]
         best = min(tried, key=_cost, default=None)
         if best and _seconds(best.plan) < (1 - LEAST_GAIN) * _seconds(so_far):
@@ -300,7 +301,7 @@ def _layout(plan: RunPlan, tensor: int) -> list[Change]:
 
 
 def _with_hosts(plan: RunPlan, measured: Path | None) -> Iterator[tuple[Change, ...]]:
-    """Each division with enough hosts that their slots are no limit."""
+    """Each division with enough hosts that their slots do not limit it."""
     if plan.fleet is None:
         return
     for changes in ((), *_other_splits(plan)):

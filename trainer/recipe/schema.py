@@ -245,7 +245,7 @@ class CreditRecipe(Table, frozen=True, kw_only=True):
     # Use of a judge's scores. "outcome": scores are recorded and not trained. "outcome_plus_mean": the mean score of a trajectory is
     # added to its outcome. "step_wise": each turn is compared with the same turn of the other members. "outcome_then_steps": scores
     # move credit between the turns of a trajectory and leave its total as it is. "potential": the score of a turn is subtracted from the
-    # advantage of the next one, as the value of the state in which that begins, so pleasing the judge is no aim.
+    # advantage of the next one, as the value of the state in which that begins, so pleasing the judge is not an objective.
     method: CreditMethod = "outcome"
     # Weight of the scores; at 0 every method is the same as "outcome", bit for bit.
     coefficient: Share = 0.1

@@ -153,8 +153,8 @@ def _unknown(kind: type[msgspec.Struct], tables: Sequence[str], name: str) -> st
     near = near or [key for key in all_keys if key.rpartition(".")[2] == name]
     near = near or difflib.get_close_matches(whole, all_keys, n=1, cutoff=0.8)
     if near:
-        return f"{whole} is no key of a recipe; did you mean {near[0]}?"
-    return f"{whole} is no key of a recipe; {f'{table} has' if table else 'there are'} {', '.join(here)}"
+        return f"{whole} is not a key of a recipe; did you mean {near[0]}?"
+    return f"{whole} is not a key of a recipe; {f'{table} has' if table else 'there are'} {', '.join(here)}"
 
 
 def _type_at(kind: Any, path: Sequence[str]) -> Any:

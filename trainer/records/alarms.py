@@ -129,7 +129,7 @@ class Alarms:
         self._rewards = StepWindows(window)
         self._gaps = StepWindows(window)
         self._lags = StepWindows(window)
-        self._masked = StepWindows(window)  # shares of the signal, masked or vetoed
+        self._masked = StepWindows(window)  # share of each step's signal that was masked or vetoed
         self._entropies = StepWindows(window)
         # Shares of the episodes since the step before.
         self._format_errors = StepWindows(window)

@@ -28,7 +28,8 @@ from trainer.learner import directories
 
 MAX_BYTES = 64 * 1024**3  # size of a store, unless its user chooses another
 SEGMENT_BYTES = 64 * 1024**2
-SEGMENTS_IN_BUDGET = 16  # a store with a smaller budget has smaller segments: only whole ones are removed
+# Least number of segments that fit into the budget. Only whole segments are removed, so few large ones would remove too much at once.
+SEGMENTS_IN_BUDGET = 16
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def create(root: Path, run_id: str, recipe: str) -> RunDirectory:
 
 
 def find(root: Path) -> RunDirectory:
-    """The directory of a run that was started before. Raises ValueError if it is no such directory."""
+    """The directory of a run that was started before. Raises ValueError if it is not such a directory."""
     if not root.exists():
         raise ValueError(
             f"{root}: there is no such directory; give that of the run to resume, or start it without --resume"

@@ -82,7 +82,7 @@ def _untrained_lines(summary: RunSummary) -> Iterator[str]:
     if num_tokens or num_replies:
         yield (
             f"{'agent programs':<22}{num_tokens:,} more tokens in asides, which are not trained; "
-            f"replies that no program took, which are no turns: {num_replies:,}"
+            f"replies that no program took, which are not turns: {num_replies:,}"
         )
 
 
@@ -171,7 +171,7 @@ def _from_tree_lines(summary: RunSummary) -> Iterator[str]:
     if summary.num_from_tree:
         yield (
             f"{'from the tree':<22}{summary.num_from_tree:,} of {summary.episodes:,} episodes, "
-            "because what the agent printed was no whole patch"
+            "because what the agent printed was not a complete patch"
         )
 
 

@@ -82,7 +82,7 @@ def group_id_of(cursor: int) -> str:
 def cursor_of(group_id: str) -> int:
     """Returns the cursor of a group id; the inverse of `group_id_of`. Raises ValueError for any other text."""
     if not group_id.startswith(_PREFIX) or not group_id[1:].isdigit():
-        raise ValueError(f"{group_id!r} is no group of a training run")
+        raise ValueError(f"{group_id!r} is not a group of a training run")
     return int(group_id[1:])
 
 

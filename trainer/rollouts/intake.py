@@ -43,7 +43,7 @@ from trainer.rollouts.recording import RolloutRecorder
 log = logging.getLogger("swerve.trainer")
 
 REFILLED: tuple[FailureClass, ...] = ("infrastructure", "grader")
-"""Failures that are no evidence about the policy or the task: the member is enqueued once more."""
+"""Failures that say nothing about the policy or the task: the member is enqueued once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Intake:
         if head.purpose == "eval":
             return Drop("arrived after its evaluation", fate, evaluation=evaluation_of(head.group_id))
         if cursor is None:
-            return Drop(f"belongs to {head.group_id!r}, which is no group of a training run", "refused")
+            return Drop(f"belongs to {head.group_id!r}, which is not a group of a training run", "refused")
         return Drop("arrived when its group no longer waited for it", fate, cursor)
 
     def _apply(self, delivery: Delivery, decision: Decision) -> None:

@@ -187,7 +187,7 @@ class Deliveries:
         await self._meet()
         for engine in self._known.values():
             if engine.visit is not None and engine.visit.done():
-                engine.visit.result()  # raises an error that is no failure of an engine
+                engine.visit.result()  # raises an error that is not a failure of an engine
                 engine.visit = None
             if engine.visit is None and self._is_due(engine, target):
                 engine.visit = asyncio.create_task(self._visit(engine), name=f"visit {engine.url}")

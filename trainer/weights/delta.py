@@ -62,7 +62,7 @@ def manifest_of(directory: Path, run_id: str, version: int) -> DirectoryManifest
     paths = sorted(directory.iterdir())
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{path} is no file; a weight version is a flat directory")
+            raise ValueError(f"{path} is not a file; a weight version is a flat directory")
     with ThreadPoolExecutor(NUM_THREADS, "manifest") as pool:
         return DirectoryManifest(
             run_id=run_id, version=version, files=tuple(_content_of(path, pool) for path in paths)
@@ -92,7 +92,7 @@ def write_patch(
 
 
 def whole(target: DirectoryManifest, directory: Path) -> tuple[int, Iterator[bytes]]:
-    """The size and the pieces of the patch that needs no base."""
+    """The size in bytes and the content of the patch with every block of `target`, which can be applied without a base."""
     header = pack_header(PatchHeader(target=target))
     num_blocks = sum(file.num_blocks for file in target.files)
     num_bytes = len(header) + num_blocks * BLOCK_HEADER_BYTES + target.num_bytes

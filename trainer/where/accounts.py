@@ -226,7 +226,7 @@ class Span:
 
 
 def spans_of(trajectory: Trajectory) -> Iterator[Span]:
-    """The spans of engines for its replies. An engine works at the end of the time in which the policy was asked."""
+    """Yields a span for each reply with known times: from the moment when an engine began to work on it until it was complete."""
     work: Work = "evaluation" if trajectory.claim.request.purpose == "eval" else "training"
     for turn in trajectory.turns:
         if turn.asked_at:

@@ -4,8 +4,8 @@ A submission is defined as in mini-swe-agent: exit status 0 and a sentinel as th
 byte, is the printed patch. `exact` uses upstream's own reading instead: the output as text, in which all line ends become "\\n" and lines
 end at any line end of Unicode; before 1.17, any exit status.
 
-The printed patch is graded, except where it is no whole patch by its form. Then the tree's own difference to the start is graded, as it is
-when a limit ends an episode. The choice is made before any test runs: no verdict leads to it.
+The printed patch is graded, except where it does not have the form of a complete patch. Then the difference of the tree to the start is
+graded, as it is when a limit ends an episode. The choice is made before any test runs, so it does not depend on a verdict.
 """
 
 import re

@@ -103,7 +103,7 @@ def session_of(headers: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def with_broken_calls_as_text(said: ChatMessage) -> ChatMessage:
-    """The reply, in which calls whose arguments are no object become text, as the policy wrote them."""
+    """The reply, in which calls whose arguments are not an object become text, as the policy wrote them."""
     calls = tuple(call for call in said.tool_calls if arguments_object(call.arguments) is not None)
     broken = [call.arguments for call in said.tool_calls if call not in calls]
     words = [said.content] if said.content else []

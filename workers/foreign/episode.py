@@ -35,7 +35,8 @@ MORE_REQUESTS = 256
 MOST_BYTES = 2 * 2**30  # size of all bodies of an episode together
 # A text with more characters than this for each token of the context is refused without counting its tokens.
 MOST_CHARS_PER_TOKEN = 64
-CONTEXT_REFUSALS = 3  # refusals for a full context after the same reply that end the episode
+# The episode ends when this number of requests after the same reply were refused because the context is full.
+CONTEXT_REFUSALS = 3
 # After a program drops a connection and asks again, its new request may arrive before the old connection is known to be closed.
 RETRY_GRACE_S = 0.2
 
@@ -51,7 +52,7 @@ class RequestAbandoned(Exception):
 
 
 class EpisodeBroken(Exception):
-    """A request of an episode that a failure of ours has ended: it gets no answer."""
+    """A request of an episode that has ended because of a failure in our code. It gets no answer."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class EpisodeCounts:
     # Requests answered with a refusal, by its reason.
     refused: Counter[str] = field(default_factory=Counter[str])
     given_again: int = 0  # replies given to a program that asked again for one that it did not get
-    not_taken: int = 0  # recorded replies that are no turns
+    not_taken: int = 0  # recorded replies that are not turns
     roots: int = 0
     branches: int = 0  # turns that follow a reply which another turn follows too
     asides: int = 0
@@ -122,7 +123,7 @@ class AgentEpisode:
     async def ended(self) -> Ending:
         """Returns the limit that the program reached, once it has.
 
-        Raises the error that ended the episode: a RolloutError, or a bug of ours.
+        Raises the error that ended the episode: a RolloutError, or a bug in our code.
         """
         return await asyncio.shield(self._end)
 

@@ -60,7 +60,7 @@ def json_value(text: str) -> Any:
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:80]} is no number")
+        raise ValueError(f"{digits[:80]} is not a number")
     return number
 
 
@@ -77,17 +77,17 @@ def as_object(value: Any, where: str) -> Json:
 
 
 def text_in(fields: Json, name: str) -> str:
-    """A text; "" for null and for what is absent."""
+    """The field, which is a string; "" if it is null or absent."""
     value = fields.get(name)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RequestRefused(f"{name} is not a text")
+        raise RequestRefused(f"{name} is not a string")
     return storable(value)
 
 
 def flag_in(fields: Json, name: str) -> bool:
-    """A boolean; null and what is absent are False."""
+    """The field, which is a boolean; False if it is null or absent."""
     value = fields.get(name)
     if not isinstance(value, bool | None):
         raise RequestRefused(f"{name} is neither true nor false")
@@ -95,7 +95,7 @@ def flag_in(fields: Json, name: str) -> bool:
 
 
 def objects_in(fields: Json, name: str) -> list[Json]:
-    """A list of objects; none for null and for what is absent."""
+    """The field, which is a list of objects; empty if it is null or absent."""
     value = fields.get(name)
     if value is None:
         return []

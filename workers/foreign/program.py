@@ -1,7 +1,7 @@
 """Plays an episode with an agent program: starts it in the agent's container, replies to it, and ends it at a limit.
 
-The exit status of a program is no verdict: some end with 0 after they gave up, others with 1 after they recovered. Once a program has
-received a reply of the policy, the changes in its workdir are its submission, however it ends.
+The exit status of a program says nothing about success: some end with 0 after they gave up, others with 1 after they recovered. Once a
+program has received a reply of the policy, the changes in its workdir are its submission, however it ends.
 """
 
 import asyncio

@@ -48,7 +48,7 @@ class AgentVoice(Protocol):
     def context_tokens(self) -> int: ...
 
     def prompt(self, asked: Asked, place: Place, tree: Tree) -> AgentPrompt:
-        """Makes the prompt, which may take long. Raises RequestRefused and ContextFull."""
+        """Makes the prompt, which may take a long time. Raises RequestRefused and ContextFull."""
         ...
 
 
@@ -230,7 +230,7 @@ def _joined(
 
 
 def _with_readable_calls(message: ChatMessage) -> ChatMessage:
-    """The message, in which calls whose arguments are no object become text."""
+    """The message, in which calls whose arguments are not an object become text."""
     broken = [call for call in message.tool_calls if arguments_object(call.arguments) is None]
     if not broken:
         return message

@@ -141,7 +141,7 @@ class Grader:
                 return _blamed(failure)
 
     async def _do_without_patch(self, claim: Claim, contradictions: Sequence[Contradiction]) -> None:
-        """Takes the steps before the tests in a new container without a patch. Raises the errors of steps, which are no patch's fault."""
+        """Takes the steps before the tests in a new container without a patch. Raises the errors of steps, which no patch has caused."""
         calibration = _calibration(claim) or Calibration()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             container = GradingContainer(
@@ -269,7 +269,7 @@ def _unresolved(decided_by: str, *, applied_by: str = "", log: bytes = b"") -> P
 
 
 def _explained(tested: PatchRun, put_back: Sequence[str], searched: Sequence[str]) -> PatchRun:
-    """`tested`, with the list of files that the patch changed in vain, except for import directories, because a correct fix may have
+    """`tested`, with the list of files whose changes were undone, except for import directories, because a correct fix may have
     needed them.
     """
     names, directories = (few([name[:NAME_CHARS] for name in each]) for each in (put_back, searched))

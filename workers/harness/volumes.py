@@ -72,7 +72,7 @@ class HarnessVolumes:
             labels: Labels = found["Config"]["Labels"] or {}
             if CONTENT not in labels:
                 raise HarnessMissing(
-                    f"{harness.image} is no image of `swerve harness build`: it has no label {CONTENT}"
+                    f"{harness.image} is not an image of `swerve harness build`: it has no label {CONTENT}"
                 )
             self._contents[harness.image] = labels[CONTENT]
         content = self._contents[harness.image]

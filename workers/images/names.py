@@ -75,10 +75,10 @@ def parse_name(text: str) -> Name:
         head, path = HUB, path if "/" in path else f"library/{path}"
     if not _PATH.fullmatch(path):
         raise ValueError(
-            f"image {text!r}: {path!r} is no repository name; use lower-case letters and digits with . _ - / between them"
+            f"image {text!r}: {path!r} is not a repository name; use lower-case letters and digits with . _ - / between them"
         )
     if colon and not _TAG.fullmatch(tag):
-        raise ValueError(f"image {text!r}: {tag!r} is no tag")
+        raise ValueError(f"image {text!r}: {tag!r} is not a tag")
     return Name(head, path, "" if digest else tag or "latest", digest)
 
 

@@ -190,7 +190,7 @@ class Puller:
         )
 
     def _refuse_if_full(self) -> None:
-        """Raises ImageError if the images that may not be evicted take the whole budget, so that nothing is downloaded in vain."""
+        """Raises ImageError if the images that may not be evicted take the whole budget, before anything is downloaded."""
         budget_bytes = self.plan.budget_bytes
         if budget_bytes is not None and not self.full:
             least = evict(self.api, self.shelf, 0, keep=self.plan.keep, dry_run=True)

@@ -1,8 +1,8 @@
 """The judge stage: scores the turns of a claim's rollout, and returns the judgement. It does not use queues.
 
 Which turns are scored is decided here, once for all methods: each turn of the rollout gets exactly one entry, by its number, so that a turn
-without a command shifts nothing. A judge that fails returns a judgement without scores that contains the reason. Only bugs of ours and a
-lost lease raise errors.
+without a command shifts nothing. A judge that fails returns a judgement without scores that contains the reason. Only bugs in our code and
+a lost lease raise errors.
 
 Judges get the rollout without its reward, its verdict and the hidden tests. A turn of an agent program is judged in its own
 conversation: other conversations and branches are not part of its history, because the policy did not see them there.

@@ -131,7 +131,7 @@ class AgentImages:
         return sandbox
 
     async def _entered(self, claim: Claim, image: str, stack: contextlib.AsyncExitStack) -> Sandbox:
-        """A container of `image`, set up, with hidden paths removed and its head read."""
+        """Starts a container of `image`, sets it up, removes the hidden paths, and reads the commit that it starts from."""
         task = claim.request.task
         sandbox = await stack.enter_async_context(self._start(claim, "agent", image))
         with span("set up"):

@@ -19,7 +19,7 @@ from workers.sandbox.git import COMMIT_TREE, GIT
 from workers.sandbox.protocol import Sandbox
 
 CHECK_S = 900.0  # the search walks every object of the repository
-# This is no leak, but it would look like the agent's work; find.sh has the same word
+# This is not a leak, but it would look like the agent's work; find.sh has the same word
 UNCOMMITTED = "uncommitted"
 
 _MARK = b"swerve-leak"  # find.sh has the same

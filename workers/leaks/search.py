@@ -1,6 +1,6 @@
 """Searches all files of an image for the answer to a task, in a process with limits: nothing in the image is executed or trusted.
 
-The answer is recognised by its signature. A copy of the base commit is no leak, so text in its files is no evidence of the answer. Git
+The answer is recognised by its signature. A copy of the base commit is not a leak, so text in its files is not evidence of the answer. Git
 objects are searched by content, too, and by their commits: another repository with commits of this project that are not in the base's
 history comes from a later time, whatever they contain.
 """
@@ -118,7 +118,7 @@ def search(address: str, query: ImageQuery) -> SearchReport:
 
 
 def search_archive(stream: IO[bytes], query: ImageQuery) -> SearchReport:
-    """Searches a tar archive of an image's files. Raises tarfile.TarError if it is none."""
+    """Searches a tar archive of an image's files. Raises tarfile.TarError if it is not one."""
     search = _Search(query)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:

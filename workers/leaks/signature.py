@@ -147,7 +147,7 @@ def is_near(path: str, changed: tuple[str, ...]) -> bool:
 
 
 MAX_ANCHORS = 32
-COMMON_IN = 5  # a line that this many files of the image contain is no evidence by itself
+COMMON_IN = 5  # a line that this many files of the image contain is not evidence by itself
 
 _SWAP = b"b0VIM"  # Vim keeps the lines of a file from the last to the first
 ELF = b"\x7fELF"

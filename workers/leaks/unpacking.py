@@ -60,7 +60,7 @@ class GitObject:
 @dataclass(slots=True)
 class _PackEntry:
     kind: int
-    # The offset or the id of the object to which this delta applies; None: it is no delta
+    # The offset or the id of the object to which this delta applies; None: it is not a delta
     base: int | bytes | None
     zlib_at: int
     num_bytes: int
@@ -308,7 +308,7 @@ class Piece:
     trail: tuple[str, ...]
     content: bytes
     modified_at: int = 0  # Unix seconds
-    store: str = ""  # the place of the git objects of which this is one; "" if it is none
+    store: str = ""  # path of the store that contains it, if it is a git object; otherwise ""
 
 
 @dataclass(slots=True)

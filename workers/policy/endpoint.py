@@ -361,7 +361,7 @@ class _Busy(EngineError):
     ) -> None:
         """`wait_s`: the pause that the server asks for;
 
-        `says_so`: its own HTTP status says that it is busy or broken; `malformed`: the error in an answer that is no completion.
+        `says_so`: its own HTTP status says that it is busy or broken; `malformed`: the error in an answer that is not a completion.
         """
         super().__init__(message)
         self.wait_s = wait_s

@@ -71,7 +71,7 @@ class ThoughtFinder:
             return 0
         while True:
             found = text.find(self.end, start)
-            if found < 0:  # never closed: all of it is thought
+            if found < 0:  # the thought does not end, so all of the reply belongs to it
                 return len(text)
             if self.is_opened and not self.opening:
                 return found
@@ -166,7 +166,7 @@ class Renderer:
         return self._encode(self.template.render(self._guarded(messages)))
 
     def conversation(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The ids of a whole conversation without an opening of a reply; for models that score one."""
+        """The ids of a complete conversation, without the tokens that open a next reply. It is for models that score conversations."""
         return self._encode(self.template.rerender(self._guarded(messages), opening=False))
 
     def suffix(self, messages: Sequence[ChatMessage], *, last_id: int | None) -> list[int]:

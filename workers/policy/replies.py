@@ -136,12 +136,12 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 
 def read_replies(path: Path) -> tuple[GivenReply, ...]:
-    """The replies of a file. Raises OSError; ValueError naming the element that is no reply."""
+    """The replies of a file. Raises OSError; ValueError naming the element that is not a reply."""
     return given_replies(path.read_bytes(), where=str(path))
 
 
 def given_replies(data: bytes, *, where: str) -> tuple[GivenReply, ...]:
-    """The replies in JSON from the source `where`. Raises ValueError naming the element that is no reply."""
+    """The replies in JSON from the source `where`. Raises ValueError naming the element that is not a reply."""
     try:
         found = msgspec.json.decode(data, type=list[str | _GivenMessage] | _Transcript)
     except msgspec.DecodeError as error:

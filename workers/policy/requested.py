@@ -2,7 +2,7 @@
 
 A worker without engines plays the requests that need none, and returns the others. Requests of runs whose weights the engines do not serve
 are not played, and lose no try: requests outlive their trainer, and the next trainer may load other weights into the same engines, or
-another model. Tokens sampled by these would be no sample of the run, and token ids that a smaller vocabulary lacks crash an engine.
+another model. Tokens sampled by these would not be samples of the run, and token ids that a smaller vocabulary lacks crash an engine.
 """
 
 import asyncio

@@ -179,7 +179,7 @@ class ContainerApi:
         return {name.removeprefix("/"): one.get("SizeRw", 0) for one in found for name in one["Names"] or ()}
 
     async def remove(self, name: str) -> None:
-        """Kills and removes container `name` with its volumes. It is no error if the container is gone already."""
+        """Kills and removes container `name` with its volumes. It is not an error if the container is gone already."""
         await self.call(f"removing {name}", lambda client: _remove(client, name))
 
     async def close(self) -> None:

@@ -109,7 +109,7 @@ async def _commit_changes(sandbox: Sandbox, task: Task) -> None:
     if result.exit_code == 0 or (result.exit_code == NO_COMMIT and not has_patch):
         return
     if result.exit_code == NO_COMMIT:
-        raise TaskBroken(f"setup_patch of {task.id}: {sandbox.workdir} is no git repository with a commit")
+        raise TaskBroken(f"setup_patch of {task.id}: {sandbox.workdir} is not a git repository with a commit")
     if result.exit_code == DOES_NOT_APPLY:
         raise TaskBroken(f"setup_patch of {task.id} does not apply: {_tail(result.output)}")
     raise SandboxError(

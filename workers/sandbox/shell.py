@@ -24,7 +24,7 @@ LAST_NOTE = re.compile(rb"\nend (-?[0-9]{1,9}) ([0-9]{1,19}) ([0-9]{1,10})\n\Z")
 LAST_NOTE_BYTES = 64
 KILL = "SIGUSR1"  # makes the first process kill every other
 # Time limit for the first process to answer, which it does at once on an idle machine. With hundreds of busy processes beside it, killing a
-# fork bomb was seen to take longer than 30 s, and that is no failure of the sandbox.
+# fork bomb was seen to take longer than 30 s, and that is not a failure of the sandbox.
 KILL_S = 300.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
@@ -86,7 +86,7 @@ class ContainerShell:
         if self._init is None:
             why = (
                 f"user: commands of this image run as user {user.id}, and its first process is the image's bash, which cannot "
-                f"leave root, because our program is not: {self._why_no_init}. Mend that, or set the task's user to root"
+                f"leave root, because our program is not: {self._why_no_init}. Fix that, or set the task's user to root"
             )
             raise TaskBroken(why) if self._is_built else SandboxError(why)
         await self._ask("user", user.request(with_home=with_home))
@@ -191,13 +191,13 @@ class ContainerShell:
 
     @asynccontextmanager
     async def serve(self, port: int, protocol_factory: ProtocolFactory) -> AsyncGenerator[None]:
-        """Serves connections in the context. Raises CannotServe, and SandboxError if the container is gone."""
+        """Serves connections until the context exits. Raises CannotServe, and SandboxError if the container is gone."""
         if not 0 < port < 2**16:
-            raise ValueError(f"port: {port} is none; ports are 1 to 65535")
+            raise ValueError(f"port: {port} is not a port; ports are 1 to 65535")
         if self._init is None:
             raise CannotServe(
                 "the container's first process is the image's bash, which carries no connections, because our program is not: "
-                f"{self._why_no_init}. Mend that to serve in this image (workers/README.md, process 1)"
+                f"{self._why_no_init}. Fix that to serve in this image (workers/README.md, process 1)"
             )
         assert self._init.connections is None, "a container serves one port at a time"
         connections = self._init.connections = Connections(self._writer.write, port, protocol_factory)

@@ -148,15 +148,15 @@ LISTS: dict[str, Callable[[Sequence[Task]], bytes]] = {
 
 
 def instance_of(record: Record) -> Row:
-    """The columns of the task's source, and the two that all older tools read.
+    """The columns of the task's source, with `image_name` and `eval_script`, which all older tools read.
 
-    There always is an eval script: without one, one of those tools accepts any patch as a solution.
+    The eval script is never left out: one of those tools accepts any patch as a solution if it is missing.
     """
     task = record.task
     importer = SOURCES.get(_source(task))
     if importer is None:
         raise ValueError(
-            f"{task.id}: {_source(task)!r} is no source whose columns are known: {', '.join(SOURCES)}"
+            f"{task.id}: {_source(task)!r} is not a source whose columns are known: {', '.join(SOURCES)}"
         )
     return importer.row_of(task, record.gold) | {
         "image_name": task.image,
@@ -177,7 +177,7 @@ def judged_by_exit_status(record: Record) -> Row:
         case verdict:
             kind = verdict.__struct_config__.tag
             raise ValueError(
-                f"{task.id}: a {kind} verdict on it is no exit status: export it as instances-jsonl"
+                f"{task.id}: a {kind} verdict on it is not an exit status: export it as instances-jsonl"
             )
     fix, tests = gold.patch, hidden_tests(task, gold)
     return {"eval_script": script, "gold_patch": fix + tests, "test_patch": tests, "fix_patch": fix}

@@ -3,7 +3,7 @@ two prepare_dataset scripts made from them.
 
 The published eval script runs the tests in the container and does not contain the hidden ones. So the hidden tests (`test_patch`) go into
 the verdict, for the grader to apply, and their files are protected. The generator considers any file with "test" in its path a test; a file
-that is none, such as latest.py, becomes part of the solution.
+that is not one, such as latest.py, becomes part of the solution.
 """
 
 import json

@@ -130,7 +130,7 @@ def _restored(fields: Fields, restore: str) -> list[str]:
     try:
         words = shlex.split(restore)
     except ValueError as error:
-        raise fields.refusal("before_repo_set_cmd", f"its last line is no command: {error}") from error
+        raise fields.refusal("before_repo_set_cmd", f"its last line is not a command: {error}") from error
     return words[words.index("--") + 1 :] if words[:2] == ["git", "checkout"] and "--" in words else []
 
 

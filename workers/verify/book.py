@@ -100,9 +100,9 @@ class JsonLine(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     agent_s: float  # how many of them the state `agent` took
     num_tests: int  # number of tests that the known fix passes in every run
-    num_controlled: int  # number of these tests that a contradiction can make fail
+    num_controlled: int  # number of these tests that fail under at least one contradiction
     num_needing_fix: int  # number of these tests that do not pass without the fix
-    num_uncontrolled: int  # number of tests that need the fix and that no contradiction makes fail
+    num_uncontrolled: int  # number of tests that need the fix and fail under no contradiction
     control: BestControl  # the strongest result that a control can have for a pass
     tries: dict[State, list[JsonTry]]
     weakness: float | None

@@ -101,7 +101,7 @@ async def look_at_base(repository: Repository, task: Task) -> BaseCommit:
     head, base, same, ahead = words
     at = f"the repository at {place} has {head[:SHOWN_CHARS]} checked out"
     if base == "-":
-        return BaseCommit(fault=f"base_commit: {task.base_commit} is no commit there; {at}: {_FIX}")
+        return BaseCommit(fault=f"base_commit: {task.base_commit} is not a commit there; {at}: {_FIX}")
     if base == head:
         return SOUND
     if task.builder_commits and ahead != "-":

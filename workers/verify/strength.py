@@ -243,7 +243,7 @@ def _edited(text: bytes, edits: _Edits) -> bytes:
 
 
 def _old_text(section: Section, texts: Mapping[str, bytes]) -> bytes | None:
-    """The text to which a section applies; None if that is not known, or the section is no plain change of text."""
+    """The text to which a section applies; None if that is not known, or the section is not a plain change of text."""
     if not section.readable:
         return None
     if section.old is None:
@@ -353,9 +353,9 @@ def _short(text: str) -> str:
 
 DOES_NOT_APPLY = "patch does not apply"  # the grader's text for it
 READ_S = 60.0
-KEEP_BYTES = 32 * 1024 * 1024  # size of all files that a fix touches
+KEEP_BYTES = 32 * 1024 * 1024  # bytes kept of each end of the files that a fix touches, in base64
 
-# Prints a line in base64 for each argument, "-" if it is no file.
+# Prints one line for each argument: the file in base64, or "-" if it is not a file.
 _READ = 'for path; do if [ -f "$path" ]; then base64 -w 0 -- "$path" && echo || exit 1; else echo -; fi; done'
 
 
@@ -453,7 +453,7 @@ class StrengthMeter:
 
 
 def _test_paths(task: Task, gold: Gold) -> frozenset[str]:
-    """Paths of the hidden tests. A change of these is no part of a fix."""
+    """Paths of the hidden tests. A change of these is not part of a fix."""
     verdict = task.verdict
     files = () if isinstance(verdict, SwebenchLog) else verdict.files
     patch = gold.test_patch.encode("utf-8", "surrogateescape")

@@ -49,7 +49,7 @@ def _check_ids(url: str, prompt: Sequence[int], reply: Reply, num_new: int, voca
     if not all(0 <= token < vocab_size for token in reply.output_ids):
         raise Nonconformity(f"{url}: an id outside the vocabulary of {vocab_size}")
     if not all(logprob <= 1e-3 for logprob in reply.logprobs):
-        raise Nonconformity(f"{url}: a log-prob above 0, or one that is no number")
+        raise Nonconformity(f"{url}: a log-prob above 0, or one that is not a number")
 
 
 async def prefill_logprobs(target: Target) -> str:

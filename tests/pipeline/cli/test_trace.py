@@ -101,7 +101,7 @@ def test_children_that_overlap_are_counted_once(tmp_path: Path) -> None:
     [
         (["r2", "--run-dir", "."], "no file of spans"),
         (["r1"], "no file of spans: name some with --file"),
-        (["r1", "--file", "missing.jsonl"], "missing.jsonl is no file"),
+        (["r1", "--file", "missing.jsonl"], "missing.jsonl is not a file"),
     ],
 )
 def test_what_is_not_there_is_one_line_and_misuse(words: list[str], complaint: str, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_every_reason_why_a_layout_does_not_fit_is_given(qwen3: Path) -> None:
     [
         (None, "No such file or directory; `model` must be a Hugging Face directory"),
         (b"not json", "malformed"),
-        (b'{"model_type": "gpt2", "n_layer": 12}', "model_type 'gpt2' of .* is none of them"),
+        (b'{"model_type": "gpt2", "n_layer": 12}', "model_type 'gpt2' of .* is not one of them"),
         (b'{"model_type": "llama"}', "missing required field `num_hidden_layers`"),
     ],
 )

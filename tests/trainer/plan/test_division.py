@@ -106,7 +106,9 @@ def test_every_known_model_is_one_that_the_learner_supports() -> None:
 
 
 def test_a_model_of_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match=r"MyModel is none of the models whose shape is known \(.*Qwen3-8B"):
+    with pytest.raises(
+        ValueError, match=r"MyModel is not one of the models whose shape is known \(.*Qwen3-8B"
+    ):
         shape_of("/nowhere/MyModel")
 
 

@@ -142,9 +142,9 @@ async def test_the_blocks_of_a_copy_may_be_parted_or_a_text() -> None:
     ("message", "named"),
     [
         ({"role": "assistant", "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
-        ({"role": "assistant", "content": 5}, "content is not a text"),
+        ({"role": "assistant", "content": 5}, "content is not a string"),
         ({"role": "critic", "content": "x"}, "critic"),
-        ({"role": "user", "content": {}}, "content is not a text"),
+        ({"role": "user", "content": {}}, "content is not a string"),
     ],
 )
 async def test_messages_of_other_kinds_are_refused_by_name(message: Json, named: str) -> None:
@@ -222,7 +222,7 @@ async def test_a_reply_cut_by_its_length_says_so() -> None:
     [
         ({"type": "image", "source": {}}, "image"),
         ({"type": "document"}, "document"),
-        ({"type": []}, "type is not a text"),
+        ({"type": []}, "type is not a string"),
         ({"type": "tool_result", "is_error": "no"}, "is_error is neither true nor false"),
         ({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}, "image"),
     ],

@@ -217,8 +217,8 @@ async def test_a_plain_text_is_the_users() -> None:
         ({"input": [{"role": "x" * 500}]}, f"type '{'x' * 80}' is"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "web_search_call"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
-        ({"input": [{"type": []}]}, "type is not a text"),
-        ({"input": [{"type": "reasoning", "summary": [{"type": {}}]}]}, "type is not a text"),
+        ({"input": [{"type": []}]}, "type is not a string"),
+        ({"input": [{"type": "reasoning", "summary": [{"type": {}}]}]}, "type is not a string"),
         ({"tools": [{"type": "function", "name": ""}]}, "a tool has no name"),
     ],
 )

@@ -166,7 +166,7 @@ async def test_a_host_without_the_image_or_with_another_content_says_what_to_do(
     absent = replace(built.harness, image="swerve/harness-absent:1")
     with pytest.raises(HarnessMissing, match="no image swerve/harness-absent:1: `swerve harness build tiny"):
         await HarnessVolumes(api).ready(absent)
-    with pytest.raises(HarnessMissing, match="is no image of `swerve harness build`"):
+    with pytest.raises(HarnessMissing, match="is not an image of `swerve harness build`"):
         await HarnessVolumes(api).ready(replace(built.harness, image=repo_image.tag))
     with pytest.raises(HarnessMissing, match="but the request wants sha256:0: give all hosts one image"):
         await HarnessVolumes(api).ready(replace(built.harness, content="sha256:0"))

@@ -168,8 +168,8 @@ def test_a_script_that_ends_as_its_tests_do_stays_as_it_is(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("r2e-gym", "r2e-gym:units__.*: a r2e_expected verdict on it is no exit status"),
-        ("swe-bench-pro", "swe-bench-pro:instance_.*: a tests_json verdict on it is no exit status"),
+        ("r2e-gym", "r2e-gym:units__.*: a r2e_expected verdict on it is not an exit status"),
+        ("swe-bench-pro", "swe-bench-pro:instance_.*: a tests_json verdict on it is not an exit status"),
         ("swe-smith", "swe-smith:acme__.*: setup_patch: there is no column"),
     ],
 )
@@ -225,7 +225,9 @@ def test_a_task_of_no_known_source_has_no_columns(tmp_path: Path, capsys: pytest
     assert (
         main(["export", "instances-jsonl", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "o")]) == 2
     )
-    assert "demo:1: 'demo' is no source whose columns are known: fleet, swe-bench" in capsys.readouterr().err
+    assert (
+        "demo:1: 'demo' is not a source whose columns are known: fleet, swe-bench" in capsys.readouterr().err
+    )
     assert main(["export", "instance-ids", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "o")]) == 0
 
 

@@ -142,7 +142,7 @@ def test_a_row_that_could_not_be_read_passes_the_folder_by() -> None:
         ({"fail_to_pass": "[open(1)]"}, "fail_to_pass: neither JSON nor a Python literal"),
         ({"pass_to_pass": "{'a': 1}"}, "pass_to_pass: must be a list of strings"),
         ({"selected_test_files_to_run": "[]"}, "selected_test_files_to_run: empty"),
-        ({"before_repo_set_cmd": "git checkout 'x"}, "before_repo_set_cmd: its last line is no command"),
+        ({"before_repo_set_cmd": "git checkout 'x"}, "before_repo_set_cmd: its last line is not a command"),
         ({"dockerhub_tag": None, "repo": "units"}, "dockerhub_tag: absent, and repo is not owner/name"),
         ({"run_script": ""}, "run_script: absent: --run-scripts DIR must have instance_Acme.*/run_script.sh"),
         ({"parser": None}, "parser: absent: --run-scripts DIR must have instance_Acme.*/parser.py"),

@@ -66,7 +66,10 @@ def test_a_base_commit_that_is_not_what_the_image_has_is_refused(file: TaskFile,
     wrong = {name: said for name, said in found.items() if said != (True, "")}
     sideways = wrong.pop("set-up-wrong")
     assert wrong == {
-        "absent": (False, f"base_commit: {'a' * 40} is no commit there; {at.removeprefix('base_commit: ')}"),
+        "absent": (
+            False,
+            f"base_commit: {'a' * 40} is not a commit there; {at.removeprefix('base_commit: ')}",
+        ),
         "earlier": (False, f"{at}, not HEAD~1, 1 commits before it"),
         "aside": (False, f"{at}, not aside, which is not in its history"),
     }

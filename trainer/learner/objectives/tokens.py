@@ -28,7 +28,7 @@ LOG_RATIO_BOUND = 20.0
 class OtherSamples:
     """The data at each position about the other samples of its trajectory, which may be in other micro-batches."""
 
-    vetoed_P: Tensor  # bool: one of them has an impossible ratio
+    vetoed_P: Tensor  # bool: another sample has a trained token with an impossible ratio
     log_ratio_sums_P: Tensor  # float32, nats: log r summed over their trained tokens
     num_tokens_P: Tensor  # float32: the number of those tokens
 

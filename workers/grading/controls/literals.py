@@ -1,7 +1,7 @@
 """The literals of a test file, and whether another value may replace one of them unnoticed.
 
 Code that returns a constant of the calling test passes it. To make this code fail the control, it has to find and return the contradicted
-constant in the same way: as the last constant of the test's code, the largest one, the one that is no argument. Hence the other value must
+constant in the same way: as the last constant of the test's code, the largest one, the one that is not an argument. So the other value must
 not occur elsewhere in the function, because Python stores equal constants once. If possible, it is also as plausible as the original: it
 has the same two neighbours in order, it consists of the same letters as another text if the original does, and it contains another text if
 the original does.

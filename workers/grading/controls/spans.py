@@ -171,7 +171,7 @@ def read(source: bytes) -> TestFile | None:
 
 
 def parse_expression(text: str) -> ast.expr | None:
-    """The expression that `text` is inside parentheses; None if it is no expression."""
+    """The expression that `text` is inside parentheses; None if it is not an expression."""
     try:
         tree = _parse(f"({text}\n)", "eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

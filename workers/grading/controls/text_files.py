@@ -139,7 +139,7 @@ def _overlap(one: Span, other: Span) -> bool:
 
 
 def data_edits(text: bytes, tests: bytes = b"") -> list[Edit]:
-    """Edits of one letter or digit each, the one in the middle of the text first; none if it is no text, or too large.
+    """Edits of one letter or digit each, the one in the middle of the text first; none if it is not text, or too large.
 
     A word or number that also occurs in `tests`, the text of test files, is not changed if there are others: tests may pass it to the code,
     and it then identifies a line instead of being expected.

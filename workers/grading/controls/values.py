@@ -300,11 +300,11 @@ class Values:
                 return
 
     def is_result(self, node: ast.AST) -> bool:
-        """Whether a value is computed by an imported function, or by a method of an object that is."""
+        """Whether a value is computed by an imported function, or by a method of an object that imported code made."""
         return any(self._is_of_code(part, _MOST_BINDINGS) for part in ast.walk(node))
 
     def _is_of_code(self, node: ast.AST, depth: int) -> bool:
-        """Whether a call is one of imported code, or a name is bound to the result of such a call, by way of at most `depth` names."""
+        """Whether a call is one of imported code, or a name is bound to the result of such a call, through at most `depth` names."""
         match node:
             case ast.Call(func=ast.Name(id=name) as function):
                 return not name[:1].isupper() and self._is_imported(function)

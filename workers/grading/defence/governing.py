@@ -186,7 +186,7 @@ def same_runner_settings(name: str, old: bytes | None, new: bytes | None, script
 
 
 def _either(*tests: tuple[str, Iterable[str]]) -> list[str]:
-    """The expression of find that selects what any of the patterns of these tests matches."""
+    """The arguments of `find` that select files for which any of these tests matches any of its patterns."""
     words = [word for test, patterns in tests for pattern in patterns for word in ("-o", test, pattern)]
     return words[1:]
 
@@ -273,7 +273,7 @@ def _of_makefile(text: str, script: str) -> object:
 IMPORT_OPTION = "pythonpath"
 MOST_DIRECTORIES = 16  # number of directories that one patch may add
 LONGEST_CHARS = 1000
-# Names that are no module in a directory on the search path.
+# Names that do not name a module in a directory on the search path.
 NO_MODULES = frozenset(("", "__init__", "__main__", "__pycache__"))
 
 # A path without special meaning to a shell, a .pth file and Python's search for installed distributions.
@@ -481,7 +481,7 @@ def _names(entries: Iterable[str]) -> set[str]:
 
 
 def _top_names(path: str, packages: set[str]) -> set[str]:
-    """The names under which a file, or a parent folder of it, can be imported from a directory that is no package of the base.
+    """The names under which a file, or a parent folder of it, can be imported from a directory that is not a package of the base.
 
     Only the outermost parent folder of a test counts, because the tests of a package are often in a folder of its name.
     """

@@ -4,7 +4,7 @@ witness_plugin/ is copied into every Python installation of the container as a p
 a Python that runs unittest. It needs no environment variable, so no script can disable it by accident. It reports over the sandbox's side
 channel. If it never starts (another runner, another user, pytest without automatic plugins), only the log and the exit status decide.
 
-It is no proof: code under test is in the same process, and code written against this particular witness can manipulate it.
+It is not a proof: code under test is in the same process, and code written against this particular witness can manipulate it.
 """
 
 import base64
@@ -230,7 +230,7 @@ def sessions(runs: Iterable[WitnessedRun], runner: str | None = None) -> list[En
 
 
 def failure(runs: Iterable[WitnessedRun], *, every: bool = False) -> str | None:
-    """The reason why the last run is no success or, with `every`, why any run is not; None if there is no reason."""
+    """The reason why the last run, or with `every` any run, did not succeed; None if there is no such reason."""
     ended = [(run.runner, end) for run in runs for end in sessions([run])]
     if not ended:
         return None

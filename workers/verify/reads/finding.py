@@ -1,5 +1,5 @@
-"""Conclusions from the record of a run of the known fix about the task's tests: which files are restored before they run, which tests a
-patch may change nevertheless, and for which it may determine the expected values.
+"""Decides from the record of a run of the known fix which files are restored before the tests run, which tests a patch may change
+nevertheless, and for which tests the code under test may determine the expected values.
 
 Files that tests read and that belong to the tests are restored before the tests run, unless the known fix changes them.
 
@@ -9,14 +9,15 @@ Another correct fix may change it, so it is not restored, with one exception bel
 - *modules*: conftest.py; files that hold tests of the run and are named as such or first loaded by the runner; and every other module in a
   *folder of tests*, unless the import statement that ran it first is the package's. Modules elsewhere belong to the package, whatever
   imports them.
-- *data* (files that are opened and are no source code): all in a folder of tests, whatever opens them; elsewhere those that the tests' own
+- *data* (files that are opened and are not source code): all in a folder of tests, whatever opens them; elsewhere those that the tests' own
   modules open and the package never does, unless they are in a folder of the package or are manifests of the repository, which contain
   much that a fix may change.
-- missing files: files in a folder of tests that the tests' own modules try to open in vain, and `__init__.py` of these folders.
+- missing files: paths in a folder of tests that the tests' own modules try to open although no file is there, and `__init__.py` of these
+  folders.
 
-A folder of tests is the outermost folder on the way to a file with tests that is named `test`, `tests` or similar; of several, one that
-contains no file of the fix. Without such a folder it is the outermost whose name suggests tests, such as `testing` or `spec`, and that
-contains no file of the fix.
+A folder of tests is the outermost folder on the way to a file with tests that is named `test`, `tests` or similar; if there are several,
+it is one that contains no file of the fix. If there is no such folder, it is the outermost one whose name suggests tests, such as
+`testing` or `spec`, and that contains no file of the fix.
 
 Tests whose cases or references the package under test provides are found in the source of a file with tests. A patch that may change the
 package may change what such a test expects. The search finds
@@ -262,7 +263,7 @@ class _Values:
                 return self._given_cases(node)
 
     def _alike(self, one: ast.expr, other: ast.expr) -> Sequence[ast.expr]:
-        """Two functions of the package that are called with the same arguments; nothing if these are none."""
+        """Two functions of the package that are called with the same arguments; nothing if the two are not such functions."""
         left, right = (
             self._given.get(side.id, side) if isinstance(side, ast.Name) else side for side in (one, other)
         )
@@ -274,7 +275,7 @@ class _Values:
         return functions if same and differ and all(map(self._is_rooted, functions)) else ()
 
     def _files_in(self, node: ast.AST) -> Iterator[str]:
-        """The package's files of the names in an expression."""
+        """Yields the files of the package that the names in an expression refer to."""
         for part in ast.walk(node):
             if isinstance(part, ast.Name) and self._package.get(part.id):
                 yield self._package[part.id]

@@ -217,7 +217,7 @@ def literals(value, depth):
 
 
 def of_singles(value, depth):
-    """Near values of values that are no collection, or a collection of characters or bytes."""
+    """Near values of values that are not a collection, or are a collection of characters or bytes."""
     if isinstance(value, bool):
         yield "not (\0)"
     elif isinstance(value, (str, bytes)):

@@ -41,7 +41,7 @@ class SeenValues:
     def __init__(self):
         self.evaluations = 0
         self.near = []
-        self.earlier = []  # earlier plain values; None if there were others
+        self.earlier = []  # all earlier values; None if one of them was not plain
         self.low = self.high = None
         self.has_numbers_only = True
         self.types = None

@@ -169,7 +169,7 @@ def _collected(session, path):
     for collector in hooks.pytest_collect_file(**start):
         for node in collector if isinstance(collector, (list, tuple)) else [collector]:
             for item in session.genitems(node):
-                del item.fixturenames[:]  # fixtures that are used without being named, which may take long
+                del item.fixturenames[:]  # fixtures that are used without being named, which may be slow
                 item.repr_failure = _shown
                 yield item
 
@@ -181,7 +181,7 @@ def _shown(*_):
 
 @contextlib.contextmanager
 def _alone(config, watcher):
-    """Removes all plugins but the deciding ones from all hooks, and all but the witness from those that report about tests."""
+    """Within the block, only the plugins in DECIDING and the witness get calls of hooks, and only the witness those about reports."""
     kept = []
     for name, caller in list(vars(config.pluginmanager.hook).items()):
         lists = [getattr(caller, attribute, None) for attribute in ENTRIES]

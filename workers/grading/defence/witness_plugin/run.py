@@ -17,7 +17,7 @@ from workers.grading.defence.witness_plugin.parts import (
 
 # A pipe that process 1 reads; if process 1 is bash, its own descriptor.
 CHANNELS = ("/dev/swerve-notes", "/proc/1/fd/9")
-# Environment variable that tells child processes of tests that they are no test run
+# Environment variable that tells child processes of tests that they are not a test run
 INSIDE = __name__.upper()
 MOST_LINES = 100  # limit for one test, counted from the innermost line outwards
 MOST_PARTS = 1000  # limit for replaced parts
