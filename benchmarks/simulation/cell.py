@@ -49,12 +49,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credit: CreditMethod = "outcome"
     coefficient: float = 0.1  # of the judge's scores, where the method uses them
     accuracy: float = 1.0  # of the judge: how many of its scores are right
-    num_minibatches: int = (
-        1  # updates of a step; the proximal policy, by which ratios are clipped, is that before the first
-    )
-    is_curriculum: bool = (
-        False  # whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn
-    )
+    # Updates of a step. The proximal policy, by which ratios are clipped, is that before the first.
+    num_minibatches: int = 1
+    # Whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn.
+    is_curriculum: bool = False
     is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
 
 

@@ -147,9 +147,8 @@ def test_failures_by_length_prefer_the_long_and_have_the_same_share() -> None:
 def test_values_of_one_seed_are_one_draw_and_a_single_seed_has_no_interval() -> None:
     assert over_seeds([]) == ""
     assert over_seeds([50.0]) == "50.0"
-    assert (
-        over_seeds([40.0, 60.0]) == "50.0 (-77.1 to 177.1)"
-    )  # 12.7 standard errors with one degree of freedom
+    # With one degree of freedom, the interval is 12.7 standard errors on each side.
+    assert over_seeds([40.0, 60.0]) == "50.0 (-77.1 to 177.1)"
     assert over_groups([[40.0, 40.0], [60.0, 60.0]]) == over_seeds([40.0, 60.0])
 
 

@@ -147,7 +147,7 @@ def test_an_unknown_key_is_refused_with_its_path(minimal: Path) -> None:
 
 
 def test_an_unknown_key_among_the_limits_is_refused_though_messages_accept_them(minimal: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.limits\.turn is no key .* mean rollout\.limits\.turns\?"):
+    with pytest.raises(ValueError, match=r"rollout\.limits\.turn is not a key .* mean rollout\.limits\.turns\?"):
         load_recipe(minimal, ["rollout.limits.turn=3"])
 
 
@@ -360,7 +360,7 @@ def _bare(kind: Any) -> Iterator[Any]:
 def test_a_mistake_of_the_file_is_blamed_on_the_file_whatever_is_set(minimal: Path) -> None:
     minimal.write_text(MINIMAL + "epz = 1e-6\n")
     with pytest.raises(
-        ValueError, match=rf"^{re.escape(str(minimal))}: learner\.epz is no key .* learner\.eps"
+        ValueError, match=rf"^{re.escape(str(minimal))}: learner\.epz is not a key .* learner\.eps"
     ):
         load_recipe(minimal, ["learner.lr=2e-6", "name=n"])
     minimal.write_text(MINIMAL + "snapshots_kept = 4\n")
