@@ -107,10 +107,10 @@ class CurriculumRecipe(Table, frozen=True, kw_only=True):
     kind: Literal["plain", "signal"] = "plain"
     # Share of the groups that follow the plain order under "signal" all the same, so that a task which nobody solves is tried again.
     plain_share: Share = 0.05
-    # Number of a task's newest episodes that its p is estimated from under "signal"; each further episode counts a little less.
-    window_episodes: PositiveCount = 64
+    # Number of episodes, of whichever tasks, after which the rewards of a task are forgotten under "signal".
+    memory_episodes: PositiveCount = 500_000
     # Exponent of that probability under "signal": 1 draws a task in proportion to it, larger numbers prefer the best tasks.
-    sharpness: PositiveAmount = 8.0
+    sharpness: PositiveAmount = 16.0
 
 
 class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):

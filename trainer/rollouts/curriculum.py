@@ -2,16 +2,21 @@
 
 A group teaches something only if its rewards differ. If a policy solves a task with probability p, a group of n members has such a signal
 with probability 1 - p^n - (1-p)^n: nearly always for p around one half, never for a task that is always or never solved. `Curriculum` draws
-tasks by this number. It knows p from the rewards of earlier episodes, of which only the newest count, because the policy changes.
+tasks by this number.
 
-p itself is drawn from its posterior (Thompson sampling, Biometrika 1933), a beta distribution with Jeffreys' prior. So tasks of which
-little is known are tried now and then, and a share of the groups follows the plain order, so that no task is forgotten, whatever its
-rewards were.
+p is estimated as in the Rasch model (Probabilistic Models for Some Intelligence and Attainment Tests, 1960): its log odds are the policy's
+ability plus the task's ease, which both have a normal distribution. Each episode updates both, as in Glicko (Glickman, Applied Statistics
+48, 1999). So the episodes of one task also say something about all others: a policy that has learned solves more of the tasks that it has
+not tried again. The distributions widen with every other episode, because the policy changes in more ways than its ability.
+
+To draw a task, every ease is drawn from its distribution (Thompson sampling, Biometrika 1933). So tasks of which little is known are tried
+now and then, and a share of the groups follows the plain order, so that no task is forgotten, whatever its rewards were.
 
 The evidence is a function of the journal's episode rows in their order, and a draw one of seed, cursor and evidence. So a resumed run
 begins with the evidence of its checkpoint, bit for bit. A group that is open at the checkpoint keeps its task.
 """
 
+import math
 from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
@@ -20,7 +25,14 @@ import numpy.typing as npt
 from pipeline.journal.rows import EpisodeRow
 from trainer.recipe import CurriculumRecipe
 
-PRIOR = 0.5  # solved and unsolved episodes of a task before its first, by Jeffreys
+EASE_VARIANCE = 16.0
+"""The variance of a task's ease before its first episode, in logits squared: most tasks are nearly always or nearly never solved."""
+
+ABILITY_VARIANCE = 1.0
+"""The variance of the policy's ability before the first episode, and the largest later on, in logits squared."""
+
+ABILITY_DRIFT = 0.001
+"""The variance of the ability that each episode adds, in logits squared."""
 
 
 class TaskOrder:
@@ -56,8 +68,14 @@ class Curriculum:
         self._seed = seed
         self._group_size = group_size
         self._places = {task_id: place for place, task_id in enumerate(order.task_ids)}
-        # Two numbers for each task: its solved and its unsolved episodes, of which older ones count less.
-        self._evidence: npt.NDArray[np.float64] = np.zeros((len(order.task_ids), 2))
+        num_tasks = len(order.task_ids)
+        self._eases: npt.NDArray[np.float64] = np.zeros(num_tasks)
+        self._variances: npt.NDArray[np.float64] = np.full(num_tasks, EASE_VARIANCE)  # when last played
+        self._played_at: npt.NDArray[np.int64] = np.zeros(
+            num_tasks, np.int64
+        )  # in episodes since the run began
+        self._num_episodes = 0
+        self._ability, self._ability_variance = 0.0, ABILITY_VARIANCE
         self._num_plain = 0  # groups before `_plain_before` that follow the order
         self._plain_before = 0
         for row in rows:
@@ -71,8 +89,28 @@ class Curriculum:
     def add(self, task_id: str, reward: float) -> None:
         """Takes an episode of a known task into account. Rewards are bounded to 0..1."""
         place, solved = self._places[task_id], min(max(reward, 0.0), 1.0)
-        self._evidence[place] *= 1 - 1 / self._recipe.window_episodes
-        self._evidence[place] += (solved, 1 - solved)
+        variance = float(self._variances_of(place))
+        total = variance + self._ability_variance
+        # The mean of p where its log odds are normal, nearly (MacKay, Neural Computation 4, 1992)
+        log_odds = (self._ability + self._eases[place]) / math.sqrt(1 + math.pi * total / 8)
+        p = 1 / (1 + math.exp(-log_odds))
+        information = p * (1 - p) / (1 + p * (1 - p) * total)
+        surprise = (solved - p) / (1 + p * (1 - p) * total)
+        self._eases[place] += variance * surprise
+        self._ability += self._ability_variance * surprise
+        self._num_episodes += 1
+        self._variances[place], self._played_at[place] = (
+            variance - variance**2 * information,
+            self._num_episodes,
+        )
+        left = self._ability_variance - self._ability_variance**2 * information
+        self._ability_variance = min(left + ABILITY_DRIFT, ABILITY_VARIANCE)
+
+    def _variances_of(self, places: int | slice) -> npt.NDArray[np.float64]:
+        """The present variance of the ease of these tasks, with what the episodes since their last one have added."""
+        num_since = self._num_episodes - self._played_at[places]
+        added = EASE_VARIANCE / self._recipe.memory_episodes * num_since
+        return np.minimum(self._variances[places] + added, EASE_VARIANCE)
 
     def choose(self, cursor: int, *, live: Container[str], quarantined: Container[str]) -> str:
         """The id of the task of the group at `cursor`. `live` are the ids of tasks whose groups are not settled.
@@ -98,7 +136,8 @@ class Curriculum:
 
     def _signals(self, chance: np.random.Generator) -> npt.NDArray[np.float64]:
         """The probability that a group has a signal, for each task, with a success rate drawn from its posterior."""
-        rates = chance.beta(PRIOR + self._evidence[:, 0], PRIOR + self._evidence[:, 1])
+        eases = chance.normal(self._eases, np.sqrt(self._variances_of(slice(None))))
+        rates = 1 / (1 + np.exp(-(self._ability + eases)))
         return 1 - rates**self._group_size - (1 - rates) ** self._group_size
 
     def _plain_number(self, cursor: int) -> int:
