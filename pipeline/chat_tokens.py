@@ -126,15 +126,19 @@ class ChatTokens:
     def reply(self, message: ChatMessage) -> list[int]:
         """The ids that a policy samples in saying `message`, the token that ends its turn included.
 
-        Words alone are encoded as they are. Thoughts and tool calls are written as the template writes them in the last message. Raises
-        RequestError where the template cannot write them after its opening of a reply.
+        Words alone are encoded as they are. Thoughts and tool calls are written as the template writes them in the last message, but for an
+        empty thought, which some templates write before words and calls. Raises RequestError where the template cannot write them after
+        its opening of a reply.
         """
         (guarded,) = self._guarded([message])
-        begin, _ = THOUGHT_MARKS[self.reply_format.thoughts]
+        begin, end = THOUGHT_MARKS[self.reply_format.thoughts]
         is_in_thought = self.template.opening.rstrip().endswith(begin.rstrip())
         if not (message.reasoning or message.tool_calls or is_in_thought):
             return [*self._encode(guarded.content), self._end.stop_id]
-        ids = self._encode(self.template.reply_text(guarded))
+        text = self.template.reply_text(guarded)
+        if not message.reasoning:
+            text = re.sub(rf"\A{re.escape(begin)}\s*{re.escape(end)}\s*", "", text)
+        ids = self._encode(text)
         at, token = self._first_stop(ids)
         if token is None:
             raise RequestError(
