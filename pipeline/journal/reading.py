@@ -29,6 +29,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     started_at: float = 0.0  # Unix seconds
+    kind: str = "rl"  # of its recipe; "sft": supervised fine-tuning
 
 
 class NoJournal(LookupError):
