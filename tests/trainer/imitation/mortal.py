@@ -1,0 +1,21 @@
+"""`python -m trainer.run` that kills itself between two steps of fine-tuning: after the step in the variable DIES_AFTER_STEP."""
+
+import os
+import signal
+import sys
+
+from trainer.imitation.run import Imitation
+from trainer.run import main
+
+_take = Imitation._take  # pyright: ignore[reportPrivateUsage]
+
+
+async def _take_and_die(run: Imitation) -> None:
+    await _take(run)
+    if run._step == int(os.environ["DIES_AFTER_STEP"]):  # pyright: ignore[reportPrivateUsage]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    Imitation._take = _take_and_die  # pyright: ignore[reportPrivateUsage]
+    sys.exit(main())
