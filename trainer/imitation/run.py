@@ -87,7 +87,7 @@ class ImitationState(Message, frozen=True, kw_only=True):
     journal: dict[str, int] = field(default_factory=dict[str, int])  # size of each file in bytes
 
 
-class Imitation:
+class ImitationRun:
     """The run, with the state of its newest checkpoint."""
 
     def __init__(
@@ -354,7 +354,7 @@ async def open_imitation(
     run_id: str,
     console: Console,
     make_feed: "Callable[[], Feed]",
-) -> AsyncIterator[Imitation]:
+) -> AsyncIterator[ImitationRun]:
     """Yields the run, ready to go on from its newest checkpoint; closes files afterwards. Raises ValueError if that is of other rows."""
     times: PartTimes[Part] = PartTimes(get_args(Part), "other")
     checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
@@ -373,7 +373,7 @@ async def open_imitation(
         journal = stack.enter_context(_journal(root / "journal", state, console))
         facts = RunFacts(run_id, root, recipe, state.step + 1 if state.step else None)
         sinks = stack.enter_context(open_sinks(facts, console))
-        yield Imitation(
+        yield ImitationRun(
             recipe,
             data,
             root=root,

@@ -44,14 +44,8 @@ from pipeline.journal.rows import (
 )
 from pipeline.metrics import OUTCOME, SECONDS
 
-_NOT_SHOWN = {
-    "step",
-    "num_steps",
-    "at",
-    "greedy",
-    "began_at",
-    "trained_at",
-}  # these are the point's axes and name
+# The axes and the name of a point, and the size of its run.
+_NOT_SHOWN = {"step", "num_steps", "at", "greedy", "began_at", "trained_at"}
 _GAP = {"logprob_gap_max", "logprob_gap_mean"}
 
 

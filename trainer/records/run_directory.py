@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, RunFile, read
-from pipeline.journal.rows import EndReason, EndRow, PublicationRow, StartRow
+from pipeline.journal.rows import EndReason, EndRow, ImitationStepRow, PublicationRow, StartRow, StepRow
 
 LOCK = "lock"
 RESERVE = f"{JOURNAL}/reserve"  # a file on the same disk as the journal
@@ -138,11 +138,14 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-def read_state(run_dir: Path, last_step: int, endings: Sequence[EndRow]) -> RecordedState:
-    """The state of the run in `run_dir`, whose journal holds steps up to `last_step`, 0 for none, and `endings`.
+def read_state(
+    run_dir: Path, steps: Iterable[StepRow | ImitationStepRow], endings: Sequence[EndRow]
+) -> RecordedState:
+    """The state of the run in `run_dir`, whose journal holds `steps` and `endings`.
 
     A trainer that was killed leaves no EndRow, and the operating system releases its lock.
     """
+    last_step = max((row.step for row in steps), default=0)
     newest = endings[-1] if endings and endings[-1].step >= last_step else None
     if newest is not None and newest.is_complete:
         return RecordedState(state=_reason(newest), sentence=newest.detail or newest.reason)

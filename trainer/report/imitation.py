@@ -44,7 +44,7 @@ def summarize_imitation(run_dir: Path) -> ImitationSummary:
     """Read the journal of the run in `run_dir`. Raises MalformedJournal."""
     directory = journal_of(run_dir)
     steps, endings = list(read(directory, ImitationStepRow)), list(read(directory, EndRow))
-    state = read_state(run_dir, max((row.step for row in steps), default=0), endings)
+    state = read_state(run_dir, steps, endings)
     found, published = list(read(directory, HeldoutLossRow)), list(read(directory, PublicationRow))
     train_s, tenth = sum(row.train_s for row in steps), max(1, len(steps) // 10)
     return ImitationSummary(

@@ -265,10 +265,7 @@ def summarize(run_dir: Path) -> RunSummary:
     quarters, heldout = quarters_of(episodes), heldout_change(evaluations)
     greedy = heldout_change(evaluations, greedy=True)
     counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
-    state, (gap_max, gap_mean) = (
-        read_state(run_dir, max((row.step for row in steps), default=0), endings),
-        _gap_of(steps),
-    )
+    state, (gap_max, gap_mean) = read_state(run_dir, steps, endings), _gap_of(steps)
     return RunSummary(
         episodes=len(episodes),
         success_first_quarter=quarters.before and quarters.before.value,

@@ -4,18 +4,18 @@ import os
 import signal
 import sys
 
-from trainer.imitation.run import Imitation
+from trainer.imitation.run import ImitationRun
 from trainer.run import main
 
-_take = Imitation._take  # pyright: ignore[reportPrivateUsage]
+_take = ImitationRun._take  # pyright: ignore[reportPrivateUsage]
 
 
-async def _take_and_die(run: Imitation) -> None:
+async def _take_and_die(run: ImitationRun) -> None:
     await _take(run)
     if run._step == int(os.environ["DIES_AFTER_STEP"]):  # pyright: ignore[reportPrivateUsage]
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    Imitation._take = _take_and_die  # pyright: ignore[reportPrivateUsage]
+    ImitationRun._take = _take_and_die  # pyright: ignore[reportPrivateUsage]
     sys.exit(main())
