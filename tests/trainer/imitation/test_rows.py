@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage
 from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, read_bundle
@@ -151,6 +152,29 @@ def test_thoughts_are_written_as_the_template_writes_them_in_a_last_reply(readin
         [one for one, is_on in zip(ids, mask, strict=True) if is_on]
     )
     assert said == "<think>\nhm\n</think>\n\ndone"
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "complaint"),
+    [
+        ("meta-llama-Llama-3.1-8B-Instruct", {"content": "let us see"}, "it loses thoughts, words or calls"),
+        ("Qwen3-Coder", {"reasoning_content": "hm"}, "it loses thoughts, words or calls"),
+        ("meta-llama-Llama-3.1-8B-Instruct", {"content": ""}, None),
+    ],
+)
+def test_a_reply_of_which_the_template_loses_a_part_is_refused(
+    name: str, reply: dict[str, Any], complaint: str | None, reading: Any
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
+    row = {"messages": [*QUESTION, ANSWER | {"tool_calls": [call]} | reply], "tools": [BASH_TOOL]}
+    by, longer = templates.bundle(name), ["learner.micro_batch_tokens=2048"]
+    if complaint is None:
+        assert reading(row, by=by, overrides=longer).train
+        return
+    with pytest.raises(
+        ValueError, match=f"line 1: messages: chat_template: {complaint}.*; change the row, give"
+    ):
+        reading(row, by=by, overrides=longer)
 
 
 def test_exported_passes_train_exactly_their_marked_tokens(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.web.runs import OpenRun, summary
 from pipeline.journal.reading import identity, read
 from pipeline.journal.rows import (
     EndRow,
@@ -27,6 +28,7 @@ from tests.trainer.learner.tiny import read_export
 from trainer import run
 from trainer.learner.architecture import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
+from trainer.where import __main__ as where
 
 RECIPE = """
 kind = "sft"
@@ -183,6 +185,21 @@ def test_the_console_has_a_line_for_each_step_and_measurement_and_ends_with_the_
     summary = json.loads(capsys.readouterr().out)
     assert (summary["state"], summary["steps"]) == ("finished", 6)
     assert summary["loss"]["change"]["high"] < 0
+
+
+def test_commands_about_rollouts_say_that_the_run_has_none(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        where.main([str(finished.run_dir)])
+    assert "is of supervised fine-tuning, which has no steps.jsonl: `python -m trainer.report`" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_list_of_runs_has_the_step_of_the_run(finished: Finished) -> None:
+    line = summary("whole", OpenRun("whole", finished.run_dir, 0.0), None, is_live=None)
+    assert (line["step"], line["num_steps"], line["ended"]) == (6, 6, "finished all 6 steps")
 
 
 def test_sinks_show_the_loss_of_steps_and_of_held_out_rows(finished: Finished) -> None:
