@@ -49,13 +49,13 @@ FIXED = (
 """Keys that a resumed run may not change: its data order, and the policy that it began with."""
 
 
-def main() -> int:
-    arguments = _parse()
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parse(argv)
     print_tasks_on_sigquit()
     return process.exit_status(lambda settings: _run(arguments, settings))
 
 
-def _parse() -> argparse.Namespace:
+def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = process.recipe_parser("trainer.run", __doc__, example="learner.lr=2e-6")
     parser.add_argument(
         "--run-dir",
@@ -74,7 +74,7 @@ def _parse() -> argparse.Namespace:
         help="check the recipe and all that it names, print it with every default, and the plan; write nothing",
     )
     add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if not arguments.dry_run and (arguments.gpus or arguments.hosts or arguments.measured):
         parser.error("--gpus, --hosts and --measured are of the plan: add --dry-run, or use swerve plan")
     return arguments

@@ -7,15 +7,19 @@ import sys
 from trainer.imitation.run import ImitationRun
 from trainer.run import main
 
-_take = ImitationRun._take  # pyright: ignore[reportPrivateUsage]
 
+def let_die() -> None:
+    """Has runs of this process end there."""
+    take = ImitationRun._take  # pyright: ignore[reportPrivateUsage]
 
-async def _take_and_die(run: ImitationRun) -> None:
-    await _take(run)
-    if run._step == int(os.environ["DIES_AFTER_STEP"]):  # pyright: ignore[reportPrivateUsage]
-        os.kill(os.getpid(), signal.SIGKILL)
+    async def take_and_die(run: ImitationRun) -> None:
+        await take(run)
+        if run._step == int(os.environ["DIES_AFTER_STEP"]):  # pyright: ignore[reportPrivateUsage]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ImitationRun._take = take_and_die  # pyright: ignore[reportPrivateUsage]
 
 
 if __name__ == "__main__":
-    ImitationRun._take = _take_and_die  # pyright: ignore[reportPrivateUsage]
+    let_die()
     sys.exit(main())
