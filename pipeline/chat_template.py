@@ -499,6 +499,32 @@ class ChatTemplate:
         """The text of `messages` and of the opening of a reply."""
         return self._render(messages, self._tools, arguments_as_text=self._takes_text)
 
+    def reply_text(self, reply: ChatMessage) -> str:
+        """The text that a policy writes after the opening of a reply in saying `reply`, and the end of its turn: as the template renders it
+        in the last message. Raises RequestError if the template loses a part of it, or renders it after another opening.
+        """
+        if self.has_one_call and len(reply.tool_calls) > 1:
+            refuse(f"it renders one tool call of a reply at most, not {len(reply.tool_calls)}")
+        try:
+            text = self._last_reply(reply)
+        except RequestError:  # some templates demand ids of a certain length
+            calls = [replace(call, id=f"{number:09d}") for number, call in enumerate(reply.tool_calls)]
+            text = self._last_reply(replace(reply, tool_calls=tuple(calls)))
+        for part in (reply.reasoning, reply.content, *(call.name for call in reply.tool_calls)):
+            if part.strip() not in text:
+                refuse("it loses thoughts, words or calls of a last reply that has several of them")
+        return text
+
+    def _last_reply(self, reply: ChatMessage) -> str:
+        """The text of a last reply after the opening of a reply."""
+        rendered = self._render(
+            [*_asked(), reply], self._tools, opening=False, arguments_as_text=self._takes_text
+        )
+        prompt = self.render(_asked())
+        if not rendered.startswith(prompt):
+            refuse("it renders a last reply otherwise than after its opening of a reply")
+        return rendered.removeprefix(prompt)
+
     @property
     def _takes_text(self) -> bool:
         """Whether the template expects the arguments of tool calls as JSON text, not as an object."""

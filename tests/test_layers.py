@@ -184,6 +184,7 @@ TRAINER_LAYERS = (
     ("rollouts", "weights"),
     ("process",),
     ("loop",),
+    ("imitation",),
     ("plan", "where", "judge"),
     ("run", "replay", "evaluate", "compare", "report", "curve", "convert", "warmstart", "demo"),
 )

@@ -30,7 +30,7 @@ from trainer.agent_file import agent_words, check_opening, read_program, recipe_
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.learner.config import LossConfig
 from trainer.learner.objectives.own import check_own
-from trainer.recipe import AdmissionRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
+from trainer.recipe import AdmissionRecipe, AnyRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
 from trainer.recipe.schema import ChatRecipe, TaskFiles
 from trainer.recipe.wording import toml_value
 from trainer.verifications import Verifications, has_controls
@@ -132,7 +132,7 @@ def _player_words(recipe: Recipe, inputs: Inputs) -> str:
     )
 
 
-def check_learner(recipe: Recipe) -> None:
+def check_learner(recipe: AnyRecipe) -> None:
     """Raises ValueError for a model that the learner cannot train or divide as the recipe asks, or an objective that does not exist."""
     if recipe.learner.loss.objective:
         check_own(recipe.learner.loss.objective)
@@ -163,7 +163,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             _player_words(recipe, inputs),
             _chat_words(inputs),
             f"context: {_context_words(recipe)}",
-            f"learner: {_processes_words(recipe)}",
+            f"learner: {processes_words(recipe)}",
             f"objective: {_objective_words(recipe.learner.loss)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late"
@@ -227,7 +227,7 @@ def _num_unverified(
     return len(doubts)
 
 
-def _model_directory(recipe: Recipe) -> Path:
+def _model_directory(recipe: AnyRecipe) -> Path:
     directory = Path(recipe.model)
     if not directory.is_dir():
         raise ValueError(
@@ -238,22 +238,26 @@ def _model_directory(recipe: Recipe) -> Path:
 
 def _check_model(recipe: Recipe) -> None:
     """Raises ValueError unless the model's directory exists and its context is as long as the recipe needs."""
+    positions, context_tokens = max_positions(_model_directory(recipe)), recipe.rollout.limits.context_tokens
+    if context_tokens > positions:
+        raise ValueError(
+            f"rollout.limits.context_tokens is {context_tokens}; the model holds {positions}: lower it, or stretch the model "
+            "by YaRN in its config.json (docs/layouts.md)"
+        )
+
+
+def max_positions(model: Path) -> int:
+    """The length of the longest context of a model, in tokens. Raises ValueError if its config.json does not say it."""
 
     class _Context(msgspec.Struct):
         max_position_embeddings: int
 
-    path = _model_directory(recipe) / "config.json"
+    path = model / "config.json"
     try:
         keys = language_keys(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
-        max_positions = msgspec.convert(keys, _Context).max_position_embeddings
+        return msgspec.convert(keys, _Context).max_position_embeddings
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"model: {path}: {error}; take the file that came with the weights") from error
-    context_tokens = recipe.rollout.limits.context_tokens
-    if context_tokens > max_positions:
-        raise ValueError(
-            f"rollout.limits.context_tokens is {context_tokens}; the model holds {max_positions}: lower it, or stretch the model "
-            "by YaRN in its config.json (docs/layouts.md)"
-        )
 
 
 def read_tokenizer(model: Path, chat: ChatRecipe, tools: Tools) -> TokenizerBundle:
@@ -453,7 +457,8 @@ def _objective_words(loss: LossConfig) -> str:
     return f"{name}, with {changes}" if changes else f"{name}, with its own numbers"
 
 
-def _processes_words(recipe: Recipe) -> str:
+def processes_words(recipe: AnyRecipe) -> str:
+    """The processes of the learner."""
     learner = recipe.learner
     if learner.replica_processes == 1:
         return "one process, or several with a part of each batch each"

@@ -19,7 +19,7 @@ from pipeline.commandline import FAILED, program, status_of
 from pipeline.screen import outlive_readers
 from pipeline.settings import check_variables
 from trainer.learner import directories
-from trainer.recipe import Recipe
+from trainer.recipe import AnyRecipe, Recipe
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -86,7 +86,7 @@ def exit_status(command: Callable[[TrainerSettings], int]) -> int:
         return FAILED
 
 
-def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
+def check_processes(recipe: AnyRecipe, settings: TrainerSettings) -> None:
     """Raises ValueError unless torchrun started as many processes as the learner's layout needs, or a multiple."""
     learner = recipe.learner
     if settings.world_size % learner.replica_processes:
@@ -97,7 +97,7 @@ def check_processes(recipe: Recipe, settings: TrainerSettings) -> None:
         )
 
 
-def make_feed(recipe: Recipe, settings: TrainerSettings, *, num_threads: int = 0) -> "Feed":
+def make_feed(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int = 0) -> "Feed":
     """The learner of this rank, connected with those of the other ranks, on `num_threads` CPU threads. 0: torch's default number."""
     # Each step packs samples of other lengths, which fragments a GPU's memory. The allocator reads this once, when torch first uses it.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -110,13 +110,11 @@ def make_feed(recipe: Recipe, settings: TrainerSettings, *, num_threads: int = 0
     if num_threads:
         backend.use_threads(num_threads)
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
-    learner = Learner(
-        recipe.learner, model_directory=Path(recipe.model), keep_tokens=recipe.rollouts.keeps_tokens
-    )
-    return Feed(learner)
+    keep_tokens = isinstance(recipe, Recipe) and recipe.rollouts.keeps_tokens
+    return Feed(Learner(recipe.learner, model_directory=Path(recipe.model), keep_tokens=keep_tokens))
 
 
-def follow(recipe: Recipe, settings: TrainerSettings, *, num_threads: int = 0) -> int:
+def follow(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int = 0) -> int:
     """Used on ranks above 0: repeats rank 0's calls of its learner, until rank 0 stops. Only rank 0 handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

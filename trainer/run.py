@@ -1,8 +1,8 @@
 """`python -m trainer.run RECIPE.toml`: one training run, on every rank of the learner.
 
 Rank 0 enqueues requests, receives trajectories, decides and publishes; the other ranks (torchrun starts them) follow its
-learner. Exit status: 0 the run is finished, or was stopped in good order; 1 it ended without its steps; 2 misuse, with what
-to change.
+learner. A recipe with `kind = "sft"` trains on the rows of files: then rank 0 reads these, and nothing is enqueued. Exit
+status: 0 the run is finished, or was stopped in good order; 1 it ended without its steps; 2 misuse, with what to change.
 """
 
 import argparse
@@ -11,28 +11,30 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.journal.reading import RECIPE, RUN_FILE, journal_of
 from pipeline.running_tasks import print_tasks_on_sigquit
 from pipeline.taskfile import write_facts
 from trainer import process
 from trainer.agent_file import agent_warnings, check_deadline, example_words
-from trainer.inputs import Inputs, check_learner, describe, read_inputs
+from trainer.inputs import Inputs, check_learner, describe, read_inputs, read_tokenizer
 from trainer.learner import directories
 from trainer.plan.__main__ import add_arguments, print_plan
 from trainer.process import TrainerSettings
-from trainer.recipe import Recipe, differences, load_recipe, to_toml
+from trainer.recipe import AnyRecipe, ImitationRecipe, Recipe, differences, load_any_recipe, to_toml
 from trainer.records import run_directory
 from trainer.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from pipeline.journal.rows import EndReason
+    from trainer.imitation.rows import ImitationData
     from trainer.records.console import Console
 
 FIXED = (
+    "kind",
     "model",
     "seed",
     "tasks.train",
@@ -41,17 +43,19 @@ FIXED = (
     "tasks.max_weakness",
     "tasks.min_control",
     "rollout.group_size",
+    "data.",
+    "batch.rows_per_step",
 )
 """Keys that a resumed run may not change: its data order, and the policy that it began with."""
 
 
-def main() -> int:
-    arguments = _parse()
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parse(argv)
     print_tasks_on_sigquit()
     return process.exit_status(lambda settings: _run(arguments, settings))
 
 
-def _parse() -> argparse.Namespace:
+def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = process.recipe_parser("trainer.run", __doc__, example="learner.lr=2e-6")
     parser.add_argument(
         "--run-dir",
@@ -70,38 +74,69 @@ def _parse() -> argparse.Namespace:
         help="check the recipe and all that it names, print it with every default, and the plan; write nothing",
     )
     add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if not arguments.dry_run and (arguments.gpus or arguments.hosts or arguments.measured):
         parser.error("--gpus, --hosts and --measured are of the plan: add --dry-run, or use swerve plan")
     return arguments
 
 
 def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
-    recipe = load_recipe(arguments.recipe, arguments.set)
+    recipe = load_any_recipe(arguments.recipe, arguments.set)
     if settings.world_size > 1 or not arguments.dry_run:
         process.check_processes(recipe, settings)
     if settings.rank != 0:
         return 0 if arguments.dry_run else process.follow(recipe, settings)
     # This check comes first, because the tokenizer and template do not matter if the model cannot be trained.
     check_learner(recipe)
+    if isinstance(recipe, ImitationRecipe):
+        return _imitate(recipe, arguments, settings)
     inputs = read_inputs(recipe)
     check_deadline(recipe, inputs.agent_config)
     if arguments.dry_run:
         return _dry_run(recipe, inputs, arguments)
+    with _own_directory(recipe, arguments) as directory:
+        for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
+            print(f"warning: {warning}", file=sys.stderr)
+        with run_directory.writable(directory.root):
+            write_facts(directory.root, inputs.task_facts)
+        ending = _lead(directory, lambda console: _train(recipe, inputs, directory, settings, console))
+    print(f"{directory.run_id}: {ending}")
+    is_accounted_for = _report(directory)
+    return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
+
+
+def _imitate(recipe: ImitationRecipe, arguments: argparse.Namespace, settings: TrainerSettings) -> int:
+    """Trains on the rows of a recipe, on rank 0."""
+    from trainer.imitation.rows import read_data
+    from trainer.imitation.run import describe as describe_imitation
+    from trainer.report.imitation import imitation_table, summarize_imitation
+
+    if arguments.gpus or arguments.hosts or arguments.measured:
+        raise ValueError(
+            '--gpus, --hosts and --measured are of the plan, which knows recipes of kind "rl" only'
+        )
+    data = read_data(recipe, read_tokenizer(Path(recipe.model), recipe.chat, ()))
+    if arguments.dry_run:
+        print(to_toml(recipe))
+        print(describe_imitation(recipe, data))
+        return 0
+    with _own_directory(recipe, arguments) as directory:
+        ending = _lead(directory, lambda console: _train_rows(recipe, data, directory, settings, console))
+    print(f"{directory.run_id}: {ending}")
+    print(imitation_table(summarize_imitation(directory.root), directory.root))
+    return 0
+
+
+@contextlib.contextmanager
+def _own_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
+    """The run's directory, in which no other trainer works."""
     _check_sinks(recipe)
     with (
         _open_directory(recipe, arguments) as directory,
         run_directory.sole_trainer(directory.root),
         run_directory.space_set_aside(directory.root),
     ):
-        for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
-            print(f"warning: {warning}", file=sys.stderr)
-        with run_directory.writable(directory.root):
-            write_facts(directory.root, inputs.task_facts)
-        ending = _lead(recipe, inputs, directory, settings)
-    print(f"{directory.run_id}: {ending}")
-    is_accounted_for = _report(directory)
-    return 0 if is_accounted_for and ending in ("finished", "stopped") else 1
+        yield directory
 
 
 def _dry_run(recipe: Recipe, inputs: Inputs, arguments: argparse.Namespace) -> int:
@@ -114,7 +149,7 @@ def _dry_run(recipe: Recipe, inputs: Inputs, arguments: argparse.Namespace) -> i
     return 0
 
 
-def _check_sinks(recipe: Recipe) -> None:
+def _check_sinks(recipe: AnyRecipe) -> None:
     """Checks the sinks before the learner is built, which takes minutes with a large model."""
     from trainer.records.sinks import check_sinks  # this imports TensorBoard
 
@@ -122,7 +157,7 @@ def _check_sinks(recipe: Recipe) -> None:
 
 
 @contextlib.contextmanager
-def _open_directory(recipe: Recipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
+def _open_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
     """The run's directory, created or found; a run that is refused leaves no directory behind.
 
     Raises ValueError if the command confuses resuming and starting.
@@ -138,17 +173,24 @@ def _open_directory(recipe: Recipe, arguments: argparse.Namespace) -> Iterator[R
         raise ValueError(
             f"{root} holds a run already: add --resume to resume it, or choose another --run-dir"
         )
-    asyncio.run(_refuse_known(run_id))
+    if isinstance(recipe, Recipe):
+        asyncio.run(_refuse_known(run_id))
     with run_directory.removed_if_refused(root):
-        yield run_directory.create(root, run_id, to_toml(recipe))
+        yield run_directory.create(root, run_id, to_toml(recipe), kind=recipe.kind)
 
 
-def _resumed(recipe: Recipe, root: Path, run_id: str | None) -> RunDirectory:
+def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None) -> RunDirectory:
     """The directory of the run to resume. Reports what has changed since, and raises ValueError for changes that are not allowed."""
     found = run_directory.find(root)
     if run_id not in (None, found.run_id):
         raise ValueError(f"{root} holds the run {found.run_id}, not {run_id}; leave --run-id out")
-    changes = differences(load_recipe(root / RECIPE), recipe)
+    before = load_any_recipe(root / RECIPE)
+    # Recipes of two kinds differ in every key.
+    changes = (
+        [f"kind: {before.kind} -> {recipe.kind}"]
+        if before.kind != recipe.kind
+        else differences(before, recipe)
+    )
     for change in changes:
         if change.startswith(FIXED):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
@@ -173,7 +215,9 @@ async def _refuse_known(run_id: str) -> None:
             raise ValueError(f"Redis knows a run {run_id} already: resume it, or choose another --run-id")
 
 
-def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: TrainerSettings) -> "EndReason":
+def _lead(
+    directory: RunDirectory, train: "Callable[[Console], Coroutine[Any, Any, EndReason]]"
+) -> "EndReason":
     """Runs the whole run, on rank 0."""
     from pipeline.metrics import exported_metrics
     from pipeline.settings import metrics_settings, telemetry_settings
@@ -185,7 +229,7 @@ def _lead(recipe: Recipe, inputs: Inputs, directory: RunDirectory, settings: Tra
         logging.getLogger("swerve").setLevel(logging.INFO)
         stack.enter_context(exported_metrics("trainer", metrics_settings(), run=directory.run_id))
         with directories.writing(directory.root):
-            return asyncio.run(_train(recipe, inputs, directory, settings, console))
+            return asyncio.run(train(console))
 
 
 async def _train(
@@ -206,6 +250,27 @@ async def _train(
         loop = Loop(run)
         process.stop_on_signal(loop.stop)
         return await loop.run()
+
+
+async def _train_rows(
+    recipe: ImitationRecipe,
+    data: "ImitationData",
+    directory: RunDirectory,
+    settings: TrainerSettings,
+    console: "Console",
+) -> "EndReason":
+    from trainer.imitation.run import open_imitation
+
+    async with open_imitation(
+        recipe,
+        data,
+        root=directory.root,
+        run_id=directory.run_id,
+        console=console,
+        make_feed=lambda: process.make_feed(recipe, settings),
+    ) as run:
+        process.stop_on_signal(run.stop)
+        return await run.run()
 
 
 def _report(directory: RunDirectory) -> bool:

@@ -21,7 +21,7 @@ from infra.web.rollout_table import RolloutIndex, SortedRollouts
 from infra.web.run_journal import JsonRow, RunJournal
 from pipeline.census import RunStatus
 from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, identity, last_row
-from pipeline.journal.rows import EndRow, EvaluationRow, PublicationRow, StepRow
+from pipeline.journal.rows import EndRow, EvaluationRow, ImitationStepRow, PublicationRow, StepRow
 
 SLICE_BYTES = 2 * 1024**2  # number of bytes read while others wait for the run's lock
 
@@ -120,16 +120,17 @@ def _stored_summary(run: OpenRun) -> JsonRow:
     """The summary from the directory alone. Only the ends of files are read, because there may be many long runs."""
     journal = run.directory / JOURNAL
     step, ending = last_row(journal, StepRow), last_row(journal, EndRow)
+    newest = step or last_row(journal, ImitationStepRow)
     evaluation = last_row(journal, EvaluationRow, lambda row: not row.greedy)
     publication = last_row(journal, PublicationRow)
     return {
         "name": run.directory.name,
         "directory": str(run.directory),
         "started_at": run.started_at,
-        "step": step.step if step else 0,
+        "step": newest.step if newest else 0,
         "num_steps": run.num_steps or 0,
         "version": publication.version if publication else 0,
-        "updated_at": step.at if step else run.started_at,
+        "updated_at": newest.at if newest else run.started_at,
         "ended": (ending.detail or ending.reason) if ending else "",
         "reward_mean": step.reward_mean if step else None,
         "success": evaluation.success if evaluation else None,

@@ -11,7 +11,7 @@ from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from pipeline.journal.rows import FILES, Row
+from pipeline.journal.rows import FILES, ImitationStepRow, Row
 from pipeline.message import prepared
 
 RUN_FILE, RECIPE, JOURNAL = "run.json", "recipe.toml", "journal"
@@ -29,6 +29,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     started_at: float = 0.0  # Unix seconds
+    kind: str = "rl"  # of its recipe; "sft": supervised fine-tuning
 
 
 class NoJournal(LookupError):
@@ -54,8 +55,12 @@ def journal_of(run_dir: Path) -> Path:
 
 
 def found_journal(run_dir: Path, kind: type[Row]) -> Path:
-    """The journal's directory, if it has rows of a kind. Raises NoJournal."""
+    """The journal's directory, if it has rows of a kind. Raises NoJournal, for rows that runs of this kind never have, too."""
     directory = journal_of(run_dir)
+    if identity(run_dir).kind == "sft" and kind is not ImitationStepRow:
+        raise NoJournal(
+            f"{run_dir} is of supervised fine-tuning, which has no {FILES[kind]}: `python -m trainer.report` sums it up"
+        )
     if not (directory / FILES[kind]).is_file():
         raise NoJournal(
             f"{run_dir} holds no journal with {FILES[kind]}: give the directory of a run, as in runs/demo"

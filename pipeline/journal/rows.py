@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.intervals import Estimate
+from pipeline.intervals import Estimate, ratio, share
 from pipeline.judge import JudgedStep, Unscored
 from pipeline.message import UnixSeconds
 from pipeline.request import Purpose
@@ -389,6 +389,70 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
         return Estimate(self.success, self.success_low, self.success_high, len(self.rewards))
 
 
+class ImitationStepRow(Row, frozen=True, kw_only=True):
+    """One optimizer step of supervised fine-tuning."""
+
+    step: int
+    num_steps: int  # steps of the whole run
+    epoch: int  # epoch of the step's last row, from 0
+    loss: float  # nats per trained token; with another learner.loss.aggregation, the sum over its divisor
+    grad_norm: float
+    lr: float
+    entropy: float  # nats per trained token
+    rows: tuple[int, ...]  # trained rows, by their position in data.train without those left out, from 0
+    num_trained_tokens: int
+    num_samples: int
+    num_sample_tokens: int  # tokens of all samples, trained or not
+    # Parts of the time since the row before; `wall_s` is the sum of the fields from `forward_s` to `other_s`.
+    wall_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    checkpoint_s: float
+    evaluation_s: float
+    other_s: float
+    train_s: float  # seconds of the learner's step
+    tokens_per_s: float  # tokens of all samples over `train_s`
+    utilisation: float | None = None  # as in StepRow
+    at: UnixSeconds = 0.0
+
+
+class HeldoutLossRow(Row, frozen=True, kw_only=True):
+    """One measurement of the loss on held-out rows. The lists have an entry for each of them, in order."""
+
+    name: str  # "before", "step_40", "after"
+    step: int
+    loss: float  # nats per trained token
+    likeliest_share: float  # share of the trained tokens that greedy decoding gives
+    num_tokens: int  # trained tokens of all rows
+    row_losses: tuple[float, ...]  # nats, summed over the row's trained tokens
+    row_likeliest: tuple[int, ...]  # number of the row's trained tokens that greedy decoding gives
+    row_tokens: tuple[int, ...]  # number of the row's trained tokens
+    at: UnixSeconds = 0.0
+
+    @property
+    def loss_estimate(self) -> Estimate:
+        """The loss with its interval; rows are the draws."""
+        found = ratio(self.row_losses, self.row_tokens)
+        assert found is not None, "a measurement has rows"
+        return found
+
+    @property
+    def share_estimate(self) -> Estimate:
+        """The share with its interval; rows are the draws."""
+        shares = [part / size for part, size in zip(self.row_likeliest, self.row_tokens, strict=True)]
+        found = share(shares, self.num_tokens, self.row_tokens)
+        assert found is not None, "a measurement has rows"
+        return found
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"held out, {self.name.replace('_', ' ')}: {self.loss_estimate.plain()} nats per token, greedy decoding gives "
+            f"{self.share_estimate.percent()} of {self.num_tokens:,} tokens in {len(self.row_tokens):,} rows"
+        )
+
+
 class PublicationRow(Row, frozen=True, kw_only=True):
     """One weight version, ready for the engines and announced to them."""
 
@@ -537,4 +601,6 @@ FILES: dict[type[Row], str] = {
     EndRow: "endings.jsonl",
     StartRow: "starts.jsonl",
     FleetRow: "fleet.jsonl",
+    ImitationStepRow: "imitation_steps.jsonl",
+    HeldoutLossRow: "heldout_losses.jsonl",
 }

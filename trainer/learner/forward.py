@@ -26,6 +26,9 @@ from trainer.learner.routing import Routing
 Logprobs = list[npt.NDArray[np.float32]]
 """One array of T per sample, in nats, aligned with its tokens; those that are not trained have 0."""
 
+Likelihoods = tuple[Logprobs, list[npt.NDArray[np.bool_]]]
+"""The same, and one array of T per sample that says which of these tokens greedy decoding gives."""
+
 LossFunction = Callable[[Tensor], tuple[Tensor, Tensor, Any]]
 """A function from this rank's hidden states of a micro-batch to the loss summed over all positions, the number of tokens in that sum, and
 a report.
@@ -100,20 +103,38 @@ class Forward:
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of the trained targets, and entropies at their positions, float32 of P; 0 at the other positions."""
+        rows = self._trained_rows(microbatch)
+        logprobs_R, entropies_R, _ = self._of_rows(
+            hidden_L1E, microbatch, rows, temperature, entropy_gradient=entropy_gradient
+        )
+        return self._spread(logprobs_R, microbatch, rows), self._spread(entropies_R, microbatch, rows)
+
+    def _trained_rows(self, microbatch: MicroBatch) -> npt.NDArray[np.int64]:
+        """The trained positions among those that this rank works on."""
+        return np.flatnonzero(microbatch.trained_P[self._positions.span(microbatch.num_positions)])
+
+    def _of_rows(
+        self,
+        hidden_L1E: Tensor,
+        microbatch: MicroBatch,
+        rows: npt.NDArray[np.int64],
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs, entropies and margins at these positions: logprobs.py."""
+        targets = microbatch.targets_P[self._positions.span(microbatch.num_positions)][rows]
+        return self._head.logprobs(
+            hidden_L1E, to_device(rows), to_device(targets), temperature, entropy_gradient=entropy_gradient
+        )
+
+    def _spread(self, values_R: Tensor, microbatch: MicroBatch, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Values at these positions as float32 of P, on every context-parallel rank; 0 at the other positions."""
         span = self._positions.span(microbatch.num_positions)
-        rows = np.flatnonzero(microbatch.trained_P[span])
-        rows_R, targets_R = to_device(rows), to_device(microbatch.targets_P[span][rows])
-        values = self._head.logprobs(
-            hidden_L1E, rows_R, targets_R, temperature, entropy_gradient=entropy_gradient
+        zeros_L = torch.zeros(span.stop - span.start, device=values_R.device)
+        return self._positions.joined(
+            zeros_L.index_copy(0, to_device(rows), values_R), num_positions=microbatch.num_positions
         )
-        zeros_L = torch.zeros(span.stop - span.start, device=rows_R.device)
-        logprobs_P, entropies_P = (
-            self._positions.joined(
-                zeros_L.index_copy(0, rows_R, values_R), num_positions=microbatch.num_positions
-            )
-            for values_R in values
-        )
-        return logprobs_P, entropies_P
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
         """Log-probs of the trained tokens of each sample under the present weights, on every rank."""
@@ -122,6 +143,16 @@ class Forward:
         mine = self.share(samples)
         prepare = functools.partial(self._prepare_logprobs, temperature=temperature)
         return self.gathered(samples, mine, self.run(mine, prepare, train=False))
+
+    def likelihoods(self, samples: Sequence[Sample]) -> Likelihoods:
+        """Log-probs at temperature 1 of the trained tokens of each sample under the present weights, and which of them greedy decoding
+        gives, on every rank.
+        """
+        mine = self.share(samples)
+        found = self.run(mine, self._prepare_likelihoods, train=False)
+        logprobs = self.gathered(samples, mine, [logprobs_P for logprobs_P, _ in found])
+        likeliest = self.gathered(samples, mine, [likeliest_P for _, likeliest_P in found])
+        return logprobs, [values_T.astype(np.bool_) for values_T in likeliest]
 
     def gathered(
         self, samples: Sequence[Sample], mine: Sequence[MicroBatch], values: Sequence[Tensor]
@@ -139,6 +170,17 @@ class Forward:
         def report(hidden_L1E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             logprobs_P, _ = self.token_logprobs(hidden_L1E, microbatch, temperature)
             return logprobs_P.sum(), torch.zeros((), dtype=torch.int, device=hidden_L1E.device), logprobs_P
+
+        return report
+
+    def _prepare_likelihoods(self, microbatch: MicroBatch) -> LossFunction:
+        def report(hidden_L1E: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+            rows = self._trained_rows(microbatch)
+            logprobs_R, _, margins_R = self._of_rows(hidden_L1E, microbatch, rows, 1.0)
+            logprobs_P = self._spread(logprobs_R, microbatch, rows)
+            likeliest_P = self._spread((margins_R == 0).float(), microbatch, rows)
+            none = torch.zeros((), dtype=torch.int, device=hidden_L1E.device)
+            return logprobs_P.sum(), none, (logprobs_P, likeliest_P)
 
         return report
 

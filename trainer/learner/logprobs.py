@@ -39,7 +39,7 @@ class _HeadLogprobs(torch.autograd.Function):
         fp32_logits: bool,
         entropy_gradient: bool,
         group: ProcessGroup,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         first = group.rank() * weight_VE.size(0)
         # Columns beyond `width` pad the vocabulary.
         width = min(weight_VE.size(0), max(vocab_size - first, 0))
@@ -66,12 +66,13 @@ class _HeadLogprobs(torch.autograd.Function):
         )
         ctx.temperature, ctx.width, ctx.chunk_tokens = temperature, width, chunk_tokens
         ctx.fp32_logits, ctx.entropy_gradient = fp32_logits, entropy_gradient
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropies_R)
-        return chosen_R - log_normalisers_R, entropies_R
+        ctx.mark_non_differentiable(chosen_R, *(() if entropy_gradient else (entropies_R,)))
+        return chosen_R - log_normalisers_R, entropies_R, chosen_R
 
     @staticmethod
-    def backward(ctx: Any, gradient_R: Tensor, of_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient_R: Tensor, of_entropy_R: Tensor, _of_margin_R: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """d log p(target) / d logit = (1 where the column is the target, else 0, minus p) / temperature, and
         d entropy / d logit = -p (log p + entropy) / temperature.
         """
@@ -111,8 +112,9 @@ def head_logprobs(
     fp32_logits: bool,
     group: ProcessGroup,
     entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and entropies, both float32 of R, in nats, at the sampling temperature.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets, entropies, and margins, each float32 of R, in nats, at the sampling temperature. A margin is the log-prob
+    of the target minus that of the most likely token: 0 where greedy decoding gives the target, ties included.
 
     `weight_VE` holds this rank's columns of the vocabulary, the last rank's possibly padded beyond `vocab_size`. At most
     `chunk_tokens` rows of logits exist at a time, in the weights' type or, with `fp32_logits`, in fp32 from the same weights.
@@ -205,9 +207,9 @@ class Head:
         temperature: float,
         *,
         entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the targets at some positions and the entropies there, float32 of R; the entropies have a gradient if
-        `entropy_gradient`.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs of the targets at some positions, the entropies there and the margins, float32 of R; the entropies have a gradient if
+        `entropy_gradient`, the margins have none.
 
         With sequence parallelism `hidden_P1E` is this rank's part of the positions. `rows_R` counts over all of them.
         """

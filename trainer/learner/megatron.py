@@ -19,7 +19,7 @@ from trainer.learner.architecture import Architecture, read_architecture
 from trainer.learner.attention import Positions, Rotary
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, copy_description, weight_parts
-from trainer.learner.forward import Forward, Logprobs
+from trainer.learner.forward import Forward, Likelihoods, Logprobs
 from trainer.learner.logprobs import Head
 from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
 from trainer.learner.model import build_model, weights_dtype
@@ -144,6 +144,10 @@ class Learner:
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Logprobs:
         """Log-probs of the trained tokens of each sample under the present weights, on every rank."""
         return self._forward.logprobs(samples, temperature)
+
+    def likelihoods(self, samples: Sequence[Sample]) -> Likelihoods:
+        """Log-probs at temperature 1 of the trained tokens of each sample, and which of them greedy decoding gives, on every rank."""
+        return self._forward.likelihoods(samples)
 
     def snapshot(self, version: int) -> None:
         """Keep a host copy of the present weights; the oldest beyond `snapshots_kept` are dropped."""

@@ -138,7 +138,7 @@ async def open_run(
             lease.when_taken(state.supersede)
         alarms = recalled_alarms(recipe, root / "journal")
         facts = RunFacts(run_id, root, recipe, restored.step + 1 if restored.step else None)
-        records = Records(journal, stack.enter_context(_sinks(facts, state, console)), alarms)
+        records = Records(journal, stack.enter_context(_sinks(recipe, facts, state, console)), alarms)
         yield Run(
             books=Books(
                 redis,
@@ -223,10 +223,10 @@ async def _transport(
 
 
 @contextlib.contextmanager
-def _sinks(facts: RunFacts, state: RunState, console: Console) -> Iterator[list[Sink]]:
+def _sinks(recipe: Recipe, facts: RunFacts, state: RunState, console: Console) -> Iterator[list[Sink]]:
     """The sinks of the recipe, and the one that lets an alarm stop the run."""
     with open_sinks(facts, console) as sinks:
-        yield [*sinks, AlarmStop(facts.recipe.alarms.stop_on, state.stop_by_alarm)]
+        yield [*sinks, AlarmStop(recipe.alarms.stop_on, state.stop_by_alarm)]
 
 
 def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:

@@ -3,7 +3,8 @@
 A recipe describes the experiment; the addresses of the machine's services come from the environment (`trainer/process.py`).
 """
 
-from trainer.recipe.loading import differences, load_recipe, to_toml
+from trainer.recipe.imitation import ImitationRecipe
+from trainer.recipe.loading import AnyRecipe, differences, load_any_recipe, load_recipe, to_toml
 from trainer.recipe.schema import (
     AdmissionRecipe,
     AdvantageKind,
@@ -40,6 +41,7 @@ __all__ = [
     "AdmissionRecipe",
     "AdvantageKind",
     "AlarmsRecipe",
+    "AnyRecipe",
     "AuditRecipe",
     "BatchRecipe",
     "CheckpointRecipe",
@@ -48,6 +50,7 @@ __all__ = [
     "CurriculumRecipe",
     "EvaluationRecipe",
     "GradingRecipe",
+    "ImitationRecipe",
     "JudgeEndpointRecipe",
     "JudgeRecipe",
     "LimitsRecipe",
@@ -67,6 +70,7 @@ __all__ = [
     "WandbRecipe",
     "WeightsRecipe",
     "differences",
+    "load_any_recipe",
     "load_recipe",
     "to_toml",
 ]

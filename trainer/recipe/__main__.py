@@ -7,11 +7,13 @@ import argparse
 import inspect
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import FieldInfo
 
 from pipeline.commandline import program
+from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import Recipe
 from trainer.recipe.wording import meanings, toml_value, type_words
 
@@ -36,7 +38,15 @@ A recipe is one TOML file that describes a run: `python -m trainer.run RECIPE.to
 names. Ready recipes, and a template for tasks of your own, are in [trainer/recipes](../trainer/recipes).
 
 A key without a default must be given. A default of *none* means that the key is left out. This page is made by
-`python -m trainer.recipe --reference > docs/recipe.md` from the comments of the fields in `trainer/recipe/schema.py`.
+`python -m trainer.recipe --reference > docs/recipe.md` from the comments of the fields in `trainer/recipe/schema.py` and
+`trainer/recipe/imitation.py`. The keys of `kind = "rl"` come first, those of `kind = "sft"` are [at the end](#supervised-fine-tuning).
+"""
+
+IMITATION = """
+# Supervised fine-tuning
+
+A recipe with `kind = "sft"` trains on the rows of files, without tasks, engines, Redis and Docker: [imitation.md](imitation.md). The tables
+{names} have the same keys as above, but for those of `[learner.loss]` that are below.
 """
 
 _REQUIRED = object()
@@ -44,22 +54,44 @@ _REQUIRED = object()
 
 def reference() -> str:
     """The whole page."""
-    return INTRODUCTION + "".join(_sections(Recipe, "", _REQUIRED))
+    tables = {name: kind for name, kind in _types(Recipe).items() if _is_table(kind)}
+    names = [
+        f"`[{name}]`" for name, kind in _types(ImitationRecipe).items() if _is_table(kind, tables.get(name))
+    ]
+    introduction = IMITATION.format(names=f"{', '.join(names[:-1])} and {names[-1]}")
+    sections = _sections(ImitationRecipe, "", _REQUIRED, printed=Recipe)
+    return "".join((INTRODUCTION, *_sections(Recipe, "", _REQUIRED), introduction, *sections))
+
+
+def _types(kind: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """The types of a table's keys."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)} if kind else {}
+
+
+def _is_table(kind: Any, of: Any = msgspec.Struct) -> bool:
+    return isinstance(kind, type) and isinstance(of, type) and issubclass(kind, of)
 
 
 def _sections(
-    kind: type[msgspec.Struct], path: str, default: object, introduction: str = ""
+    kind: type[msgspec.Struct],
+    path: str,
+    default: object,
+    introduction: str = "",
+    *,
+    printed: type[msgspec.Struct] | None = None,
 ) -> Iterator[str]:
-    """The section of a table, then those of the tables in it."""
-    yield f"\n## {f'`[{path}]`' if path else 'At the top'}\n\n{introduction or inspect.getdoc(kind)}\n\n"
-    yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|\n"
-    texts, inner_sections = meanings(kind), list[str]()
+    """The section of a table, then those of the tables in it, but for what the section of the table `printed` has already."""
+    texts, inner_sections, rows = meanings(kind), list[str](), list[str]()
+    others = _types(printed)
     for field in msgspec.structs.fields(kind):
         given = _default(field) if default is _REQUIRED else getattr(default, field.name)
-        text = texts.get(field.name, "")
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            inner_sections += _sections(field.type, f"{path}.{field.name}".lstrip("."), given, text)
-        else:
+        text, other = texts.get(field.name, ""), others.get(field.name)
+        if _is_table(field.type):
+            if field.type is not other:
+                inner = f"{path}.{field.name}".lstrip(".")
+                before = other if _is_table(field.type, other) else None
+                inner_sections += _sections(field.type, inner, given, text, printed=before)
+        elif field.type != other or not path:
             cells = (
                 f"`{field.name}`",
                 type_words(field.type, quote="`"),
@@ -67,7 +99,11 @@ def _sections(
                 _unit(field.name),
                 text,
             )
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+    if rows:
+        yield f"\n## {f'`[{path}]`' if path else 'At the top'}\n\n{introduction or inspect.getdoc(kind)}\n\n"
+        yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|\n"
+    yield from rows
     yield from inner_sections
 
 

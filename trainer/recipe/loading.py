@@ -18,6 +18,7 @@ from pipeline.errors import FAILURE_CLASSES
 from pipeline.request import Retries
 from pipeline.screen import visible_line
 from trainer.learner.config import NUM_LAGS
+from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import (
     AdmissionRecipe,
     AlarmsRecipe,
@@ -35,11 +36,37 @@ from trainer.recipe.schema import (
 )
 from trainer.recipe.wording import explanation, refusal, toml_value
 
+AnyRecipe = Recipe | ImitationRecipe
+KINDS: dict[str, type[Recipe] | type[ImitationRecipe]] = {"rl": Recipe, "sft": ImitationRecipe}
+"""The type of a recipe by its key `kind`, which is "rl" by default."""
 
-def check(recipe: Recipe) -> None:
+
+def check(recipe: AnyRecipe) -> None:
     """Raises ValueError for the first fault."""
-    for fault in _faults(recipe):
+    for fault in _imitation_faults(recipe) if isinstance(recipe, ImitationRecipe) else _faults(recipe):
         raise ValueError(fault)
+
+
+def _imitation_faults(recipe: ImitationRecipe) -> Iterator[str]:
+    learner, evaluation = recipe.learner, recipe.evaluation
+    if (recipe.num_steps is None) == (recipe.num_epochs is None):
+        given = "both are missing" if recipe.num_steps is None else "both are given"
+        yield f"num_steps and num_epochs: {given}; give one of the two"
+    if recipe.max_tokens > learner.micro_batch_tokens:
+        yield (
+            f"data.max_tokens is {recipe.max_tokens}; a sample is never split, so set it to learner.micro_batch_tokens = "
+            f"{learner.micro_batch_tokens} at most, or raise that"
+        )
+    if evaluation.every_steps and not recipe.data.heldout:
+        yield (
+            "evaluation.every_steps has no effect without data.heldout: give held-out rows, or remove the key"
+        )
+    for name in ("snapshots_kept", "routing_replay"):
+        if getattr(learner, name):
+            yield f'learner.{name} is about sampled tokens and has no effect with kind = "sft": remove it'
+    if learner.loss.geometric_mask is not None:
+        yield 'learner.loss.geometric_mask is about sampled tokens, and kind = "sft" has none: remove it'
+    yield from _sink_faults(recipe.sinks)
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
@@ -266,6 +293,18 @@ _SAID_CHARS = 200
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The checked recipe of kind "rl" in `path` with `a.b=c` overrides applied. Raises ValueError as `load_any_recipe` does, and for
+    another kind.
+    """
+    recipe = load_any_recipe(path, overrides)
+    if not isinstance(recipe, Recipe):
+        raise ValueError(
+            f'{path}: kind is "{recipe.kind}", and this command is for recipes of kind "rl"; train it with `python -m trainer.run`'
+        )
+    return recipe
+
+
+def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
     """The checked recipe in `path` with `a.b=c` overrides applied. Raises ValueError naming the key, its meaning, the fix,
     and the responsible override, or else the file.
     """
@@ -274,18 +313,17 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = _checked(whole)
     except ValueError as error:
-        raise ValueError(
-            f"{_source(str(error), path, tree, overrides)}: {error}{explanation(str(error), Recipe)}"
-        ) from error
+        meaning = explanation(str(error), KINDS.get(str(whole.get("kind")), Recipe))
+        raise ValueError(f"{_source(str(error), path, tree, overrides)}: {error}{meaning}") from error
     return _with_absolute_paths(recipe, path.resolve().parent)
 
 
-def to_toml(recipe: Recipe) -> str:
+def to_toml(recipe: AnyRecipe) -> str:
     """The recipe with every default written out, which loads again to an equal recipe."""
     return "\n".join(_toml_lines(_all_fields(recipe), "")) + "\n"
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
+def differences(old: AnyRecipe, new: AnyRecipe) -> list[str]:
     """Keys on which two recipes differ, as `learner.lr: 1e-06 -> 2e-06`."""
     before, after = dict(_leaves(_all_fields(old), "")), dict(_leaves(_all_fields(new), ""))
     names = sorted(before.keys() | after.keys())
@@ -303,14 +341,23 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not TOML: {error}") from error
 
 
-def _checked(tree: Mapping[str, Any]) -> Recipe:
+def _checked(tree: Mapping[str, Any]) -> AnyRecipe:
     """The recipe in the tree. Raises ValueError with the fault, without the source of the value."""
+    kind = _type_of(tree)
     try:
-        recipe = msgspec.convert(tree, Recipe)
+        recipe = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(refusal(error, tree, Recipe)) from error
+        raise ValueError(refusal(error, tree, kind)) from error
     check(recipe)
     return recipe
+
+
+def _type_of(tree: Mapping[str, Any]) -> type[Recipe] | type[ImitationRecipe]:
+    """The type of the recipe in the tree. Raises ValueError for an unknown kind."""
+    given = tree.get("kind", "rl")
+    if given not in list(KINDS):
+        raise ValueError(f"kind is {toml_value(given)}; it must be {' or '.join(map(toml_value, KINDS))}")
+    return KINDS[given]
 
 
 def _with_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -370,10 +417,18 @@ def _said(override: str) -> str:
     return f"--set {text if len(text) <= _SAID_CHARS else text[:_SAID_CHARS] + '…'}"
 
 
-def _with_absolute_paths(recipe: Recipe, directory: Path) -> Recipe:
+def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
     def absolute(text: str) -> str:
         return str((directory / text).resolve()) if text else ""
 
+    if isinstance(recipe, ImitationRecipe):
+        data = replace(
+            recipe.data,
+            train=tuple(map(absolute, recipe.data.train)),
+            heldout=tuple(map(absolute, recipe.data.heldout)),
+        )
+        chat = replace(recipe.chat, template=absolute(recipe.chat.template))
+        return replace(recipe, model=absolute(recipe.model), data=data, chat=chat)
     tasks = replace(
         recipe.tasks,
         train=absolute(recipe.tasks.train),

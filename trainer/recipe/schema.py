@@ -554,6 +554,8 @@ class PlanRecipe(Table, frozen=True, kw_only=True):
 class Recipe(Table, frozen=True, kw_only=True):
     """Keys of the run as a whole. Relative paths are relative to the recipe's own directory."""
 
+    # Kind of the recipe. "rl": reinforcement learning, whose keys follow. "sft": supervised fine-tuning, whose keys are at the end.
+    kind: Literal["rl"] = "rl"
     name: RunName  # first part of the run's id
     model: PathText  # directory of the starting policy, in the format of Hugging Face
     num_steps: PositiveCount  # number of optimizer steps of the run

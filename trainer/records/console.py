@@ -7,6 +7,7 @@ with the current sentence.
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -18,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.journal.rows import AlarmRow, EvaluationRow, Row, StepRow
+from pipeline.journal.rows import AlarmRow, EvaluationRow, HeldoutLossRow, ImitationStepRow, Row, StepRow
 from pipeline.rich_console import VisibleConsole
 from pipeline.screen import one_line
 
@@ -28,6 +29,9 @@ SMOOTHED_STEPS = 10
 
 COLUMNS = ("step", "reward", "mean10", "groups", "lag", "gap", "loss", "grad", "tokens", "wait s", "train s")
 """The columns, which together fit into 80 characters."""
+
+IMITATION_COLUMNS = ("step", "epoch", "loss", "grad", "lr", "rows", "tokens", "tokens/s", "train s")
+"""The columns of supervised fine-tuning."""
 
 LEGEND = "mean10: of 10 steps   groups: trained/dropped   lag: versions, mean/max   gap: nats, mean/max"
 
@@ -40,10 +44,10 @@ class Console(Protocol):
         ...
 
     def show(self, row: Row) -> None:
-        """Print a step, an evaluation or an alarm; other rows are ignored."""
+        """Print a step, an evaluation, a held-out loss or an alarm; other rows are ignored."""
         ...
 
-    def recall(self, row: StepRow) -> None:
+    def recall(self, row: StepRow | ImitationStepRow) -> None:
         """Adds a step of an earlier process to the smoothed reward, and to the table."""
         ...
 
@@ -88,17 +92,22 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
 
     def show(self, row: Row) -> None:
         if isinstance(row, StepRow):
-            cells = cells_of(row, self._smoothing.add(row.reward_mean))
-            self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+            self._say_cells(COLUMNS, cells_of(row, self._smoothing.add(row.reward_mean)))
             if row.judging:
                 self.say(f"judge: {row.judging.sentence}")
+        elif isinstance(row, ImitationStepRow):
+            self._say_cells(IMITATION_COLUMNS, imitation_cells(row))
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
-        elif isinstance(row, AlarmRow):
+        elif isinstance(row, AlarmRow | HeldoutLossRow):
             self.say(row.sentence)
 
-    def recall(self, row: StepRow) -> None:
-        self._smoothing.add(row.reward_mean)
+    def _say_cells(self, names: Sequence[str], cells: Sequence[str]) -> None:
+        self.say("  ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True)))
+
+    def recall(self, row: StepRow | ImitationStepRow) -> None:
+        if isinstance(row, StepRow):
+            self._smoothing.add(row.reward_mean)
 
     def beat(self, sentence: str) -> None:
         if time.monotonic() - self._wrote_at >= HEARTBEAT_S:
@@ -122,6 +131,7 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         self._console = VisibleConsole(stream)
         self._smoothing = Smoothing()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
+        self._columns: Sequence[str] = COLUMNS
         self._judging = ""
         self._spinner = Spinner("dots", "starting")
         self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4)
@@ -133,12 +143,15 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
             self._judging = f"judge: {row.judging.sentence}" if row.judging else ""
+        elif isinstance(row, ImitationStepRow):
+            self._columns = IMITATION_COLUMNS
+            self._rows.append(imitation_cells(row))
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
-        elif isinstance(row, AlarmRow):
+        elif isinstance(row, AlarmRow | HeldoutLossRow):
             self.say(row.sentence)
 
-    def recall(self, row: StepRow) -> None:
+    def recall(self, row: StepRow | ImitationStepRow) -> None:
         self.show(row)
 
     def beat(self, sentence: str) -> None:
@@ -158,14 +171,15 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
 
     def _picture(self) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for name in COLUMNS:
+        for name in self._columns:
             table.add_column(name, justify="right", no_wrap=True)
         for cells in self._rows:
             table.add_row(*cells)
         if not self._rows:
             return Group(self._spinner)
         judging = [Text(self._judging)] if self._judging else []
-        return Group(table, *judging, Text(LEGEND, style="dim"), self._spinner)
+        legend = [Text(LEGEND, style="dim")] if self._columns == COLUMNS else []
+        return Group(table, *judging, *legend, self._spinner)
 
 
 def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
@@ -183,6 +197,21 @@ def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
         f"{row.grad_norm:.2f}",
         str(row.num_trained_tokens),
         f"{row.wait_s:.1f}",
+        f"{row.train_s:.1f}",
+    )
+
+
+def imitation_cells(row: ImitationStepRow) -> tuple[str, ...]:
+    """A step's row as text, in the order of IMITATION_COLUMNS."""
+    return (
+        f"{row.step}/{row.num_steps}",
+        str(row.epoch + 1),
+        f"{row.loss:.4f}",
+        f"{row.grad_norm:.2f}",
+        f"{row.lr:.1e}",
+        str(len(row.rows)),
+        str(row.num_trained_tokens),
+        f"{row.tokens_per_s:.0f}",
         f"{row.train_s:.1f}",
     )
 

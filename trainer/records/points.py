@@ -32,6 +32,8 @@ from pipeline.journal.rows import (
     DeliveryRow,
     EpisodeRow,
     EvaluationRow,
+    HeldoutLossRow,
+    ImitationStepRow,
     JudgementFate,
     JudgementRow,
     PublicationRow,
@@ -42,7 +44,8 @@ from pipeline.journal.rows import (
 )
 from pipeline.metrics import OUTCOME, SECONDS
 
-_NOT_SHOWN = {"step", "at", "greedy", "began_at", "trained_at"}  # these are the point's axes and name
+# The axes and the name of a point, and the size of its run.
+_NOT_SHOWN = {"step", "num_steps", "at", "greedy", "began_at", "trained_at"}
 _GAP = {"logprob_gap_max", "logprob_gap_mean"}
 
 
@@ -56,7 +59,7 @@ class Point:
 
 
 def points(row: Row) -> Iterator[Point]:
-    """Every number of a step, an audit or an evaluation; nothing for other rows."""
+    """Every number of a step, an audit, an evaluation or a held-out loss; nothing for other rows."""
     match row:
         case StepRow():
             hidden = set[str]() if row.is_gap_measured else _GAP
@@ -65,6 +68,10 @@ def points(row: Row) -> Iterator[Point]:
                 yield _point(row, "judge", msgspec.structs.asdict(row.judging))
         case EvaluationRow():
             yield _evaluation(row)
+        case ImitationStepRow():
+            yield _point(row, "train", _fields(row))
+        case HeldoutLossRow():
+            yield _point(row, "heldout", _fields(row))
         case AuditRow():
             means = {f"mean_{kind}": drift.mean for kind, drift in row.by_kind.items()}
             yield _point(row, "audit", _fields(row) | means)
@@ -86,7 +93,11 @@ def _fields(row: Row, *, without: set[str] | None = None) -> dict[str, object]:
     return {name: value for name, value in msgspec.structs.asdict(row).items() if name not in hidden}
 
 
-def _point(row: StepRow | EvaluationRow | AuditRow, group: str, fields: Mapping[str, object]) -> Point:
+def _point(
+    row: StepRow | EvaluationRow | AuditRow | ImitationStepRow | HeldoutLossRow,
+    group: str,
+    fields: Mapping[str, object],
+) -> Point:
     """A point of the fields that are finite numbers."""
     values = {
         f"{group}/{name}": float(value)
@@ -180,7 +191,7 @@ class Meters:
     def show(self, row: Row) -> None:
         self._newest.show(row)
         match row:
-            case StepRow() | SkippedBatchRow():
+            case StepRow() | ImitationStepRow() | SkippedBatchRow():
                 self._steps.show(row)
             case EpisodeRow() | JudgementRow():
                 self._rollouts.show(row)
@@ -242,14 +253,14 @@ class StepMeters:
         self._taken.add(0)
         self._skipped.add(0)
 
-    def show(self, row: StepRow | SkippedBatchRow) -> None:
+    def show(self, row: StepRow | ImitationStepRow | SkippedBatchRow) -> None:
         if isinstance(row, SkippedBatchRow):
             self._skipped.add(1)
             return
         self._taken.add(1)
         self._trained.add(row.num_trained_tokens)
         for part in PARTS:
-            self._time.add(max(0.0, getattr(row, part)), {PART: part.removesuffix("_s")})
+            self._time.add(max(0.0, getattr(row, part, 0.0)), {PART: part.removesuffix("_s")})
 
 
 class RolloutMeters:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, RunFile, read
-from pipeline.journal.rows import EndReason, EndRow, PublicationRow, StepRow
+from pipeline.journal.rows import EndReason, EndRow, ImitationStepRow, PublicationRow, StartRow, StepRow
 
 LOCK = "lock"
 RESERVE = f"{JOURNAL}/reserve"  # a file on the same disk as the journal
@@ -41,12 +41,13 @@ class RunDirectory:
     run_id: str
 
 
-def create(root: Path, run_id: str, recipe: str) -> RunDirectory:
-    """Make `root` the directory of a new run. Raises ValueError where it cannot be written."""
+def create(root: Path, run_id: str, recipe: str, *, kind: str = "rl") -> RunDirectory:
+    """Make `root` the directory of a new run with a recipe of this kind. Raises ValueError where it cannot be written."""
     with writable(root):
         root.mkdir(parents=True, exist_ok=True)
         (root / RECIPE).write_text(recipe)
-        (root / RUN_FILE).write_bytes(msgspec.json.encode(RunFile(run_id=run_id, started_at=time.time())))
+        run = RunFile(run_id=run_id, started_at=time.time(), kind=kind)
+        (root / RUN_FILE).write_bytes(msgspec.json.encode(run))
     return RunDirectory(root.resolve(), run_id)
 
 
@@ -77,12 +78,12 @@ def writable(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removed_if_refused(root: Path) -> Iterator[None]:
-    """Removes what the block wrote into `root` if the block ends with ValueError before the run has published weights."""
+    """Removes what the block wrote into `root` if the block ends with ValueError before the run has published weights or begun to train."""
     before = set(root.iterdir()) if root.is_dir() else None
     try:
         yield
     except ValueError:
-        has_begun = any(read(root / JOURNAL, PublicationRow))
+        has_begun = any(read(root / JOURNAL, PublicationRow)) or any(read(root / JOURNAL, StartRow))
         # A directory in which another trainer works is left alone.
         if root.is_dir() and not has_begun and not is_locked(root):
             _remove_all_but(before, root)
@@ -137,7 +138,9 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-def read_state(run_dir: Path, steps: Iterable[StepRow], endings: Sequence[EndRow]) -> RecordedState:
+def read_state(
+    run_dir: Path, steps: Iterable[StepRow | ImitationStepRow], endings: Sequence[EndRow]
+) -> RecordedState:
     """The state of the run in `run_dir`, whose journal holds `steps` and `endings`.
 
     A trainer that was killed leaves no EndRow, and the operating system releases its lock.

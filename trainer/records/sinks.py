@@ -20,7 +20,7 @@ from pipeline.journal.rows import Row
 from pipeline.metrics import meter
 from pipeline.settings import telemetry_settings
 from trainer.learner import directories
-from trainer.recipe import MlflowRecipe, Recipe, WandbRecipe
+from trainer.recipe import AnyRecipe, ImitationRecipe, MlflowRecipe, WandbRecipe
 from trainer.records.alarms import Alarms
 from trainer.records.background import ClosableSink, InBackground, Webhook
 from trainer.records.journal_writer import Journal
@@ -46,19 +46,19 @@ class RunFacts:
 
     run_id: str
     directory: Path
-    recipe: Recipe
+    recipe: AnyRecipe
     # The first step of this process, if it resumes a run: later steps are taken again.
     resumed_at: int | None = None
 
 
-def check_sinks(recipe: Recipe) -> None:
+def check_sinks(recipe: AnyRecipe) -> None:
     """Raises ValueError for a sink whose package is missing, and for a webhook without its URL."""
     if recipe.sinks.wandb.project:
         _require("wandb", "sinks.wandb", "pip install wandb")
     if recipe.sinks.mlflow.experiment:
         _require("mlflow", "sinks.mlflow", "pip install mlflow-skinny sqlalchemy alembic")
-    if recipe.alarms.webhook_env:
-        _webhook_url(recipe.alarms.webhook_env)
+    if variable := _webhook_variable(recipe):
+        _webhook_url(variable)
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def open_sinks(run: RunFacts, console: Sink) -> Iterator[list[Sink]]:
             found.append(stack.enter_context(InBackground("MLflow", opening)))
         if telemetry_settings().is_tracing:
             found.append(stack.enter_context(InBackground("traces", lambda: TraceSink(run.run_id))))
-        if variable := run.recipe.alarms.webhook_env:
+        if variable := _webhook_variable(run.recipe):
             found.append(stack.enter_context(Webhook(run.run_id, _webhook_url(variable))))
         yield found
 
@@ -92,6 +92,11 @@ def open_sinks(run: RunFacts, console: Sink) -> Iterator[list[Sink]]:
 def _require(package: str, key: str, fix: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{key}: the package {package} is not installed: {fix}, or remove the table")
+
+
+def _webhook_variable(recipe: AnyRecipe) -> str:
+    """The environment variable of the webhook; empty if there is none."""
+    return "" if isinstance(recipe, ImitationRecipe) else recipe.alarms.webhook_env
 
 
 def _webhook_url(variable: str) -> str:
@@ -119,9 +124,9 @@ def _mlflow(recipe: MlflowRecipe, run: RunFacts) -> ClosableSink:
 
 
 class Records:
-    """Appends rows to the journal and forwards them to the sinks, followed by the alarms that they cause."""
+    """Appends rows to the journal and forwards them to the sinks, followed by the alarms that they cause. None: the run has no alarms."""
 
-    def __init__(self, journal: Journal, sinks: Sequence[Sink], alarms: Alarms) -> None:
+    def __init__(self, journal: Journal, sinks: Sequence[Sink], alarms: Alarms | None) -> None:
         self._journal = journal
         self._sinks = sinks
         self._alarms = alarms
@@ -132,7 +137,7 @@ class Records:
         with directories.writing(self._journal.directory):  # some sinks write into the same directory
             for sink in self._sinks:
                 sink.show(written)
-        for alarm in self._alarms.observe(written):
+        for alarm in self._alarms.observe(written) if self._alarms else ():
             self.append(alarm)
 
     def checkpoint(self) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """`python -m trainer.report RUN_DIR`: the result of a run, its end, and whether every request is accounted for.
 
+A run of supervised fine-tuning has no requests: there it is what was trained, and the held-out loss before and after.
+
 Exit status: 0 every request is accounted for; 1 a request was lost or a trajectory trained twice; 2 misuse.
 """
 
@@ -10,11 +12,12 @@ from pathlib import Path
 
 from pipeline.commandline import directory, program
 from pipeline.intervals import HEADING
-from pipeline.journal.reading import MalformedJournal, NoJournal, found_journal
-from pipeline.journal.rows import EpisodeRow, EvaluationRow
+from pipeline.journal.reading import MalformedJournal, NoJournal, found_journal, identity
+from pipeline.journal.rows import EpisodeRow, EvaluationRow, ImitationStepRow
 from pipeline.message import json_line
 from pipeline.screen import lines
 from trainer.judge import short_lines
+from trainer.report.imitation import imitation_table, summarize_imitation
 from trainer.report.summary import (
     UNCOUNTED,
     ContextCosts,
@@ -212,6 +215,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args(argv)
     try:
+        if identity(arguments.run_dir).kind == "sft":
+            return _report_imitation(arguments, parser)
         found_journal(arguments.run_dir, EpisodeRow)
         summary = summarize(arguments.run_dir)
     except (NoJournal, MalformedJournal) as error:
@@ -223,6 +228,16 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(table(summary, arguments.run_dir))
     return 0 if summary.is_accounted_for else 1
+
+
+def _report_imitation(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Prints the report of a run of supervised fine-tuning. Raises NoJournal, MalformedJournal."""
+    found_journal(arguments.run_dir, ImitationStepRow)
+    if arguments.drift:
+        parser.error("--drift is about sampled tokens, and supervised fine-tuning has none: leave it out")
+    summary = summarize_imitation(arguments.run_dir)
+    print(json_line(summary) if arguments.json else imitation_table(summary, arguments.run_dir))
+    return 0
 
 
 if __name__ == "__main__":

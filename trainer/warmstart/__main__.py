@@ -1,7 +1,7 @@
 """``python -m trainer.warmstart --out DIR``: a policy that imitates the demonstration's teacher, as a Hugging Face directory.
 
 With ``--model DIR`` a pretrained model imitates, in its own tokenizer and chat template; otherwise a tiny Llama from random weights
-does. Exit status: 0 the directory is complete; 2 a user's mistake.
+does. Exit status: 0 the directory is complete; 1 the training was stopped, or failed; 2 a user's mistake.
 """
 
 import argparse
@@ -35,12 +35,12 @@ def main() -> int:
 
             make_policy(options.out, seed=options.seed)
         else:
-            from trainer.warmstart.pretrained import Imitation, imitate
+            from trainer.warmstart.pretrained import Warmstart, imitate
 
-            settings = Imitation(seed=options.seed)
+            settings = Warmstart(seed=options.seed)
             if options.lessons is not None:
-                settings = Imitation(seed=options.seed, num_lessons=options.lessons)
-            imitate(options.model, options.out, settings)
+                settings = Warmstart(seed=options.seed, num_lessons=options.lessons)
+            return imitate(options.model, options.out, settings)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     return 0

@@ -134,7 +134,7 @@ def split_gradient(results: Path) -> None:
 def head_gradients(data: dict[str, torch.Tensor], vocab_size: int) -> dict[str, np.ndarray]:
     """Log-probs, entropies and gradients of this rank's share of the head."""
     inputs = (data["hidden"].clone().requires_grad_(), data["weight"].clone().requires_grad_())
-    logprobs, entropies = head_logprobs(
+    logprobs, entropies, _ = head_logprobs(
         *inputs,
         data["targets"],
         temperature=0.7,

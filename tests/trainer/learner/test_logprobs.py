@@ -24,6 +24,14 @@ class Case:
     def observed(
         self, *, chunk_tokens: int = 3, fp32_logits: bool = False, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies, _ = self.outputs(
+            chunk_tokens=chunk_tokens, fp32_logits=fp32_logits, entropy_gradient=entropy_gradient
+        )
+        return logprobs, entropies
+
+    def outputs(
+        self, *, chunk_tokens: int, fp32_logits: bool = False, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return head_logprobs(
             self.hidden,
             self.weight,
@@ -68,6 +76,17 @@ def test_logprobs_entropies_and_gradients_are_those_of_log_softmax(chunk_tokens:
     for gradient, wanted in pairs:
         torch.testing.assert_close(gradient, wanted)
     assert not case.gradients(case.observed()[0], inputs)[1][VOCAB:].any()
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, 4, 100])
+def test_a_margin_is_how_far_a_target_is_below_the_most_likely_token(chunk_tokens: int) -> None:
+    case = make_case()
+    logits = (case.hidden @ case.weight.T)[:, :VOCAB].detach() / TEMPERATURE
+    case.targets[::2] = logits.argmax(1)[::2]
+    _, _, margins = case.outputs(chunk_tokens=chunk_tokens)
+    assert not margins.requires_grad
+    torch.testing.assert_close(margins, logits.gather(1, case.targets[:, None])[:, 0] - logits.amax(1))
+    assert torch.equal(margins == 0, case.targets == logits.argmax(1))
 
 
 @pytest.mark.parametrize("fp32_logits", [False, True])

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: rows of files are trained as they are, without rollouts."""
