@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a layout led to, beside the weights after its first step."""
 
     logprobs: list[list[float]]  # of the starting weights
+    likeliest: list[list[bool]]  # which tokens greedy decoding gives, under the same
     losses: list[tuple[float, float]]  # and gradient norms, of all steps
     resumed_losses: list[tuple[float, float]]  # of the steps after the checkpoint, by another learner
     num_ranks_resumed_exactly: int  # on which the other learner ended with the same weights, bit for bit
@@ -37,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def run(layout: Layout, results: Path) -> None:
     """Leaves `<name>.json` and the weights after one step, `<name>`."""
     learner = Learner(layout.config, model_directory=Path(layout.model_directory))
-    logprobs = learner.logprobs(make_samples(), 0.8)
+    logprobs, (_, likeliest) = learner.logprobs(make_samples(), 0.8), learner.likelihoods(make_samples())
     losses = train(learner, 1)
     learner.export(results / layout.name)
     losses += train(learner, NUM_STEPS_BEFORE - 1)
@@ -53,6 +54,7 @@ def run(layout: Layout, results: Path) -> None:
     distributed.all_reduce(exact)
     outcome = Outcome(
         logprobs=[values.tolist() for values in logprobs],
+        likeliest=[values.tolist() for values in likeliest],
         losses=losses,
         resumed_losses=resumed_losses,
         num_ranks_resumed_exactly=int(exact),

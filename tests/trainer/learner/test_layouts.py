@@ -123,15 +123,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def expected(
     models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[list[np.ndarray], list[tuple[float, float]], dict[str, torch.Tensor]]]:
-    """Log-probs, losses and what the first step adds to the weights, by one process."""
+) -> dict[str, tuple[Likelihoods, list[tuple[float, float]], dict[str, torch.Tensor]]]:
+    """Log-probs, which tokens are the likeliest, losses and what the first step adds to the weights, by one process."""
     outcomes = {}
     for kind, directory in models.items():
         alone = {"adapters": ADAPTERS, "replayed": REPLAY}.get(kind, {})
         learner = Learner(options(**alone), model_directory=directory)
+        _, likeliest = learner.likelihoods(make_samples())
         logprobs, losses = learner.logprobs(make_samples(), 0.8), train(learner, 1)
         learner.export(exported := tmp_path_factory.mktemp("one") / "weights")
-        outcomes[kind] = (logprobs, losses + train(learner, 4), step_between(directory, exported))
+        outcomes[kind] = ((logprobs, likeliest), losses + train(learner, 4), step_between(directory, exported))
     return outcomes
 
 
@@ -156,10 +157,11 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 def test_four_processes_compute_what_one_does(
     name: str, models: dict[str, Path], expected: dict[str, Any], results: Path
 ) -> None:
-    logprobs, losses, step = expected[kind_of(name)]
+    (logprobs, likeliest), losses, step = expected[kind_of(name)]
     outcome = read(results, name)
     for one, four in zip(logprobs, outcome.logprobs, strict=True):
         np.testing.assert_allclose(four, one, atol=2e-5)
+    assert outcome.likeliest == [values.tolist() for values in likeliest]
     np.testing.assert_allclose(outcome.losses[0], losses[0], rtol=LIMIT)
     np.testing.assert_allclose(outcome.losses, losses, rtol=1e-4, atol=1e-5)
     of_four = step_between(models[kind_of(name)], results / name)

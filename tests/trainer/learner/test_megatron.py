@@ -50,6 +50,29 @@ def test_packed_logprobs_are_those_of_each_sample_by_itself(qwen3: Path, tempera
         np.testing.assert_allclose(observed[1:], expected, atol=2e-5)
 
 
+def test_likelihoods_say_which_tokens_greedy_decoding_gives(qwen3: Path) -> None:
+    samples, reference = make_samples(), read_reference(qwen3)
+    samples = tuple(with_likeliest_tokens(sample, reference) for sample in samples)
+    learner = Learner(config(micro_batch_tokens=200), model_directory=qwen3)
+    logprobs, likeliest = learner.likelihoods(samples)
+    for found, wanted in zip(logprobs, learner.logprobs(samples, 1.0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for sample, found in zip(samples, likeliest, strict=True):
+        ids = torch.from_numpy(sample.tokens_T).long()
+        wanted = (reference(ids[None]).logits[0, :-1].argmax(1) == ids[1:]).numpy() & sample.trained_T[1:]
+        np.testing.assert_array_equal(found[1:], wanted)
+    assert 0 < sum(found.sum() for found in likeliest) < sum(sample.num_trained_tokens for sample in samples)
+
+
+def with_likeliest_tokens(sample: Sample, reference: PreTrainedModel) -> Sample:
+    """The sample with its last token replaced by the one that greedy decoding gives."""
+    tokens = sample.tokens_T.copy()
+    tokens[-1] = int(reference(torch.from_numpy(tokens[:-1]).long()[None]).logits[0, -1].argmax())
+    trained = sample.trained_T.copy()
+    trained[-1] = True
+    return replace(sample, tokens_T=tokens, trained_T=trained)
+
+
 def test_logits_of_a_half_precision_model_can_be_computed_in_full(qwen3: Path) -> None:
     samples = make_samples()
     rounded, full = (
