@@ -103,15 +103,20 @@ def t_mean(groups: Iterable[Sequence[float]]) -> Estimate | None:
     The interval is that of the t distribution with the cluster-robust standard error: with u_g the sum of a group's residuals and n values
     in G groups, SE = sqrt(G / (G - 1) * sum(u_g^2)) / n (Liang and Zeger, 1986). Numbers too large for it make it infinite or not a number.
     """
-    groups = [group for group in groups if group]
-    num_values, num_groups = sum(map(len, groups)), len(groups)
+    return clustered_mean((sum(group), len(group)) for group in groups)
+
+
+def clustered_mean(groups: Iterable[tuple[float, int]]) -> Estimate | None:
+    """`t_mean` of groups of which only the sum and the number of their values are known."""
+    groups = [(total, count) for total, count in groups if count]
+    num_values, num_groups = sum(count for _, count in groups), len(groups)
     if not num_values:
         return None
     # `fmean` and `**` raise an error where the mean is infinite
-    centre = sum(map(sum, groups)) / num_values
+    centre = sum(total for total, _ in groups) / num_values
     if num_groups == 1 or not isfinite(centre):
         return Estimate(centre, -inf, inf, num_groups)
-    residuals = [sum(group) - len(group) * centre for group in groups]
+    residuals = [total - count * centre for total, count in groups]
     squares = sum(residual * residual for residual in residuals) * num_groups / (num_groups - 1)
     half = t_quantile(num_groups - 1) * sqrt(squares) / num_values if squares < inf else nan
     return Estimate(centre, centre - half, centre + half, num_groups)

@@ -62,7 +62,7 @@ def test_a_judge_that_cannot_work_is_refused_by_its_field(
 
 def test_a_judge_is_measured_before_a_method_that_cannot_use_it_is_chosen(minimal: Path) -> None:
     measured = ("judge.method=rule", "judge.name=evidence", "credit.method=potential", "credit.coefficient=0")
-    assert not load_recipe(minimal, measured).credit.reads_scores
+    assert not load_recipe(minimal, measured).credit.reads_judgements
 
 
 def test_the_judge_of_a_recipe_is_what_requests_carry(minimal: Path) -> None:

@@ -209,7 +209,7 @@ def _needed_words(plan: RunPlan) -> str:
 def _judge_lines(plan: RunPlan) -> Iterator[str]:
     """The work of a judge model of ours for each optimizer step, and its GPUs. A rule or an endpoint needs no GPU."""
     judge, recipe = plan.recipe.judge, plan.recipe
-    if judge.method not in ("votes", "reward_model") or judge.endpoint.api_base:
+    if judge.method not in ("votes", "reward_model", "teacher") or judge.endpoint.api_base:
         return
     num_turns = recipe.rollout.group_size * recipe.batch.groups_per_step * plan.length.turns
     num_votes = judge.num_votes if judge.method == "votes" else 0

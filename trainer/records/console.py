@@ -92,6 +92,8 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
             self.say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
             if row.judging:
                 self.say(f"judge: {row.judging.sentence}")
+            if row.distillation:
+                self.say(f"teacher: {row.distillation.sentence}")
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
         elif isinstance(row, AlarmRow):
@@ -133,6 +135,8 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
             self._judging = f"judge: {row.judging.sentence}" if row.judging else ""
+            if row.distillation:
+                self._judging = f"teacher: {row.distillation.sentence}"
         elif isinstance(row, EvaluationRow):
             self.say(evaluation_sentence(row))
         elif isinstance(row, AlarmRow):
