@@ -22,7 +22,9 @@ from trainer.batching.credit import (
 )
 from trainer.recipe import AdvantageKind, CreditMethod, CreditRecipe
 
-METHODS: tuple[CreditMethod, ...] = get_args(CreditMethod)
+DISTILLING: tuple[CreditMethod, ...] = ("distill", "outcome_plus_distill")
+METHODS: tuple[CreditMethod, ...] = tuple(one for one in get_args(CreditMethod) if one not in DISTILLING)
+"""The methods that read scores."""
 
 
 def sample(lengths: Mapping[int, int], *, branch: int = 0) -> Sample:
