@@ -331,4 +331,4 @@ def test_the_value_of_each_state_as_potential_lowers_the_variance_of_the_gradien
 
 
 def test_every_method_that_a_recipe_may_name_has_a_function() -> None:
-    assert set(METHODS) == CREDITS.keys()
+    assert {*METHODS, *DISTILLING} == CREDITS.keys()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.batching.batch import Batch
 from trainer.batching.collate import make_batch
+from trainer.loop.step import Steps
 from trainer.recipe import CreditRecipe, JudgeRecipe
 from trainer.records.journal_writer import Journal
 from trainer.rollouts.groups import Group
@@ -150,6 +152,22 @@ async def test_a_group_waits_for_its_teacher_however_long_it_takes(side: Trainer
     (group,) = side.book.unjudged
     side.judging.waits.release(side.judging.waits._since[group.cursor] + 1e6)
     assert side.book.take(behind(100)) is None, "not even where it becomes too late"
+
+
+async def test_a_run_whose_teacher_judges_nothing_ends_as_failing(side: TrainerSide) -> None:
+    nothing = cast(Any, None)
+    recipe = side.run.recipe
+    side.books.recipe = replace(recipe, batch=replace(recipe.batch, max_failed_groups=2))
+    steps = Steps(side.run, nothing, nothing, nothing)
+    assert steps._end() is None
+    for end in (None, "failing"):
+        await ready_group(side)
+        await fail_all(side.pool)
+        await read(side)
+        assert await steps._take([take(side)]) is None
+        assert steps._end() == end
+    assert side.said[-1] == "a whole batch was withheld or empty; enqueuing other groups"
+    assert side.fates() == ["unjudged"] * 6
 
 
 async def test_a_restarted_trainer_has_the_log_probs_of_unsettled_members(side: TrainerSide) -> None:

@@ -208,7 +208,7 @@ async def test_a_teacher_that_refuses_a_context_is_not_asked_again() -> None:
 
 async def test_an_answer_that_takes_longer_than_a_vote_may_is_a_failed_judgement() -> None:
     async def reply(body: dict[str, Any]) -> tuple[int, Any]:
-        await asyncio.Event().wait()
+        await asyncio.sleep(60)
         raise AssertionError
 
     judgement, _ = await judged(TURNS, reply, replace(TEACHER, vote_s=0.05))
