@@ -114,13 +114,13 @@ class TeacherJudge:
         if bundle is None:
             raise RequestError(f"judge.tokenizer: tokenizer {judge.tokenizer!r} was never announced")
         runs = await asyncio.to_thread(taught_runs, rollout.turns, vocab_size=bundle.vocab_size)
-        lesson = _Lesson(self._engines, claim, versions=set())
+        requests = _TeacherRequests(self._engines, claim, versions=set())
         found: dict[int, Float32s] = {}
         for number, run in enumerate(runs):
             async with self._limit:
-                found |= await lesson.logprobs(run, number)
+                found |= await requests.logprobs(run, number)
             status.turn += len(run.replies)
-        return Scored([_step(turn, found.get(turn)) for turn in turns], named(judge.name, lesson.versions))
+        return Scored([_step(turn, found.get(turn)) for turn in turns], named(judge.name, requests.versions))
 
 
 def _step(turn: int, logprobs: Float32s | None) -> JudgedStep:
@@ -130,7 +130,7 @@ def _step(turn: int, logprobs: Float32s | None) -> JudgedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
+class _TeacherRequests:
     """The requests about one claim's rollout."""
 
     engines: JudgeEngines
