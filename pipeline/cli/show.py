@@ -434,7 +434,8 @@ def judging_json(found: FoundJudging) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(found, builtin_types=(bytes,))
     shown["judgement"] = shown.pop("result")
     for step in (shown["judgement"] or {"steps": ()})["steps"]:
-        step["logprobs"] = _floats(step.get("logprobs", b""))
+        if packed := step.get("logprobs"):
+            step["logprobs"] = _floats(packed)
     return _as_text(shown)
 
 
