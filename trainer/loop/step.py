@@ -382,12 +382,12 @@ def _judging(batch: Batch) -> StepJudging:
 def _distillation(taken: TakenStep) -> StepDistillation:
     measures = taken.batch.credit
     found = measures.reverse_kl
-    has_interval = found is not None and isfinite(found.low) and isfinite(found.high)
+    low, high = (found.low, found.high) if found is not None and isfinite(found.low) else (None, None)
     return StepDistillation(
         num_taught=measures.num_taught,
         num_left_out=sum(fate == "unjudged" for fate in taken.fates.values()),
         num_tokens=measures.num_taught_tokens,
         reverse_kl=None if found is None else found.value,
-        reverse_kl_low=found.low if has_interval else None,
-        reverse_kl_high=found.high if has_interval else None,
+        reverse_kl_low=low,
+        reverse_kl_high=high,
     )

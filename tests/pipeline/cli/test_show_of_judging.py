@@ -65,6 +65,7 @@ async def test_a_judge_request_is_shown_with_what_each_vote_said(pool: ArqRedis,
 async def test_a_rollout_that_was_taught_says_that_its_tokens_have_log_probs(
     pool: ArqRedis, run: RunCommand
 ) -> None:
+    await known_run(pool)
     turns = tuple(samples.turn() for _ in range(2))
     rollout_id = await answered(pool, turns=turns)
     teacher = Judge(method="teacher", name="big")
@@ -79,8 +80,10 @@ async def test_a_rollout_that_was_taught_says_that_its_tokens_have_log_probs(
     _, out, _ = await run("show", judge_request_id(rollout_id), "--json")
     steps = json.loads(out)["judgement"]["steps"]
     assert [step["logprobs"] for step in steps] == [[-0.5] * 3] * 2
-    _, out, _ = await run("tail", "--kind", "judge")
+    _, out, _ = await run("ls", "--kind", "judge")
     assert "judged, log-probs of 6 tokens" in out
+    _, out, _ = await run("status")
+    assert "scores     log-probs of 6 tokens in 2 recent steps" in out
 
 
 async def test_a_vote_that_failed_is_told_from_one_that_abstained(pool: ArqRedis, run: RunCommand) -> None:
