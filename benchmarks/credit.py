@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from benchmarks.simulation.command import add_run_arguments, prepare_process
-from trainer.recipe import CreditMethod
+from trainer.recipe import CreditMethod, CreditRecipe
 
 if TYPE_CHECKING:
     from benchmarks.simulation.cell import Cell, CellRow, Settings
 
 RESULTS = Path("docs/learning/credit.jsonl")
-METHODS: tuple[CreditMethod, ...] = get_args(CreditMethod)
+METHODS: tuple[CreditMethod, ...] = tuple(
+    method for method in get_args(CreditMethod) if not CreditRecipe(method=method).distills
+)
 LAG = 1  # as in the demo
 
 

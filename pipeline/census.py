@@ -136,6 +136,7 @@ class Scoring:
     num_scored: int
     num_votes: int
     num_valid_votes: int
+    num_logprobs: int  # tokens that a teacher gave log-probs of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +280,7 @@ def _scoring(heads: Sequence[JudgementHead]) -> Scoring:
         num_scored=sum(head.num_scored for head in heads),
         num_votes=sum(head.num_votes for head in heads),
         num_valid_votes=sum(head.num_valid_votes for head in heads),
+        num_logprobs=sum(head.num_logprobs for head in heads),
     )
 
 

@@ -98,28 +98,26 @@ def mean(groups: Iterable[Sequence[float]]) -> Estimate | None:
 
 
 def t_mean(groups: Iterable[Sequence[float]]) -> Estimate | None:
-    """The mean of all values with the interval of `ratio`; groups are the draws, and those without a value are left out. None: there is no
-    value.
-    """
-    groups = [group for group in groups if group]
-    return ratio([sum(group) for group in groups], [len(group) for group in groups])
+    """The mean of all values with the interval of `clustered_mean`; groups are the draws. None: there is no value."""
+    return clustered_mean((sum(group), len(group)) for group in groups)
 
 
-def ratio(sums: Sequence[float], sizes: Sequence[int]) -> Estimate | None:
-    """The sum of all values over their number, with its interval, from the sum and the size of each group; groups are the draws, and their
-    sizes are 1 or more. None: there is no group.
+def clustered_mean(groups: Iterable[tuple[float, int]]) -> Estimate | None:
+    """The mean of all values with its interval, from the sum and the number of each group's values; groups are the draws, and those without
+    a value are left out. None: there is no value.
 
     The interval is that of the t distribution with the cluster-robust standard error: with u_g the sum of a group's residuals and n values
     in G groups, SE = sqrt(G / (G - 1) * sum(u_g^2)) / n (Liang and Zeger, 1986). Numbers too large for it make it infinite or not a number.
     """
-    num_values, num_groups = sum(sizes), len(sums)
+    groups = [(total, count) for total, count in groups if count]
+    num_values, num_groups = sum(count for _, count in groups), len(groups)
     if not num_values:
         return None
     # `fmean` and `**` raise an error where the mean is infinite
-    centre = sum(sums) / num_values
+    centre = sum(total for total, _ in groups) / num_values
     if num_groups == 1 or not isfinite(centre):
         return Estimate(centre, -inf, inf, num_groups)
-    residuals = [total - size * centre for total, size in zip(sums, sizes, strict=True)]
+    residuals = [total - count * centre for total, count in groups]
     squares = sum(residual * residual for residual in residuals) * num_groups / (num_groups - 1)
     half = t_quantile(num_groups - 1) * sqrt(squares) / num_values if squares < inf else nan
     return Estimate(centre, centre - half, centre + half, num_groups)

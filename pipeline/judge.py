@@ -1,8 +1,9 @@
 """A request to judge the steps of a finished rollout, and the judgement: the second kind of job (`kinds.py`).
 
 A step is one turn of the rollout: a reply and what its commands did. Its score is in -1..1, or is None where the judge
-abstains. None is never a 0: a judge that is slow, broken or undecided says nothing about the step. A judgement belongs to one
-rollout, by `rollout_id`, and names steps by their turn, so a turn without a command shifts nothing.
+abstains. None is never a 0: a judge that is slow, broken or undecided says nothing about the step. A teacher is a judge that gives no
+scores, but the log-prob of each token that the policy sampled. A judgement belongs to one rollout, by `rollout_id`, and names steps by
+their turn, so a turn without a command shifts nothing.
 """
 
 import time
@@ -10,19 +11,21 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.message import Count, Message, Seconds, UnixSeconds
+from pipeline.message import Count, Float32s, Message, Seconds, UnixSeconds
 from pipeline.request import Budget, Claim, Endpoint, JobRequest, Purpose, Retries
 from pipeline.trajectory import Failed, JobHead, JobResult
 
 Score = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 # The method by which steps are scored. votes: a language model writes its verdict, several times. reward_model: a model with one scalar
-# output. rule: a rule that needs no model. function: a function that the judge's operator provides.
-JudgeMethod = Literal["votes", "reward_model", "rule", "function"]
+# output. rule: a rule that needs no model. function: a function that the judge's operator provides. teacher: a language model with the
+# policy's vocabulary gives log-probs of the policy's own tokens, and no scores.
+JudgeMethod = Literal["votes", "reward_model", "rule", "function", "teacher"]
 
 # Why a step has no score. format_error: the reply held no command; submission: it ended the episode; no_valid_vote: every vote
 # abstained or failed; abstained: a rule, function or reward model has nothing to say; too_long: the step alone exceeds the prompt.
-Unscored = Literal["format_error", "submission", "no_valid_vote", "abstained", "too_long"]
+# aside: nothing of it is trained, so a teacher is not asked.
+Unscored = Literal["format_error", "submission", "no_valid_vote", "abstained", "too_long", "aside"]
 
 
 class Judge(Message, frozen=True, kw_only=True):
@@ -33,6 +36,7 @@ class Judge(Message, frozen=True, kw_only=True):
     name: str = ""
     templates: str = ""  # YAML of its prompts (judge_templates.py); "" is the default
     # Content hash under which the judge's own tokenizer is stored. "": none, and a token is counted as 3 characters.
+    # A teacher's vocabulary is compared with the policy's.
     tokenizer: str = ""
     num_votes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
     temperature: float = 1.0
@@ -41,7 +45,7 @@ class Judge(Message, frozen=True, kw_only=True):
     history_steps: Count = 8  # earlier steps that a prompt shows
     # Seed from which, with the rollout, turn and number of the vote, each vote's seed is made
     seed: Count = 0
-    vote_s: Seconds = 300.0  # wall time after which one vote counts as failed
+    vote_s: Seconds = 300.0  # wall time after which one vote, or one answer of a teacher, counts as failed
     score_format_errors: bool = False
     score_submission: bool = False
     endpoint: Endpoint | None = None  # an OpenAI-compatible server; None: the judges' router
@@ -78,10 +82,17 @@ class JudgedStep(Message, frozen=True, kw_only=True):
     """The judge's result for one turn."""
 
     turn: Count  # its number in the trajectory, from 0
-    score: Score | None  # mean of the valid votes; None: the judge abstains
+    score: Score | None  # mean of the valid votes; None: the judge abstains, or is a teacher
     unscored: Unscored | None = None  # why it has no score
     votes: tuple[Vote, ...] = ()
     prompt_tokens: Count = 0
+    # The teacher's log-prob of each token that the policy sampled in this turn, in nats, at temperature 1; b"" without a teacher.
+    logprobs: Float32s = b""
+
+    @property
+    def num_logprobs(self) -> int:
+        """The number of tokens that a teacher gave log-probs of."""
+        return len(self.logprobs) // 4
 
 
 class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
@@ -97,6 +108,11 @@ class Judgement(JobResult[JudgeRequest], frozen=True, kw_only=True):
     def scores(self) -> dict[int, float]:
         """The scores of the steps that have one, by turn."""
         return {step.turn: step.score for step in self.steps if step.score is not None}
+
+    @property
+    def num_logprobs(self) -> int:
+        """The number of tokens that a teacher gave log-probs of, in all steps."""
+        return sum(step.num_logprobs for step in self.steps)
 
 
 class JudgementHead(JobHead, frozen=True, kw_only=True):
@@ -120,6 +136,7 @@ class JudgementHead(JobHead, frozen=True, kw_only=True):
     finished_at: UnixSeconds
     traceparent: str = ""
     purpose: Purpose = "train"
+    num_logprobs: Count = 0  # tokens that a teacher gave log-probs of
 
 
 _ID_SUFFIX = ".judge"
@@ -164,6 +181,7 @@ def judgement_head(judgement: Judgement, body_bytes: int) -> JudgementHead:
         finished_at=judgement.finished_at,
         traceparent=judgement.traceparent,
         purpose=claim.request.purpose,
+        num_logprobs=judgement.num_logprobs,
     )
 
 

@@ -73,8 +73,23 @@ class _AddedToken(msgspec.Struct):
     content: str
 
 
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]  # the second form is that of Unigram: tokens in the order of their ids
+
+
 class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
+
+
+class _WholeTokenizerFile(_TokenizerFile):
+    model: _Vocabulary = msgspec.field(default_factory=lambda: _Vocabulary({}))
+
+    @property
+    def tokens(self) -> dict[int, str]:
+        """Every token by its id."""
+        vocab = self.model.vocab
+        pairs = vocab.items() if isinstance(vocab, dict) else ((one, id) for id, (one, _) in enumerate(vocab))
+        return {id: token for token, id in pairs} | {token.id: token.content for token in self.added_tokens}
 
 
 def read_bundle(
@@ -117,6 +132,20 @@ def read_bundle(
         template_kwargs=dict(template_kwargs or {}),
         reply_format=recognised(template),
     )
+
+
+def vocabulary_difference(policy: TokenizerBundle, other: TokenizerBundle) -> str:
+    """The first token of the policy that `other` does not have under the same id, in words; "" if it has all of them.
+
+    `other` may have more tokens. Only ids and their texts are compared, because ids are all that a model gets.
+    """
+    ours, theirs = (
+        msgspec.json.decode(one.tokenizer_json, type=_WholeTokenizerFile).tokens for one in (policy, other)
+    )
+    for number, token in sorted(ours.items()):
+        if theirs.get(number) != token:
+            return f"id {number} is {token!r} for the policy and {theirs.get(number, 'no token')!r} there"
+    return ""
 
 
 def _chat_template(model_directory: Path, config: _TokenizerConfig) -> str:

@@ -12,8 +12,9 @@ trainer computes it again from the arrays that the learner is given. It guards a
 import hashlib
 import struct
 import time
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Generic, Literal
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from typing import Annotated, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -369,6 +370,60 @@ def parents_of(turns: Sequence[Turn]) -> tuple[int, ...]:
         if not FIRST_IN_CONTEXT <= parent < number:
             raise ValueError(f"turn {number} follows turn {parent}, which is not before it")
     return parents
+
+
+class TokenRun(Protocol):
+    """An unbroken run of tokens that an engine held, under construction: each turn's prompt repeats all that came before it."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def prefix(self, num_tokens: int) -> Self:
+        """A run that begins with this one's first tokens, which the policy sees again and which belong to no reply of the new run."""
+        ...
+
+    def extend(self, number: int, turn: Turn) -> None:
+        """Adds what turn `number` was fed and what it sampled."""
+        ...
+
+
+Run = TypeVar("Run", bound=TokenRun)
+
+
+def runs_of(turns: Sequence[Turn], begin: Callable[[], Run], *, every_step: bool = False) -> list[Run]:
+    """The unbroken runs of a trajectory in the order of their first turns, each made by `begin`; with `every_step` one for each turn.
+
+    A turn continues the run of the turn that it follows if that run ends there and all of it was kept. Any other turn starts a run with the
+    tokens that it kept. Raises ValueError for a turn that kept more tokens than there were.
+    """
+    runs, ends = list[Run](), list[tuple[Run, int]]()
+    for number, (turn, parent) in enumerate(zip(turns, parents_of(turns), strict=True)):
+        run, end = ends[parent] if parent != FIRST_IN_CONTEXT else (None, 0)
+        if not 0 <= turn.kept_tokens <= end:
+            raise ValueError(f"turn {number} kept {turn.kept_tokens} of {end} tokens")
+        if run is None:
+            run = begin()
+            runs.append(run)
+        elif every_step or turn.kept_tokens < run.num_tokens:
+            run = run.prefix(turn.kept_tokens)
+            runs.append(run)
+        run.extend(number, turn)
+        ends.append((run, run.num_tokens))
+    return runs
+
+
+LOGPROB_SLACK = 1e-3
+"""Nats above 0 that a log-prob may have because of rounding in an engine."""
+
+
+def logprob_fault(logprobs: Sequence[float], num_tokens: int) -> str:
+    """The reason why these are not the log-probs, in nats, of a reply of `num_tokens` tokens; "" if they can be."""
+    if len(logprobs) != num_tokens:
+        return f"{len(logprobs)} log-probs for {num_tokens} sampled tokens"
+    if not all(map(isfinite, logprobs)):
+        return "a log-prob that is not finite"
+    highest = max(logprobs, default=0.0)
+    return f"a log-prob of {highest:.4f}, above 0" if highest > LOGPROB_SLACK else ""
 
 
 def conversations_of(turns: Sequence[Turn]) -> tuple[tuple[int, ...], ...]:

@@ -25,7 +25,7 @@ from pipeline.reply_format import ReplyFormat
 from pipeline.request import Endpoint
 from pipeline.task import Task
 from pipeline.taskfile import TaskFacts, read_tasks
-from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle
+from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle, vocabulary_difference
 from trainer.agent_file import agent_words, check_opening, read_program, recipe_agent
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.learner.config import LossConfig
@@ -96,6 +96,9 @@ def read_inputs(recipe: Recipe) -> Inputs:
     if harness is None:
         _check_users_in_a_row(recipe, agent, tokenizer)
         check_opening(agent_config, [*strong, *heldout.tasks], tokenizer, recipe)
+    judge = read_judge(recipe)
+    if recipe.judge.method == "teacher":
+        _check_vocabulary(recipe, tokenizer, judge)
     return Inputs(
         train=of_train.as_verified(strong),
         heldout=heldout.tasks,
@@ -105,7 +108,7 @@ def read_inputs(recipe: Recipe) -> Inputs:
         num_unverified=num_unverified + sum(one.num_unverified for one in every),
         num_uncontrolled=len(train) - len(controlled),
         num_too_weak=len(controlled) - len(strong),
-        judge=read_judge(recipe),
+        judge=judge,
         harness=harness,
         task_facts=(*of_train.facts(strong), *(fact for one in every for fact in one.facts)),
     )
@@ -327,6 +330,17 @@ def _judge_tokenizer(directory: str) -> TokenizerBundle | None:
         raise ValueError(f"judge.tokenizer: {error}") from error
 
 
+def _check_vocabulary(recipe: Recipe, policy: TokenizerBundle, teacher: JudgeForm | None) -> None:
+    """Raises ValueError if the teacher does not have every token of the policy under the same id."""
+    assert teacher is not None
+    assert teacher.tokenizer is not None, "a teacher without a tokenizer is refused with its recipe"
+    if difference := vocabulary_difference(policy, teacher.tokenizer):
+        raise ValueError(
+            f"judge.tokenizer: {recipe.judge.tokenizer} has another vocabulary than model = {recipe.model}: {difference}; a teacher reads "
+            "the policy's token ids, so take a model with the same tokenizer"
+        )
+
+
 def _check_users_in_a_row(recipe: Recipe, agent: AgentConfig, bundle: TokenizerBundle) -> None:
     """Raises ValueError if user messages would follow each other and the chat template rejects that."""
     if ChatTemplate(bundle, agent.tools).takes_users_in_a_row:
@@ -401,7 +415,9 @@ def judge_words(judge: JudgeRecipe, credit: CreditRecipe) -> str:
         if judge.required
         else f"a group that is ready waits up to {judge.wait_s:.0f} s for its judgements"
     )
-    if not credit.reads_scores:
+    if judge.method == "teacher":
+        waits = f"a rollout without its log-probs is not trained, and {waits}"
+    if not credit.reads_judgements:
         waits = "no group waits for its judgements, because [credit] reads no scores"
     return f"{judge.method}{name}{votes}{where}; {waits}"
 

@@ -1,4 +1,5 @@
-"""`python -m trainer.judge report RUN_DIR`: the quality of a run's judge, also while the run continues.
+"""`python -m trainer.judge report RUN_DIR`: the quality of a run's judge, or the policy's distance from its teacher, also while the run
+continues.
 
 Exit status: 0 there is no warning; 1 there is one; 2 misuse.
 """
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.commandline import VERB_PARSER, directory, program
-from pipeline.intervals import HEADING, Estimate, difference, mean, t_mean
+from pipeline.intervals import HEADING, Estimate, clustered_mean, difference, mean, t_mean
 from pipeline.journal.reading import MalformedJournal, NoJournal, found_journal, read
 from pipeline.journal.rows import EpisodeRow, JudgementRow
 from pipeline.message import json_line
@@ -189,6 +190,18 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         return self.score_change.low > 0 and self.success_change.high < 0
 
 
+class Teaching(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy's distance from its teacher, over the rollouts whose log-probs joined: means over tokens of log p - log p_teacher, in
+    nats, with groups as draws. Thirds are of the rollouts, ordered by the weights that sampled them.
+    """
+
+    num_rollouts: int
+    num_tokens: int
+    reverse_kl: Estimate
+    first_third: Estimate | None  # this and the next: None with fewer than 6 rollouts
+    last_third: Estimate | None
+
+
 class JudgeQuality(msgspec.Struct, frozen=True, kw_only=True):
     """The quality of one run's judge."""
 
@@ -212,6 +225,7 @@ class JudgeQuality(msgspec.Struct, frozen=True, kw_only=True):
     by_version: tuple[ScoreBin, ...]  # bins by the oldest weight version in the rollout
     trend: Trend | None
     warnings: tuple[str, ...]
+    teaching: Teaching | None = None  # None: the judge is no teacher, or none of its log-probs joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +280,32 @@ def judge_quality(judgements: Iterable[JudgementRow], episodes: Iterable[Episode
         by_version=_by_version(rollouts),
         trend=trend,
         warnings=(*_vote_warnings(len(votes), num_valid_votes), *_warnings(auc, trend, len(rollouts))),
+        teaching=_teaching(rows),
+    )
+
+
+def _teaching(rows: Iterable[JudgementRow]) -> Teaching | None:
+    taught = [row for row in rows if row.num_taught_tokens]
+    taught.sort(key=lambda row: (-1 if row.version_first is None else row.version_first, row.cursor))
+    whole, third = _reverse_kl(taught), len(taught) // 3
+    if whole is None:
+        return None
+    return Teaching(
+        num_rollouts=len(taught),
+        num_tokens=sum(row.num_taught_tokens for row in taught),
+        reverse_kl=whole,
+        first_third=_reverse_kl(taught[:third]) if third > 1 else None,
+        last_third=_reverse_kl(taught[-third:]) if third > 1 else None,
+    )
+
+
+def _reverse_kl(rows: Iterable[JudgementRow]) -> Estimate | None:
+    groups = defaultdict[str, list[JudgementRow]](list)
+    for row in rows:
+        groups[row.group_id].append(row)
+    return clustered_mean(
+        (sum(row.reverse_kl_sum for row in group), sum(row.num_taught_tokens for row in group))
+        for group in groups.values()
     )
 
 
@@ -424,6 +464,9 @@ def short_lines(quality: JudgeQuality) -> Iterator[str]:
         else f"; judgements arrived after {quality.waited_s_mean:.1f} s on average, {quality.waited_s_max:.1f} s at most"
     )
     yield _line("judge requests", f"{_counts(quality.fates)}{waited}")
+    if quality.teaching is not None:
+        yield from _teaching_lines(quality.teaching)
+        return
     yield _line(
         "scores",
         f"{quality.num_scored_turns:,} of {quality.num_turns:,} turns have one; without one: {_counts(quality.unscored)}",
@@ -434,6 +477,16 @@ def short_lines(quality: JudgeQuality) -> Iterator[str]:
     yield _line("AUC within groups", _auc(quality.auc_within_groups))
     for warning in quality.warnings:
         yield _line("WARNING", warning)
+
+
+def _teaching_lines(found: Teaching) -> Iterator[str]:
+    yield _line(
+        "reverse KL",
+        f"{found.reverse_kl.plain('.4f')} nats a token to the teacher; {found.num_tokens:,} tokens of {found.num_rollouts:,} rollouts",
+    )
+    if found.first_third is not None and found.last_third is not None:
+        change = f"{found.first_third.plain('.4f')} in the first third, {found.last_third.plain('.4f')} in the last"
+        yield _line("reverse KL, drift", change)
 
 
 def _votes(quality: JudgeQuality) -> str:
@@ -491,7 +544,7 @@ def main(argv: list[str] | None = None) -> int:
     report = verbs.add_parser(
         "report",
         prog=program("trainer.judge", "report"),
-        help="compare the scores of a run's judge with the rewards",
+        help="compare the scores of a run's judge with the rewards, or the policy with its teacher",
     )
     report.add_argument(
         "run_dir", type=directory, metavar="RUN_DIR", help="the directory of a run, as in runs/demo"

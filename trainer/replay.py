@@ -19,6 +19,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from pipeline.commandline import directory, program
@@ -29,6 +31,7 @@ from pipeline.trajectory import TrajectoryHead
 from trainer import process
 from trainer.batching.batch import Batch, Sample
 from trainer.batching.collate import Overlong, make_batch
+from trainer.batching.credit import logprobs_of
 from trainer.batching.samples import AlteredReply, samples_of
 from trainer.learner.architecture import read_architecture
 from trainer.learner.config import NotFinite, StepMetrics
@@ -49,6 +52,7 @@ class KeptMember:
     samples: tuple[Sample, ...]
     is_trained: bool
     scores: Mapping[int, float] | None = None
+    logprobs: Mapping[int, npt.NDArray[np.float32]] | None = None
 
     @property
     def lag_from(self) -> int:
@@ -170,7 +174,13 @@ class KeptRun:
             if is_trained:
                 raise
             samples = ()
-        return KeptMember(stored.head.head, samples, is_trained, self._scores.get(request_id))
+        scores, judgement = self._scores.get(request_id), stored.rollout.judgement
+        logprobs = None
+        if self.recipe.credit.distills and scores is not None:
+            if judgement is None:
+                raise ValueError(f"step {step}: the log-probs that a teacher gave {request_id} are not kept")
+            logprobs = logprobs_of(judgement)
+        return KeptMember(stored.head.head, samples, is_trained, scores, logprobs)
 
 
 COMPARED = (

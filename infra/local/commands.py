@@ -217,7 +217,7 @@ def environment(arguments: argparse.Namespace, name: str) -> dict[str, str]:
     }
 
 
-MODELS = ("votes", "reward_model")  # methods whose judge is a model
+MODELS = ("votes", "reward_model", "teacher")  # methods whose judge is a model
 # Architectures with a scalar output in place of a language model's; SGLang serves them with --is-embedding.
 SCALAR = re.compile(r"Reward|SequenceClassification")
 
@@ -254,10 +254,10 @@ def wanted_judge(arguments: argparse.Namespace) -> LocalJudge | None:
     except ValueError as error:
         raise ValueError(f"judge.tokenizer in {arguments.recipe}: {error}") from error
     has_scalar_output = any(SCALAR.search(name) for name in named)
-    if has_scalar_output and method == "votes":
+    if has_scalar_output and method != "reward_model":
         raise ValueError(
-            f"judge.tokenizer in {arguments.recipe}: {model} is a {named[0]}, which writes no text and so cannot vote; "
-            'set judge.method = "reward_model", or name a language model'
+            f"judge.tokenizer in {arguments.recipe}: {model} is a {named[0]}, which writes no text and so cannot "
+            f'{"vote" if method == "votes" else "teach"}; set judge.method = "reward_model", or name a language model'
         )
     return LocalJudge(arguments.judges, model, has_scalar_output)
 

@@ -133,8 +133,17 @@ def _turn(
         "num_sampled": len(tokens),
         "versions": [_complete(span) for span in turn.versions],
         "tokens": tokens,
-        "judged": _complete(judged),
+        "judged": _judged(judged),
     }
+
+
+def _judged(step: JudgedStep | None) -> JsonRow | None:
+    """The judge's result for a turn; of a teacher's log-probs only their number."""
+    if step is None:
+        return None
+    shown = _complete(step) | {"num_logprobs": step.num_logprobs}
+    shown.pop("logprobs", None)
+    return shown
 
 
 def _trained_turn(trained: TrainedTurn, turn: Turn) -> JsonRow | None:

@@ -17,7 +17,7 @@ from pipeline.journal.rows import DeliveryRow, FleetRow, StepRow
 
 OPEN = "open"
 T = TypeVar("T")
-_NOT_NUMBERS = ("request_ids", "baseline_ids", "judging", "signal")
+_NOT_NUMBERS = ("request_ids", "baseline_ids", "judging", "distillation", "signal")
 
 
 def series(journal: RunJournal, *, after: int | None = None) -> JsonRow:
@@ -54,6 +54,8 @@ def _steps(journal: RunJournal) -> Iterator[JsonRow]:
         numbers = {name: getattr(row, name) for name in StepRow.__struct_fields__ if name not in _NOT_NUMBERS}
         judging = structs.asdict(row.judging) if row.judging else {}
         named = {f"judging_{name}": value for name, value in judging.items()}
+        taught = structs.asdict(row.distillation) if row.distillation else {}
+        named |= {f"distill_{name}": value for name, value in taught.items()}
         yield numbers | named | row.signal_numbers | facts
 
 

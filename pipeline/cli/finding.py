@@ -275,7 +275,10 @@ async def judging(redis: Redis, request_id: str, run_dirs: Collection[Path]) -> 
 
 
 def scored(row: JudgementRow) -> str:
-    """The number of turns that have a score, as text; "" if no judgement arrived."""
+    """The number of turns that have a score, or of tokens with a teacher's log-probs, as text; "" if no judgement arrived."""
+    if row.num_taught_tokens:
+        mean = row.reverse_kl_sum / row.num_taught_tokens
+        return f"log-probs of {count(row.num_taught_tokens, 'token')}, reverse KL {mean:.4f} nats a token"
     scores = row.scores.values()
     mean = f", mean {sum(scores) / len(scores):+.2f}" if scores else ""
     return f"{len(scores)} of {count(len(row.turns), 'turn')} scored{mean}" if row.turns else ""

@@ -152,9 +152,11 @@ def _played(head: TrajectoryHead) -> str:
 
 
 def _judged(head: JudgementHead) -> str:
-    """The outcome of a judgement and its scores; a rule casts no votes."""
+    """The outcome of a judgement, and its scores or log-probs; a rule casts no votes."""
     if head.outcome != "judged":
         return head.outcome
+    if head.num_logprobs:
+        return f"judged, log-probs of {count(head.num_logprobs, 'token')}"
     mean = ""
     if head.score_mean is not None:  # NaN is in no range
         mean = f", mean {head.score_mean:+.2f}" if -1 <= head.score_mean <= 1 else ", scores outside -1 to 1"

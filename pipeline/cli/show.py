@@ -254,6 +254,7 @@ WHY_UNSCORED: dict[Unscored, str] = {
     "no_valid_vote": "every vote abstained or failed",
     "abstained": "the judge abstained",
     "too_long": "it alone exceeds the prompt",
+    "aside": "it is an aside, which is not trained",
 }
 
 
@@ -270,7 +271,9 @@ def judging_text(found: FoundJudging, ink: Ink, *, full: bool) -> str:
 
 
 def score_line(step: JudgedStep, ink: Ink) -> str:
-    """The score of a turn with the values of its votes, or why it has no score."""
+    """The score of a turn with the values of its votes, or what a teacher said of its tokens, or why it has no score."""
+    if logprobs := _floats(step.logprobs):
+        return f"the teacher's log-probs of {count(len(logprobs), 'token')}, {fmean(logprobs):+.3f} nats on average"
     votes = " ".join(_value(vote.value) for vote in step.votes)
     cast = f"  ({count(len(step.votes), 'vote')}: {votes})" if step.votes else ""
     if step.score is not None:
@@ -290,13 +293,16 @@ def vote_rows(step: JudgedStep, ink: Ink, *, full: bool) -> Iterator[str]:
 
 
 def judging_summary(found: FoundJudging) -> str:
-    """One line with the state of the request, or its scores."""
+    """One line with the state of the request, or its scores or log-probs."""
     judgement = found.result
     if judgement is None or judgement.failed is not None:
         return _state(found)
+    by = f"by {judgement.judge or 'a judge'}"
+    if judgement.num_logprobs:
+        return f"log-probs of {count(judgement.num_logprobs, 'token')}, {by}"
     mean = f", mean {sum(judgement.scores.values()) / len(judgement.scores):+.2f}" if judgement.scores else ""
     scored = f"{len(judgement.scores)} of {count(len(judgement.steps), 'turn')} scored{mean}"
-    return f"{scored}, by {judgement.judge or 'a judge'}"
+    return f"{scored}, {by}"
 
 
 def _judging_header(found: FoundJudging, ink: Ink) -> str:
@@ -425,9 +431,17 @@ def rollout_json(found: FoundRollout) -> dict[str, Any]:
 
 
 def judging_json(found: FoundJudging) -> dict[str, Any]:
-    shown = plain(found)
+    shown: dict[str, Any] = msgspec.to_builtins(found, builtin_types=(bytes,))
     shown["judgement"] = shown.pop("result")
-    return shown
+    for step in (shown["judgement"] or {"steps": ()})["steps"]:
+        if packed := step.get("logprobs"):
+            step["logprobs"] = _floats(packed)
+    return _as_text(shown)
+
+
+def _floats(packed: bytes) -> list[float]:
+    """The packed float32 numbers; none if another release has packed something else."""
+    return [] if len(packed) % 4 else list(unpack_float32s(packed))
 
 
 def plain(value: object) -> Any:

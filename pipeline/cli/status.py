@@ -273,7 +273,9 @@ def _results(jobs: KindCensus) -> str:
 
 
 def _scores(scoring: Scoring) -> str:
-    """The scores of recent judgements; a rule casts no votes."""
+    """The scores of recent judgements, or a teacher's log-probs; a rule casts no votes."""
+    if scoring.num_logprobs:
+        return f"log-probs of {count(scoring.num_logprobs, 'token')} in {count(scoring.num_steps, 'recent step')}"
     steps = f"{scoring.num_scored:,} of {count(scoring.num_steps, 'recent step')} scored"
     if not scoring.num_votes:
         return steps

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.intervals import Estimate, ratio, share
+from pipeline.intervals import Estimate, clustered_mean, share
 from pipeline.judge import JudgedStep, Unscored
 from pipeline.message import UnixSeconds
 from pipeline.request import Purpose
@@ -24,6 +24,7 @@ Fate = Literal[
     "overlong",
     "refused",
     "altered",
+    "unjudged",
     "failed",
     "evaluated",
     "not_finite",
@@ -39,6 +40,7 @@ FATES: dict[str, str] = {
     "overlong": "not trained: it ran into a limit that the recipe filters; its reward counts in the baseline of its group",
     "refused": "not trained: rejected, invalid samples; the trajectory is kept in Redis",
     "altered": "not trained: rejected, it is not what the engine sampled; the trajectory is kept in Redis",
+    "unjudged": "not trained: distillation needs the teacher's log-probs of its tokens, and its judgement failed or did not come",
     "failed": "not trained: it has no reward, because the infrastructure failed",
     "evaluated": "not for training: it counted in a held-out evaluation",
     "not_finite": "not trained: the loss or gradient of its batch was not finite, so the batch was skipped",
@@ -51,7 +53,7 @@ JudgementFate = Literal["joined", "late", "failed", "unneeded"]
 JUDGEMENT_FATES: dict[str, str] = {
     "joined": "joined its rollout before a step took the group",
     "late": "not used: a step took its group without it",
-    "failed": "not used: the judge failed for good, so its rollout has no scores",
+    "failed": "not used: the judge failed for good, so its rollout has no scores or log-probs",
     "unneeded": "not used: its group was not trained, or the run ended first",
 }
 """The meaning of each fate of a judgement."""
@@ -172,6 +174,10 @@ class JudgementRow(Row, frozen=True, kw_only=True):
     # Seconds from the enqueueing of the judge request until the judgement arrived or the request was withdrawn.
     waited_s: float = 0.0
     at: UnixSeconds = 0.0  # when the row was made
+    # Sum over the rollout's trained tokens of log p - log p_teacher, in nats, and the number of these tokens, if log-probs of a teacher
+    # joined it.
+    reverse_kl_sum: float = 0.0
+    num_taught_tokens: int = 0
 
     @property
     def scores(self) -> dict[int, float]:
@@ -230,6 +236,32 @@ class StepJudging(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"{self.num_judged:,} of {total:,} trajectories trained with a judgement, {share:.0%} of their replies with a score{mean}; "
             f"advantages of {self.outcome_size:.3f} by rewards, moved by {self.process_size:.3f}"
+        )
+
+
+class StepDistillation(msgspec.Struct, frozen=True, kw_only=True):
+    """The distance of the policy from its teacher in one step: the mean over taught tokens of log p - log p_teacher, in nats. The policy's
+    log-probs are those with which its tokens were sampled, so the tokens of older weights count with these.
+    """
+
+    num_taught: int  # trajectories trained with the teacher's log-probs
+    num_left_out: int  # valid trajectories that were not trained, because they have none
+    num_tokens: int  # trained tokens with a log-prob of the teacher
+    reverse_kl: float | None  # None: nothing was taught
+    # Ends of its 95 % interval, with groups as draws; None where there is one group.
+    reverse_kl_low: float | None = None
+    reverse_kl_high: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        total, known = self.num_taught + self.num_left_out, "not known"
+        if self.reverse_kl is not None:
+            known = f"{self.reverse_kl:.4f} nats a token"
+        if self.reverse_kl_low is not None and self.reverse_kl_high is not None:
+            known += f" ({self.reverse_kl_low:.4f} to {self.reverse_kl_high:.4f}, 95 %)"
+        return (
+            f"reverse KL to the teacher {known}; {self.num_taught:,} of {total:,} trajectories have its log-probs, of "
+            f"{self.num_tokens:,} tokens"
         )
 
 
@@ -304,6 +336,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     num_not_taken: int = 0  # replies that programs of those trajectories never took, which are not turns
     # The shares by signal. None: no token has a signal, or the journal is older than this field.
     signal: SignalMetrics | None = None
+    # The distance from the teacher; None: the run has no teacher.
+    distillation: StepDistillation | None = None
 
     @property
     def signal_numbers(self) -> dict[str, float]:
@@ -433,7 +467,7 @@ class HeldoutLossRow(Row, frozen=True, kw_only=True):
     @property
     def loss_estimate(self) -> Estimate:
         """The loss with its interval; rows are the draws."""
-        found = ratio(self.row_losses, self.row_tokens)
+        found = clustered_mean(zip(self.row_losses, self.row_tokens, strict=True))
         assert found is not None, "a measurement has rows"
         return found
 

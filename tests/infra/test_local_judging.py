@@ -78,7 +78,7 @@ def test_a_judge_that_is_a_model_gets_an_engine_and_a_router_of_its_own(
 def test_a_judge_that_is_a_language_model_is_served_as_one_by_either_method(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    for method in ("votes", "reward_model"):
+    for method in ("votes", "reward_model", "teacher"):
         given = arguments(tmp_path, f"[judge]\nmethod = '{method}'\ntokenizer = '{tiny_model}'\n")
         judge = commands.wanted_judge(given)
         assert judge is not None
@@ -90,6 +90,13 @@ def test_a_model_with_a_scalar_output_cannot_vote(tmp_path: Path) -> None:
     model = write_reward_checkpoint(tmp_path / "model")
     given = arguments(tmp_path, f"[judge]\nmethod = 'votes'\ntokenizer = '{model}'\n")
     with pytest.raises(ValueError, match=r"LlamaForSequenceClassification, .* cannot vote; set judge.method"):
+        commands.wanted_judge(given)
+
+
+def test_a_model_with_a_scalar_output_cannot_teach(tmp_path: Path) -> None:
+    model = write_reward_checkpoint(tmp_path / "model")
+    given = arguments(tmp_path, f"[judge]\nmethod = 'teacher'\ntokenizer = '{model}'\n")
+    with pytest.raises(ValueError, match=r"LlamaForSequenceClassification, .* cannot teach; set judge.method"):
         commands.wanted_judge(given)
 
 

@@ -1,6 +1,7 @@
 """Judge requests and judgements to test with."""
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from arq.connections import ArqRedis
@@ -8,8 +9,9 @@ from arq.connections import ArqRedis
 from pipeline import deadletters, queue, stream
 from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, failed_judgement
 from pipeline.kinds import JUDGE
+from pipeline.message import pack_float32s
 from pipeline.request import Budget, Claim, Retries
-from pipeline.trajectory import Failed
+from pipeline.trajectory import Failed, Turn
 from tests.pipeline import samples
 
 
@@ -79,6 +81,39 @@ async def judge_all(pool: ArqRedis, *scores: float | None, limit: int | None = N
         await stream.publish(pool, judgement(claim, *scores), kind=JUDGE)
         judged.append(claim.request.rollout_id)
     return judged
+
+
+def taught(claim: Claim[JudgeRequest], turns: Sequence[Turn], logprob: float = -1.0) -> Judgement:
+    """A teacher's judgement that gives every token of these turns the same log-prob."""
+    steps = tuple(
+        JudgedStep(turn=number, score=None, logprobs=pack_float32s([logprob] * (len(turn.sampled) // 4)))
+        for number, turn in enumerate(turns)
+    )
+    return Judgement(
+        claim=claim, steps=steps, judge="big@7", started_at=claim.claimed_at, finished_at=time.time()
+    )
+
+
+async def teach_all(
+    pool: ArqRedis,
+    change: Callable[[Judgement], Judgement] = lambda made: made,
+    *,
+    logprob: float = -1.0,
+    limit: int | None = None,
+) -> list[str]:
+    """Judge what is queued as a teacher would, until nothing is or `limit` are done. Returns the ids of the rollouts."""
+    done: list[str] = []
+    while limit is None or len(done) < limit:
+        claims = await queue.take(pool, "judge", 1, JUDGE)
+        if not claims:
+            break
+        (claim,) = claims
+        assert isinstance(claim, Claim)
+        trajectory = await stream.read_body(pool, claim.request.rollout_id)
+        assert trajectory is not None
+        await stream.publish(pool, change(taught(claim, trajectory.turns, logprob)), kind=JUDGE)
+        done.append(claim.request.rollout_id)
+    return done
 
 
 async def fail_all(pool: ArqRedis) -> None:

@@ -5,7 +5,16 @@ from statistics import fmean
 
 import pytest
 
-from pipeline.intervals import Estimate, difference, mean, paired_difference, share, t_mean, t_quantile
+from pipeline.intervals import (
+    Estimate,
+    clustered_mean,
+    difference,
+    mean,
+    paired_difference,
+    share,
+    t_mean,
+    t_quantile,
+)
 
 
 def interval(per_task: list[float], num_episodes: int) -> tuple[float, float]:
@@ -192,3 +201,9 @@ def test_an_estimate_reads_the_same_everywhere() -> None:
     assert found.percent() == "0.0 % (0.0 to 16.1, 95 %)"
     assert found.cell() == "0.0 (0.0 to 16.1)"
     assert found.plain() == "0.000 (0.000 to 0.161, 95 %)"
+
+
+def test_a_mean_of_sums_and_counts_is_the_mean_of_the_values() -> None:
+    groups = [[0.5, 2.0], [], [-1.0], [3.0, 4.0, 5.0]]
+    assert clustered_mean((sum(group), len(group)) for group in groups) == t_mean(groups)
+    assert clustered_mean([(0.0, 0)]) is None

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from pipeline.tokenizer import get_tokenizer, put_tokenizer, read_bundle
+from pipeline.tokenizer import (
+    TokenizerBundle,
+    get_tokenizer,
+    put_tokenizer,
+    read_bundle,
+    vocabulary_difference,
+)
 
 
 @pytest.fixture
@@ -120,3 +126,23 @@ async def test_the_name_is_the_content(redis: Redis, model: Path) -> None:
     assert await put_tokenizer(redis, bundle) == name
     assert await get_tokenizer(redis, name) == bundle
     assert await get_tokenizer(redis, "unknown") is None
+
+
+def vocabulary(model: Path, vocab: object, **added: int) -> TokenizerBundle:
+    tokens = [{"id": number, "content": content} for content, number in added.items()]
+    write(model, "tokenizer", model={"vocab": vocab}, added_tokens=[*tokens, {"id": 7, "content": "<|end|>"}])
+    return read_bundle(model)
+
+
+def test_vocabularies_are_the_same_if_every_token_of_the_first_has_its_id_in_the_second(model: Path) -> None:
+    policy = vocabulary(model, {"a": 0, "b": 1})
+    assert vocabulary_difference(policy, vocabulary(model, {"b": 1, "a": 0})) == ""
+    assert vocabulary_difference(policy, vocabulary(model, [["a", -1.0], ["b", -2.0]])) == ""
+    assert vocabulary_difference(policy, vocabulary(model, {"a": 0, "b": 1, "c": 2}, think=8)) == "", (
+        "more is fine"
+    )
+    assert vocabulary_difference(policy, vocabulary(model, {"a": 1, "b": 0})) == (
+        "id 0 is 'a' for the policy and 'b' there"
+    )
+    thinking = vocabulary(model, {"a": 0, "b": 1}, think=8)
+    assert vocabulary_difference(thinking, policy) == "id 8 is 'think' for the policy and 'no token' there"

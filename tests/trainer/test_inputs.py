@@ -1,6 +1,8 @@
 """Tasks that nobody has seen judged rightly are refused, unless the recipe says otherwise."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
+from pipeline.tokenizer import read_bundle
 from trainer.inputs import check_learner, describe, read_inputs, read_tokenizer
 from trainer.recipe import Recipe, load_recipe
 
@@ -396,3 +399,29 @@ def test_what_verification_found_of_each_task_is_known_without_anything_hidden(p
     assert "a.py" not in text
     assert "test_hidden" not in text
     assert read_facts(place) == facts
+
+
+def test_a_teacher_reads_the_policys_token_ids_so_another_vocabulary_is_refused(
+    place: Path, tiny_model: Path
+) -> None:
+    teacher = place / "teacher"
+    shutil.copytree(tiny_model, teacher)
+    distill = (
+        "judge.method=teacher",
+        f"judge.tokenizer={teacher}",
+        "judge.required=true",
+        "credit.method=distill",
+        "credit.coefficient=1",
+    )
+    inputs = read_inputs(recipe(place, "allow", *distill))
+    assert inputs.judge is not None
+    assert (inputs.judge.judge.method, inputs.judge.tokenizer) == ("teacher", read_bundle(teacher))
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    names = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    vocab = tokenizer["model"]["vocab"]
+    vocab[names[10]], vocab[names[11]] = vocab[names[11]], vocab[names[10]]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        ValueError, match=r"judge\.tokenizer: .* has another vocabulary than model = .*: id \d+ is"
+    ):
+        read_inputs(recipe(place, "allow", *distill))

@@ -85,7 +85,7 @@ def test_every_key_has_a_meaning_in_the_reference() -> None:
 
 def test_the_reference_gives_a_keys_type_default_unit_and_comment() -> None:
     rows = reference().splitlines()
-    assert any(row.startswith("| `group_size` | integer of 2 or more |  |  | Number of roll") for row in rows)
+    assert any(row.startswith("| `group_size` | integer of 1 or more |  |  | Number of roll") for row in rows)
     assert any(
         row.startswith("| `queue_s` | number above 0 | *none* | s | Time that a group") for row in rows
     )
@@ -171,7 +171,7 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("learner.lr.x=1", "`lr` is a value, not a table"),
         ("learner.lr", "write it as table.key=value"),
         ("num_steps=0", "num_steps is 0"),
-        ("rollout.group_size=1", "group_size is 1; it must be an integer of 2 or more"),
+        ("rollout.group_size=1", "rollout.group_size is 1, and a baseline needs two members"),
         ("rollout.sampling.top_p=0.9", "training needs top_p = 1 and no top_k"),
         ("rollout.sampling.top_k=50", "training needs top_p = 1 and no top_k"),
         ("rollout.sampling.temperature=0", "temperature must be above 0"),

@@ -12,6 +12,8 @@ from trainer.recipe import CreditRecipe, load_recipe, to_toml
 RULE = ("judge.method=rule", "judge.name=commands")
 UNREAD = ("credit.method=outcome_then_steps", "credit.coefficient=0")
 VOTES = ("judge.method=votes", "judge.tokenizer=judge")
+TEACHER = ("judge.method=teacher", "judge.tokenizer=teacher", "judge.required=true")
+DISTILL = (*TEACHER, "credit.method=distill", "credit.coefficient=1")
 
 
 @pytest.fixture
@@ -51,6 +53,28 @@ def minimal(tmp_path: Path) -> Path:
             (*RULE, "credit.method=potential", "rollout.harness=mini"),
             "rollout.harness names an agent program, whose turns are numbered as their replies end",
         ),
+        (
+            TEACHER,
+            'judge.method = "teacher" gives log-probs, and credit.method = "outcome" does not read them',
+        ),
+        (("credit.method=distill",), "needs the log-probs of a teacher, and judge.method is"),
+        (
+            (*RULE, "credit.method=outcome_plus_distill"),
+            'judge.method is "rule": set judge.method = "teacher"',
+        ),
+        ((*DISTILL, "credit.coefficient=0"), "credit.coefficient is 0, and"),
+        ((*DISTILL, "judge.required=false"), "judge.required is false, and"),
+        ((*DISTILL, "judge.tokenizer=''"), "judge.tokenizer is missing"),
+        ((*DISTILL, "judge.endpoint.api_base=http://h/v1"), 'is of use with judge.method = "votes" only'),
+        ((*DISTILL, "rollout.sampling.temperature=0.7"), "gives log-probs at temperature 1 only"),
+        ((*DISTILL, "batch.advantage=group_mean"), "batch.advantage has no effect"),
+        ((*DISTILL, "overlong.penalty=0.5"), "overlong.penalty has no effect"),
+        ((*DISTILL, "curriculum.kind=signal"), 'curriculum.kind = "signal" draws tasks by the chance'),
+        (
+            (*DISTILL, "credit.method=outcome_plus_distill", "rollout.group_size=1"),
+            "rollout.group_size is 1, and a baseline needs two members",
+        ),
+        (("batch.min_valid_members=1",), "batch.min_valid_members is 1, and a baseline needs two members"),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused_by_its_field(
@@ -62,7 +86,7 @@ def test_a_judge_that_cannot_work_is_refused_by_its_field(
 
 def test_a_judge_is_measured_before_a_method_that_cannot_use_it_is_chosen(minimal: Path) -> None:
     measured = ("judge.method=rule", "judge.name=evidence", "credit.method=potential", "credit.coefficient=0")
-    assert not load_recipe(minimal, measured).credit.reads_scores
+    assert not load_recipe(minimal, measured).credit.reads_judgements
 
 
 def test_the_judge_of_a_recipe_is_what_requests_carry(minimal: Path) -> None:
@@ -78,6 +102,25 @@ def test_the_judge_of_a_recipe_is_what_requests_carry(minimal: Path) -> None:
     assert judge_words(recipe.judge, reads).startswith(
         "rule commands; a group that is ready waits up to 600 s"
     )
+
+
+@pytest.mark.parametrize("method", ["distill", "outcome_plus_distill"])
+def test_distillation_trains_every_group_whatever_its_rewards(minimal: Path, method: str) -> None:
+    recipe = load_recipe(minimal, (*DISTILL, f"credit.method={method}"))
+    assert recipe.trains_without_signal
+    assert recipe.credit.reads_judgements
+    assert judge_words(recipe.judge, recipe.credit) == (
+        "teacher; a rollout without its log-probs is not trained, and a group waits for its judgements whatever happens, and none is "
+        "enqueued while no judge works"
+    )
+    assert not load_recipe(minimal).trains_without_signal
+
+
+def test_a_group_may_have_one_member_where_a_teacher_alone_decides(minimal: Path) -> None:
+    recipe = load_recipe(minimal, (*DISTILL, "rollout.group_size=1"))
+    assert recipe.min_valid_members == 1
+    both = load_recipe(minimal, (*DISTILL, "credit.method=outcome_plus_distill"))
+    assert both.min_valid_members == 2
 
 
 def test_a_recipe_without_a_judge_asks_for_none(minimal: Path) -> None:

@@ -66,8 +66,8 @@ class TrainerSide:
         judge: JudgeRecipe | None = None,
         credit: CreditRecipe | None = None,
     ) -> None:
-        """`judge`: a rule or a function; by default there is no judge. `credit` reads its scores by default."""
-        self.pool, self.journal = pool, journal
+        """`judge`: a rule, a function or a teacher; by default there is no judge. `credit` reads its scores by default."""
+        self.pool, self.journal, self.credit = pool, journal, credit
         self.judge = judge or JudgeRecipe()
         self.said = Said()
         self.restored = restored or LedgerState()
@@ -126,7 +126,7 @@ class TrainerSide:
 
     async def restarted(self) -> "TrainerSide":
         """What a trainer that died would see."""
-        other = TrainerSide(self.pool, self.journal, judge=self.judge)
+        other = TrainerSide(self.pool, self.journal, judge=self.judge, credit=self.credit)
         await other.streams.recover()
         return other
 
@@ -154,7 +154,7 @@ def _inputs(tasks: Sequence[str]) -> Inputs:
 
 
 def _judge_of(recipe: JudgeRecipe) -> Judge:
-    assert recipe.method in ("rule", "function")
+    assert recipe.method in ("rule", "function", "teacher")
     return Judge(
         method=recipe.method,
         name=recipe.name,

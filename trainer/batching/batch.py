@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.intervals import Estimate
 from pipeline.rollout_store.record import TrainedTokens, TrainedTurn
 
 TokenKind = Literal["fed", "thought", "text", "call", "end"]
@@ -86,7 +87,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CreditMeasures:
-    """Statistics of a judge's scores in a batch, and of their effect on its advantages."""
+    """Statistics of a judge's scores or a teacher's log-probs in a batch, and of their effect on its advantages."""
 
     num_judged: int = 0  # trajectories trained with a judgement
     num_scored: int = 0  # judged trajectories that have a score
@@ -94,6 +95,10 @@ class CreditMeasures:
     score_mean: float | None = None  # mean over the trained trajectories with scores of each one's mean score
     outcome_size: float = 0.0  # mean over trained tokens of the absolute advantage without scores
     process_size: float = 0.0  # mean over trained tokens of the absolute change that scores make to it
+    num_taught: int = 0  # trajectories trained with a teacher's log-probs
+    num_taught_tokens: int = 0  # their trained tokens
+    # Mean over these tokens of log p - log p_teacher, in nats, with groups as draws; None: there is none.
+    reverse_kl: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

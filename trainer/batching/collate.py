@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.journal.rows import Fate
 from pipeline.trajectory import TrajectoryHead
@@ -69,6 +70,11 @@ class GroupMember(Protocol):
         """The judge's scores by turn; None: there is no judgement."""
         ...
 
+    @property
+    def logprobs(self) -> Mapping[int, npt.NDArray[np.float32]] | None:
+        """A teacher's log-probs of the sampled tokens by turn; None: there is no judgement of a teacher."""
+        ...
+
 
 class ClosedGroup(Protocol):
     """A group that no longer changes."""
@@ -101,7 +107,8 @@ def make_batch(
 
     `lag_of` gives the lag of a weight version. A member more than `withhold_beyond` versions
     late is not trained, but its reward stays in its group's baseline. The same goes for one that is filtered as overlong, and for one
-    whose samples are no longer what the engine sampled, by the digests of its replies.
+    whose samples are no longer what the engine sampled, by the digests of its replies, and under distillation for one without log-probs of
+    the teacher.
     """
     samples: list[Sample] = []
     fates: dict[str, Fate] = {}
@@ -111,11 +118,13 @@ def make_batch(
     for group in groups:
         graded = _graded(group, overlong)
         advantages = token_advantages(graded, kind, credit)
-        outcomes = token_advantages(graded, kind, OUTCOME)
+        outcomes = _outcomes(graded, kind)
         for number, fate in group.fates("trained").items():
             member = group.members[number]
             if fate == "trained":
                 fate = _fate_of(member, lag_of, withhold_beyond, overlong)
+            if fate == "trained" and credit.distills and member.logprobs is None:
+                fate = "unjudged"
             fates[member.head.request_id] = fate
             if number in group.rewards and fate != "trained":
                 baseline_ids.append(member.head.request_id)
@@ -170,9 +179,19 @@ def _graded(group: ClosedGroup, overlong: Overlong) -> dict[int, GradedMember]:
     for number, reward in group.rewards.items():
         member = group.members[number]
         graded[number] = GradedMember(
-            reward - overlong.penalty(member.samples), member.samples, member.scores
+            reward - overlong.penalty(member.samples), member.samples, member.scores, member.logprobs
         )
     return graded
+
+
+def _outcomes(graded: Mapping[int, GradedMember], kind: AdvantageKind) -> Mapping[int, TokenAdvantages]:
+    """The advantages of each member without any score or teacher. One member alone has no baseline, so its outcome says nothing."""
+    if len(graded) > 1:
+        return token_advantages(graded, kind, OUTCOME)
+    return {
+        key: tuple(np.zeros(sample.num_tokens, np.float32) for sample in member.samples)
+        for key, member in graded.items()
+    }
 
 
 def _with_advantages(samples: Sequence[Sample], advantages: TokenAdvantages) -> list[Sample]:

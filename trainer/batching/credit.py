@@ -28,6 +28,21 @@ alone. In `step_wise` a bucket whose members are all equal gives 0.
 
 The first two methods with scores are known with the outcome o_i = 2 R_i - 1 and o_i + c * s. Here they are divided by 2, which
 changes no sign and no ratio, so that a coefficient of 0 leaves the advantages of `outcome`, and not twice as much.
+
+Or a teacher gave the log-prob of every token, and distillation makes advantages of these, token by token. x_t is token t of member i,
+after everything before it; both log-probs are in nats and at temperature 1, and log p is what the engine reported when it sampled x_t:
+
+| method                 | advantage of token t of member i                             |
+|------------------------|--------------------------------------------------------------|
+| `distill`              | c * (log p_teacher(x_t) - log p(x_t)): rewards are not read  |
+| `outcome_plus_distill` | A_i + c * (log p_teacher(x_t) - log p(x_t))                  |
+
+The difference is minus the estimate of the reverse KL divergence of the policy from the teacher in this context, from the one token that
+was sampled. On-policy distillation minimises such divergences on the student's own samples, without a gradient through the sampling (GKD,
+Agarwal et al., arXiv 2306.13649); MiniLLM (Gu et al., arXiv 2306.08543) minimises the reverse one of whole sequences by policy gradient.
+Here each token is rewarded with its own difference alone, as with a discount of 0 (Lu and Thinking Machines Lab, "On-Policy
+Distillation", 2025), so no token is credited with what follows it. A member without log-probs has no advantage of this kind, and
+`make_batch` does not train it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +52,8 @@ from statistics import fmean, pstdev
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.intervals import clustered_mean
+from pipeline.judge import Judgement
 from trainer.batching.batch import CreditMeasures, Sample
 from trainer.recipe import AdvantageKind, CreditMethod, CreditRecipe
 
@@ -84,14 +101,20 @@ class GradedMember:
     reward: float
     samples: tuple[Sample, ...]
     scores: Mapping[int, float] | None = None  # the judge's scores by turn; None: there is no judgement
+    # A teacher's log-prob of each sampled token, in nats, by turn; None: there is no judgement of a teacher.
+    logprobs: Mapping[int, npt.NDArray[np.float32]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The advantage of one member: `whole` on all of its tokens, except for the turns in `by_turn`."""
+    """The advantage of one member: `whole` on all of its tokens, except for the turns in `by_turn`, whose tokens have one number or one
+    each.
+    """
 
     whole: float
-    by_turn: Mapping[int, float] = field(default_factory=dict[int, float])
+    by_turn: Mapping[int, float | npt.NDArray[np.float32]] = field(
+        default_factory=dict[int, float | npt.NDArray[np.float32]]
+    )
 
 
 Members = Mapping[int, GradedMember]
@@ -106,8 +129,8 @@ CreditFunction = Callable[[Members, Baseline, float], dict[int, Credit]]
 def token_advantages(
     members: Members, kind: AdvantageKind, credit: CreditRecipe
 ) -> dict[int, TokenAdvantages]:
-    """The advantages of each member, by the key that it has in `members`. Needs two members or more."""
-    assert len(members) >= 2, "a baseline needs two members"
+    """The advantages of each member, by the key that it has in `members`. All methods but `distill` need two members or more."""
+    assert len(members) >= 2 or credit.method == "distill", "a baseline needs two members"
     method = CREDITS[credit.method] if credit.coefficient else outcome
     credits = method(members, BASELINES[kind], credit.coefficient)
     return {
@@ -135,7 +158,7 @@ def outcome_plus_mean(members: Members, baseline: Baseline, coefficient: float) 
 
 def step_wise(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
     """Each turn is normalised among the members' turns of the same number."""
-    by_turn: dict[int, dict[int, float]] = {key: {} for key in members}
+    by_turn: dict[int, dict[int, float | npt.NDArray[np.float32]]] = {key: {} for key in members}
     for turn, scores in _buckets(members).items():
         values = {key: members[key].reward + coefficient / 2 * score for key, score in scores.items()}
         is_constant = not has_signal([*values.values()])
@@ -185,13 +208,64 @@ def potential(members: Members, baseline: Baseline, coefficient: float) -> dict[
     }
 
 
+def distill(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
+    """The advantage of a token is how much likelier it is for the teacher than it was for the policy."""
+    del baseline
+    return {key: Credit(0.0, _log_ratios(member, coefficient)) for key, member in members.items()}
+
+
+def outcome_plus_distill(members: Members, baseline: Baseline, coefficient: float) -> dict[int, Credit]:
+    """The advantage of the outcome plus that of `distill`."""
+    return {
+        key: Credit(
+            advantage,
+            {
+                turn: np.float32(advantage) + ratios
+                for turn, ratios in _log_ratios(members[key], coefficient).items()
+            },
+        )
+        for key, advantage in baseline(_rewards(members)).items()
+    }
+
+
 CREDITS: dict[CreditMethod, CreditFunction] = {
     "outcome": outcome,
     "outcome_plus_mean": outcome_plus_mean,
     "step_wise": step_wise,
     "outcome_then_steps": outcome_then_steps,
     "potential": potential,
+    "distill": distill,
+    "outcome_plus_distill": outcome_plus_distill,
 }
+
+
+def _log_ratios(member: GradedMember, coefficient: float = 1.0) -> dict[int, npt.NDArray[np.float32]]:
+    """c * (log p_teacher - log p) of the tokens of each turn, in nats; empty for a member without log-probs."""
+    if member.logprobs is None:
+        return {}
+    return {
+        reply.turn: np.float32(coefficient)
+        * (member.logprobs[reply.turn] - sample.behaviour_logprobs_T[reply.start : reply.end])
+        for sample in member.samples
+        for reply in sample.replies
+    }
+
+
+def logprobs_of(judgement: Judgement) -> dict[int, npt.NDArray[np.float32]]:
+    """A teacher's log-probs by turn, unchecked; a turn whose bytes are no float32 numbers has none."""
+    return {
+        step.turn: np.frombuffer(step.logprobs, "<f4")
+        for step in judgement.steps
+        if step.logprobs and len(step.logprobs) % 4 == 0
+    }
+
+
+def reverse_kl(member: GradedMember) -> tuple[float, int]:
+    """The sum over a member's tokens of log p - log p_teacher, in nats, and their number; without log-probs 0 and 0. Their quotient
+    estimates the reverse KL divergence of the policy from the teacher per token.
+    """
+    ratios = _log_ratios(member).values()
+    return -sum(float(one.sum(dtype=np.float64)) for one in ratios), sum(len(one) for one in ratios)
 
 
 def _rewards(members: Members) -> dict[int, float]:
@@ -239,7 +313,9 @@ def _over_tokens(sample: Sample, credit: Credit) -> npt.NDArray[np.float32]:
 
 @dataclass(slots=True)
 class CreditMeter:
-    """Accumulates statistics of a judge's scores in a batch, and of their effect on the advantages of its trained members."""
+    """Accumulates statistics of a judge's scores or a teacher's log-probs in a batch, and of their effect on the advantages of its trained
+    members.
+    """
 
     _num_judged: int = 0
     _num_scored_replies: int = 0
@@ -247,6 +323,8 @@ class CreditMeter:
     _num_tokens: int = 0
     _outcome_sum: float = 0.0
     _process_sum: float = 0.0
+    # The sum of log p - log p_teacher and the number of tokens of each trained member with log-probs, by group
+    _taught: dict[str, list[tuple[float, int]]] = field(default_factory=dict[str, list[tuple[float, int]]])
 
     def add(self, member: GradedMember, advantages: TokenAdvantages, outcomes: TokenAdvantages) -> None:
         """`advantages` are the trained ones, `outcomes` those that the member would have without any score."""
@@ -254,6 +332,8 @@ class CreditMeter:
         self._num_judged += member.scores is not None
         if scores:
             self._score_means.append(fmean(scores.values()))
+        if member.logprobs is not None and member.samples:
+            self._taught.setdefault(member.samples[0].group_id, []).append(reverse_kl(member))
         for sample, advantages_T, outcomes_T in zip(member.samples, advantages, outcomes, strict=True):
             self._num_scored_replies += sum(reply.turn in scores for reply in sample.replies)
             self._num_tokens += sample.num_trained_tokens
@@ -270,4 +350,11 @@ class CreditMeter:
             score_mean=fmean(self._score_means) if self._score_means else None,
             outcome_size=self._outcome_sum / num_tokens,
             process_size=self._process_sum / num_tokens,
+            num_taught=sum(map(len, self._taught.values())),
+            num_taught_tokens=sum(count for found in self._taught.values() for _, count in found),
+            reverse_kl=clustered_mean(_summed(found) for found in self._taught.values()),
         )
+
+
+def _summed(found: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    return sum(total for total, _ in found), sum(count for _, count in found)

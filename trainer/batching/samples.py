@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pipeline.chat import ChatMessage
 from pipeline.message import unpack_float32s, unpack_int32s
 from pipeline.reply_format import THOUGHT_MARKS
-from pipeline.trajectory import FIRST_IN_CONTEXT, ReplyDigester, Trajectory, Turn, parents_of, version_at
+from pipeline.trajectory import LOGPROB_SLACK, ReplyDigester, Trajectory, Turn, runs_of, version_at
 from trainer.batching.batch import ReplyPart, Sample, SampledReply, TokenKind
 
 KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
@@ -132,10 +132,6 @@ def _check_replies(sample: Sample) -> None:
         raise AlteredReply(f"sample {sample.branch} trains other tokens than those of its replies")
 
 
-LOGPROB_SLACK = 1e-3
-"""Nats above 0 that a log-prob may have because of rounding in an engine."""
-
-
 @dataclass(slots=True)
 class Branch:
     """An unbroken run of tokens under construction. All lists have one entry per token."""
@@ -147,6 +143,10 @@ class Branch:
     replies: list[SampledReply] = field(default_factory=list[SampledReply])
     # Experts of each token but the last, which has not been an input yet; no columns if the experts were not asked for.
     routing: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     def prefix(self, num_tokens: int) -> "Branch":
         """A run that starts with this one's first tokens, which the policy sees again and which are not trained again."""
@@ -201,25 +201,15 @@ class Branch:
 def branches(
     turns: tuple[Turn, ...], *, every_step: bool = False, routing_width: int = 0
 ) -> Iterator[Branch]:
-    """One branch per unbroken run of turns, in the order of their first turns; with `every_step` one per turn.
+    """One branch per unbroken run of turns, in the order of their first turns; with `every_step` one per turn: `runs_of` in
+    pipeline/trajectory.py divides them.
 
-    A turn continues the run of the turn that it follows if that run ends there and all of it was kept. Any other turn starts a run with the
-    tokens that it kept. Runs that train nothing are left out. `routing_width`: experts per token over all layers, where the request asked
+    Runs that train nothing are left out. `routing_width`: experts per token over all layers, where the request asked
     for them. Raises ValueError for a turn that kept more tokens than there were.
     """
-    runs, ends = list[Branch](), list[tuple[Branch, int]]()
-    for number, (turn, parent) in enumerate(zip(turns, parents_of(turns), strict=True)):
-        run, end = ends[parent] if parent != FIRST_IN_CONTEXT else (None, 0)
-        if not 0 <= turn.kept_tokens <= end:
-            raise ValueError(f"turn {number} kept {turn.kept_tokens} of {end} tokens")
-        if run is None:
-            run = Branch(routing=np.empty((0, routing_width), np.uint8))
-            runs.append(run)
-        elif every_step or turn.kept_tokens < len(run.tokens):
-            run = run.prefix(turn.kept_tokens)
-            runs.append(run)
-        run.extend(number, turn)
-        ends.append((run, len(run.tokens)))
+    runs = runs_of(
+        turns, lambda: Branch(routing=np.empty((0, routing_width), np.uint8)), every_step=every_step
+    )
     yield from (run for run in runs if any(run.trained))
 
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from tokenizers import Tokenizer
 
@@ -21,6 +22,7 @@ from pipeline.journal.rows import (
     EndReason,
     Fate,
     SkippedBatchRow,
+    StepDistillation,
     StepJudging,
     StepRow,
 )
@@ -67,6 +69,7 @@ class Steps:
         self._evaluations = evaluations
         self._decode = decoder(run.books.inputs.tokenizer)
         self._has_skipped = False  # whether the last batch was not finite
+        self._num_untaught_groups = 0  # groups in a row of which no member has a teacher's log-probs
 
     async def train(self) -> EndReason:
         """Takes all steps that the recipe asks for. Returns why there are no more."""
@@ -136,7 +139,7 @@ class Steps:
         limits, books = self._run.recipe.batch, self._run.books
         if self._run.state.is_stopping:
             return "stopped"
-        if books.ledger.brake.failed_groups >= limits.max_failed_groups:
+        if max(books.ledger.brake.failed_groups, self._num_untaught_groups) >= limits.max_failed_groups:
             return "failing"
         if books.ledger.groups_without_signal >= limits.max_groups_without_signal:
             return "nothing to learn"
@@ -179,8 +182,10 @@ class Steps:
         batch, fates = self._make_batch(groups)
         if batch.num_trained_tokens == 0:
             run.say("a whole batch was withheld or empty; enqueuing other groups")
+            self._num_untaught_groups += len(groups) if "unjudged" in fates.values() else 0
             self._close(groups, fates)
             return None
+        self._num_untaught_groups = 0
         state.begun_steps += 1
         if batch.lag_max > run.recipe.admission.max_lag_versions:
             log.warning("step %d trains trajectories up to %d versions late", batch.step, batch.lag_max)
@@ -251,6 +256,7 @@ class Steps:
 
     def _row(self, taken: TakenStep, audit: AuditRow) -> StepRow:
         groups, batch, metrics = taken.groups, taken.batch, taken.metrics
+        is_taught = self._run.recipe.credit.distills
         since = self._run.books.ledger.since_step
         rewards = [reward for group in groups for reward in group.rewards.values()]
         heads = {m.head.request_id: m.head for group in groups for m in group.members.values()}
@@ -275,7 +281,8 @@ class Steps:
             num_unique_tokens=sum(heads[one].num_tokens for one in batch.request_ids),
             num_proved_replies=batch.num_replies,
             baseline_ids=batch.baseline_ids,
-            judging=_judging(batch) if self._run.recipe.judge.is_on else None,
+            judging=_judging(batch) if self._run.recipe.judge.is_on and not is_taught else None,
+            distillation=_distillation(taken) if is_taught else None,
             groups_dropped_zero_variance=since.zero_variance,
             groups_dropped_invalid=since.invalid,
             members_refilled=since.refilled,
@@ -369,4 +376,18 @@ def _judging(batch: Batch) -> StepJudging:
         score_mean=measures.score_mean,
         outcome_size=measures.outcome_size,
         process_size=measures.process_size,
+    )
+
+
+def _distillation(taken: TakenStep) -> StepDistillation:
+    measures = taken.batch.credit
+    found = measures.reverse_kl
+    low, high = (found.low, found.high) if found is not None and isfinite(found.low) else (None, None)
+    return StepDistillation(
+        num_taught=measures.num_taught,
+        num_left_out=sum(fate == "unjudged" for fate in taken.fates.values()),
+        num_tokens=measures.num_taught_tokens,
+        reverse_kl=None if found is None else found.value,
+        reverse_kl_low=low,
+        reverse_kl_high=high,
     )

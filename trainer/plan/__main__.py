@@ -209,17 +209,25 @@ def _needed_words(plan: RunPlan) -> str:
 def _judge_lines(plan: RunPlan) -> Iterator[str]:
     """The work of a judge model of ours for each optimizer step, and its GPUs. A rule or an endpoint needs no GPU."""
     judge, recipe = plan.recipe.judge, plan.recipe
-    if judge.method not in ("votes", "reward_model") or judge.endpoint.api_base:
+    if judge.method not in ("votes", "reward_model", "teacher") or judge.endpoint.api_base:
         return
-    num_turns = recipe.rollout.group_size * recipe.batch.groups_per_step * plan.length.turns
-    num_votes = judge.num_votes if judge.method == "votes" else 0
-    sampled = num_turns * num_votes * judge.max_new_tokens
+    num_rollouts = recipe.rollout.group_size * recipe.batch.groups_per_step
     reserved = plan.gpus.num_reserved
     where = (
         f"on the {reserved} reserved GPUs"
         if reserved
         else "on GPUs that this plan leaves none of: raise plan.reserved_gpus"
     )
+    if judge.method == "teacher":
+        read = num_rollouts * plan.length.tokens
+        yield (
+            f"teacher: {judge.name or judge.tokenizer}: {num_rollouts:,} rollouts a step, {read:,.0f} prompt tokens, "
+            f"{read / plan.fast.step_s:,.0f} a second to keep up, {where}"
+        )
+        return
+    num_turns = num_rollouts * plan.length.turns
+    num_votes = judge.num_votes if judge.method == "votes" else 0
+    sampled = num_turns * num_votes * judge.max_new_tokens
     yield (
         f"judge: {judge.name or judge.method}: {num_turns:,.0f} turns a step, {num_votes} votes on each; at most "
         f"{num_turns * judge.prompt_tokens:,.0f} prompt tokens and {sampled:,.0f} sampled ones, {sampled / plan.fast.step_s:,.0f} a "

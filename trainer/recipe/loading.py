@@ -22,6 +22,7 @@ from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import (
     AdmissionRecipe,
     AlarmsRecipe,
+    BatchRecipe,
     ContextRecipe,
     CreditRecipe,
     EvaluationRecipe,
@@ -85,6 +86,8 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 def _credit_faults(recipe: Recipe) -> Iterator[str]:
     credit, default = recipe.credit, CreditRecipe()
+    if credit.distills or recipe.judge.method == "teacher":
+        yield from _distillation_faults(recipe)
     if credit.method == "outcome" and credit.coefficient != default.coefficient:
         yield (
             f'credit.coefficient is {credit.coefficient:g}, which has no effect with credit.method = "outcome": '
@@ -95,22 +98,64 @@ def _credit_faults(recipe: Recipe) -> Iterator[str]:
             f'credit.method = "{credit.method}" has no scores to use, because judge.method is "none": set judge.method, '
             "or remove [credit]"
         )
-    if recipe.judge.is_on and recipe.judge.required and not credit.reads_scores:
+    if recipe.judge.is_on and recipe.judge.required and not credit.reads_judgements:
         yield (
             "judge.required is true, and no group waits for scores that [credit] does not read: remove it, or set credit.method and a "
             "credit.coefficient above 0"
         )
-    if recipe.batch.train_without_signal and not credit.reads_scores:
+    if recipe.batch.train_without_signal and not credit.reads_judgements:
         yield (
             "batch.train_without_signal is true, and [credit] reads no scores, so the advantages of such groups are 0 and only take "
             "weight from the others: remove it, or set credit.method and a credit.coefficient above 0"
         )
-    if credit.method == "potential" and credit.reads_scores:
+    if credit.method == "potential" and credit.reads_judgements:
         yield from _potential_faults(recipe)
     if credit.method == "step_wise" and recipe.batch.advantage != "group_mean_std":
         yield (
             f'credit.method = "step_wise" divides by standard deviations, and batch.advantage = "{recipe.batch.advantage}" does '
             'not, so turns without a score would weigh differently: set batch.advantage = "group_mean_std"'
+        )
+
+
+def _distillation_faults(recipe: Recipe) -> Iterator[str]:
+    credit, judge, rollout = recipe.credit, recipe.judge, recipe.rollout
+    if not credit.distills:
+        yield (
+            f'judge.method = "teacher" gives log-probs, and credit.method = "{credit.method}" does not read them: set credit.method = '
+            '"distill" or "outcome_plus_distill", or another judge.method'
+        )
+    if judge.method != "teacher":
+        yield (
+            f'credit.method = "{credit.method}" needs the log-probs of a teacher, and judge.method is "{judge.method}": set '
+            'judge.method = "teacher", and judge.tokenizer to the directory of its model'
+        )
+    if not credit.coefficient:
+        yield f'credit.coefficient is 0, and credit.method = "{credit.method}" would teach nothing: set it above 0, as to 1.0'
+    if not judge.required:
+        yield (
+            f'judge.required is false, and credit.method = "{credit.method}" trains no rollout without its teacher\'s log-probs, so an '
+            "outage of the teacher would waste every rollout: set judge.required = true"
+        )
+    if rollout.sampling.temperature != 1:
+        yield (
+            f"rollout.sampling.temperature is {rollout.sampling.temperature:g}, and a teacher's engine gives log-probs at temperature 1 "
+            "only, which cannot be compared: set it to 1.0"
+        )
+    if credit.method == "distill":
+        yield from _unread_reward_faults(recipe)
+
+
+def _unread_reward_faults(recipe: Recipe) -> Iterator[str]:
+    """What has no effect where the advantages do not depend on rewards."""
+    unread = 'has no effect with credit.method = "distill", which reads no rewards: remove it, or set "outcome_plus_distill"'
+    if recipe.batch.advantage != BatchRecipe(groups_per_step=1).advantage:
+        yield f"batch.advantage {unread}"
+    if recipe.overlong.penalty:
+        yield f"overlong.penalty {unread}"
+    if recipe.curriculum.kind == "signal":
+        yield (
+            'curriculum.kind = "signal" draws tasks by the chance that rewards differ, and credit.method = "distill" learns from '
+            'every group: set it to "plain"'
         )
 
 
@@ -130,6 +175,9 @@ def _potential_faults(recipe: Recipe) -> Iterator[str]:
 def _rollout_faults(recipe: Recipe) -> Iterator[str]:
     rollout, valid = recipe.rollout, recipe.min_valid_members
     sampling, limits = rollout.sampling, rollout.limits
+    if min(valid, rollout.group_size) < 2 and recipe.credit.method != "distill":
+        name = "rollout.group_size" if rollout.group_size < 2 else "batch.min_valid_members"
+        yield f'{name} is 1, and a baseline needs two members: set it to 2 or more, or set credit.method = "distill"'
     if valid > rollout.group_size:
         yield (
             f"batch.min_valid_members is {valid}; set it to rollout.group_size = {rollout.group_size} at most"

@@ -28,7 +28,15 @@ from pipeline.task import BestControl
 from trainer.learner.config import LearnerConfig
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
-CreditMethod = Literal["outcome", "outcome_plus_mean", "step_wise", "outcome_then_steps", "potential"]
+CreditMethod = Literal[
+    "outcome",
+    "outcome_plus_mean",
+    "step_wise",
+    "outcome_then_steps",
+    "potential",
+    "distill",
+    "outcome_plus_distill",
+]
 Stragglers = Literal["wait", "train", "withhold"]
 Unverified = Literal["refuse", "heldout", "allow"]
 PauseMode = Literal["retract", "in_place", "abort"]
@@ -156,8 +164,8 @@ class ContextRecipe(Context, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Rollout(Table, frozen=True, kw_only=True):
     """Groups of rollouts: several episodes of one task, whose rewards are compared with each other."""
 
-    # Number of rollouts of one task that share a baseline.
-    group_size: Annotated[int, msgspec.Meta(ge=2, le=2**31)]
+    # Number of rollouts of one task that share a baseline; 2 at least, but for credit.method = "distill", which has no baseline.
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     # File of the agent, a YAML of mini-swe-agent 1.x or 2.x; or a list of files and of values such as "agent.step_limit=50", merged in
     # this order. `python -m workers.agent FILE` says what becomes of each key.
     agent: PathText | tuple[PathText, ...]
@@ -190,15 +198,17 @@ class BatchRecipe(Table, frozen=True, kw_only=True):
     """Groups that an optimizer step takes, and the advantages that their rewards become."""
 
     groups_per_step: PositiveCount  # number of groups that one optimizer step trains
-    # Number of graded members below which a group is dropped; by default half of the group, and 2 at least.
-    min_valid_members: Annotated[int, msgspec.Meta(ge=2, le=2**31)] | None = None
+    # Number of graded members below which a group is dropped; by default half of the group, and 2 at least, or 1 if credit.method is
+    # "distill".
+    min_valid_members: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
     # Baseline that is subtracted from a reward. "leave_one_out": the mean of the other members. "group_mean": the mean of the group.
     # "group_mean_std": the same, and the difference is divided by the group's standard deviation.
     advantage: AdvantageKind = "leave_one_out"
     # Compute the gradient of groups that are ready while the others of the step are awaited. The sum is the same as of the whole batch
     # but for rounding; needs learner.num_epochs = 1 and learner.num_minibatches = 1.
     streaming: bool = False
-    # Train groups whose rewards are all equal, too, on what the scores of a judge add. This is refused unless [credit] reads scores,
+    # Train groups whose rewards are all equal, too, on what the scores of a judge add. Distillation does so in any case. This is refused
+    # unless [credit] reads scores,
     # because advantages of 0 teach nothing and take weight from the others. If batch.advantage is "group_mean_std", the methods
     # outcome_plus_mean and step_wise make full advantages of the smallest differences between scores there.
     train_without_signal: bool = False
@@ -238,21 +248,28 @@ class GradingRecipe(Table, frozen=True, kw_only=True):
 
 
 class CreditRecipe(Table, frozen=True, kw_only=True):
-    """Credit: the advantages per token that rewards and a judge's scores become. [judge.md](judge.md) has the formulas. Rewards are never
-    altered.
+    """Credit: the advantages per token that rewards, a judge's scores or a teacher's log-probs become. [judge.md](judge.md) has the
+    formulas, [distillation.md](distillation.md) those of the teacher. Rewards are never altered.
     """
 
     # Use of a judge's scores. "outcome": scores are recorded and not trained. "outcome_plus_mean": the mean score of a trajectory is
     # added to its outcome. "step_wise": each turn is compared with the same turn of the other members. "outcome_then_steps": scores
     # move credit between the turns of a trajectory and leave its total as it is. "potential": the score of a turn is subtracted from the
     # advantage of the next one, as the value of the state in which that begins, so pleasing the judge is not an objective.
+    # "distill": the log-prob of each token by a teacher, less the policy's own; rewards are not used. "outcome_plus_distill": the same is
+    # added to the outcome. Both need judge.method = "teacher".
     method: CreditMethod = "outcome"
-    # Weight of the scores; at 0 every method is the same as "outcome", bit for bit.
+    # Weight of the scores, or of the teacher. At 0 every method with scores is the same as "outcome", bit for bit; a teacher needs more.
     coefficient: Share = 0.1
 
     @property
-    def reads_scores(self) -> bool:
-        """Whether a score can change an advantage. If not, nothing waits for a judge."""
+    def distills(self) -> bool:
+        """Whether advantages are made of a teacher's log-probs, so that a trajectory without them is not trained."""
+        return self.method in ("distill", "outcome_plus_distill")
+
+    @property
+    def reads_judgements(self) -> bool:
+        """Whether a judgement can change an advantage. If not, nothing waits for a judge."""
         return self.method != "outcome" and self.coefficient > 0
 
 
@@ -270,20 +287,24 @@ class JudgeEndpointRecipe(Table, frozen=True, kw_only=True):
 
 
 class JudgeRecipe(Table, frozen=True, kw_only=True):
-    """Judge that scores each step of a finished rollout, from -1 to 1: see [judge.md](judge.md).
+    """Judge that scores each step of a finished rollout, from -1 to 1: see [judge.md](judge.md). A teacher
+    ([distillation.md](distillation.md)) gives log-probs in place of scores.
 
     `python -m workers.judge` carries it out, beside the workers and without their sandboxes. What a score is worth is
     said in `[credit]`.
     """
 
     # Method of scoring steps. "votes": a language model writes a verdict, several times. "reward_model": a model with one scalar output.
-    # "rule": a rule that needs no model. "function": a Python function that the judge workers' operator provides. "none": no judge.
+    # "rule": a rule that needs no model. "function": a Python function that the judge workers' operator provides.
+    # "teacher": a language model with the policy's vocabulary gives the log-prob of every token that the policy sampled, for distillation.
+    # "none": no judge.
     method: Literal["none"] | JudgeMethod = "none"
     # Name of the rule or function; if the method uses a model, its name for people.
     name: Line = ""
     # YAML file with the judge's prompts; the built-in prompts by default.
     templates: Line = ""
-    # Directory of the judge's model in the format of Hugging Face, for its tokenizer and chat template; not needed with an endpoint.
+    # Directory of the judge's model in the format of Hugging Face, for its tokenizer and chat template; not needed with an endpoint. A
+    # teacher's tokenizer must have every token of the policy's, under the same id.
     tokenizer: Line = ""
     # Number of votes on each step; each has a seed of its own.
     num_votes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
@@ -292,14 +313,14 @@ class JudgeRecipe(Table, frozen=True, kw_only=True):
     # Largest number of tokens of a vote's prompt. A token counts as 3 characters where there is no tokenizer.
     prompt_tokens: PositiveCount = 16384
     history_steps: Count = 8  # number of earlier steps that a prompt shows
-    vote_s: PositiveSeconds = 300.0  # time after which one vote counts as failed
+    vote_s: PositiveSeconds = 300.0  # time after which one vote, or one answer of a teacher, counts as failed
     score_format_errors: bool = False  # score also turns whose reply held no command
     score_submission: bool = False  # score also the turn that submitted
     endpoint: JudgeEndpointRecipe = JudgeEndpointRecipe()
     # Time that a group that is ready for its step waits for its judgements. After that it is trained with those that it has. It does not
-    # wait while no judge works, nor if [credit] reads no scores, nor if it would be trained more than admission.max_lag_versions late.
+    # wait while no judge works, nor if [credit] reads no judgements, nor if it would be trained more than admission.max_lag_versions late.
     wait_s: Seconds = 600.0
-    # Wait for the judgements of each group whatever happens, and enqueue no group while no judge works.
+    # Wait for the judgements of each group whatever happens, and enqueue no group while no judge works. A teacher needs this.
     required: bool = False
 
     @property
@@ -582,7 +603,13 @@ class Recipe(Table, frozen=True, kw_only=True):
 
     @property
     def min_valid_members(self) -> int:
-        return self.batch.min_valid_members or max(2, math.ceil(self.rollout.group_size / 2))
+        fewest = 1 if self.credit.method == "distill" else 2  # a baseline needs two
+        return self.batch.min_valid_members or max(fewest, math.ceil(self.rollout.group_size / 2))
+
+    @property
+    def trains_without_signal(self) -> bool:
+        """Whether groups whose rewards are all equal are trained, too."""
+        return self.batch.train_without_signal or self.credit.distills
 
     @property
     def group_deadline_s(self) -> float:

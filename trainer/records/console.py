@@ -95,6 +95,8 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
             self._say_cells(COLUMNS, cells_of(row, self._smoothing.add(row.reward_mean)))
             if row.judging:
                 self.say(f"judge: {row.judging.sentence}")
+            if row.distillation:
+                self.say(f"teacher: {row.distillation.sentence}")
         elif isinstance(row, ImitationStepRow):
             self._say_cells(IMITATION_COLUMNS, imitation_cells(row))
         elif isinstance(row, EvaluationRow):
@@ -143,6 +145,8 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
             self._judging = f"judge: {row.judging.sentence}" if row.judging else ""
+            if row.distillation:
+                self._judging = f"teacher: {row.distillation.sentence}"
         elif isinstance(row, ImitationStepRow):
             self._columns = IMITATION_COLUMNS
             self._rows.append(imitation_cells(row))

@@ -66,6 +66,8 @@ def points(row: Row) -> Iterator[Point]:
             yield _point(row, "train", _fields(row, without=hidden) | row.signal_numbers)
             if row.judging:
                 yield _point(row, "judge", msgspec.structs.asdict(row.judging))
+            if row.distillation:
+                yield _point(row, "distill", msgspec.structs.asdict(row.distillation))
         case EvaluationRow():
             yield _evaluation(row)
         case ImitationStepRow():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.intervals import HEADING, Estimate, ratio
+from pipeline.intervals import HEADING, Estimate, clustered_mean
 from pipeline.journal.reading import journal_of, read
 from pipeline.journal.rows import EndRow, HeldoutLossRow, ImitationStepRow, PublicationRow, SkippedBatchRow
 from pipeline.screen import lines
@@ -75,7 +75,9 @@ def _change(found: list[HeldoutLossRow], name: str) -> HeldoutChange:
     is_loss = name == "row_losses"
     if first.row_tokens == last.row_tokens:
         pairs = zip(getattr(first, name), getattr(last, name), strict=True)
-        change = ratio([after - before for before, after in pairs], first.row_tokens)
+        change = clustered_mean(
+            (after - before, size) for (before, after), size in zip(pairs, first.row_tokens, strict=True)
+        )
     before, after = (one.loss_estimate if is_loss else one.share_estimate for one in (first, last))
     return HeldoutChange(before=before, after=after, change=change)
 

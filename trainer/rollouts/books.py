@@ -87,7 +87,7 @@ def _group_book_of(recipe: Recipe, admission: Admission) -> GroupBook:
         admission,
         min_valid_members=recipe.min_valid_members,
         stragglers=recipe.admission.stragglers,
-        train_without_signal=recipe.batch.train_without_signal,
+        train_without_signal=recipe.trains_without_signal,
         requires_judgements=recipe.judge.required,
     )
 

@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from pipeline.journal.rows import NO_STAMPS, EpisodeStamps, Fate, JudgedTurn, JudgementFate, JudgementRow
 from pipeline.trajectory import TrajectoryHead
 from trainer.batching.batch import Sample
@@ -26,6 +29,10 @@ class MemberJudgement:
 
     fate: JudgementFate
     turns: tuple[JudgedTurn, ...] = ()
+    # A teacher's log-probs of the sampled tokens, in nats, by turn; None where no teacher judges.
+    logprobs: Mapping[int, npt.NDArray[np.float32]] | None = None
+    # The sum over the rollout's tokens of log p - log p_teacher, in nats, and their number; 0 tokens where no teacher judges.
+    reverse_kl: tuple[float, int] = (0.0, 0)
     judge: str = ""  # model and weights that judged, or the rule
     error: str = ""  # why the judge failed
     waited_s: float = 0.0  # time from its enqueueing until it arrived or was withdrawn
@@ -56,6 +63,11 @@ class Member:
         if self.judgement is None or self.judgement.fate != "joined":
             return None
         return {one.turn: one.score for one in self.judgement.turns if one.score is not None}
+
+    @property
+    def logprobs(self) -> Mapping[int, npt.NDArray[np.float32]] | None:
+        """The log-probs that a teacher gave in time, by turn; None without them."""
+        return self.judgement.logprobs if self.judgement and self.judgement.fate == "joined" else None
 
     @property
     def num_bytes(self) -> int:
@@ -462,4 +474,6 @@ def judgement_row(head: TrajectoryHead, judgement: MemberJudgement, *, cursor: i
         judge=judgement.judge,
         error=judgement.error,
         waited_s=judgement.waited_s,
+        reverse_kl_sum=judgement.reverse_kl[0],
+        num_taught_tokens=judgement.reverse_kl[1],
     )

@@ -375,7 +375,13 @@ class RunStreams:
         self._judgements = StreamReader(
             redis,
             run_id,
-            JudgementIntake(redis, books.groups, books.ledger, books.judging.requests).accept,
+            JudgementIntake(
+                redis,
+                books.groups,
+                books.ledger,
+                books.judging.requests,
+                has_teacher=books.recipe.judge.method == "teacher",
+            ).accept,
             record=recorder.record_judgement,
             kind=JUDGE,
         )

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from arq.connections import ArqRedis
 
 from pipeline import census, deadletters, keys, queue, request_store, stream, telemetry
@@ -24,6 +25,8 @@ from pipeline.judge import Judge, Judgement, JudgementHead, JudgeRequest, judge_
 from pipeline.kinds import JUDGE
 from pipeline.message import MalformedMessage
 from pipeline.stream import Delivery
+from pipeline.trajectory import logprob_fault
+from trainer.batching.credit import GradedMember, logprobs_of, reverse_kl
 from trainer.recipe import JudgeRecipe, Recipe
 from trainer.rollouts.groups import Group, GroupBook, Member, MemberJudgement, cursor_of, judgement_row
 from trainer.rollouts.ledger import Ledger
@@ -33,6 +36,7 @@ log = logging.getLogger("swerve.trainer")
 LOOK_S = 5.0  # pause between two looks at the judges' heartbeats
 # Time without a working judge after which judging counts as out; redeployed judges are back earlier
 OUTAGE_S = 60.0
+_NO_LOGPROBS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +319,11 @@ class Judging:
         """`judge` is the judge in requests; None if the recipe has none. If the recipe's credit reads no scores, groups do not wait for
         them, and judges may deliver them after the step, for measurement.
         """
-        reads_scores = recipe.credit.reads_scores
-        late_s = 0.0 if reads_scores else recipe.judge.wait_s
+        reads_judgements = recipe.credit.reads_judgements
+        late_s = 0.0 if reads_judgements else recipe.judge.wait_s
         self.presence = JudgePresence(redis, recipe.judge, say=say)
         self.requests = JudgeRequests(redis, run_id, judge, book=book, ledger=ledger, late_s=late_s)
-        self.waits = JudgementWaits(book, self.presence, recipe.judge, say=say, are_read=reads_scores)
+        self.waits = JudgementWaits(book, self.presence, recipe.judge, say=say, are_read=reads_judgements)
 
     async def tend(self) -> None:
         """Enqueue and withdraw requests, and release groups that need not wait any longer."""
@@ -331,11 +335,21 @@ class Judging:
 class JudgementIntake:
     """Receives the judgements of one run."""
 
-    def __init__(self, redis: ArqRedis, book: GroupBook, ledger: Ledger, requests: JudgeRequests) -> None:
+    def __init__(
+        self,
+        redis: ArqRedis,
+        book: GroupBook,
+        ledger: Ledger,
+        requests: JudgeRequests,
+        *,
+        has_teacher: bool = False,
+    ) -> None:
+        """`has_teacher`: a judgement joins only with the log-prob of every trained token of its member."""
         self._redis = redis
         self._book = book
         self._ledger = ledger
         self._requests = requests
+        self._has_teacher = has_teacher
 
     async def accept(self, delivery: Delivery[JudgementHead]) -> None:
         """Decides the fate of a judgement, and applies the decision.
@@ -363,6 +377,8 @@ class JudgementIntake:
         else:
             found.turns = tuple(JudgedTurn.of(step) for step in judgement.steps)
             found.judge = judgement.judge
+            if self._has_teacher:
+                found.logprobs = logprobs_of(judgement)
             _check_turns(found, judgement)
         return found
 
@@ -370,9 +386,11 @@ class JudgementIntake:
         """Applies a judgement to the books. No other function does. Their present content decides, because the look-up took a while."""
         cursor = cursor_of(head.group_id)
         awaited = self._requests.arrived(head.rollout_id)
+        member = self._book.find_rollout(cursor, head.rollout_id)
+        if member is not None:
+            _check_logprobs(judgement, member)
         if judgement.fate == "failed":
             log.warning("%s was not judged: %s", head.rollout_id, judgement.error)
-        member = self._book.find_rollout(cursor, head.rollout_id)
         if member is not None and (awaited is not None or member.judgement is not None):
             _join(member, judgement)
         elif awaited is not None:
@@ -458,3 +476,16 @@ def _check_turns(found: MemberJudgement, judgement: Judgement) -> None:
     turns = [step.turn for step in judgement.steps]
     if len(set(turns)) < len(turns):
         found.fate, found.turns, found.error = "failed", (), "request: the judgement names a turn twice"
+
+
+def _check_logprobs(found: MemberJudgement, member: Member) -> None:
+    """Marks a teacher's judgement as failed unless it has a usable log-prob of every trained token of the member."""
+    if found.fate != "joined" or found.logprobs is None:
+        return
+    for reply in (reply for sample in member.samples for reply in sample.replies):
+        logprobs = found.logprobs.get(reply.turn, _NO_LOGPROBS)
+        if fault := logprob_fault(logprobs.tolist(), reply.end - reply.start):
+            found.fate, found.turns, found.logprobs = "failed", (), None
+            found.error = f"judge: turn {reply.turn}: {fault}"
+            return
+    found.reverse_kl = reverse_kl(GradedMember(0.0, member.samples, logprobs=found.logprobs))

@@ -1,4 +1,5 @@
-"""`python -m workers.judge`: one judge process, which takes judge requests from the queue and scores the steps of finished rollouts.
+"""`python -m workers.judge`: one judge process, which takes judge requests from the queue and scores the steps of finished rollouts,
+or has a teacher give log-probs of their tokens.
 
 Judges are interchangeable: each needs Redis, and for judges that are models a router of their own (SWERVE_JUDGE_ROUTER_URL) or the endpoint
 that a request names. It needs no Docker and no recipe. After SIGTERM, running requests get a grace time; then unfinished ones return to the
@@ -36,9 +37,10 @@ from workers.judge.functions import RULES, FunctionJudge, StepFunction, load_fun
 from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
 from workers.judge.stage import StepJudge, StoredRollouts, judge_rollout
-from workers.judge.votes import RequestedVoters, VoteJudge, Voters
+from workers.judge.teacher import TeacherJudge
+from workers.judge.votes import RequestedVoters, VoteJudge
 from workers.policy.requested import NoEngines
-from workers.policy.sglang import announced_tokenizers
+from workers.policy.sglang import TokenizerSource, announced_tokenizers
 from workers.process import REDIS_PATIENCE_S, background, beat, run_process, work
 from workers.settings import positive
 
@@ -77,19 +79,11 @@ async def serve(settings: JudgeSettings) -> None:
     async with contextlib.AsyncExitStack() as cleanup:
         redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
         cleanup.push_async_callback(redis.aclose)
-        limit = asyncio.Semaphore(settings.max_votes)
-        tokenizers = JudgeTokenizers(announced_tokenizers(redis))
         session = await cleanup.enter_async_context(http_session())
-        endpoints = EndpointVoters(session, tokenizers)
-        votes, rewards, gate = _engines(session, settings.router_url, tokenizers)
-        methods: dict[JudgeMethod, StepJudge] = {
-            "votes": VoteJudge(RequestedVoters(votes, endpoints), limit),
-            "reward_model": VoteJudge(rewards, limit),
-            "rule": FunctionJudge(RULES, "rule", fix="choose one of them"),
-            "function": FunctionJudge(
-                settings.functions, "function", fix=f"add it to {FUNCTIONS_VARIABLE} of the judges"
-            ),
-        }
+        url = settings.router_url
+        engines = JudgeEngines(session, url) if url else NoEngines(ROUTER_VARIABLE)
+        gate: Gate = engines if isinstance(engines, NoEngines) else Breaker("engine", engines.check)
+        methods = _methods(settings, session, engines, announced_tokenizers(redis))
         claimer = judge_claimer(redis, settings.name, methods, {"engine": gate})
         async with background(beat(redis, claimer, slots=settings.slots), claimer.breakers.watch()):
             await work(claimer, slots=settings.slots, drain_s=settings.drain_s)
@@ -97,16 +91,25 @@ async def serve(settings: JudgeSettings) -> None:
             await census.forget_worker(redis, settings.name)
 
 
-def _engines(
-    session: aiohttp.ClientSession, router_url: str, tokenizers: JudgeTokenizers
-) -> tuple[Voters, Voters, Gate]:
-    """The models that vote, the models with a scalar output, and the gate that holds claims back during an outage of their engines."""
-    if not router_url:
-        absent = NoEngines(ROUTER_VARIABLE)
-        return absent, absent, absent
-    engines = JudgeEngines(session, router_url)
-    gate = Breaker("engine", engines.check)
-    return EngineVoters(engines, tokenizers), RewardVoters(engines, tokenizers), gate
+def _methods(
+    settings: JudgeSettings,
+    session: aiohttp.ClientSession,
+    engines: JudgeEngines | NoEngines,
+    announced: TokenizerSource,
+) -> dict[JudgeMethod, StepJudge]:
+    limit, tokenizers = asyncio.Semaphore(settings.max_votes), JudgeTokenizers(announced)
+    is_absent = isinstance(engines, NoEngines)
+    votes = engines if is_absent else EngineVoters(engines, tokenizers)
+    rewards = engines if is_absent else RewardVoters(engines, tokenizers)
+    return {
+        "votes": VoteJudge(RequestedVoters(votes, EndpointVoters(session, tokenizers)), limit),
+        "reward_model": VoteJudge(rewards, limit),
+        "rule": FunctionJudge(RULES, "rule", fix="choose one of them"),
+        "function": FunctionJudge(
+            settings.functions, "function", fix=f"add it to {FUNCTIONS_VARIABLE} of the judges"
+        ),
+        "teacher": TeacherJudge(engines, announced, limit),
+    }
 
 
 def judge_claimer(

@@ -43,6 +43,9 @@ class JudgeMeta(msgspec.Struct, frozen=True):
     weight_version: str | int | None = None
     # One list for each sampled token: log-prob, id and text of each token that was asked about.
     output_token_ids_logprobs: list[list[tuple[float, int, str | None]]] | None = None
+    # Log-prob, id and text of each token of the prompt from `logprob_start_len` on; the first has no log-prob, and one that is not
+    # finite is null in JSON.
+    input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
 
 
 class Generated(msgspec.Struct, frozen=True):

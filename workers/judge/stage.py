@@ -57,7 +57,11 @@ class FinishedRollout:
         return "" if self.issue.strip() in words else words
 
     def unscored(self, turn: int, judge: Judge) -> Unscored | None:
-        """The reason why the judge is not asked about this turn; None if it is asked."""
+        """The reason why the judge is not asked about this turn; None if it is asked. A teacher is asked about every turn, because every
+        token that the policy sampled is trained.
+        """
+        if judge.method == "teacher":
+            return None
         if not self.turns[turn].actions:
             return None if judge.score_format_errors else "format_error"
         is_submission = self.submitted and turn == len(self.turns) - 1
@@ -105,7 +109,7 @@ def finished_rollout(trajectory: Trajectory) -> FinishedRollout:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The result of one method: an entry for each turn that it was asked about, and the judge's name."""
+    """The result of one method: an entry for each turn that it was asked about, with its score or its log-probs, and the judge's name."""
 
     steps: Sequence[JudgedStep]
     judge: str  # the model and its weights, or the rule

@@ -185,7 +185,8 @@ function cut(found) {
     found.dropped_chars ? ` Characters of the newest messages that did not fit: ${number(found.dropped_chars)}.` : ""].join("");
 }
 
-function judged({ score, unscored, votes }) {
+function judged({ score, unscored, votes, num_logprobs }) {
+  if (num_logprobs) return element("p", { class: "label" }, "Teacher ", badge(`log-probs of ${number(num_logprobs)} tokens`, "plain"));
   const kind = score === null ? "plain" : score > 0.2 ? "good" : score < -0.2 ? "bad" : "warn";
   const said = score === null ? `no score: ${unscored ?? "the judge abstains"}` : number(score);
   const opinions = (votes ?? []).map((vote) => element("li", {},

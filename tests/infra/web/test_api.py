@@ -55,6 +55,16 @@ async def test_series_have_every_number_of_a_step_and_how_its_episodes_ended(
     assert [(mark["kind"], mark["step"]) for mark in shown["marks"]] == [("published", 1)]
 
 
+async def test_series_have_the_distance_from_a_teacher_with_its_interval(serve: Serve, run_dir: Path) -> None:
+    taught = {"num_taught": 7, "num_left_out": 1, "num_tokens": 90, "reverse_kl": 0.25, "reverse_kl_low": 0.2}
+    append(run_dir, "steps", {**step(2, []), "distillation": taught})
+    first, second = (await read(await serve(run_dir), f"{RUN}/series"))["steps"]
+    assert "distill_reverse_kl" not in first
+    assert (second["distill_reverse_kl"], second["distill_reverse_kl_low"]) == (0.25, 0.2)
+    assert second["distill_reverse_kl_high"] is None
+    assert "distillation" not in second
+
+
 async def test_alarms_are_marks_with_what_decided_them(serve: Serve, run_dir: Path) -> None:
     alarm = {"step": 1, "kind": "entropy", "text": "0.01 nats", "at": 2300.0}
     append(run_dir, "alarms", alarm, {**alarm, "text": "0.5 nats", "is_over": True, "at": 2400.0})

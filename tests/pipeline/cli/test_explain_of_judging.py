@@ -109,7 +109,7 @@ def _settled(run_dir: Path, rollout_id: str, **fields: Any) -> None:
         ),
         (
             {"fate": "failed", "turns": (), "error": "engine: no reply"},
-            "not used: the judge failed for good, so its rollout has no scores; engine: no reply, waited 12 s",
+            "not used: the judge failed for good, so its rollout has no scores or log-probs; engine: no reply, waited 12 s",
         ),
         (
             {"fate": "unneeded", "turns": ()},

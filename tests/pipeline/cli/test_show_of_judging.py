@@ -12,7 +12,7 @@ from pipeline.kinds import JUDGE
 from pipeline.queue import Lease
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import RunCommand, answered, known_run
-from tests.pipeline.judging import dead_lettered, enqueued, taken, voted
+from tests.pipeline.judging import dead_lettered, enqueued, taken, taught, voted
 
 VOTING = Judge(method="votes", name="judge-8b")
 
@@ -60,6 +60,30 @@ async def test_a_judge_request_is_shown_with_what_each_vote_said(pool: ArqRedis,
         "turn 2  no score: its reply held no command",
     ):
         assert expected in out
+
+
+async def test_a_rollout_that_was_taught_says_that_its_tokens_have_log_probs(
+    pool: ArqRedis, run: RunCommand
+) -> None:
+    await known_run(pool)
+    turns = tuple(samples.turn() for _ in range(2))
+    rollout_id = await answered(pool, turns=turns)
+    teacher = Judge(method="teacher", name="big")
+    claim = await taken(pool, judge_request_id(rollout_id), rollout_id=rollout_id, judge=teacher)
+    await stream.publish(pool, taught(claim, turns, logprob=-0.5), kind=JUDGE)
+    _, out, _ = await run("show", rollout_id)
+    assert f"judging  log-probs of 6 tokens, by big@7  ({rollout_id}.judge)" in out
+    assert out.count("  the teacher's log-probs of 3 tokens, -0.500 nats on average") == 2
+    _, out, _ = await run("show", judge_request_id(rollout_id))
+    assert "judge    teacher big" in out
+    assert "turn 2  the teacher's log-probs of 3 tokens" in out
+    _, out, _ = await run("show", judge_request_id(rollout_id), "--json")
+    steps = json.loads(out)["judgement"]["steps"]
+    assert [step["logprobs"] for step in steps] == [[-0.5] * 3] * 2
+    _, out, _ = await run("ls", "--kind", "judge")
+    assert "judged, log-probs of 6 tokens" in out
+    _, out, _ = await run("status")
+    assert "scores     log-probs of 6 tokens in 2 recent steps" in out
 
 
 async def test_a_vote_that_failed_is_told_from_one_that_abstained(pool: ArqRedis, run: RunCommand) -> None:

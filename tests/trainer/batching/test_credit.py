@@ -22,7 +22,9 @@ from trainer.batching.credit import (
 )
 from trainer.recipe import AdvantageKind, CreditMethod, CreditRecipe
 
-METHODS: tuple[CreditMethod, ...] = get_args(CreditMethod)
+DISTILLING: tuple[CreditMethod, ...] = ("distill", "outcome_plus_distill")
+METHODS: tuple[CreditMethod, ...] = tuple(one for one in get_args(CreditMethod) if one not in DISTILLING)
+"""The methods that read scores."""
 
 
 def sample(lengths: Mapping[int, int], *, branch: int = 0) -> Sample:
@@ -329,4 +331,4 @@ def test_the_value_of_each_state_as_potential_lowers_the_variance_of_the_gradien
 
 
 def test_every_method_that_a_recipe_may_name_has_a_function() -> None:
-    assert set(METHODS) == CREDITS.keys()
+    assert {*METHODS, *DISTILLING} == CREDITS.keys()

@@ -23,6 +23,7 @@ from tests.trainer.learner.tiny import (
     write_model,
 )
 from trainer.learner.config import LearnerConfig, LoraConfig
+from trainer.learner.forward import Likelihoods
 from trainer.learner.lora import ADAPTER_DIRECTORY
 from trainer.learner.megatron import Learner
 

@@ -7,7 +7,7 @@ import pty
 import pytest
 from msgspec.structs import replace
 
-from pipeline.journal.rows import EvaluationRow, StepJudging, StepRow
+from pipeline.journal.rows import EvaluationRow, StepDistillation, StepJudging, StepRow
 from trainer.records.console import (
     COLUMNS,
     HEARTBEAT_S,
@@ -79,6 +79,29 @@ def test_a_judged_step_says_how_much_was_judged_and_how_far_scores_moved_credit(
         "judge: 7 of 8 trajectories trained with a judgement, 75% of their replies with a score, mean score +0.250; "
         "advantages of 0.500 by rewards, moved by 0.030"
     )
+
+
+TAUGHT = StepDistillation(
+    num_taught=7,
+    num_left_out=1,
+    num_tokens=1400,
+    reverse_kl=0.25,
+    reverse_kl_low=0.2,
+    reverse_kl_high=0.3,
+)
+
+
+def test_a_taught_step_says_how_far_the_policy_is_from_its_teacher() -> None:
+    out = io.StringIO()
+    progress = open_console(out)
+    progress.show(replace(row(1, 0.0), distillation=TAUGHT))
+    progress.show(
+        replace(row(2, 0.0), distillation=replace(TAUGHT, reverse_kl_low=None, reverse_kl_high=None))
+    )
+    _, first, _, second = (line.partition(" ")[2] for line in out.getvalue().splitlines())
+    rest = "; 7 of 8 trajectories have its log-probs, of 1,400 tokens"
+    assert first == f"teacher: reverse KL to the teacher 0.2500 nats a token (0.2000 to 0.3000, 95 %){rest}"
+    assert second == f"teacher: reverse KL to the teacher 0.2500 nats a token{rest}"
 
 
 def test_a_heartbeat_is_written_only_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:

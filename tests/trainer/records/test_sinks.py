@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.journal.reading import read
 from pipeline.journal.rows import EvaluationRow, PublicationRow, Row, StepRow
-from tests.trainer.records.test_console import JUDGED, row
+from tests.trainer.records.test_console import JUDGED, TAUGHT, row
 from trainer.recipe import AlarmsRecipe
 from trainer.records.alarms import Alarms
 from trainer.records.journal_writer import Journal
@@ -90,3 +90,14 @@ def test_tensorboard_shows_outcome_and_process_apart_where_somebody_judges(tmp_p
     assert [point.step for point in shown.Scalars("train/reward_mean")] == [1, 2, 3]
     assert [point.step for point in shown.Scalars("judge/process_size")] == [2, 3]
     assert [point.step for point in shown.Scalars("judge/score_mean")] == [2], "no score is not a score of 0"
+
+
+def test_tensorboard_shows_the_distance_from_a_teacher_where_there_is_one(tmp_path: Path) -> None:
+    with Board(tmp_path) as board:
+        board.show(row(1, 0.5))
+        board.show(replace(row(2, 0.5), distillation=TAUGHT))
+        board.show(replace(row(3, 0.5), distillation=replace(TAUGHT, reverse_kl=None)))
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+    assert [point.step for point in shown.Scalars("distill/num_left_out")] == [2, 3]
+    assert [point.step for point in shown.Scalars("distill/reverse_kl")] == [2], "nothing taught is not a distance of 0"

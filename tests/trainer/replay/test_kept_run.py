@@ -1,5 +1,6 @@
 """The batch of a step, put together again from its row and the kept rollouts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,22 +8,26 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.journal.rows import StartRow
+from pipeline.judge import Judge, Judgement, judgement_head
 from pipeline.message import pack_int32s
+from pipeline.request import Claim
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.trajectory import Reward, Trajectory, head_of
+from tests.pipeline.judging import judge_request, taught
 from tests.trainer.judge.journals import judgement
 from tests.trainer.processes import recipe as recipe
 from tests.trainer.records.test_journal import step as step_row
 from tests.trainer.trajectories import behind, joined, trajectory, turn
 from trainer.batching.batch import Batch
 from trainer.batching.collate import Overlong, make_batch
+from trainer.batching.credit import logprobs_of
 from trainer.batching.samples import samples_of
 from trainer.recipe import CreditRecipe, OverlongRecipe, load_recipe, to_toml
 from trainer.records import run_directory
 from trainer.records.journal_writer import Journal
 from trainer.records.rollout_writer import RolloutWriter
 from trainer.replay import KeptRun
-from trainer.rollouts.groups import Group, Member
+from trainer.rollouts.groups import Group, Member, MemberJudgement
 
 VOCAB_SIZE = 512
 
@@ -51,11 +56,15 @@ def group_of(rollouts: list[Trajectory]) -> Group:
     return Group(0, 4, 0, "t", members)
 
 
-def keep(run: Path, recipe: Path, rollouts: list[Trajectory], batch: Batch) -> None:
+def keep(
+    run: Path, recipe: Path, rollouts: list[Trajectory], batch: Batch, judgements: Sequence[Judgement] = ()
+) -> None:
     run_directory.create(run, "run", to_toml(load_recipe(recipe)))
     writer = RolloutWriter(run / DIRECTORY, max_bytes=2**30)
     for one in rollouts:
         writer.add_trajectory(one)
+    for one in judgements:
+        writer.add_judgement(judgement_head(one, 0), one)
     writer.close()
     with Journal(run / "journal") as journal:
         row = replace(
@@ -112,6 +121,50 @@ def test_a_replay_gives_credit_by_the_scores_that_the_step_had_and_by_no_later_o
     again = KeptRun(tmp_path / "run").batch(1, "leave_one_out", credit)
     pairs = zip(again.samples, batch.samples, strict=True)
     assert all(one.advantages_T.tobytes() == other.advantages_T.tobytes() for one, other in pairs)
+    assert again.credit == batch.credit
+
+
+def test_a_replay_has_the_log_probs_that_the_teacher_gave_and_makes_the_same_batch(
+    recipe: Path, tmp_path: Path
+) -> None:
+    rollouts = [rollout(n, 0.0, version=3) for n in range(3)]
+    recipe.write_text(
+        recipe.read_text() + '[judge]\nmethod = "teacher"\ntokenizer = "t"\nrequired = true\n'
+        '[credit]\nmethod = "distill"\ncoefficient = 0.5\n'
+    )
+    credit = load_recipe(recipe).credit
+    group = group_of(rollouts)
+    request = replace(judge_request(), judge=Judge(method="teacher"))
+    given = {
+        number: taught(
+            Claim(request=replace(request, rollout_id=f"r{number}"), attempt=1, worker="w", claimed_at=1.0),
+            rollouts[number].turns,
+            logprob=-0.3 - number,
+        )
+        for number in range(2)
+    }
+    for number, one in given.items():
+        group.members[number].judgement = MemberJudgement("joined", logprobs=logprobs_of(one))
+    batch, fates = make_batch(
+        [group],
+        step=1,
+        lag_of=behind(3),
+        temperature=1.0,
+        kind="leave_one_out",
+        credit=credit,
+        withhold_beyond=None,
+    )
+    assert fates == {"r0": "trained", "r1": "trained", "r2": "unjudged"}
+    keep(tmp_path / "run", recipe, rollouts, batch, [*given.values()])
+    with Journal(tmp_path / "run" / "journal") as journal:
+        for name in ("r0", "r1"):
+            journal.append(judgement(name, None, None, None))
+        journal.append(judgement("r2", fate="failed"))
+    again = KeptRun(tmp_path / "run").batch(1, "leave_one_out", credit)
+    assert again.request_ids == batch.request_ids == ("r0", "r1")
+    pairs = zip(again.samples, batch.samples, strict=True)
+    assert all(one.advantages_T.tobytes() == other.advantages_T.tobytes() for one, other in pairs)
+    assert any(sample.advantages_T.any() for sample in again.samples)
     assert again.credit == batch.credit
 
 

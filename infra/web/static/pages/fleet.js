@@ -191,6 +191,7 @@ function scoring(found) {
   return facts([
     ["Steps with a score", `${number(found.num_scored)} of ${number(found.num_steps)}`],
     ["Valid votes", `${number(found.num_valid_votes)} of ${number(found.num_votes)}`],
+    ["Tokens with a teacher's log-prob", found.num_logprobs ? number(found.num_logprobs) : ""],
   ]);
 }
 

@@ -9,6 +9,8 @@ import { ago, duration, moment, number, percent, seconds, words } from "../forma
 // A curve that is `rare` is shown only where it is not always zero.
 const CURVES = [
   { title: "Training reward, mean, with 95 % intervals", fields: ["reward_mean"], ends: ["reward_low", "reward_high"], floor: 0, ceiling: 1 },
+  { title: "Reverse KL to the teacher (nats a token), with 95 % intervals", fields: ["distill_reverse_kl"],
+    ends: ["distill_reverse_kl_low", "distill_reverse_kl_high"], rare: true },
   { title: "Entropy (nats)", fields: ["entropy"], floor: 0 },
   { title: "Lag, and how far admission may run ahead (versions)", fields: ["lag_mean", "lag_max", "ahead_versions"], floor: 0 },
   { title: "Log-prob gap, engine against learner (nats)", fields: ["logprob_gap_mean", "logprob_gap_max"], floor: 0 },
@@ -30,7 +32,8 @@ const CURVES = [
 const PARTS = ["wait_s", "forward_s", "backward_s", "optimizer_s", "audit_s", "export_s", "engines_s", "checkpoint_s",
   "evaluation_s", "other_s"];
 const OLD_PARTS = ["wait_s", "train_s"]; // of journals without wall_s
-const NOT_DRAWN = new Set(["step", "at", "version", "wall_s", "reward_low", "reward_high", ...PARTS, ...OLD_PARTS,
+const NOT_DRAWN = new Set(["step", "at", "version", "wall_s", "reward_low", "reward_high",
+  "distill_reverse_kl_low", "distill_reverse_kl_high", ...PARTS, ...OLD_PARTS,
   ...CURVES.flatMap((one) => one.fields)]);
 
 /** Charts of curves. `runs` is [{name, series}]; the first is the page's, the others are drawn over it. */
