@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from packaging.version import Version
+from transformers import PreTrainedModel
 
 from tests.trainer.learner.tiny import (
     config,
