@@ -11,7 +11,6 @@ end          the weights as a Hugging Face directory; the row of the end; the la
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -48,8 +47,6 @@ from trainer.weights.transport import DiskTransport
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-
-log = logging.getLogger("swerve.trainer")
 
 Part = Literal["train", "evaluation", "checkpoint", "other"]
 

@@ -27,7 +27,11 @@ from trainer.learner.forward import Likelihoods
 from trainer.learner.lora import ADAPTER_DIRECTORY
 from trainer.learner.megatron import Learner
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1200)]  # four processes on all cores
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]  # four processes on all cores
 
 LIMIT = 1e-5
 """The largest relative difference in fp32."""
@@ -133,7 +137,11 @@ def expected(
         _, likeliest = learner.likelihoods(make_samples())
         logprobs, losses = learner.logprobs(make_samples(), 0.8), train(learner, 1)
         learner.export(exported := tmp_path_factory.mktemp("one") / "weights")
-        outcomes[kind] = ((logprobs, likeliest), losses + train(learner, 4), step_between(directory, exported))
+        outcomes[kind] = (
+            (logprobs, likeliest),
+            losses + train(learner, 4),
+            step_between(directory, exported),
+        )
     return outcomes
 
 
