@@ -71,9 +71,8 @@ class Curriculum:
         num_tasks = len(order.task_ids)
         self._eases: npt.NDArray[np.float64] = np.zeros(num_tasks)
         self._variances: npt.NDArray[np.float64] = np.full(num_tasks, EASE_VARIANCE)  # when last played
-        self._played_at: npt.NDArray[np.int64] = np.zeros(
-            num_tasks, np.int64
-        )  # in episodes since the run began
+        # Number of the run's episodes when a task was last played
+        self._played_at: npt.NDArray[np.int64] = np.zeros(num_tasks, np.int64)
         self._num_episodes = 0
         self._ability, self._ability_variance = 0.0, ABILITY_VARIANCE
         self._num_plain = 0  # groups before `_plain_before` that follow the order

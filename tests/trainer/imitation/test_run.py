@@ -315,7 +315,7 @@ def test_a_dry_run_prints_the_recipe_and_counts_rows_tokens_and_steps(
     ("words", "complaint"),
     [
         (["--dry-run", "--gpus", "8xH100-80"], 'which knows recipes of kind "rl" only'),
-        (["--set", "alarms.window_steps=3"], "alarms is no key of a recipe; there are kind, name, "),
+        (["--set", "alarms.window_steps=3"], "alarms is not a key of a recipe; there are kind, name, "),
         (["--set", "data.train=[]"], "data.train is empty; give one file of rows at least"),
         (["--set", "num_epochs=2"], "num_steps and num_epochs: both are given; give one of the two"),
         (["--set", "learner.loss.kind=grpo"], 'learner.loss.kind is "grpo"; it must be "sft"'),

@@ -27,11 +27,8 @@ from trainer.learner.forward import Likelihoods
 from trainer.learner.lora import ADAPTER_DIRECTORY
 from trainer.learner.megatron import Learner
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-]  # four processes on all cores
+# Four processes on all cores
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LIMIT = 1e-5
 """The largest relative difference in fp32."""
