@@ -38,6 +38,7 @@ REGISTRY, TOKENS = "trainer/learner/objectives/registry.py", "trainer/learner/ob
 LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
 PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
 TRANSPORT = "trainer/weights/transport.py"
+TRAJECTORY = "pipeline/trajectory.py"
 CANONICAL, TREE = "workers/foreign/canonical.py", "workers/foreign/tree.py"
 IS_DEAD = "if redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end"
 
@@ -316,8 +317,8 @@ MUTANTS: dict[str, list[Mutant]] = {
             "tokens that two samples share are trained twice",
         ),
         Mutant(
-            SAMPLES,
-            "elif every_step or turn.kept_tokens < len(run.tokens):",
+            TRAJECTORY,
+            "elif every_step or turn.kept_tokens < run.num_tokens:",
             "elif every_step:",
             "a turn whose context was cut continues the sample",
         ),

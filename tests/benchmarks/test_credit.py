@@ -69,9 +69,9 @@ def test_the_table_compares_each_judge_with_the_outcome_alone_of_its_seed() -> N
     ]
     lines = table([*slow, *fast]).splitlines()
     assert "96 episodes, 45.0 %" in lines[0]
-    assert lines[4].startswith("| `outcome` |  |  | 2 | 96 ± 0 | 0 of 2 |")
-    assert lines[5].startswith("| `outcome_then_steps` | 0.1 | 80 % | 2 | 36 ± 0 | 2 of 2 |")
-    assert lines[5].endswith("| +12.5 ± 0.0 |")
+    assert lines[5].startswith("| `outcome` |  |  | 2 | 96 (96 to 96) | 0 of 2 |")
+    assert lines[6].startswith("| `outcome_then_steps` | 0.1 | 80 % | 2 | 36 (36 to 36) | 2 of 2 |")
+    assert lines[6].endswith("| +12.5 (+12.5 to +12.5) |")
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_a_step_does_not_wait_where_the_recipe_lets_groups_run_late() -> None:
 
 def test_a_groups_id_tells_its_cursor() -> None:
     assert cursor_of(group_id_of(12)) == 12
-    with pytest.raises(ValueError, match="no group of a training run"):
+    with pytest.raises(ValueError, match="is not a group of a training run"):
         cursor_of("heldout_before:3")
 
 

@@ -190,7 +190,7 @@ def test_misuse_is_refused_before_anything_is_asked(place: Place, tmp_path: Path
     for arguments, says in (
         ((), "give tasks.jsonl"),
         ((str(bad),), "test:task: image: image 'Not An Image'"),
-        (("--image", "UPPER/case"), "no repository"),
+        (("--image", "UPPER/case"), "is not a repository name"),
         ((str(tmp_path / "absent.jsonl"),), "absent.jsonl"),
         (("--image", "x", "--budget-bytes", "much"), "give a size"),
     ):

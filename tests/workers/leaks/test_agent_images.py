@@ -248,7 +248,7 @@ async def test_without_a_leak_a_setup_makes_no_image(
     [
         ({"setup_script": "echo no luck; exit 3"}, SandboxError, "setup_script of .* status 3: no luck"),
         ({"setup_patch": BUG.replace(b"a - b", b"a / b")}, TaskBroken, "setup_patch of .* does not apply"),
-        ({"setup_patch": BUG, "workdir": "/srv"}, TaskBroken, "setup_patch of .* no git repository"),
+        ({"setup_patch": BUG, "workdir": "/srv"}, TaskBroken, "setup_patch of .* is not a git repository"),
     ],
 )
 async def test_a_setup_that_fails_is_no_episode(
