@@ -12,8 +12,9 @@ not tried again. The distributions widen with every other episode, because the p
 To draw a task, every ease is drawn from its distribution (Thompson sampling, Biometrika 1933). So tasks of which little is known are tried
 now and then, and a share of the groups follows the plain order, so that no task is forgotten, whatever its rewards were.
 
-The evidence is a function of the journal's episode rows in their order, and a draw one of seed, cursor and evidence. So a resumed run
-begins with the evidence of its checkpoint, bit for bit. A group that is open at the checkpoint keeps its task.
+The evidence is a function of the journal's episode rows in their order, so a resumed run begins with that of its checkpoint, bit for bit. A
+draw is a function of seed, cursor and evidence, and of the tasks that are in quarantine or have an open group. A group that is open at the
+checkpoint keeps its task.
 """
 
 import math
@@ -98,10 +99,8 @@ class Curriculum:
         self._eases[place] += variance * surprise
         self._ability += self._ability_variance * surprise
         self._num_episodes += 1
-        self._variances[place], self._played_at[place] = (
-            variance - variance**2 * information,
-            self._num_episodes,
-        )
+        self._variances[place] = variance - variance**2 * information
+        self._played_at[place] = self._num_episodes
         left = self._ability_variance - self._ability_variance**2 * information
         self._ability_variance = min(left + ABILITY_DRIFT, ABILITY_VARIANCE)
 
