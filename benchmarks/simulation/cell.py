@@ -51,6 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float = 1.0  # of the judge: how many of its scores are right
     # Updates of a step. The proximal policy, by which ratios are clipped, is that before the first.
     num_minibatches: int = 1
+    num_epochs: int = 1  # passes of a step over its batch, with an update after each
     # Whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn.
     is_curriculum: bool = False
     is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
@@ -188,7 +189,10 @@ class CellRun:
     def __init__(self, cell: Cell, settings: Settings, bench: Workbench) -> None:
         self._cell, self._settings, self._bench = cell, settings, bench
         config = msgspec.structs.replace(
-            settings.learner(cell.objective), seed=cell.seed, num_minibatches=cell.num_minibatches
+            settings.learner(cell.objective),
+            seed=cell.seed,
+            num_minibatches=cell.num_minibatches,
+            num_epochs=cell.num_epochs,
         )
         self._learner = Learner(config, model_directory=POLICY)
         num_tasks = settings.num_tasks or settings.num_steps * settings.groups_per_step

@@ -251,13 +251,16 @@ def test_the_command_adds_the_missing_cells_and_prints_them_as_tables(
 
 
 @pytest.mark.slow
-def test_the_orders_of_tasks_are_compared_on_the_same_set(
+def test_orders_of_tasks_and_numbers_of_passes_are_compared_on_the_same_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--short", "--tasks", "12", "--seeds", "0", "--results", str(tmp_path / "rows.jsonl")]
+    results = ["--results", str(tmp_path / "rows.jsonl")]
+    words = ["--short", "--tasks", "12", "--seeds", "0", "--passes", "1", "2", *results]
     with pytest.raises(SystemExit):
         curriculum.main(["--table", *words])
     assert curriculum.main(words) == 0
     assert curriculum.main(["--table", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1:3] for line in lines[-2:]] == [[" plain ", " 1 "], [" signal ", " 1 "]]
+    assert [line.split("|")[1:4] for line in lines[-4:]] == [
+        [f" {num_passes} ", f" {order} ", " 1 "] for num_passes in (1, 2) for order in ("plain", "signal")
+    ]

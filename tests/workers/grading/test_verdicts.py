@@ -54,7 +54,8 @@ def decided(verdict: Verdict, log: str = PASSED, exit_code: int = 0, **evidence:
 
 def test_an_exit_status_is_believed_as_far_as_the_witness_bears_it_out() -> None:
     assert decided(EXIT_CODE) == (1.0, "exit status 0")
-    assert decided(EXIT_CODE, exit_code=1) == (0.0, "exit status 1")
+    for status in (1, 2, 5, 137):
+        assert decided(EXIT_CODE, exit_code=status) == (0.0, f"exit status {status}")
     assert decided(EXIT_CODE, log="") == (1.0, "exit status 0")
     assert decided(EXIT_CODE, log="", runs=()) == (0.0, "exit status 0, but pytest did not report its end")
     assert decided(EXIT_CODE, runs=()) == (1.0, "exit status 0")
@@ -221,6 +222,8 @@ def test_r2e_takes_no_line_for_which_no_test_ran() -> None:
          "tests_json: 2 of 2 tests passed"),
         ('[{"name":"new","status":"PASSED"},{"name":"old","status":"FAILED"}]', 0.0, "tests_json: 1 of 2 tests passed"),
         ('[{"name":"new","status":"PASSED"},{"name":"old","status":"PASSED"},{"name":"old","status":"SKIPPED"}]', 1.0,
+         "tests_json: 2 of 2 tests passed"),
+        ('[{"name":"new","status":"PASSED"},{"name":"old","status":"FAILED"},{"name":"old","status":"PASSED"}]', 1.0,
          "tests_json: 2 of 2 tests passed"),
         ("[]", 0.0, "tests_json: 0 of 2 tests passed"),
         ("[3]", 0.0, "tests_json: the parser made nothing of the log"),
