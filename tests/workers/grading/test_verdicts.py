@@ -208,6 +208,11 @@ def test_r2e_reads_the_first_word_of_a_line() -> None:
     assert r2e_statuses(log) == {"new": "FAILED", "": "ERROR"}
 
 
+def test_r2e_reads_the_first_summary_of_a_log_only() -> None:
+    summary = "=== short test summary info ===\n{} r2e_tests/t.py::new\n"
+    assert r2e_statuses(summary.format("FAILED") + summary.format("PASSED")) == {"new": "FAILED"}
+
+
 def test_r2e_takes_no_line_for_which_no_test_ran() -> None:
     runs = (WitnessedRun("pytest", replace(END, outcomes={"r2e_tests/t.py::new": "FAILED"})),)
     verdict = replace(R2E, expected={"new": "PASSED"})
