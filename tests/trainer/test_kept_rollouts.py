@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import atif
 import pyarrow.parquet as pq
 import pytest
 from redis.asyncio import Redis
@@ -62,12 +63,15 @@ async def test_without_redis_every_rollout_of_a_run_is_shown_explained_listed_an
     )
     assert "state    dead" in printed(f"pipeline show {failed} --redis {NO_REDIS} --run-dir", run)
 
-    for kind in ("traj", "sft", "messages", "parquet"):
+    for kind in ("traj", "atif", "sft", "messages", "parquet"):
         printed(f"trainer.rollouts export --format {kind} --out", out / kind, run)
     assert {path.parent.name for path in (out / "traj").glob("*/*.traj.json")} == set(rows)
     table = pq.read_table(out / "parquet" / "rollouts.parquet")
     assert sorted(table.column("request_id").to_pylist()) == sorted(rows)
+    for document in (out / "atif").iterdir():
+        atif.Trajectory.model_validate_json(document.read_text())
     fine_tuning = [json.loads(line) for line in (out / "sft" / "sft.jsonl").read_text().splitlines()]
     played = {one for one, row in rows.items() if row.purpose == "train"}
+    assert {path.stem for path in (out / "atif").iterdir()} == played
     assert {row["request_id"] for row in fine_tuning} == played, "the failed one broke off after a reply"
     assert all(sum(sample["loss_mask"]) for row in fine_tuning for sample in row["samples"])

@@ -1,9 +1,10 @@
-"""`python -m trainer.rollouts export RUN_DIR --format traj|sft|messages|parquet --out DIR`: kept rollouts for other tools.
+"""`python -m trainer.rollouts export RUN_DIR --format traj|atif|sft|messages|parquet --out DIR`: kept rollouts for other tools.
 
 Reads the rollouts in the directory of a run or of an evaluation (docs/rollouts.md), without Redis, also while the run continues.
 traj: mini-swe-agent's ID/ID.traj.json for each request, and folders INSTANCE__NANOSECONDS with traj.json, patch.diff and
-meta.json. sft: sft.jsonl, chats with the trained parts of each message, and of each token. messages: messages.jsonl, plain chats.
-parquet: rollouts.parquet, one row per rollout. sft and messages leave held-out rollouts out, unless --purpose says otherwise.
+meta.json. atif: ID.json for each request, in the format of Harbor. sft: sft.jsonl, chats with the trained parts of each message, and of
+each token. messages: messages.jsonl, plain chats. parquet: rollouts.parquet, one row per rollout. atif, sft and messages leave held-out
+rollouts out, unless --purpose says otherwise.
 Exit status 0; 1 if a rollout could not be read or a file not be written; 2 for a malformed command line.
 """
 
@@ -24,6 +25,7 @@ from pipeline.request import Purpose
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.record import StoredHead
 from pipeline.trajectory import Trajectory
+from trainer.rollouts import export_atif
 from trainer.rollouts.export_files import FineTuning, Messages, MiniFolders, SlimeFolders
 
 
@@ -77,7 +79,7 @@ class Wanted:
         return first is not None and last is not None and self.versions.contains(first, last)
 
 
-FORMATS = ("traj", "sft", "messages", "parquet")
+FORMATS = ("traj", "atif", "sft", "messages", "parquet")
 LAYOUTS = ("mini", "slime", "both")
 
 
@@ -139,7 +141,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _purpose(options: argparse.Namespace) -> Purpose | None:
     """The purpose of the exported rollouts. Training data must not contain held-out tasks unless the user asks for it."""
-    chosen = options.purpose or ("train" if options.format in ("sft", "messages") else "all")
+    chosen = options.purpose or ("train" if options.format in ("atif", "sft", "messages") else "all")
     return None if chosen == "all" else chosen
 
 
@@ -179,6 +181,11 @@ def _sinks(options: argparse.Namespace) -> list[AbstractContextManager[RolloutSi
                 for name, make in folders.items()
                 if options.layout in (name, "both")
             ]
+        case "atif":
+            sink = export_atif.AtifDocuments(
+                out, version=options.atif_version, with_prompts=options.prompt_ids
+            )
+            return [contextlib.nullcontext(sink)]
         case "sft":
             return [FineTuning(out)]
         case "messages":
@@ -207,6 +214,23 @@ def _parser() -> argparse.ArgumentParser:
         help="of traj: mini-swe-agent's folders, those of slime-based systems, or both; default both",
     )
     export.add_argument(
+        "--atif-version",
+        choices=export_atif.VERSIONS,
+        default=export_atif.VERSIONS[-1],
+        help="of atif: the version of the format; default %(default)s",
+    )
+    export.add_argument(
+        "--prompt-ids",
+        action="store_true",
+        help="of atif: each step also has the ids of its whole prompt, so that a file grows with the square of the number of turns",
+    )
+    _add_choices(export)
+    return parser
+
+
+def _add_choices(export: argparse.ArgumentParser) -> None:
+    """The flags that choose rollouts."""
+    export.add_argument(
         "--reward",
         type=_reward,
         action="append",
@@ -231,10 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--purpose",
         choices=("train", "eval", "all"),
-        help="training or held-out rollouts; default train for sft and messages, all for traj and parquet",
+        help="training or held-out rollouts; default train for atif, sft and messages, all for traj and parquet",
     )
     export.add_argument("--limit", type=int, default=0, metavar="N", help="no more than N, the oldest")
-    return parser
 
 
 def _reward(text: str) -> float | None:

@@ -149,7 +149,7 @@ class MiniFolders:
     def write(self, trajectory: Trajectory, judgement: Judgement | None) -> bool:
         del judgement  # these formats have no field for one
         name = file_name(trajectory.claim.request.id)
-        _write(
+        write_files(
             self.place / name,
             {f"{name}.traj.json": artefacts.dump(artefacts.trajectory_json(trajectory)).encode()},
         )
@@ -172,7 +172,7 @@ class SlimeFolders:
             "meta.json": artefacts.dump(_slime_meta(trajectory)).encode(),
         }
         name = file_name(artefacts.instance_id(request.task.id))
-        _write(self.place / f"{name}__{_nanoseconds(trajectory)}", files)
+        write_files(self.place / f"{name}__{_nanoseconds(trajectory)}", files)
         return True
 
 
@@ -181,7 +181,8 @@ def file_name(name: str) -> str:
     return _UNSAFE.sub("_", name).lstrip(".") or "_"
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Writes files, each of which appears when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         partial = folder / f".{name}.partial"

@@ -272,7 +272,7 @@ def test_a_name_of_a_task_cannot_lead_out_of_the_folder(export: Export) -> None:
     assert folder.name.startswith("_.._evil_x__")
 
 
-@pytest.mark.parametrize("format", ["sft", "messages", "parquet", "traj"])
+@pytest.mark.parametrize("format", ["sft", "messages", "parquet", "traj", "atif"])
 def test_an_export_holds_few_rollouts_in_memory_at_a_time(
     tmp_path: Path, export: Export, format: str
 ) -> None:
