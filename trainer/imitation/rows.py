@@ -104,6 +104,15 @@ class ImitationRow:
     def num_trained_tokens(self) -> int:
         return sum(int(sample.trained_T.sum()) for sample in self.samples)
 
+    @property
+    def digest(self) -> bytes:
+        """The digest of its tokens, and of which of them are trained."""
+        found = hashlib.sha256()
+        for sample in self.samples:
+            found.update(len(sample.tokens_T).to_bytes(8, "little"))
+            found.update(sample.tokens_T.tobytes() + sample.trained_T.tobytes())
+        return found.digest()
+
     def as_samples(self, request_id: str) -> tuple[Sample, ...]:
         """The samples for the learner. Nobody sampled them, so log-probs, advantages and versions are those of untrained tokens."""
         return tuple(
@@ -142,13 +151,9 @@ class ImitationData:
 
     @property
     def digest(self) -> str:
-        """The digest of the training rows: a run may only be resumed with the same."""
-        found = hashlib.sha256()
-        for row in self.train:
-            for sample in row.samples:
-                found.update(len(sample.tokens_T).to_bytes(8, "little"))
-                found.update(sample.tokens_T.tobytes() + sample.trained_T.tobytes())
-        return found.hexdigest()
+        """The digest of all rows: a run may only be resumed with the same, because the held-out loss is compared row by row."""
+        digests = [row.digest for rows in (self.train, self.heldout) for row in rows]
+        return hashlib.sha256(b"".join([len(self.train).to_bytes(8, "little"), *digests])).hexdigest()
 
 
 def read_data(recipe: ImitationRecipe, bundle: TokenizerBundle) -> ImitationData:

@@ -25,7 +25,8 @@ from pipeline.tokenizer import read_bundle
 from tests.trainer.forking import Forked, fork, run_ranks
 from tests.trainer.imitation.test_rows import ANSWER, write
 from tests.trainer.learner.tiny import read_export
-from trainer import run
+from trainer import curve, run
+from trainer.imitation.rows import ImitationData, ImitationRow, RowCounts, RowTokens
 from trainer.learner.architecture import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
 from trainer.where import __main__ as where
@@ -190,11 +191,11 @@ def test_the_console_has_a_line_for_each_step_and_measurement_and_ends_with_the_
 def test_commands_about_rollouts_say_that_the_run_has_none(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        where.main([str(finished.run_dir)])
-    assert "is of supervised fine-tuning, which has no steps.jsonl: `python -m trainer.report`" in (
-        capsys.readouterr().err
-    )
+    for command, missing in ((where, "steps"), (curve, "episodes")):
+        with pytest.raises(SystemExit):
+            command.main([str(finished.run_dir)])
+        said = f"is of supervised fine-tuning, which has no {missing}.jsonl: `python -m trainer.report`"
+        assert said in capsys.readouterr().err
 
 
 def test_the_list_of_runs_has_the_step_of_the_run(finished: Finished) -> None:
@@ -357,11 +358,35 @@ def test_a_run_cannot_be_resumed_with_another_kind_or_other_files(
 
 
 @pytest.mark.slow
-def test_a_run_cannot_be_resumed_with_other_rows_in_the_same_file(recipe: Path) -> None:
+def test_a_run_cannot_be_resumed_with_other_rows_in_the_same_files_or_with_fewer_steps(recipe: Path) -> None:
     done(recipe, "other", "--set", "num_steps=2")
-    write(recipe.with_name("train.jsonl"), *map(row, range(1, 6)))
-    said = done(recipe, "other", "--resume", "--set", "num_steps=4", status=2)
-    assert "data.train: the rows are not those that step-00000002 was trained on" in said
+    said = done(recipe, "other", "--resume", "--set", "num_steps=1", status=2)
+    assert "num_steps makes 1 steps, and step-00000002 has taken 2: raise it" in said
+    for name, numbers in (("heldout", range(11, 15)), ("train", range(1, 6))):
+        path = recipe.with_name(f"{name}.jsonl")
+        before = path.read_text()
+        write(path, *map(row, numbers))
+        said = done(recipe, "other", "--resume", "--set", "num_steps=4", status=2)
+        assert "data: the rows are not those of step-00000002: restore the files and [chat], or start" in said
+        path.write_text(before)
+
+
+def test_the_digest_of_the_rows_depends_on_each_of_them_and_on_where_rows_end() -> None:
+    one, other, third = (
+        RowTokens(np.array([1, number], np.int32), np.array([False, True])) for number in (2, 3, 4)
+    )
+
+    def digest(train: list[tuple[RowTokens, ...]], heldout: list[tuple[RowTokens, ...]]) -> str:
+        rows = ([ImitationRow("", samples) for samples in part] for part in (train, heldout))
+        return ImitationData(*rows, RowCounts(), RowCounts()).digest
+
+    made = [
+        digest([(one,), (other,)], [(third,)]),
+        digest([(one, other)], [(third,)]),
+        digest([(one,), (other,)], [(one,)]),
+        digest([(one,)], [(other,), (third,)]),
+    ]
+    assert len({*made}) == len(made)
 
 
 def test_commands_for_reinforcement_learning_refuse_the_recipe(
