@@ -138,6 +138,21 @@ async def test_a_judgement_that_lacks_a_usable_log_prob_fails_and_its_member_is_
     assert complaint in failed.error
 
 
+async def test_the_memory_of_log_probs_is_counted_before_they_arrive(side: TrainerSide) -> None:
+    await ready_group(side)
+    (group,) = side.book.unjudged
+    samples = [sample for member in group.members.values() for sample in member.samples]
+    expected = sum(sample.num_bytes + 4 * sample.num_trained_tokens for sample in samples)
+    assert side.book.held_bytes == expected
+    await teach_all(side.pool)
+    await read(side)
+    assert side.book.held_bytes == expected
+    logprobs = [one for member in group.members.values() for one in (member.logprobs or {}).values()]
+    assert sum(sample.num_bytes for sample in samples) + sum(one.nbytes for one in logprobs) == expected
+    take(side)
+    assert side.book.held_bytes == 0
+
+
 async def test_a_teacher_that_fails_for_good_trains_nothing(side: TrainerSide) -> None:
     ids = await ready_group(side)
     await fail_all(side.pool)
