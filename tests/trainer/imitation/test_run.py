@@ -322,6 +322,10 @@ def test_a_dry_run_prints_the_recipe_and_counts_rows_tokens_and_steps(
         (["--set", "learner.loss.kind=grpo"], 'learner.loss.kind is "grpo"; it must be "sft"'),
         (["--set", "data.max_tokens=1000"], "set it to learner.micro_batch_tokens = 512 at most"),
         (["--set", "data.heldout=[]"], "evaluation.every_steps has no effect without data.heldout"),
+        (
+            ["--set", "evaluation={before=false,after=false}"],
+            "data.heldout is never measured: set evaluation.before, evaluation.after or evaluation.every_steps",
+        ),
         (["--resume"], "there is no such directory"),
     ],
 )
