@@ -155,6 +155,15 @@ class ImitationData:
         digests = [row.digest for rows in (self.train, self.heldout) for row in rows]
         return hashlib.sha256(b"".join([len(self.train).to_bytes(8, "little"), *digests])).hexdigest()
 
+    @property
+    def shared_words(self) -> str:
+        """A sentence about the held-out rows that are training rows too; "" if there is none."""
+        trained = {row.digest for row in self.train}
+        num_shared = sum(row.digest in trained for row in self.heldout)
+        if not num_shared:
+            return ""
+        return f"{num_shared:,} of {len(self.heldout):,} held-out rows are training rows too, so their loss falls by memorising"
+
 
 def read_data(recipe: ImitationRecipe, bundle: TokenizerBundle) -> ImitationData:
     """The rows of the recipe's files. Raises ValueError naming the key, the file, the line, the field and the fix."""

@@ -63,6 +63,7 @@ def describe(recipe: ImitationRecipe, data: ImitationData) -> str:
         num_tokens = sum(row.num_trained_tokens for row in data.heldout)
         words = counts_words(data.heldout_counts)
         heldout = f"{len(data.heldout):,} rows with {num_tokens:,} tokens to predict: {words}"
+        heldout += f"; {data.shared_words}" if data.shared_words else ""
     num_trained = sum(row.num_trained_tokens for row in data.train)
     num_tokens = sum(row.num_tokens for row in data.train)
     return "\n".join(
@@ -358,6 +359,8 @@ async def open_imitation(
     times: PartTimes[Part] = PartTimes(get_args(Part), "other")
     checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
     console.say(f"run {run_id} in {root}")
+    if data.shared_words:
+        console.say(f"warning: {data.shared_words}")
     console.beat("building the learner")
     learner = await LearnerThread.start(make_feed)
     latest, state = checkpoints.latest(), ImitationState()

@@ -309,7 +309,16 @@ def test_a_dry_run_prints_the_recipe_and_counts_rows_tokens_and_steps(
     assert "rows: 5 with " in said
     assert "0 rows as token ids, 5 rendered by the chat template" in said
     assert "held out: 4 rows with " in said
+    assert "held-out rows are training rows" not in said
     assert not recipe.with_name("run").exists()
+
+
+def test_held_out_rows_that_are_trained_too_are_counted(
+    call: Callable[..., int], recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(recipe.with_name("heldout.jsonl"), *map(row, range(3, 7)))
+    assert call("--dry-run") == 0
+    assert "; 2 of 4 held-out rows are training rows too, so their loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
