@@ -128,7 +128,7 @@ def _heldout_lines(summary: ImitationSummary) -> Iterator[str]:
 
 
 def _heldout_line(name: str, cells: Iterable[str]) -> str:
-    return (f"{name:<22}" + "".join(f"{cell:>27}" for cell in cells)).rstrip()
+    return (f"{name:<22}" + "".join(f"{cell:>30}" for cell in cells)).rstrip()
 
 
 def _cell(found: Estimate | None, sign: str = "") -> str:

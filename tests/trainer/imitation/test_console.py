@@ -99,5 +99,7 @@ def test_the_change_of_the_held_out_loss_is_paired_where_the_rows_are_the_same(
         assert loss.change is not None
         assert (loss.change.value, loss.change.low, loss.change.high) == (-1.0, -1.0, -1.0)
         assert loss.after.low < loss.after.value < loss.after.high
+        table = imitation_table(summarize_imitation(tmp_path), tmp_path)
+        assert ")  -1.0000 (-1.0000 to -1.0000)" in table, "cells do not touch"
     else:
         assert loss.change is None

@@ -26,6 +26,7 @@ from tests.trainer.forking import Forked, fork, run_ranks
 from tests.trainer.imitation.test_rows import ANSWER, write
 from tests.trainer.learner.tiny import read_export
 from trainer import curve, run
+from trainer.compare.evaluations import rewards_of
 from trainer.imitation.rows import ImitationData, ImitationRow, RowCounts, RowTokens
 from trainer.learner.architecture import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
@@ -368,6 +369,13 @@ def test_a_run_cannot_be_resumed_with_another_kind_or_other_files(
     place = ("--run-dir", str(finished.run_dir), "--resume")
     assert call(*place) == 2
     assert "a resumed run cannot change data.heldout: " in capsys.readouterr().err
+
+
+def test_runs_without_episodes_cannot_be_compared(finished: Finished) -> None:
+    with pytest.raises(
+        ValueError, match="is of supervised fine-tuning, which plays no episodes: evaluate its weights"
+    ):
+        rewards_of(finished.run_dir, name="heldout_after", tasks="", greedy=False)
 
 
 @pytest.mark.slow
