@@ -74,9 +74,8 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Vocabulary(msgspec.Struct):
-    vocab: (
-        dict[str, int] | list[tuple[str, float]]
-    )  # the second form is that of Unigram: tokens in the order of their ids
+    # The second form is that of Unigram: tokens in the order of their ids.
+    vocab: dict[str, int] | list[tuple[str, float]]
 
 
 class _TokenizerFile(msgspec.Struct):
