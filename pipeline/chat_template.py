@@ -522,7 +522,7 @@ class ChatTemplate:
         )
         prompt = self.render(_asked())
         if not rendered.startswith(prompt):
-            refuse("it renders a last reply otherwise than after its opening of a reply")
+            refuse(f"it ends each prompt with {self.opening!r}, and does not write that before a last reply")
         return rendered.removeprefix(prompt)
 
     @property

@@ -74,7 +74,8 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Vocabulary(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]]  # the second form is that of Unigram: tokens in the order of their ids
+    # The second form is that of Unigram: tokens in the order of their ids.
+    vocab: dict[str, int] | list[tuple[str, float]]
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -134,17 +135,17 @@ def read_bundle(
     )
 
 
-def vocabulary_difference(policy: TokenizerBundle, other: TokenizerBundle) -> str:
-    """The first token of the policy that `other` does not have under the same id, in words; "" if it has all of them.
+def vocabulary_difference(one: TokenizerBundle, other: TokenizerBundle, *, whose: str = "the policy") -> str:
+    """The first token of `one` that `other` does not have under the same id, in words; "" if it has all of them. `whose` names `one`.
 
     `other` may have more tokens. Only ids and their texts are compared, because ids are all that a model gets.
     """
     ours, theirs = (
-        msgspec.json.decode(one.tokenizer_json, type=_WholeTokenizerFile).tokens for one in (policy, other)
+        msgspec.json.decode(bundle.tokenizer_json, type=_WholeTokenizerFile).tokens for bundle in (one, other)
     )
     for number, token in sorted(ours.items()):
         if theirs.get(number) != token:
-            return f"id {number} is {token!r} for the policy and {theirs.get(number, 'no token')!r} there"
+            return f"id {number} is {token!r} for {whose} and {theirs.get(number, 'no token')!r} there"
     return ""
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pipeline.commandline import directory, program
 from pipeline.intervals import Estimate
-from pipeline.journal.reading import MalformedJournal, journal_of, read
+from pipeline.journal.reading import NoJournal, found_journal, read
 from pipeline.journal.rows import EpisodeRow, EvaluationRow, StepRow
 from trainer.report.summary import finished_episodes, rate
 
@@ -31,8 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     picture = arguments.output or arguments.run_dir / "curve.png"
 
     try:
-        draw(journal_of(arguments.run_dir), picture, title=arguments.run_dir.resolve().name)
-    except (ValueError, MalformedJournal) as error:
+        journal = found_journal(arguments.run_dir, EpisodeRow)
+        draw(journal, picture, title=arguments.run_dir.resolve().name)
+    except (ValueError, NoJournal) as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"{picture} cannot be written: {error.strerror}; choose another --output")

@@ -67,6 +67,7 @@ def minimal(tmp_path: Path) -> Path:
         ((*DISTILL, "judge.tokenizer=''"), "judge.tokenizer is missing"),
         ((*DISTILL, "judge.endpoint.api_base=http://h/v1"), 'is of use with judge.method = "votes" only'),
         ((*DISTILL, "rollout.sampling.temperature=0.7"), "gives log-probs at temperature 1 only"),
+        ((*DISTILL, "learner.loss.kind=sft"), 'learner.loss.kind = "sft" reads no advantages'),
         ((*DISTILL, "batch.advantage=group_mean"), "batch.advantage has no effect"),
         ((*DISTILL, "overlong.penalty=0.5"), "overlong.penalty has no effect"),
         ((*DISTILL, "curriculum.kind=signal"), 'curriculum.kind = "signal" draws tasks by the chance'),

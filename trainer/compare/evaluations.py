@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.journal.reading import journal_of, read
+from pipeline.journal.reading import identity, journal_of, read
 from pipeline.journal.rows import EvaluationRow
 from trainer.compare.looks import Pair, Rewards
 from trainer.evaluate.results import RECORD, EvaluationDirectory, graded_runs
@@ -49,6 +49,11 @@ def _of_outcomes(file: Path, *, greedy: bool) -> Rewards:
 
 
 def _of_run(path: Path, *, name: str, tasks: str, greedy: bool) -> Rewards:
+    if identity(path).kind == "sft":
+        raise ValueError(
+            f"{path} is of supervised fine-tuning, which plays no episodes: evaluate its weights with swerve evaluate, and compare the "
+            "directories of evaluations"
+        )
     rows = list(read(journal_of(path), EvaluationRow))
     chosen = [row for row in rows if (row.name, row.tasks, row.greedy) == (name, tasks, greedy)]
     if not chosen:

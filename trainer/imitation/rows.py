@@ -11,6 +11,7 @@ Shape suffix T: tokens of one sample.
 """
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,6 +33,8 @@ from trainer.inputs import max_positions
 from trainer.recipe import ImitationRecipe
 
 L = TypeVar("L")
+
+GZIP_MARK = b"\x1f\x8b"
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -101,6 +104,15 @@ class ImitationRow:
     def num_trained_tokens(self) -> int:
         return sum(int(sample.trained_T.sum()) for sample in self.samples)
 
+    @property
+    def digest(self) -> bytes:
+        """The digest of its tokens, and of which of them are trained."""
+        found = hashlib.sha256()
+        for sample in self.samples:
+            found.update(len(sample.tokens_T).to_bytes(8, "little"))
+            found.update(sample.tokens_T.tobytes() + sample.trained_T.tobytes())
+        return found.digest()
+
     def as_samples(self, request_id: str) -> tuple[Sample, ...]:
         """The samples for the learner. Nobody sampled them, so log-probs, advantages and versions are those of untrained tokens."""
         return tuple(
@@ -139,13 +151,18 @@ class ImitationData:
 
     @property
     def digest(self) -> str:
-        """The digest of the training rows: a run may only be resumed with the same."""
-        found = hashlib.sha256()
-        for row in self.train:
-            for sample in row.samples:
-                found.update(len(sample.tokens_T).to_bytes(8, "little"))
-                found.update(sample.tokens_T.tobytes() + sample.trained_T.tobytes())
-        return found.hexdigest()
+        """The digest of all rows: a run may only be resumed with the same, because the held-out loss is compared row by row."""
+        digests = [row.digest for rows in (self.train, self.heldout) for row in rows]
+        return hashlib.sha256(b"".join([len(self.train).to_bytes(8, "little"), *digests])).hexdigest()
+
+    @property
+    def shared_words(self) -> str:
+        """A sentence about the held-out rows that are training rows too; "" if there is none."""
+        trained = {row.digest for row in self.train}
+        num_shared = sum(row.digest in trained for row in self.heldout)
+        if not num_shared:
+            return ""
+        return f"{num_shared:,} of {len(self.heldout):,} held-out rows are training rows too, so their loss falls by memorising"
 
 
 def read_data(recipe: ImitationRecipe, bundle: TokenizerBundle) -> ImitationData:
@@ -267,12 +284,13 @@ class RowReader:
 
     def _rendered(self, line: RowLine) -> RowTokens:
         messages, weights = _conversation(line)
+        _check_tools(line.tools or [])
         try:
             tokens = self._for_tools(line.tools or [])
             ids, trained = _rendering(tokens, messages, weights)
         except RequestError as error:
             raise ValueError(
-                f"messages: {error}; change the row, give it samples, or choose another chat.template"
+                f"messages: {error}; give the row samples, choose another chat.template, or change the row"
             ) from error
         return RowTokens(np.array(ids, np.int32), np.array(trained, np.bool_))
 
@@ -296,9 +314,12 @@ def _lines(key: str, path: Path, kind: type[L]) -> Iterator[tuple[str, L]]:
         ) from error
     with file:
         for number, text in enumerate(file, start=1):
+            place = f"{path}, line {number}"
+            if number == 1 and text.startswith(GZIP_MARK):
+                raise ValueError(f"{key}: {path}: it is compressed by gzip; decompress it")
+            text = text.removeprefix(BOM_UTF8) if number == 1 else text
             if not text.strip():
                 continue
-            place = f"{path}, line {number}"
             try:
                 line = decoder.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -328,12 +349,34 @@ def _conversation(line: RowLine) -> tuple[list[ChatMessage], list[bool]]:
         if one.role == "assistant" and (not messages or messages[-1].role == "assistant"):
             before = "no message before it" if not messages else "another one right before it"
             raise ValueError(f"{where} is a reply with {before}; give what it replies to, or join the two")
+        _check_words(where, one)
         messages.append(_message(one))
         weights.append(one.role == "assistant" and one.weight != 0)
     num_used = max((number for number, one in enumerate(messages, 1) if one.role == "assistant"), default=0)
     if not num_used:
         raise ValueError("messages: there is no reply of the role assistant; give one, or remove the line")
     return messages[:num_used], weights[:num_used]
+
+
+def _check_words(where: str, message: RowMessage) -> None:
+    """Raises ValueError for a message without words. Fields with other names are ignored, so that is how a wrong name is found."""
+    if message.role != "assistant" and message.content is None:
+        raise ValueError(f"{where}.content is missing; give the text of the message, which may be empty")
+    is_empty = not (message.content or message.reasoning_content or message.tool_calls)
+    if message.role == "assistant" and is_empty and message.weight != 0:
+        raise ValueError(
+            f"{where} is an empty reply, and training it teaches to say nothing; give content, reasoning_content or tool_calls, or weight 0"
+        )
+
+
+def _check_tools(tools: Sequence[dict[str, Any]]) -> None:
+    for number, tool in enumerate(tools):
+        function: Any = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(cast(dict[str, Any], function).get("name"), str):
+            raise ValueError(
+                f"tools[{number}].function.name is missing; give each tool as OpenAI's API does: "
+                '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+            )
 
 
 def _message(given: RowMessage) -> ChatMessage:

@@ -63,6 +63,7 @@ def describe(recipe: ImitationRecipe, data: ImitationData) -> str:
         num_tokens = sum(row.num_trained_tokens for row in data.heldout)
         words = counts_words(data.heldout_counts)
         heldout = f"{len(data.heldout):,} rows with {num_tokens:,} tokens to predict: {words}"
+        heldout += f"; {data.shared_words}" if data.shared_words else ""
     num_trained = sum(row.num_trained_tokens for row in data.train)
     num_tokens = sum(row.num_tokens for row in data.train)
     return "\n".join(
@@ -80,7 +81,7 @@ class ImitationState(Message, frozen=True, kw_only=True):
     """The run's state in a checkpoint, besides weights and optimizer."""
 
     step: int = 0  # steps taken, skipped ones included
-    digest: str = ""  # digest of the training rows
+    digest: str = ""  # digest of all rows
     journal: dict[str, int] = field(default_factory=dict[str, int])  # size of each file in bytes
 
 
@@ -163,7 +164,7 @@ class ImitationRun:
     def _was_complete(self) -> bool:
         """Whether an earlier process took all steps of the run, so that nothing is left to do."""
         rows = read(self._root / "journal", EndRow)
-        return any(row.is_complete and row.step >= self._order.num_steps for row in rows)
+        return any(row.is_complete and row.step == self._order.num_steps for row in rows)
 
     async def _beat(self) -> None:
         while True:
@@ -352,19 +353,20 @@ async def open_imitation(
     console: Console,
     make_feed: "Callable[[], Feed]",
 ) -> AsyncIterator[ImitationRun]:
-    """Yields the run, ready to go on from its newest checkpoint; closes files afterwards. Raises ValueError if that is of other rows."""
+    """Yields the run, ready to go on from its newest checkpoint; closes files afterwards. Raises ValueError if that is of other rows, or of
+    a step after the last one.
+    """
     times: PartTimes[Part] = PartTimes(get_args(Part), "other")
     checkpoints = Checkpoints(root / "checkpoints", keep=recipe.checkpoint.keep)
     console.say(f"run {run_id} in {root}")
+    if data.shared_words:
+        console.say(f"warning: {data.shared_words}")
     console.beat("building the learner")
     learner = await LearnerThread.start(make_feed)
     latest, state = checkpoints.latest(), ImitationState()
     if latest is not None:
         state = decode(await learner.call("restore", latest), ImitationState)
-        if state.digest != data.digest:
-            raise ValueError(
-                f"data.train: the rows are not those that {latest.name} was trained on; restore the files, or start a new run"
-            )
+        _check_state(recipe, data, state, latest.name)
         console.say(f"resumed from {latest.name}")
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(_journal(root / "journal", state, console))
@@ -383,6 +385,19 @@ async def open_imitation(
             step=state.step,
         )
     await learner.stop()
+
+
+def _check_state(recipe: ImitationRecipe, data: ImitationData, state: ImitationState, name: str) -> None:
+    """Raises ValueError if the run cannot go on from this state, which is that of the checkpoint `name`."""
+    if state.digest != data.digest:
+        raise ValueError(
+            f"data: the rows are not those of {name}: restore the files and [chat], or start a new run; a chat template that writes "
+            "the day's date makes other rows each day, unless chat.template_kwargs gives the date"
+        )
+    num_steps = RowOrder.of(recipe, len(data.train)).num_steps
+    if state.step > num_steps:
+        key = "num_epochs" if recipe.num_steps is None else "num_steps"
+        raise ValueError(f"{key} makes {num_steps} steps, and {name} has taken {state.step}: raise it")
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class HeldoutLossRecipe(Table, frozen=True, kw_only=True):
 
 
 class ImitationLoss(LossConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Loss that a step minimises: the mean of -log(pi) over the trained tokens."""
+    """Loss that a step minimises: the mean of -log(pi) over the trained tokens, unless `aggregation` or an addition is set."""
 
     kind: Literal["sft"] = "sft"  # name of the objective
 
@@ -72,7 +72,8 @@ class ImitationRecipe(Table, frozen=True, kw_only=True):
     batch: ImitationBatchRecipe
     learner: ImitationLearner
     num_steps: PositiveCount | None = None  # number of optimizer steps of the run; give this or num_epochs
-    # Number of times that every row is trained; give this or num_steps. The last step may have fewer rows than the others.
+    # Number of times that every row is trained; give this or num_steps. The last step may have fewer rows than the others, and a resume
+    # with more epochs leaves out the rows that it was short of.
     num_epochs: PositiveCount | None = None
     seed: Count = 0  # seed of the order of the rows
     chat: ChatRecipe = ChatRecipe()

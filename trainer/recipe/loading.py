@@ -62,6 +62,8 @@ def _imitation_faults(recipe: ImitationRecipe) -> Iterator[str]:
         yield (
             "evaluation.every_steps has no effect without data.heldout: give held-out rows, or remove the key"
         )
+    if recipe.data.heldout and not (evaluation.every_steps or evaluation.before or evaluation.after):
+        yield "data.heldout is never measured: set evaluation.before, evaluation.after or evaluation.every_steps, or remove the files"
     for name in ("snapshots_kept", "routing_replay"):
         if getattr(learner, name):
             yield f'learner.{name} is about sampled tokens and has no effect with kind = "sft": remove it'
@@ -135,6 +137,11 @@ def _distillation_faults(recipe: Recipe) -> Iterator[str]:
         yield (
             f'judge.required is false, and credit.method = "{credit.method}" trains no rollout without its teacher\'s log-probs, so an '
             "outage of the teacher would waste every rollout: set judge.required = true"
+        )
+    if recipe.learner.loss.kind == "sft":
+        yield (
+            f'learner.loss.kind = "sft" reads no advantages, and credit.method = "{credit.method}" teaches by them: set another objective, '
+            'as "stream_grpo"'
         )
     if rollout.sampling.temperature != 1:
         yield (

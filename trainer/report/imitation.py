@@ -3,7 +3,7 @@
 Held-out rows are the draws of every interval. The change is paired: it is over the same rows, before and after.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,8 +19,8 @@ class HeldoutChange(msgspec.Struct, frozen=True, kw_only=True):
     """A number of the held-out rows in the first measurement and in the last, and the paired difference of the two."""
 
     before: Estimate
-    after: Estimate
-    change: Estimate | None  # None: the rows are not the same
+    after: Estimate | None  # None: there is one measurement only
+    change: Estimate | None  # None: the same, or the rows are not the same
 
 
 class ImitationSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +72,16 @@ def _mean_loss(steps: list[ImitationStepRow]) -> float | None:
 
 def _change(found: list[HeldoutLossRow], name: str) -> HeldoutChange:
     first, last, change = found[0], found[-1], None
-    is_loss = name == "row_losses"
+    before, after = (
+        one.loss_estimate if name == "row_losses" else one.share_estimate for one in (first, last)
+    )
+    if len(found) == 1:
+        return HeldoutChange(before=before, after=None, change=None)
     if first.row_tokens == last.row_tokens:
         pairs = zip(getattr(first, name), getattr(last, name), strict=True)
         change = clustered_mean(
             (after - before, size) for (before, after), size in zip(pairs, first.row_tokens, strict=True)
         )
-    before, after = (one.loss_estimate if is_loss else one.share_estimate for one in (first, last))
     return HeldoutChange(before=before, after=after, change=change)
 
 
@@ -108,14 +111,30 @@ def _heldout_lines(summary: ImitationSummary) -> Iterator[str]:
     if summary.loss is None or summary.likeliest is None:
         yield f"{'held out':<22}nothing was measured"
         return
-    yield f"{'held out':<22}{'before':>24}{'after':>24}{'change':>26}   {HEADING}"
+    first, last = summary.measurements[0], summary.measurements[-1]
+    names = (
+        (f"step {first.step}", f"step {last.step}", "change")
+        if last is not first
+        else (f"step {first.step}",)
+    )
+    yield _heldout_line("held out", names).rstrip() + f"   {HEADING}"
     loss, likeliest = summary.loss, summary.likeliest
-    change = "" if loss.change is None else _plain(loss.change, "+.4f")
-    yield f"  {'loss, nats a token':<20}{_plain(loss.before):>24}{_plain(loss.after):>24}{change:>26}".rstrip()
-    change = "" if likeliest.change is None else likeliest.change.cell("+")
-    yield f"  {'greedy tokens, %':<20}{likeliest.before.cell():>24}{likeliest.after.cell():>24}{change:>26}".rstrip()
+    yield _heldout_line(
+        "  loss, nats a token", (_plain(loss.before), _plain(loss.after), _plain(loss.change, "+.4f"))
+    )
+    yield _heldout_line(
+        "  greedy tokens, %", (_cell(likeliest.before), _cell(likeliest.after), _cell(likeliest.change, "+"))
+    )
 
 
-def _plain(found: Estimate, form: str = ".4f") -> str:
+def _heldout_line(name: str, cells: Iterable[str]) -> str:
+    return (f"{name:<22}" + "".join(f"{cell:>30}" for cell in cells)).rstrip()
+
+
+def _cell(found: Estimate | None, sign: str = "") -> str:
+    return "" if found is None else found.cell(sign)
+
+
+def _plain(found: Estimate | None, form: str = ".4f") -> str:
     """The estimate for a table whose heading names the interval."""
-    return found.plain(form).replace(", 95 %)", ")")
+    return "" if found is None else found.plain(form).replace(", 95 %)", ")")

@@ -89,6 +89,7 @@ def _group_book_of(recipe: Recipe, admission: Admission) -> GroupBook:
         stragglers=recipe.admission.stragglers,
         train_without_signal=recipe.trains_without_signal,
         requires_judgements=recipe.judge.required,
+        has_teacher=recipe.judge.method == "teacher",
     )
 
 

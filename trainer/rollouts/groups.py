@@ -22,6 +22,9 @@ from trainer.recipe import Stragglers
 from trainer.records.journal_writer import OutstandingRequest
 from trainer.rollouts.admission import Admission
 
+LOGPROB_BYTES = 4
+"""The memory of one log-prob of a teacher."""
+
 
 @dataclass(slots=True)
 class MemberJudgement:
@@ -52,6 +55,7 @@ class Member:
     judgement: MemberJudgement | None = None
     awaits_judgement: bool = False  # whether a request to judge it is outstanding
     stamps: EpisodeStamps = NO_STAMPS  # times of the stages until it joined its group
+    taught_bytes: int = 0  # memory of a teacher's log-probs, counted from when it joins, before they arrive
 
     @property
     def is_valid(self) -> bool:
@@ -71,8 +75,8 @@ class Member:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of its samples."""
-        return sum(sample.num_bytes for sample in self.samples)
+        """The memory of its samples, and of a teacher's log-probs."""
+        return sum(sample.num_bytes for sample in self.samples) + self.taught_bytes
 
     @property
     def lag_from(self) -> int:
@@ -160,8 +164,12 @@ class GroupBook:
         stragglers: Stragglers,
         train_without_signal: bool = False,
         requires_judgements: bool = False,
+        has_teacher: bool = False,
     ) -> None:
-        """`requires_judgements`: a group that waits for judgements is never taken without them, however late it becomes."""
+        """`requires_judgements`: a group that waits for judgements is never taken without them, however late it becomes. `has_teacher`: a
+        teacher gives a log-prob of each trained token.
+        """
+        self._has_teacher = has_teacher
         self._admission = admission
         self._min_valid_members = min_valid_members
         self._stragglers = stragglers
@@ -331,6 +339,8 @@ class GroupBook:
             cursor, size=head.group_size, version=head.version_at_enqueue, task_id=head.task_id
         )
         replaced = group.members.get(head.member)
+        if self._has_teacher:
+            member.taught_bytes = LOGPROB_BYTES * sum(one.num_trained_tokens for one in member.samples)
         group.members[head.member] = member
         self.num_awaited -= replaced is None and cursor in self._open
         self.held_bytes += member.num_bytes - (replaced.num_bytes if replaced else 0)

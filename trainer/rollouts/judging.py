@@ -2,13 +2,13 @@
 
 requests   One for each trajectory that joins its group with a reward, enqueued when it has joined, and again whenever Redis may have lost
            it: its id is made from the trajectory's, so that enqueuing it twice changes nothing. It is withdrawn when its group has left the
-           book without it. One Redis script enqueues it, so a sweep never finds it half enqueued. waits      A group that is ready waits
-           until each of its members is judged, at most for the time in the recipe. It does not wait if no judge has worked for a while,
-           because no judgement would arrive in time. With `required` it waits in any case, and admission is closed while no judge works. If
-           scores change no advantage, no group waits. intake     A judgement joins while its member's group is in the book. Once a step has
-           taken the group, the step's batch does not change any more: the judgement is settled as late, together with its group. A
-           judgement whose group is settled, or that repeats another, is settled or released at once. In every case, its stream entry is
-           settled in the ledger.
+           book without it. One Redis script enqueues it, so a sweep never finds it half enqueued.
+waits      A group that is ready waits until each of its members is judged, at most for the time in the recipe. It does not wait if no judge
+           has worked for a while, because no judgement would arrive in time. With `required` it waits in any case, and admission is closed
+           while no judge works. If scores change no advantage, no group waits.
+intake     A judgement joins while its member's group is in the book. Once a step has taken the group, the step's batch does not change any
+           more: the judgement is settled as late, together with its group. A judgement whose group is settled, or that repeats another, is
+           settled or released at once. In every case, its stream entry is settled in the ledger.
 """
 
 import logging

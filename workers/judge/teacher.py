@@ -10,20 +10,28 @@ were sent; otherwise the judgement fails. No token gets a default.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from pipeline.errors import EngineError, RequestError
 from pipeline.judge import JudgedStep, JudgeRequest
 from pipeline.message import Float32s, pack_float32s, unpack_int32s
 from pipeline.request import Claim, EpisodeStatus
+from pipeline.tokenizer import TokenizerBundle, vocabulary_difference
 from pipeline.trajectory import Turn, logprob_fault, runs_of
 from workers.judge.engine_votes import named
 from workers.judge.engines import Call, Generated, JudgeEngines
 from workers.judge.stage import FinishedRollout, Scored
 from workers.policy.requested import NoEngines
 from workers.policy.sglang import TokenizerSource
+
+log = logging.getLogger("swerve.worker")
 
 TEMPERATURE: Final = 1.0
 """The temperature at which an engine computes log-probs of a prompt."""
@@ -96,6 +104,7 @@ class TeacherJudge:
         self._engines = engines
         self._tokenizers = tokenizers
         self._limit = limit
+        self._compared: set[str] = set()  # tokenizers that the engines' model has been compared with
 
     async def score(
         self,
@@ -104,8 +113,8 @@ class TeacherJudge:
         turns: Sequence[int],
         status: EpisodeStatus,
     ) -> Scored:
-        """The log-probs of these turns. Raises RequestError; EngineError if one answer cannot be used, because a rollout is taught as a
-        whole or not at all.
+        """The log-probs of these turns. Raises RequestError; EngineError if the engines serve a model with another vocabulary, or if one
+        answer cannot be used, because a rollout is taught as a whole or not at all.
         """
         if isinstance(self._engines, NoEngines):
             await self._engines.open(claim)
@@ -113,6 +122,8 @@ class TeacherJudge:
         bundle = await self._tokenizers(judge.tokenizer)
         if bundle is None:
             raise RequestError(f"judge.tokenizer: tokenizer {judge.tokenizer!r} was never announced")
+        if judge.tokenizer not in self._compared and await _compare(self._engines, bundle):
+            self._compared.add(judge.tokenizer)
         runs = await asyncio.to_thread(taught_runs, rollout.turns, vocab_size=bundle.vocab_size)
         requests = _TeacherRequests(self._engines, claim, versions=set())
         found: dict[int, Float32s] = {}
@@ -121,6 +132,30 @@ class TeacherJudge:
                 found |= await requests.logprobs(run, number)
             status.turn += len(run.replies)
         return Scored([_step(turn, found.get(turn)) for turn in turns], named(judge.name, requests.versions))
+
+
+async def _compare(engines: JudgeEngines, bundle: TokenizerBundle) -> bool:
+    """Compares the vocabulary of the model that the engines serve with that of `bundle`, by the tokenizer in the directory that they name;
+    they load no tokenizer. Nothing is compared where this process cannot read that directory. Returns False if no engine names its
+    directory at the moment. Raises EngineError.
+    """
+    try:
+        info = await engines.info()
+    except EngineError:  # the request about the rollout says what is wrong, if anything is
+        return False
+    path = Path(info.model_path) / "tokenizer.json"
+    try:
+        served = replace(bundle, tokenizer_json=await asyncio.to_thread(path.read_bytes))
+        difference = vocabulary_difference(bundle, served, whose="judge.tokenizer")
+    except (OSError, msgspec.DecodeError) as error:
+        log.info("the vocabulary of the teacher's engines is not compared with judge.tokenizer: %s", error)
+        return True
+    if difference:
+        raise EngineError(
+            f"judge.tokenizer: the teacher's engines serve {info.model_path}, which has another vocabulary: {difference}; start them with "
+            "the model whose directory judge.tokenizer names"
+        )
+    return True
 
 
 def _step(turn: int, logprobs: Float32s | None) -> JudgedStep:

@@ -66,6 +66,17 @@ def test_a_report_without_held_out_rows_says_so(tmp_path: Path) -> None:
     assert "resume with `python -m trainer.run" in table
 
 
+def test_one_measurement_is_no_change(tmp_path: Path) -> None:
+    write(tmp_path, STEP, MEASURED)
+    summary = summarize_imitation(tmp_path)
+    assert summary.loss is not None
+    assert (summary.loss.before.value, summary.loss.after, summary.loss.change) == (2.0, None, None)
+    heading, line, *_ = imitation_table(summary, tmp_path).splitlines()[2:]
+    assert heading.split()[:4] == ["held", "out", "step", "3"]
+    assert "change" not in heading
+    assert line.count(" to ") == 1
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_the_change_of_the_held_out_loss_is_paired_where_the_rows_are_the_same(
     tmp_path: Path, is_same: bool
@@ -82,10 +93,13 @@ def test_the_change_of_the_held_out_loss_is_paired_where_the_rows_are_the_same(
     write(tmp_path, before, MEASURED)
     loss = summarize_imitation(tmp_path).loss
     assert loss is not None
+    assert loss.after is not None
     assert (loss.before.value, loss.after.value) == (3.0, 2.0)
     if is_same:  # each row lost 1 nat a token, so the paired difference is certain, though the rows differ
         assert loss.change is not None
         assert (loss.change.value, loss.change.low, loss.change.high) == (-1.0, -1.0, -1.0)
         assert loss.after.low < loss.after.value < loss.after.high
+        table = imitation_table(summarize_imitation(tmp_path), tmp_path)
+        assert ")  -1.0000 (-1.0000 to -1.0000)" in table, "cells do not touch"
     else:
         assert loss.change is None

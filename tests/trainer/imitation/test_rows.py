@@ -1,6 +1,7 @@
 """Rows become exactly the tokens that a rollout has, each line is checked, and the order is a function of seed and epoch."""
 
 import asyncio
+import gzip
 import itertools
 import json
 from collections import Counter
@@ -118,7 +119,8 @@ def test_the_ids_of_a_rendered_row_are_those_of_a_rollout_with_the_same_replies(
     by = bundle if name == "tiny" else templates.bundle(name)
     if "R1" in name:  # its prompts open a thought, which words alone do not close
         with pytest.raises(
-            ValueError, match="line 1: messages: chat_template: it renders a last reply otherwise"
+            ValueError,
+            match=r"line 1: messages: chat_template: it ends each prompt with .*<think>.*; give the row samples",
         ):
             reading({"messages": [*QUESTION, ANSWER]}, by=by)
         return
@@ -172,7 +174,7 @@ def test_a_reply_of_which_the_template_loses_a_part_is_refused(
         assert reading(row, by=by, overrides=longer).train
         return
     with pytest.raises(
-        ValueError, match=f"line 1: messages: chat_template: {complaint}.*; change the row, give"
+        ValueError, match=f"line 1: messages: chat_template: {complaint}.*; give the row samples"
     ):
         reading(row, by=by, overrides=longer)
 
@@ -242,6 +244,18 @@ SAMPLE = {"token_ids": [5, 6], "loss_mask": [0, 1]}
             {"messages": [*QUESTION, ANSWER, ANSWER]},
             r"messages\[3\] is a reply with another one right before it",
         ),
+        (
+            {"messages": [{"role": "user", "text": "hi"}, ANSWER]},
+            r"messages\[0\]\.content is missing; give the text",
+        ),
+        (
+            {"messages": [*QUESTION, {"role": "assistant", "text": "hi"}]},
+            r"messages\[2\] is an empty reply, and training",
+        ),
+        (
+            {"messages": [*QUESTION, ANSWER], "tools": [{"name": "bash"}]},
+            r"tools\[0\]\.function\.name is missing; give",
+        ),
         ({"messages": [*QUESTION, ANSWER | {"weight": 0}]}, r"everywhere, so nothing is trained"),
         (
             {"messages": [*QUESTION, {"role": "tool", "content": "x"}, ANSWER]},
@@ -278,6 +292,25 @@ def test_a_bad_row_is_refused_with_its_line_its_field_and_the_fix(
         reading(ANSWERED, row)
     with pytest.raises(ValueError, match=complaint):
         reading(ANSWERED, row)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_end_its_lines_as_on_windows(
+    reading: Any, tmp_path: Path, tiny_model: Path, bundle: TokenizerBundle
+) -> None:
+    plain = reading(ANSWERED, ANSWERED)
+    path, text = tmp_path / "train.jsonl", json.dumps(ANSWERED).encode()
+    path.write_bytes(b"\xef\xbb\xbf" + text + b"\r\n\r\n" + text)
+    assert as_pairs(read_data(recipe(tmp_path, tiny_model), bundle)) == as_pairs(plain)
+    path.write_bytes(gzip.compress(text))
+    with pytest.raises(
+        ValueError, match=r"data\.train: .*train\.jsonl: it is compressed by gzip; decompress it"
+    ):
+        read_data(recipe(tmp_path, tiny_model), bundle)
+
+
+def test_an_empty_reply_may_be_fed(reading: Any) -> None:
+    empty = {"role": "assistant", "content": None, "weight": 0}
+    assert reading({"messages": [*QUESTION, empty, *QUESTION[1:], ANSWER]}).train
 
 
 def test_rows_longer_than_the_model_holds_are_refused(reading: Any) -> None:

@@ -25,7 +25,9 @@ from pipeline.tokenizer import read_bundle
 from tests.trainer.forking import Forked, fork, run_ranks
 from tests.trainer.imitation.test_rows import ANSWER, write
 from tests.trainer.learner.tiny import read_export
-from trainer import run
+from trainer import curve, run
+from trainer.compare.evaluations import rewards_of
+from trainer.imitation.rows import ImitationData, ImitationRow, RowCounts, RowTokens
 from trainer.learner.architecture import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
 from trainer.where import __main__ as where
@@ -190,11 +192,11 @@ def test_the_console_has_a_line_for_each_step_and_measurement_and_ends_with_the_
 def test_commands_about_rollouts_say_that_the_run_has_none(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        where.main([str(finished.run_dir)])
-    assert "is of supervised fine-tuning, which has no steps.jsonl: `python -m trainer.report`" in (
-        capsys.readouterr().err
-    )
+    for command, missing in ((where, "steps"), (curve, "episodes")):
+        with pytest.raises(SystemExit):
+            command.main([str(finished.run_dir)])
+        said = f"is of supervised fine-tuning, which has no {missing}.jsonl: `python -m trainer.report`"
+        assert said in capsys.readouterr().err
 
 
 def test_the_list_of_runs_has_the_step_of_the_run(finished: Finished) -> None:
@@ -308,7 +310,16 @@ def test_a_dry_run_prints_the_recipe_and_counts_rows_tokens_and_steps(
     assert "rows: 5 with " in said
     assert "0 rows as token ids, 5 rendered by the chat template" in said
     assert "held out: 4 rows with " in said
+    assert "held-out rows are training rows" not in said
     assert not recipe.with_name("run").exists()
+
+
+def test_held_out_rows_that_are_trained_too_are_counted(
+    call: Callable[..., int], recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(recipe.with_name("heldout.jsonl"), *map(row, range(3, 7)))
+    assert call("--dry-run") == 0
+    assert "; 2 of 4 held-out rows are training rows too, so their loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -321,6 +332,10 @@ def test_a_dry_run_prints_the_recipe_and_counts_rows_tokens_and_steps(
         (["--set", "learner.loss.kind=grpo"], 'learner.loss.kind is "grpo"; it must be "sft"'),
         (["--set", "data.max_tokens=1000"], "set it to learner.micro_batch_tokens = 512 at most"),
         (["--set", "data.heldout=[]"], "evaluation.every_steps has no effect without data.heldout"),
+        (
+            ["--set", "evaluation={before=false,after=false}"],
+            "data.heldout is never measured: set evaluation.before, evaluation.after or evaluation.every_steps",
+        ),
         (["--resume"], "there is no such directory"),
     ],
 )
@@ -356,12 +371,43 @@ def test_a_run_cannot_be_resumed_with_another_kind_or_other_files(
     assert "a resumed run cannot change data.heldout: " in capsys.readouterr().err
 
 
+def test_runs_without_episodes_cannot_be_compared(finished: Finished) -> None:
+    with pytest.raises(
+        ValueError, match="is of supervised fine-tuning, which plays no episodes: evaluate its weights"
+    ):
+        rewards_of(finished.run_dir, name="heldout_after", tasks="", greedy=False)
+
+
 @pytest.mark.slow
-def test_a_run_cannot_be_resumed_with_other_rows_in_the_same_file(recipe: Path) -> None:
+def test_a_run_cannot_be_resumed_with_other_rows_in_the_same_files_or_with_fewer_steps(recipe: Path) -> None:
     done(recipe, "other", "--set", "num_steps=2")
-    write(recipe.with_name("train.jsonl"), *map(row, range(1, 6)))
-    said = done(recipe, "other", "--resume", "--set", "num_steps=4", status=2)
-    assert "data.train: the rows are not those that step-00000002 was trained on" in said
+    said = done(recipe, "other", "--resume", "--set", "num_steps=1", status=2)
+    assert "num_steps makes 1 steps, and step-00000002 has taken 2: raise it" in said
+    for name, numbers in (("heldout", range(11, 15)), ("train", range(1, 6))):
+        path = recipe.with_name(f"{name}.jsonl")
+        before = path.read_text()
+        write(path, *map(row, numbers))
+        said = done(recipe, "other", "--resume", "--set", "num_steps=4", status=2)
+        assert "data: the rows are not those of step-00000002: restore the files and [chat], or start" in said
+        path.write_text(before)
+
+
+def test_the_digest_of_the_rows_depends_on_each_of_them_and_on_where_rows_end() -> None:
+    one, other, third = (
+        RowTokens(np.array([1, number], np.int32), np.array([False, True])) for number in (2, 3, 4)
+    )
+
+    def digest(train: list[tuple[RowTokens, ...]], heldout: list[tuple[RowTokens, ...]]) -> str:
+        rows = ([ImitationRow("", samples) for samples in part] for part in (train, heldout))
+        return ImitationData(*rows, RowCounts(), RowCounts()).digest
+
+    made = [
+        digest([(one,), (other,)], [(third,)]),
+        digest([(one, other)], [(third,)]),
+        digest([(one,), (other,)], [(one,)]),
+        digest([(one,)], [(other,), (third,)]),
+    ]
+    assert len({*made}) == len(made)
 
 
 def test_commands_for_reinforcement_learning_refuse_the_recipe(

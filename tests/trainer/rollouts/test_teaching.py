@@ -138,6 +138,21 @@ async def test_a_judgement_that_lacks_a_usable_log_prob_fails_and_its_member_is_
     assert complaint in failed.error
 
 
+async def test_the_memory_of_log_probs_is_counted_before_they_arrive(side: TrainerSide) -> None:
+    await ready_group(side)
+    (group,) = side.book.unjudged
+    samples = [sample for member in group.members.values() for sample in member.samples]
+    expected = sum(sample.num_bytes + 4 * sample.num_trained_tokens for sample in samples)
+    assert side.book.held_bytes == expected
+    await teach_all(side.pool)
+    await read(side)
+    assert side.book.held_bytes == expected
+    logprobs = [one for member in group.members.values() for one in (member.logprobs or {}).values()]
+    assert sum(sample.num_bytes for sample in samples) + sum(one.nbytes for one in logprobs) == expected
+    take(side)
+    assert side.book.held_bytes == 0
+
+
 async def test_a_teacher_that_fails_for_good_trains_nothing(side: TrainerSide) -> None:
     ids = await ready_group(side)
     await fail_all(side.pool)
@@ -168,6 +183,39 @@ async def test_a_run_whose_teacher_judges_nothing_ends_as_failing(side: TrainerS
         assert steps._end() == end
     assert side.said[-1] == "a whole batch was withheld or empty; enqueuing other groups"
     assert side.fates() == ["unjudged"] * 6
+
+
+class Accumulating:
+    """A learner that keeps the batches whose gradient it is to accumulate."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    async def call(self, name: str, batch: Batch) -> None:
+        assert name == "accumulate"
+        self.batches.append(batch)
+
+
+async def test_a_streaming_step_accumulates_each_group_with_the_advantages_of_the_whole_batch(
+    side: TrainerSide,
+) -> None:
+    nothing, learner = cast(Any, None), Accumulating()
+    side.run.learner = cast(Any, learner)
+    side.run.state.timeline.add(0, step=0)
+    steps, groups = Steps(side.run, nothing, nothing, nothing), list[Group]()
+    for logprob in (-5.0, None, -7.5):
+        await ready_group(side)
+        await (fail_all(side.pool) if logprob is None else teach_all(side.pool, logprob=logprob))
+        await read(side)
+        groups.append(take(side))
+        await steps._accumulate(groups[-1:])
+    whole, fates = steps._make_batch(groups)
+    accumulated = [sample for batch in learner.batches for sample in batch.samples]
+    assert [*fates.values()].count("unjudged") == 3
+    assert len(learner.batches) == 2, "a group without its teacher has no gradient"
+    for part, sample in zip(accumulated, whole.samples, strict=True):
+        assert part.request_id == sample.request_id
+        np.testing.assert_array_equal(part.advantages_T, sample.advantages_T)
 
 
 async def test_a_restarted_trainer_has_the_log_probs_of_unsettled_members(side: TrainerSide) -> None:

@@ -16,6 +16,7 @@ Replier = Callable[[dict[str, Any]], Awaitable[tuple[int, Any]]]
 class Server:
     url: str = ""
     ready: bool = True
+    info: dict[str, Any] | None = None  # what /get_model_info answers; None: there is no such path
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     num_replied: list[int] = field(default_factory=list[int])  # before each request came
@@ -38,10 +39,14 @@ async def serving_judge(reply: Replier) -> AsyncIterator[Server]:
     async def readiness(_: web.Request) -> web.Response:
         return web.Response(status=200 if server.ready else 503)
 
+    async def model_info(_: web.Request) -> web.Response:
+        return web.Response(status=404) if server.info is None else web.json_response(server.info)
+
     application = web.Application(client_max_size=64 * 2**20)
     for path in ("/generate", "/v1/embeddings", "/v1/chat/completions"):
         application.router.add_post(path, answer)
     application.router.add_get("/readiness", readiness)
+    application.router.add_get("/get_model_info", model_info)
     runner = web.AppRunner(application, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

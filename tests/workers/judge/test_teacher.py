@@ -1,8 +1,10 @@
 """A teacher's log-probs: one for each token that the policy sampled, given exactly what its engine held, or no judgement."""
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -192,6 +194,31 @@ async def test_a_token_outside_of_the_teachers_vocabulary_fails_before_anything_
     assert judgement.failed is not None
     assert (judgement.failed.boundary, judgement.failed.transient) == ("request", False)
     assert "token id 100 is outside of the teacher's vocabulary of 100" in judgement.failed.message
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("served", ["same", "other", "elsewhere"])
+async def test_engines_of_a_model_with_another_vocabulary_are_not_believed(
+    served: str, tmp_path: Path
+) -> None:
+    vocabulary = json.loads(BUNDLE.tokenizer_json)
+    if served == "other":
+        vocabulary["added_tokens"][0]["content"] = "<|another|>"
+    if served != "elsewhere":  # there this machine cannot read the model's directory
+        (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    async with serving_judge(as_asked) as server:
+        server.info = {"is_generation": True, "model_path": str(tmp_path)}
+        judgement = await judged_by(server.url, TURNS)
+    if served != "other":
+        assert judgement.failed is None
+        return
+    assert judgement.failed is not None
+    assert (judgement.failed.boundary, judgement.failed.transient) == ("engine", True)
+    assert (
+        f"judge.tokenizer: the teacher's engines serve {tmp_path}, which has another"
+        in judgement.failed.message
+    )
+    assert "for judge.tokenizer and '<|another|>' there; start them with" in judgement.failed.message
     assert server.requests == []
 
 
