@@ -7,6 +7,7 @@ The resolved copy in the run's directory loads again to an equal recipe.
 import copy
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -71,6 +72,30 @@ def _imitation_faults(recipe: ImitationRecipe) -> Iterator[str]:
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
+    yield from _source_faults(recipe)
+    yield from _faults_of_one(recipe)
+    for name, one in recipe.by_source.items():
+        yield from (f"{source_words(name)}{fault}" for fault in _faults_of_one(one))
+
+
+def source_words(name: str) -> str:
+    """The beginning of an error about the recipe as it is for the source `name`; empty where tasks.train is given."""
+    return f"sources.{name}, with [rollout] for the keys that it does not give: " if name else ""
+
+
+def _source_faults(recipe: Recipe) -> Iterator[str]:
+    train, sources = recipe.tasks.train, recipe.sources
+    if bool(train) == bool(sources):
+        yield f"tasks.train and [[sources]]: {'both are given' if train else 'both are missing'}; give one of the two"
+    for name, number in Counter(source.name for source in sources).items():
+        if number > 1:
+            yield f'sources.name: {number} sources have the name "{name}"; give each a name of its own'
+    for source in sources:
+        if source.agent is not None and source.harness:
+            yield f"sources.{source.name}.agent and its harness are both given; give the one that plays"
+
+
+def _faults_of_one(recipe: Recipe) -> Iterator[str]:
     yield from _rollout_faults(recipe)
     yield from _learning_faults(recipe)
     yield from _overlong_faults(recipe.overlong, context_tokens=recipe.rollout.limits.context_tokens)
@@ -421,8 +446,12 @@ def _graft(tree: dict[str, Any], override: str) -> None:
     names = key.strip().split(".")
     if not equals or not all(_BARE_KEY.fullmatch(name) for name in names):
         raise ValueError(f"{_said(override)}: write it as table.key=value, as in learner.lr=2e-6")
-    for name in names[:-1]:
+    for place, name in enumerate(names[:-1]):
         tree = tree.setdefault(name, {})
+        if isinstance(tree, list) and place + 2 < len(names):  # as in sources.NAME.share
+            tree = {"": tree, **_by_name(tree)}
+            if names[place + 1] not in tree:
+                raise ValueError(f"{_said(override)}: `{name}` has no table with the name `{names[place + 1]}`")
         if not isinstance(tree, dict):
             raise ValueError(f"{_said(override)}: `{name}` is a value, not a table")
     try:
@@ -469,6 +498,11 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
     def absolute(text: str) -> str:
         return str((directory / text).resolve()) if text else ""
 
+    def agent(specs: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        each = (specs,) if isinstance(specs, str) else specs
+        whole = tuple(spec if "=" in spec else absolute(spec) for spec in each)
+        return whole[0] if len(whole) == 1 else whole
+
     if isinstance(recipe, ImitationRecipe):
         data = replace(
             recipe.data,
@@ -483,8 +517,11 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
         heldout=absolute(recipe.tasks.heldout),
         heldout_sets={name: absolute(path) for name, path in recipe.tasks.heldout_sets.items()},
     )
-    agent = tuple(spec if "=" in spec else absolute(spec) for spec in recipe.rollout.agent_specs)
-    rollout = replace(recipe.rollout, agent=agent[0] if len(agent) == 1 else agent)
+    sources = tuple(
+        replace(source, tasks=absolute(source.tasks), agent=source.agent and agent(source.agent))
+        for source in recipe.sources
+    )
+    rollout = replace(recipe.rollout, agent=agent(recipe.rollout.agent))
     chat = replace(recipe.chat, template=absolute(recipe.chat.template))
     loss = replace(recipe.learner.loss, objective=absolute(recipe.learner.loss.objective))
     judge = replace(
@@ -496,6 +533,7 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
         recipe,
         model=absolute(recipe.model),
         tasks=tasks,
+        sources=sources,
         rollout=rollout,
         chat=chat,
         learner=replace(recipe.learner, loss=loss),
@@ -504,25 +542,36 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
 
 
 def _all_fields(part: msgspec.Struct) -> dict[str, Any]:
-    """All fields, including those that a message omits because they have their defaults."""
-    return {
-        name: _all_fields(value) if isinstance(value, msgspec.Struct) else value
-        for name, value in asdict(part).items()
-    }
+    """All fields, including those that a message omits because they have their defaults. A list of tables is a list here."""
+    return {name: _plain(value) for name, value in asdict(part).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and any(isinstance(one, msgspec.Struct) for one in value):
+        return [_plain(one) for one in value]
+    return _all_fields(value) if isinstance(value, msgspec.Struct) else value
 
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in table.items():
-        if not isinstance(value, dict) and value is not None:
+        if not isinstance(value, dict | list) and value is not None:
             yield f"{key} = {toml_value(value)}"
     for key, value in table.items():
+        for inner in value if isinstance(value, list) else ():
+            yield f"\n[[{prefix}{key}]]"
+            yield from _toml_lines(cast(dict[str, Any], inner), f"{prefix}{key}.")
         if isinstance(value, dict):
             yield f"\n[{prefix}{key}]"
             yield from _toml_lines(cast(dict[str, Any], value), f"{prefix}{key}.")
 
 
+def _by_name(tables: list[Any]) -> dict[str, Any]:
+    return {one["name"]: one for one in tables if isinstance(one, dict) and "name" in one}
+
+
 def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
+        value = _by_name(value) if isinstance(value, list) else value
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{prefix}{key}.")
         else:
