@@ -12,7 +12,7 @@ from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow, JudgementRow
 from pipeline.judge import Judge
 from pipeline.request import Limits
-from trainer.inputs import Inputs
+from trainer.inputs import Inputs, TaskSource
 from trainer.learner.config import LearnerConfig
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.run import Run
@@ -142,7 +142,7 @@ class TrainerSide:
 
 def _inputs(tasks: Sequence[str]) -> Inputs:
     return Inputs(
-        train=[task(name) for name in tasks],
+        sources=(TaskSource("", [task(name) for name in tasks], ""),),
         heldout=[],
         heldout_sets={},
         agent_config="",

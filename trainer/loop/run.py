@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from pipeline import connection, retry
 from pipeline.journal.reading import read
-from pipeline.journal.rows import PublicationRow, Row, StalenessRow, StepRow
+from pipeline.journal.rows import EpisodeRow, PublicationRow, Row, StalenessRow, StepRow
 from pipeline.judge import Judge
 from pipeline.request import Context, Limits
 from pipeline.settings import redis_settings
@@ -177,7 +177,7 @@ async def connect(say: Callable[[str], None] = lambda line: None) -> ArqRedis:
 
 
 async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inputs) -> RequestForm:
-    """The part that all requests of a run have in common. Announces the tokenizer."""
+    """The part that all requests about held-out tasks have in common. Announces the tokenizer."""
     return RequestForm(
         run_id=run_id,
         limits=Limits(**asdict(recipe.rollout.limits)),
@@ -230,11 +230,12 @@ def _sinks(recipe: Recipe, facts: RunFacts, state: RunState, console: Console) -
 
 
 def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:
-    """The journal in the checkpoint's state; its steps are shown again."""
+    """The journal in the checkpoint's state; its steps are shown again, after the episodes of each source are counted."""
     journal = Journal(directory)
     journal.truncate_to(state.journal)
-    for row in read(directory, StepRow):
-        console.recall(row)
+    for kind in (EpisodeRow, StepRow):
+        for row in read(directory, kind):
+            console.recall(row)
     return journal
 
 

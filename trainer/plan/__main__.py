@@ -286,6 +286,8 @@ def print_plan(recipe: Recipe, arguments: argparse.Namespace) -> None:
     """Prints the plan. Raises ValueError if nothing can be planned and, after printing, if something does not fit."""
     measured: Path | None = arguments.measured
     plan = make_plan(planned(recipe, arguments), measured=measured)
+    if recipe.sources:
+        print("sources: each group is counted with the largest size, context and number of turns of all sources")
     print(describe(plan))
     if fault := faults(plan, measured):
         raise ValueError(fault)

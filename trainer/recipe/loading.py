@@ -4,6 +4,7 @@ Unknown keys are refused, and so are contradictions between several keys: each e
 The resolved copy in the run's directory loads again to an equal recipe.
 """
 
+import contextlib
 import copy
 import re
 import tomllib
@@ -83,10 +84,19 @@ def source_words(name: str) -> str:
     return f"sources.{name}, with [rollout] for the keys that it does not give: " if name else ""
 
 
+@contextlib.contextmanager
+def about_source(name: str) -> Iterator[None]:
+    """A block whose errors are about the recipe as it is for the source `name`. Its ValueErrors say so."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{source_words(name)}{error}") from error
+
+
 def _source_faults(recipe: Recipe) -> Iterator[str]:
     train, sources = recipe.tasks.train, recipe.sources
     if bool(train) == bool(sources):
-        yield f"tasks.train and [[sources]]: {'both are given' if train else 'both are missing'}; give one of the two"
+        yield f"tasks.train and [[sources]]: {'both are given' if train else 'both are missing'}; one of the two must be given"
     for name, number in Counter(source.name for source in sources).items():
         if number > 1:
             yield f'sources.name: {number} sources have the name "{name}"; give each a name of its own'

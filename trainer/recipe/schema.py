@@ -634,8 +634,8 @@ class Recipe(Table, frozen=True, kw_only=True):
     model: PathText  # directory of the starting policy, in the format of Hugging Face
     num_steps: PositiveCount  # number of optimizer steps of the run
     tasks: TaskFiles = TaskFiles()
-    # Sources of training tasks, in place of tasks.train: [tasks.md](tasks.md#several-sources-of-tasks). The keys that a source does not give
-    # are as in `[rollout]`, and held-out tasks are played as that says.
+    # Sources of training tasks, in place of tasks.train: [tasks.md](tasks.md#several-sources-of-tasks). The keys that a source does not
+    # give are as in `[rollout]`, and held-out tasks are played as that says.
     sources: tuple[SourceRecipe, ...] = ()
     rollout: Rollout
     batch: BatchRecipe

@@ -39,7 +39,7 @@ def batch_of(members: list[Member], recipe: OverlongRecipe) -> tuple[Batch, dict
         lag_of=behind(0),
         temperature=1.0,
         kind="leave_one_out",
-        overlong=Overlong(recipe, CONTEXT_TOKENS),
+        overlong=Overlong(recipe, lambda group_id: CONTEXT_TOKENS),
         withhold_beyond=None,
     )
 

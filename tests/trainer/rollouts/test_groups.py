@@ -20,7 +20,7 @@ def book(
     admission = Admission(max_lag_versions=max_lag, groups_per_step=groups_per_step, num_steps=99)
     return GroupBook(
         admission,
-        min_valid_members=2,
+        min_valid_of=lambda size: 2,
         stragglers=stragglers,
         requires_judgements=requires_judgements,
     )
@@ -135,7 +135,7 @@ def test_a_groups_id_tells_its_cursor() -> None:
 
 def test_a_group_without_signal_is_trained_where_the_recipe_says_so() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=1, num_steps=4)
-    b = GroupBook(admission, min_valid_members=2, stragglers="wait", train_without_signal=True)
+    b = GroupBook(admission, min_valid_of=lambda size: 2, stragglers="wait", train_without_signal=True)
     group = fill(b, 0, [0.0, 0.0])
     assert b.verdict(group) == "trained"
     batch, _ = make_batch(
