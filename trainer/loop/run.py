@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,12 +231,11 @@ def _sinks(recipe: Recipe, facts: RunFacts, state: RunState, console: Console) -
 
 
 def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:
-    """The journal in the checkpoint's state; its steps are shown again, after the episodes of each source are counted."""
+    """The journal in the checkpoint's state; its steps are shown again, and the episodes of each source counted."""
     journal = Journal(directory)
     journal.truncate_to(state.journal)
-    for kind in (EpisodeRow, StepRow):
-        for row in read(directory, kind):
-            console.recall(row)
+    for row in chain(read(directory, StepRow), read(directory, EpisodeRow)):
+        console.recall(row)
     return journal
 
 

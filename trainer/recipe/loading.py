@@ -459,7 +459,7 @@ def _graft(tree: dict[str, Any], override: str) -> None:
     for place, name in enumerate(names[:-1]):
         tree = tree.setdefault(name, {})
         if isinstance(tree, list) and place + 2 < len(names):  # as in sources.NAME.share
-            tree = {"": tree, **_by_name(tree)}
+            tree = _named(tree)
             if names[place + 1] not in tree:
                 raise ValueError(f"{_said(override)}: `{name}` has no table with the name `{names[place + 1]}`")
         if not isinstance(tree, dict):
@@ -564,24 +564,26 @@ def _plain(value: Any) -> Any:
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in table.items():
-        if not isinstance(value, dict | list) and value is not None:
+        if not isinstance(value, dict) and not _named(value) and value is not None:
             yield f"{key} = {toml_value(value)}"
     for key, value in table.items():
-        for inner in value if isinstance(value, list) else ():
+        for inner in _named(value).values():
             yield f"\n[[{prefix}{key}]]"
-            yield from _toml_lines(cast(dict[str, Any], inner), f"{prefix}{key}.")
+            yield from _toml_lines(inner, f"{prefix}{key}.")
         if isinstance(value, dict):
             yield f"\n[{prefix}{key}]"
             yield from _toml_lines(cast(dict[str, Any], value), f"{prefix}{key}.")
 
 
-def _by_name(tables: list[Any]) -> dict[str, Any]:
+def _named(value: Any) -> dict[str, dict[str, Any]]:
+    """The tables of a list by their names; empty for any other value."""
+    tables = cast(list[Any], value) if isinstance(value, list) else []
     return {one["name"]: one for one in tables if isinstance(one, dict) and "name" in one}
 
 
 def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        value = _by_name(value) if isinstance(value, list) else value
+        value = _named(value) or value
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{prefix}{key}.")
         else:

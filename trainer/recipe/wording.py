@@ -26,7 +26,7 @@ def toml_value(value: Any) -> str:
             return "[" + ", ".join(toml_value(item) for item in cast(Sequence[Any], value)) + "]"
         case dict():
             table = cast(dict[str, Any], value)
-            return f"{{ {', '.join(f'{name} = {toml_value(item)}' for name, item in table.items())} }}"
+            return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in table.items()) + "}"
         case _:
             return repr(value)
 
