@@ -95,7 +95,7 @@ def read_inputs(recipe: Recipe) -> Inputs:
     files, by_source = recipe.tasks, recipe.by_source
     train = {name: _trained(name, one.tasks) for name, one in by_source.items()}
     _check_apart(list(train.values()))
-    heldout = _heldout("tasks.heldout", files.heldout, train.values(), files) if files.heldout else _HeldOut()
+    heldout = _heldout("tasks.heldout", files.heldout, train.values(), files) if files.heldout else _TaskSet()
     sets = {
         name: _heldout(f"tasks.heldout_sets.{name}", path, train.values(), files)
         for name, path in files.heldout_sets.items()
@@ -124,8 +124,8 @@ def read_inputs(recipe: Recipe) -> Inputs:
         agent_config=agent_config,
         tokenizer=tokenizer,
         num_unverified=sum(one.num_unverified for one in every),
-        num_uncontrolled=sum(one.num_uncontrolled for one in train.values()),
-        num_too_weak=sum(one.num_too_weak for one in train.values()),
+        num_uncontrolled=sum(one.num_uncontrolled for one in every),
+        num_too_weak=sum(one.num_too_weak for one in every),
         judge=judge,
         harness=harness,
         task_facts=tuple(fact for one in every for fact in one.facts),
@@ -265,71 +265,67 @@ def _tasks(field: str, path: str) -> list[Task]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
-    """The training tasks in a file that are played, the ids of all in it, the numbers of those not verified and of those left out, and the
-    facts from verification.
-    """
+class _TaskSet:
+    """The tasks in a file that are played, what verification says of them, and how many are not verified or left out of training."""
 
-    field: str
-    path: str
-    ids: frozenset[str]
-    tasks: list[Task]
-    num_unverified: int
-    num_uncontrolled: int
-    num_too_weak: int
-    facts: list[TaskFacts]
+    key: str = ""  # the recipe's key that names the file
+    path: str = ""
+    tasks: list[Task] = field(default_factory=list[Task])
+    facts: list[TaskFacts] = field(default_factory=list[TaskFacts])
+    ids: frozenset[str] = frozenset()  # of all tasks in the file
+    num_unverified: int = 0
+    num_uncontrolled: int = 0
+    num_too_weak: int = 0
 
 
-def _trained(source: str, files: TaskFiles) -> _Trained:
+def _trained(source: str, files: TaskFiles) -> _TaskSet:
+    """The training tasks of a source."""
     field = f"sources.{source}.tasks" if source else "tasks.train"
     tasks = _tasks(field, files.train)
     verifications = Verifications.beside(field, files.train)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("allow",))
     controlled = verifications.controlled(tasks, min_control=files.min_control)
     strong = verifications.strong(controlled, max_weakness=files.max_weakness)
-    return _Trained(
+    return _TaskSet(
         field,
         files.train,
-        frozenset(task.id for task in tasks),
         verifications.as_verified(strong),
-        num_unverified,
+        verifications.facts(strong),
+        ids=frozenset(task.id for task in tasks),
+        num_unverified=num_unverified,
         num_uncontrolled=len(tasks) - len(controlled),
         num_too_weak=len(controlled) - len(strong),
-        facts=verifications.facts(strong),
     )
 
 
-def _check_apart(files: Sequence[_Trained]) -> None:
+def _check_apart(files: Sequence[_TaskSet]) -> None:
     """Raises ValueError if two sources have a task in common."""
     for one, other in combinations(files, 2):
         if shared := one.ids & other.ids:
             raise ValueError(
-                f"{one.field} and {other.field}: {one.path} and {other.path} both have {min(shared)}"
+                f"{one.key} and {other.key}: {one.path} and {other.path} both have {min(shared)}"
                 f"{f' and {len(shared) - 1} more tasks' if len(shared) > 1 else ''}: leave them out of one of the two"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldOut:
-    """The held-out tasks in a file, the number that is not verified, and the facts from verification."""
-
-    tasks: list[Task] = field(default_factory=list[Task])
-    num_unverified: int = 0
-    facts: list[TaskFacts] = field(default_factory=list[TaskFacts])
-
-
-def _heldout(field: str, path: str, train: Iterable[_Trained], files: TaskFiles) -> _HeldOut:
-    """The held-out tasks. Raises ValueError if some of them are training tasks, too."""
+def _heldout(field: str, path: str, train: Iterable[_TaskSet], files: TaskFiles) -> _TaskSet:
+    """The held-out tasks in a file. Raises ValueError if some of them are training tasks, too."""
     tasks = _tasks(field, path)
     for other in train:
         if shared := other.ids & {task.id for task in tasks}:
             raise ValueError(
-                f"{field} shares {len(shared)} tasks with {other.field}, such as {min(shared)}: "
+                f"{field} shares {len(shared)} tasks with {other.key}, such as {min(shared)}: "
                 "leave them out of one of the two"
             )
     verifications = Verifications.beside(field, path)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("heldout", "allow"))
-    return _HeldOut(verifications.as_verified(tasks), num_unverified, verifications.facts(tasks))
+    return _TaskSet(
+        field,
+        path,
+        verifications.as_verified(tasks),
+        verifications.facts(tasks),
+        num_unverified=num_unverified,
+    )
 
 
 def _num_unverified(

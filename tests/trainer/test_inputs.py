@@ -479,7 +479,9 @@ def test_the_plan_says_of_each_source_what_its_rollouts_are(several: Path) -> No
     first = next(place for place, line in enumerate(lines) if line.startswith("source lang: "))
     second = next(place for place, line in enumerate(lines) if line.startswith("source tools: "))
     assert lines[first].startswith("source lang: 75.0% of the groups, 2 tasks (2.2 epochs), 50 turns at most")
-    assert lines[second].startswith("source tools: 25.0% of the groups, 1 tasks (1.5 epochs), 9 turns at most")
+    assert lines[second].startswith(
+        "source tools: 25.0% of the groups, 1 tasks (1.5 epochs), 9 turns at most"
+    )
     assert any(line.startswith("agent: ") for line in lines[first:second])
     assert any(line.startswith("program: pi ") for line in lines[second:])
     assert any(line.startswith("group: 2 of 4 members") for line in lines[first:second])
@@ -501,7 +503,9 @@ def test_a_fault_of_a_source_names_it(several: Path) -> None:
         read_inputs(recipe(several))
     with pytest.raises(ValueError, match=r"^sources\.lang, with \[rollout\] .*: rollout\.agent: "):
         read_inputs(recipe(several, "allow", "sources.lang.agent=absent.yaml"))
-    with pytest.raises(ValueError, match=r"tasks\.heldout shares 1 tasks with sources\.tools\.tasks, such as u0"):
+    with pytest.raises(
+        ValueError, match=r"tasks\.heldout shares 1 tasks with sources\.tools\.tasks, such as u0"
+    ):
         read_inputs(recipe(several, "allow", "tasks.heldout=tools.jsonl"))
     late = recipe(several, "allow", "rollout.group_deadline_s=2000", "sources.lang.limits.wall_s=3000")
     with pytest.raises(ValueError, match=r"^sources\.lang, .* and an episode may play for 3000 s"):

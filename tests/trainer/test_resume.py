@@ -82,7 +82,10 @@ async def test_a_killed_run_with_two_sources_resumes_with_the_groups_that_come_n
     summary = summarize(run)
     assert (summary.lost, summary.trained_twice, summary.open) == (0, 0, 0)
     rows = {row.cursor: row for row in read(run / "journal", EpisodeRow) if row.fate == "trained"}
-    assert {(row.source, row.task_id[0], row.group_size) for row in rows.values()} == {("lang", "t", 4), ("tools", "u", 2)}
+    assert {(row.source, row.task_id[0], row.group_size) for row in rows.values()} == {
+        ("lang", "t", 4),
+        ("tools", "u", 2),
+    }
     assert {name: one.share for name, one in summary.sources.items()} == {"lang": 2 / 3, "tools": 1 / 3}
     assert "sources: lang " in resumed.output
 

@@ -287,7 +287,7 @@ def print_plan(recipe: Recipe, arguments: argparse.Namespace) -> None:
     measured: Path | None = arguments.measured
     plan = make_plan(planned(recipe, arguments), measured=measured)
     if recipe.sources:
-        print("sources: each group is counted with the largest size, context and number of turns of all sources")
+        print("sources: [rollout] is counted with the largest groups, contexts and numbers of turns of all")
     print(describe(plan))
     if fault := faults(plan, measured):
         raise ValueError(fault)

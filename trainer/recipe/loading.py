@@ -461,7 +461,9 @@ def _graft(tree: dict[str, Any], override: str) -> None:
         if isinstance(tree, list) and place + 2 < len(names):  # as in sources.NAME.share
             tree = _named(tree)
             if names[place + 1] not in tree:
-                raise ValueError(f"{_said(override)}: `{name}` has no table with the name `{names[place + 1]}`")
+                raise ValueError(
+                    f"{_said(override)}: `{name}` has no table with the name `{names[place + 1]}`"
+                )
         if not isinstance(tree, dict):
             raise ValueError(f"{_said(override)}: `{name}` is a value, not a table")
     try:

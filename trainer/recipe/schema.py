@@ -218,7 +218,8 @@ class SourceRecipe(Table, frozen=True, kw_only=True):
     share: PositiveAmount  # weight of the source's groups, relative to the shares of the others
     # Agent's file, or a list of files and values, as rollout.agent has it. It plays even if rollout.harness names a program.
     agent: PathText | tuple[PathText, ...] | None = None
-    harness: Line | None = None  # agent program that plays, as rollout.harness has it; "" is the built-in loop
+    # Agent program that plays, as rollout.harness has it; "" is the built-in loop.
+    harness: Line | None = None
     # Number of rollouts of one task that share a baseline.
     group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
     # Keys of rollout.limits that differ, as in { turns = 100, wall_s = 3600 }.

@@ -264,11 +264,10 @@ def summarize(run_dir: Path) -> RunSummary:
     rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
     steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
     evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
-    episodes = finished_episodes(rows)
-    quarters, heldout = quarters_of(episodes), heldout_change(evaluations)
-    greedy = heldout_change(evaluations, greedy=True)
+    episodes, state = finished_episodes(rows), read_state(run_dir, steps, endings)
+    quarters, (gap_max, gap_mean) = quarters_of(episodes), _gap_of(steps)
+    heldout, greedy = heldout_change(evaluations), heldout_change(evaluations, greedy=True)
     counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
-    state, (gap_max, gap_mean) = read_state(run_dir, steps, endings), _gap_of(steps)
     return RunSummary(
         episodes=len(episodes),
         success_first_quarter=quarters.before and quarters.before.value,

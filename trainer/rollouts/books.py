@@ -59,9 +59,7 @@ class Books:
         )
         self.groups = _group_book_of(recipe, self.admission)
         self.sources = _sources_of(recipe, inputs, form, journal)
-        self.ledger = Ledger(
-            rows, restored, observe=self.sources.observe, source_at=self.sources.name_at
-        )
+        self.ledger = Ledger(rows, restored, observe=self.sources.observe, source_at=self.sources.name_at)
         self.quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
         self.heldout = HeldOut(
             redis,

@@ -342,7 +342,7 @@ def test_a_program_whose_opening_fills_the_context_is_refused_by_the_plan(recipe
 
 SOURCES = (
     'sources=[{name="a", tasks="a.jsonl", share=9, group_size=4, limits={turns=80}}, {name="b", tasks="b.jsonl", share=1, group_size=12, '
-    'limits={context_tokens=16384}}]'
+    "limits={context_tokens=16384}}]"
 )
 
 
@@ -361,5 +361,7 @@ def test_of_the_agent_programs_of_several_sources_the_longest_opening_counts(rec
     plan = plan_of(recipe, SOURCES.replace("group_size=4", program))
     assert plan.program is not None
     assert (plan.program.name, plan.length.opening_tokens) == ("qwen-code", 17_900)
-    with pytest.raises(ValueError, match=r"^sources\.a, .*: rollout\.context\.policy: 'head_tail' cuts the context"):
+    with pytest.raises(
+        ValueError, match=r"^sources\.a, .*: rollout\.context\.policy: 'head_tail' cuts the context"
+    ):
         plan_of(recipe, SOURCES.replace("group_size=4", 'harness="qwen-code"'))

@@ -167,7 +167,9 @@ async def claimed(side: TrainerSide, *members: int) -> list[Claim]:
 
 async def close_overdue(side: TrainerSide) -> int:
     """As if its deadline were the time that has passed since the first claim."""
-    closed = await Deadlines(side.pool, side.book, side.closer, deadline_s=lambda cursor: 0.0, queue_s=None).close_overdue()
+    closed = await Deadlines(
+        side.pool, side.book, side.closer, deadline_s=lambda cursor: 0.0, queue_s=None
+    ).close_overdue()
     await side.requests.withdraw_surplus()
     return len(closed)
 
