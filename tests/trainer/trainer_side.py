@@ -49,7 +49,7 @@ class Said(list[str]):
 
 
 class TrainerSide:
-    """Of the run `run`, whose groups have three members, from where `restored` left it."""
+    """Of the run `run`, whose groups have three members by default, from where `restored` left it."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class TrainerSide:
         *,
         restored: LedgerState | None = None,
         tasks: Sequence[str] = ("t",),
+        group_size: int = GROUP_SIZE,
         max_lag_versions: int = 4,
         stragglers: Stragglers = "wait",
         staleness: Literal["fixed", "controlled"] = "fixed",
@@ -76,7 +77,7 @@ class TrainerSide:
             model="",
             num_steps=1000,
             tasks=TaskFiles(train=""),
-            rollout=Rollout(group_size=GROUP_SIZE, agent="", group_refills=max_refills),
+            rollout=Rollout(group_size=group_size, agent="", group_refills=max_refills),
             batch=BatchRecipe(groups_per_step=1, min_valid_members=2),
             learner=LearnerConfig(lr=1e-6, micro_batch_tokens=128),
             admission=AdmissionRecipe(

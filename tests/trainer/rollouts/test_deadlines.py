@@ -224,7 +224,7 @@ async def test_the_deadline_runs_from_the_first_claim_also_if_that_try_returned_
 async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_and_counted(
     side: TrainerSide,
 ) -> None:
-    side.dispatcher._group_size = 4
+    side = TrainerSide(side.pool, side.journal, group_size=4)
     await side.dispatcher.open_groups(1, version=0)
     slow = await claimed(side, 2)
     for claim in await claimed(side, 0, 1):
