@@ -208,11 +208,12 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
     evaluation, total = recipe.evaluation, recipe.num_steps * groups
     open_at_most = min((recipe.admission.max_lag_versions + 1) * groups, total)
     episodes = evaluation.episodes + evaluation.greedy_episodes
+    epochs = "" if recipe.sources else f" ({total / len(inputs.train):.1f} epochs)"
     return "\n".join(
         (
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
-            f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
+            f"tasks: {len(inputs.train)} to train on{epochs}, "
             f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_left_out_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
             f"judge: {judge_words(recipe.judge, recipe.credit)}",

@@ -90,6 +90,8 @@ def about_source(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        if not name:
+            raise
         raise ValueError(f"{source_words(name)}{error}") from error
 
 
