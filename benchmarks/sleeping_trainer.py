@@ -12,7 +12,7 @@ from benchmarks import chat_tokenizer
 from pipeline.journal.rows import EndReason
 from pipeline.task import Task
 from trainer.batching.batch import Batch
-from trainer.inputs import Inputs
+from trainer.inputs import Inputs, TaskSource
 from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.directories import atomic_directory
 from trainer.loop.loop import Loop
@@ -63,7 +63,7 @@ async def train(
 ) -> EndReason:
     """Run in `root` on the Redis of SWERVE_REDIS_URL; each step takes `train_s`."""
     inputs = Inputs(
-        train=list(tasks),
+        sources=(TaskSource("", list(tasks), ""),),
         heldout=[],
         heldout_sets={},
         agent_config="",

@@ -3,9 +3,9 @@
 Tasks without a passed verification are refused unless the recipe allows them: see `python -m workers.verify`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,19 @@ from pipeline.request import Endpoint
 from pipeline.task import Task
 from pipeline.taskfile import TaskFacts, read_tasks
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle, vocabulary_difference
-from trainer.agent_file import agent_words, check_opening, read_program, recipe_agent
+from trainer.agent_file import (
+    agent_warnings,
+    agent_words,
+    check_deadline,
+    check_opening,
+    read_program,
+    recipe_agent,
+)
 from trainer.learner.architecture import layout_faults, read_architecture
 from trainer.learner.config import LossConfig
 from trainer.learner.objectives.own import check_own
 from trainer.recipe import AdmissionRecipe, AnyRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
+from trainer.recipe.loading import about_source, source_words
 from trainer.recipe.schema import ChatRecipe, TaskFiles
 from trainer.recipe.wording import toml_value
 from trainer.verifications import Verifications, has_controls
@@ -51,36 +59,48 @@ class JudgeForm:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskSource:
+    """The tasks of one source, and who plays them. Where tasks.train is given, it is the only source, and its name is empty."""
+
+    name: str
+    tasks: list[Task]
+    agent_config: str
+    harness: Harness | None = None  # None: the built-in loop plays
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """A run's inputs besides its recipe. Every task carries the calibration from its verification."""
 
-    train: list[Task]
+    sources: tuple[TaskSource, ...]
     heldout: list[Task]
     heldout_sets: dict[str, list[Task]]  # further held-out tasks by name of their set
-    agent_config: str
+    agent_config: str  # the agent that plays held-out tasks
     tokenizer: TokenizerBundle
     num_unverified: int  # among all tasks; above 0 only where the recipe allows it
     num_uncontrolled: int  # training tasks left out because of tasks.min_control
     num_too_weak: int  # further training tasks left out because of tasks.max_weakness
     judge: JudgeForm | None = None  # None: nothing is judged
-    harness: Harness | None = None  # None: the built-in loop plays
+    harness: Harness | None = None  # the agent program that plays held-out tasks; None: the built-in loop
     task_facts: tuple[TaskFacts, ...] = ()  # what verification says of the tasks that may be played
+
+    @property
+    def train(self) -> list[Task]:
+        """The tasks of all sources."""
+        return [task for source in self.sources for task in source.tasks]
 
 
 def read_inputs(recipe: Recipe) -> Inputs:
     """The inputs. Raises ValueError naming the recipe's field whose file is missing, empty, unusable, or contradicts another."""
-    files = recipe.tasks
-    train = _tasks("tasks.train", files.train)
-    of_train = Verifications.beside("tasks.train", files.train)
-    num_unverified = _num_unverified(of_train, train, files.unverified, allowed=("allow",))
-    controlled = of_train.controlled(train, min_control=files.min_control)
-    strong = of_train.strong(controlled, max_weakness=files.max_weakness)
-    heldout = _heldout("tasks.heldout", files.heldout, train, files) if files.heldout else _HeldOut()
+    files, by_source = recipe.tasks, recipe.by_source
+    train = {name: _trained(name, one.tasks) for name, one in by_source.items()}
+    _check_apart(list(train.values()))
+    heldout = _heldout("tasks.heldout", files.heldout, train.values(), files) if files.heldout else _TaskSet()
     sets = {
-        name: _heldout(f"tasks.heldout_sets.{name}", path, train, files)
+        name: _heldout(f"tasks.heldout_sets.{name}", path, train.values(), files)
         for name, path in files.heldout_sets.items()
     }
-    every = [heldout, *sets.values()]
+    every = [*train.values(), heldout, *sets.values()]
     evaluation, num_heldout = recipe.evaluation, len(heldout.tasks)
     needed = max(evaluation.episodes // evaluation.samples_per_task, evaluation.greedy_episodes)
     if num_heldout < needed:
@@ -88,30 +108,43 @@ def read_inputs(recipe: Recipe) -> Inputs:
             f"tasks.heldout holds {num_heldout} tasks, the evaluation needs {needed}; "
             "lower evaluation.episodes or greedy_episodes"
         )
-    _check_model(recipe)
-    agent_config = recipe_agent(recipe.rollout)
-    harness = read_program(recipe.rollout)
-    agent = load_agent(agent_config)
-    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, _tools(agent, harness))
-    if harness is None:
-        _check_users_in_a_row(recipe, agent, tokenizer)
-        check_opening(agent_config, [*strong, *heldout.tasks], tokenizer, recipe)
+    players = dict[str, tuple[str, Harness | None, TokenizerBundle]]()
+    for name, one in {"": recipe, **by_source}.items():
+        tasks = [*(train[name].tasks if name in train else ()), *(() if name else heldout.tasks)]
+        with about_source(name):
+            players[name] = _player(one, tasks)
+    agent_config, harness, tokenizer = players[""]
     judge = read_judge(recipe)
     if recipe.judge.method == "teacher":
         _check_vocabulary(recipe, tokenizer, judge)
     return Inputs(
-        train=of_train.as_verified(strong),
+        sources=tuple(TaskSource(name, one.tasks, *players[name][:2]) for name, one in train.items()),
         heldout=heldout.tasks,
         heldout_sets={name: one.tasks for name, one in sets.items()},
         agent_config=agent_config,
         tokenizer=tokenizer,
-        num_unverified=num_unverified + sum(one.num_unverified for one in every),
-        num_uncontrolled=len(train) - len(controlled),
-        num_too_weak=len(controlled) - len(strong),
+        num_unverified=sum(one.num_unverified for one in every),
+        num_uncontrolled=sum(one.num_uncontrolled for one in every),
+        num_too_weak=sum(one.num_too_weak for one in every),
         judge=judge,
         harness=harness,
-        task_facts=(*of_train.facts(strong), *(fact for one in every for fact in one.facts)),
+        task_facts=tuple(fact for one in every for fact in one.facts),
     )
+
+
+def _player(recipe: Recipe, tasks: Sequence[Task]) -> tuple[str, Harness | None, TokenizerBundle]:
+    """The agent of `[rollout]`, the program that plays in its place, and the tokenizer. Raises ValueError if they do not fit the tasks or
+    the model.
+    """
+    _check_model(recipe)
+    agent_config, harness = recipe_agent(recipe.rollout), read_program(recipe.rollout)
+    agent = load_agent(agent_config)
+    tokenizer = read_tokenizer(Path(recipe.model), recipe.chat, _tools(agent, harness))
+    if harness is None:
+        _check_users_in_a_row(recipe, agent, tokenizer)
+        if tasks:
+            check_opening(agent_config, tasks, tokenizer, recipe)
+    return agent_config, harness, tokenizer
 
 
 def _tools(agent: AgentConfig, harness: Harness | None) -> Tools:
@@ -124,10 +157,10 @@ def _tools(agent: AgentConfig, harness: Harness | None) -> Tools:
     return (BASH_TOOL,) if harness.uses_tools else ()
 
 
-def _player_words(recipe: Recipe, inputs: Inputs) -> str:
+def _player_words(recipe: Recipe, source: TaskSource, heldout: Sequence[Task]) -> str:
     """The lines about the player: the agent program, or the agent."""
-    if (harness := inputs.harness) is None:
-        return agent_words(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout])
+    if (harness := source.harness) is None:
+        return agent_words(recipe, source.agent_config, [*source.tasks, *heldout])
     footprint = harness.footprint
     return (
         f"program: {harness.name} {harness.version} plays, and rollout.agent has no effect; {footprint.opening_tokens:,} tokens before the"
@@ -149,34 +182,74 @@ def check_learner(recipe: AnyRecipe) -> None:
         )
 
 
+def check_deadlines(recipe: Recipe, inputs: Inputs) -> None:
+    """Raises ValueError if a group closes before its longest episodes may have ended."""
+    for source in inputs.sources:
+        with about_source(source.name):
+            check_deadline(recipe.by_source[source.name], source.agent_config)
+
+
+def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
+    """Warnings about settings of the agents' files or the limits that do not hold in this run."""
+    heldout = [TaskSource("", inputs.heldout, inputs.agent_config)] if inputs.heldout else []
+    by_source = {"": recipe, **recipe.by_source}
+    found = [
+        f"{source_words(one.name)}{warning}"
+        for one in (*inputs.sources, *heldout)
+        for warning in agent_warnings(by_source[one.name], one.agent_config, one.tasks)
+    ]
+    return list(dict.fromkeys(found))
+
+
 def describe(recipe: Recipe, inputs: Inputs) -> str:
     """The plan of a run in a few lines."""
-    groups, size = recipe.batch.groups_per_step, recipe.rollout.group_size
+    groups, by_source = recipe.batch.groups_per_step, recipe.by_source
+    size = max(one.rollout.group_size for one in by_source.values())
     evaluation, total = recipe.evaluation, recipe.num_steps * groups
     open_at_most = min((recipe.admission.max_lag_versions + 1) * groups, total)
     episodes = evaluation.episodes + evaluation.greedy_episodes
+    epochs = "" if recipe.sources else f" ({total / len(inputs.train):.1f} epochs)"
     return "\n".join(
         (
             f"plan: {recipe.num_steps} steps x {groups} groups x {size} rollouts = {total * size} trained "
             "rollouts at most, and as many more as groups without signal are replaced",
-            f"tasks: {len(inputs.train)} to train on ({total / len(inputs.train):.1f} epochs), "
+            f"tasks: {len(inputs.train)} to train on{epochs}, "
             f"{len(inputs.heldout)} held out{_sets_words(inputs)}; {_verified_words(recipe, inputs)}{_left_out_words(recipe, inputs)}",
             f"controls: {_controls_words(recipe, inputs)}",
             f"judge: {judge_words(recipe.judge, recipe.credit)}",
-            _player_words(recipe, inputs),
-            _chat_words(inputs),
-            f"context: {_context_words(recipe)}",
+            *(
+                line
+                for source in inputs.sources
+                for line in _source_lines(by_source[source.name], source, inputs, recipe)
+            ),
             f"learner: {processes_words(recipe)}",
             f"objective: {_objective_words(recipe.learner.loss)}",
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late"
             f"{_staleness_words(recipe.admission)}",
-            f"group: {recipe.min_valid_members} of {size} members must be graded; it closes {recipe.group_deadline_s:.0f} s "
-            f"after its first claim if they are; up to {recipe.group_refills} members that an infrastructure failure "
-            "ended are enqueued again",
             f"evaluation: {episodes} held-out episodes each time" if episodes else "evaluation: none",
             f"checkpoint: every {recipe.checkpoint.every_steps} steps; trajectories are acknowledged then",
         )
+    )
+
+
+def _source_lines(recipe: Recipe, source: TaskSource, inputs: Inputs, whole: Recipe) -> Iterator[str]:
+    """The lines about the groups of one source, whose recipe is `recipe`, in the run of the recipe `whole`."""
+    if source.name:
+        shares = {one.name: one.share for one in whole.sources}
+        share = shares[source.name] / sum(shares.values())
+        num_groups = whole.num_steps * whole.batch.groups_per_step * share
+        yield (
+            f"source {source.name}: {share:.1%} of the groups, {len(source.tasks)} tasks ({num_groups / len(source.tasks):.1f} epochs), "
+            f"{recipe.rollout.limits.turns} turns at most; of its rollouts:"
+        )
+    yield _player_words(recipe, source, [] if source.name else inputs.heldout)
+    yield _chat_words(source, inputs.tokenizer)
+    yield f"context: {_context_words(recipe)}"
+    yield (
+        f"group: {recipe.min_valid_members} of {recipe.rollout.group_size} members must be graded; it closes "
+        f"{recipe.group_deadline_s:.0f} s after its first claim if they are; up to {recipe.group_refills} members that an "
+        "infrastructure failure ended are enqueued again"
     )
 
 
@@ -193,26 +266,67 @@ def _tasks(field: str, path: str) -> list[Task]:
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldOut:
-    """The held-out tasks in a file, the number that is not verified, and the facts from verification."""
+class _TaskSet:
+    """The tasks in a file that are played, what verification says of them, and how many are not verified or left out of training."""
 
+    key: str = ""  # the recipe's key that names the file
+    path: str = ""
     tasks: list[Task] = field(default_factory=list[Task])
-    num_unverified: int = 0
     facts: list[TaskFacts] = field(default_factory=list[TaskFacts])
+    ids: frozenset[str] = frozenset()  # of all tasks in the file
+    num_unverified: int = 0
+    num_uncontrolled: int = 0
+    num_too_weak: int = 0
 
 
-def _heldout(field: str, path: str, train: list[Task], files: TaskFiles) -> _HeldOut:
-    """The held-out tasks. Raises ValueError if some of them are training tasks, too."""
+def _trained(source: str, files: TaskFiles) -> _TaskSet:
+    """The training tasks of a source."""
+    field = f"sources.{source}.tasks" if source else "tasks.train"
+    tasks = _tasks(field, files.train)
+    verifications = Verifications.beside(field, files.train)
+    num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("allow",))
+    controlled = verifications.controlled(tasks, min_control=files.min_control)
+    strong = verifications.strong(controlled, max_weakness=files.max_weakness)
+    return _TaskSet(
+        field,
+        files.train,
+        verifications.as_verified(strong),
+        verifications.facts(strong),
+        ids=frozenset(task.id for task in tasks),
+        num_unverified=num_unverified,
+        num_uncontrolled=len(tasks) - len(controlled),
+        num_too_weak=len(controlled) - len(strong),
+    )
+
+
+def _check_apart(files: Sequence[_TaskSet]) -> None:
+    """Raises ValueError if two sources have a task in common."""
+    for one, other in combinations(files, 2):
+        if shared := one.ids & other.ids:
+            raise ValueError(
+                f"{one.key} and {other.key}: {one.path} and {other.path} both have {min(shared)}"
+                f"{f' and {len(shared) - 1} more tasks' if len(shared) > 1 else ''}: leave them out of one of the two"
+            )
+
+
+def _heldout(field: str, path: str, train: Iterable[_TaskSet], files: TaskFiles) -> _TaskSet:
+    """The held-out tasks in a file. Raises ValueError if some of them are training tasks, too."""
     tasks = _tasks(field, path)
-    shared = {task.id for task in train} & {task.id for task in tasks}
-    if shared:
-        raise ValueError(
-            f"{field} shares {len(shared)} tasks with tasks.train, such as {min(shared)}: "
-            "leave them out of one of the two"
-        )
+    for other in train:
+        if shared := other.ids & {task.id for task in tasks}:
+            raise ValueError(
+                f"{field} shares {len(shared)} tasks with {other.key}, such as {min(shared)}: "
+                "leave them out of one of the two"
+            )
     verifications = Verifications.beside(field, path)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("heldout", "allow"))
-    return _HeldOut(verifications.as_verified(tasks), num_unverified, verifications.facts(tasks))
+    return _TaskSet(
+        field,
+        path,
+        verifications.as_verified(tasks),
+        verifications.facts(tasks),
+        num_unverified=num_unverified,
+    )
 
 
 def _num_unverified(
@@ -356,9 +470,9 @@ def _check_users_in_a_row(recipe: Recipe, agent: AgentConfig, bundle: TokenizerB
         )
 
 
-def _chat_words(inputs: Inputs) -> str:
+def _chat_words(source: TaskSource, bundle: TokenizerBundle) -> str:
     """The lines about how replies are read, and about differences between the context and the chat template's rendering."""
-    bundle, tools = inputs.tokenizer, _tools(load_agent(inputs.agent_config), inputs.harness)
+    tools = _tools(load_agent(source.agent_config), source.harness)
     differences = [announcement.text for announcement in ChatTemplate(bundle, tools).announcements]
     variables = "".join(f", {name} = {value!r}" for name, value in bundle.template_kwargs.items())
     form = bundle.reply_format

@@ -39,6 +39,7 @@ from trainer.loop.checkpoints import Checkpoints
 from trainer.process import TrainerSettings
 from trainer.recipe import AdvantageKind, CreditRecipe, Recipe, differences, load_recipe
 from trainer.records import run_directory
+from trainer.rollouts.curriculum import context_limits
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
@@ -84,6 +85,7 @@ class KeptRun:
             raise ValueError(f"{root} holds no run: give the directory of one, as in runs/demo")
         self.root = run_directory.find(root).root
         self.recipe: Recipe = load_recipe(self.root / RECIPE)
+        self._overlong = Overlong(self.recipe.overlong, context_limits(self.recipe))
         self._rows = {row.step: row for row in read(journal_of(self.root), StepRow)}
         # A judgement that came too late changed nothing then, so it counts for nothing here.
         self._scores = {
@@ -147,7 +149,7 @@ class KeptRun:
             temperature=self.recipe.rollout.sampling.temperature,
             kind=advantage,
             credit=credit,
-            overlong=Overlong(self.recipe.overlong, self.recipe.rollout.limits.context_tokens),
+            overlong=self._overlong,
             withhold_beyond=None,
         )
         if batch.request_ids != row.request_ids:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,8 +20,16 @@ from pipeline.journal.reading import RECIPE, RUN_FILE, journal_of
 from pipeline.running_tasks import print_tasks_on_sigquit
 from pipeline.taskfile import write_facts
 from trainer import process
-from trainer.agent_file import agent_warnings, check_deadline, example_words
-from trainer.inputs import Inputs, check_learner, describe, read_inputs, read_tokenizer
+from trainer.agent_file import example_words
+from trainer.inputs import (
+    Inputs,
+    check_deadlines,
+    check_learner,
+    describe,
+    read_inputs,
+    read_tokenizer,
+    warnings,
+)
 from trainer.learner import directories
 from trainer.plan.__main__ import add_arguments, print_plan
 from trainer.process import TrainerSettings
@@ -47,6 +56,9 @@ FIXED = (
     "batch.rows_per_step",
 )
 """Keys that a resumed run may not change: its data order, and the policy that it began with."""
+
+FIXED_OF_SOURCES = re.compile(r"sources\.[^.]+\.(name|tasks|share|group_size): ")
+"""The same keys of a source, as `differences` names them."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,11 +103,11 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     if isinstance(recipe, ImitationRecipe):
         return _imitate(recipe, arguments, settings)
     inputs = read_inputs(recipe)
-    check_deadline(recipe, inputs.agent_config)
+    check_deadlines(recipe, inputs)
     if arguments.dry_run:
         return _dry_run(recipe, inputs, arguments)
     with _own_directory(recipe, arguments) as directory:
-        for warning in agent_warnings(recipe, inputs.agent_config, [*inputs.train, *inputs.heldout]):
+        for warning in warnings(recipe, inputs):
             print(f"warning: {warning}", file=sys.stderr)
         with run_directory.writable(directory.root):
             write_facts(directory.root, inputs.task_facts)
@@ -143,7 +155,8 @@ def _dry_run(recipe: Recipe, inputs: Inputs, arguments: argparse.Namespace) -> i
     """Prints the plan of the run. Raises ValueError if machines are named and something does not fit them."""
     print(to_toml(recipe))
     print(describe(recipe, inputs))
-    print(example_words(inputs.agent_config, inputs.train[0], recipe))
+    for source in inputs.sources:
+        print(example_words(source.agent_config, source.tasks[0], recipe.by_source[source.name]))
     if arguments.gpus or recipe.plan.gpus:
         print_plan(recipe, arguments)
     return 0
@@ -192,7 +205,7 @@ def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None) -> RunDirectory:
         else differences(before, recipe)
     )
     for change in changes:
-        if change.startswith(FIXED):
+        if change.startswith(FIXED) or FIXED_OF_SOURCES.match(change):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
     if changes:

@@ -138,6 +138,8 @@ class EpisodeRow(EpisodeFacts, frozen=True, kw_only=True):
     repeated_tokens: int = 0  # tokens that engines computed again because of cuts
     stamps: EpisodeStamps = NO_STAMPS
     seconds: EpisodeSeconds | None = None  # times on its worker; None in journals older than this field
+    # Name of the source of its task; empty for evaluations and where the recipe has no [[sources]].
+    source: str = ""
 
 
 class JudgedTurn(msgspec.Struct, frozen=True, array_like=True):

@@ -25,7 +25,7 @@ from pipeline.taskfile import (
     write_verified,
 )
 from pipeline.tokenizer import read_bundle
-from trainer.inputs import check_learner, describe, read_inputs, read_tokenizer
+from trainer.inputs import check_deadlines, check_learner, describe, read_inputs, read_tokenizer
 from trainer.recipe import Recipe, load_recipe
 
 RECIPE = """
@@ -425,3 +425,88 @@ def test_a_teacher_reads_the_policys_token_ids_so_another_vocabulary_is_refused(
         ValueError, match=r"judge\.tokenizer: .* has another vocabulary than model = .*: id \d+ is"
     ):
         read_inputs(recipe(place, "allow", *distill))
+
+
+SOURCES = """
+[[sources]]
+name = "lang"
+tasks = "train.jsonl"
+share = 3
+[[sources]]
+name = "tools"
+tasks = "tools.jsonl"
+share = 1
+harness = "pi"
+group_size = 6
+limits = { turns = 9, context_tokens = 8192 }
+context.policy = "stop"
+[chat]
+template = "tools.jinja"
+"""
+
+
+@pytest.fixture
+def several(place: Path) -> Path:
+    """A place whose recipe has two sources of verified tasks; an agent program plays those of the second."""
+    text = (place / "recipe.toml").read_text().replace('train = "train.jsonl"', "")
+    text = text.replace("micro_batch_tokens = 512", "micro_batch_tokens = 8192")
+    (place / "recipe.toml").write_text(text + SOURCES)
+    shutil.copy("tests/chat_templates/Qwen-Qwen3-0.6B.jinja", place / "tools.jinja")
+    write_tasks(place / "tools.jsonl", [task("u0")])
+    write(place, "train.jsonl", *map(verified, TRAIN))
+    write(place, "tools.jsonl", verified(task("u0")))
+    write(place, "heldout.jsonl", *map(verified, HELDOUT))
+    return place
+
+
+def test_each_source_has_its_own_tasks_and_who_plays_them(several: Path) -> None:
+    given = recipe(several)
+    inputs = read_inputs(given)
+    lang, tools = inputs.sources
+    assert [(one.name, [each.id for each in one.tasks]) for one in inputs.sources] == [
+        ("lang", ["t0", "t1"]),
+        ("tools", ["u0"]),
+    ]
+    assert (lang.harness, lang.agent_config) == (None, inputs.agent_config)
+    assert tools.harness is not None
+    assert inputs.harness is None, "held-out tasks are played as [rollout] says"
+    assert {one.task_id for one in inputs.task_facts} == {"t0", "t1", "u0", "h0"}
+
+
+def test_the_plan_says_of_each_source_what_its_rollouts_are(several: Path) -> None:
+    given = recipe(several)
+    lines = describe(given, read_inputs(given)).splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("source lang: "))
+    second = next(place for place, line in enumerate(lines) if line.startswith("source tools: "))
+    assert lines[first].startswith("source lang: 75.0% of the groups, 2 tasks (2.2 epochs), 50 turns at most")
+    assert lines[second].startswith(
+        "source tools: 25.0% of the groups, 1 tasks (1.5 epochs), 9 turns at most"
+    )
+    assert any(line.startswith("agent: ") for line in lines[first:second])
+    assert any(line.startswith("program: pi ") for line in lines[second:])
+    assert any(line.startswith("group: 2 of 4 members") for line in lines[first:second])
+    assert any(line.startswith("group: 3 of 6 members") for line in lines[second:])
+    assert "3 steps x 2 groups x 6 rollouts" in lines[0]
+
+
+def test_a_task_that_two_sources_have_is_refused_with_both_files(several: Path) -> None:
+    write_tasks(several / "tools.jsonl", [task("u0"), TRAIN[1]])
+    with pytest.raises(ValueError, match=r"^sources\.lang\.tasks and sources\.tools\.tasks: ") as refusal:
+        read_inputs(recipe(several, "allow"))
+    for text in ("both have t1", str(several / "train.jsonl"), str(several / "tools.jsonl")):
+        assert text in str(refusal.value)
+
+
+def test_a_fault_of_a_source_names_it(several: Path) -> None:
+    (several / "tools.verified.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"^sources\.tools\.tasks: 1 of the 1 tasks in .* are not verified"):
+        read_inputs(recipe(several))
+    with pytest.raises(ValueError, match=r"^sources\.lang, with \[rollout\] .*: rollout\.agent: "):
+        read_inputs(recipe(several, "allow", "sources.lang.agent=absent.yaml"))
+    with pytest.raises(
+        ValueError, match=r"tasks\.heldout shares 1 tasks with sources\.tools\.tasks, such as u0"
+    ):
+        read_inputs(recipe(several, "allow", "tasks.heldout=tools.jsonl"))
+    late = recipe(several, "allow", "rollout.group_deadline_s=2000", "sources.lang.limits.wall_s=3000")
+    with pytest.raises(ValueError, match=r"^sources\.lang, .* and an episode may play for 3000 s"):
+        check_deadlines(late, read_inputs(late))

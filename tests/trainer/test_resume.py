@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from benchmarks.scripted_fleet import alternating, fleet
+from benchmarks.scripted_fleet import alternating, fleet, task
 from infra.redis_server import DURABLE, FORGETFUL, start_in, url_in
 from pipeline import census, keys, queue
 from pipeline.journal.reading import read
 from pipeline.journal.rows import EndRow, EpisodeRow, QuarantineRow, SkippedRow
 from pipeline.request import RolloutRequest
+from pipeline.taskfile import write_tasks
 from tests.trainer.processes import (
     forget_acknowledgements,
     pending_requests,
@@ -61,6 +62,52 @@ async def test_a_killed_trainer_resumes_without_losing_or_repeating_anything(
     assert await queue.open_ids(redis, "cut") == []
     report = summarize(run)
     assert (report.lost, report.trained_twice, report.open) == (0, 0, 0)
+
+
+@pytest.mark.slow
+async def test_a_killed_run_with_two_sources_resumes_with_the_groups_that_come_next(
+    recipe: Path, redis_url: str
+) -> None:
+    divide(recipe)
+    async with fleet(redis_url, alternating, pace_s=PACE_S):
+        whole = await start(redis_url, recipe, "--run-dir", recipe.parent / "whole", "--run-id", "whole")
+        assert await whole.ended() == 0, whole.output
+        run = recipe.parent / "cut"
+        cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "cut")
+        await cut.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
+        await cut.kill()
+        resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")
+        assert await resumed.ended() == 0, resumed.output
+    assert [row.loss for row in steps(run)] == [row.loss for row in steps(recipe.parent / "whole")]
+    summary = summarize(run)
+    assert (summary.lost, summary.trained_twice, summary.open) == (0, 0, 0)
+    rows = {row.cursor: row for row in read(run / "journal", EpisodeRow) if row.fate == "trained"}
+    assert {(row.source, row.task_id[0], row.group_size) for row in rows.values()} == {
+        ("lang", "t", 4),
+        ("tools", "u", 2),
+    }
+    assert {name: one.share for name, one in summary.sources.items()} == {"lang": 2 / 3, "tools": 1 / 3}
+    assert "sources: lang " in resumed.output
+
+
+SOURCES = """
+[[sources]]
+name = "lang"
+tasks = "train.jsonl"
+share = 2
+[[sources]]
+name = "tools"
+tasks = "tools.jsonl"
+share = 1
+group_size = 2
+limits.turns = 3
+"""
+
+
+def divide(recipe: Path) -> None:
+    """Gives the recipe two sources of tasks."""
+    write_tasks(recipe.with_name("tools.jsonl"), [task(f"u{number}") for number in range(3)])
+    recipe.write_text(recipe.read_text().replace('train = "train.jsonl"', "") + SOURCES)
 
 
 @pytest.mark.slow

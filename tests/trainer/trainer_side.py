@@ -12,7 +12,7 @@ from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow, JudgementRow
 from pipeline.judge import Judge
 from pipeline.request import Limits
-from trainer.inputs import Inputs
+from trainer.inputs import Inputs, TaskSource
 from trainer.learner.config import LearnerConfig
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.run import Run
@@ -49,7 +49,7 @@ class Said(list[str]):
 
 
 class TrainerSide:
-    """Of the run `run`, whose groups have three members, from where `restored` left it."""
+    """Of the run `run`, whose groups have three members by default, from where `restored` left it."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class TrainerSide:
         *,
         restored: LedgerState | None = None,
         tasks: Sequence[str] = ("t",),
+        group_size: int = GROUP_SIZE,
         max_lag_versions: int = 4,
         stragglers: Stragglers = "wait",
         staleness: Literal["fixed", "controlled"] = "fixed",
@@ -76,7 +77,7 @@ class TrainerSide:
             model="",
             num_steps=1000,
             tasks=TaskFiles(train=""),
-            rollout=Rollout(group_size=GROUP_SIZE, agent="", group_refills=max_refills),
+            rollout=Rollout(group_size=group_size, agent="", group_refills=max_refills),
             batch=BatchRecipe(groups_per_step=1, min_valid_members=2),
             learner=LearnerConfig(lr=1e-6, micro_batch_tokens=128),
             admission=AdmissionRecipe(
@@ -142,7 +143,7 @@ class TrainerSide:
 
 def _inputs(tasks: Sequence[str]) -> Inputs:
     return Inputs(
-        train=[task(name) for name in tasks],
+        sources=(TaskSource("", [task(name) for name in tasks], ""),),
         heldout=[],
         heldout_sets={},
         agent_config="",

@@ -26,22 +26,22 @@ class Overlong:
     """The recipe's rules for long episodes."""
 
     recipe: OverlongRecipe
-    context_tokens: int  # the limit of an episode's context
+    context_tokens: Callable[[str], int]  # the limit of an episode's context, by the id of its group
 
     def is_filtered(self, head: TrajectoryHead) -> bool:
         """Whether the episode ended at one of the limits whose trajectories the recipe excludes from training."""
         return head.outcome in {f"exhausted:{limit}" for limit in self.recipe.filter}
 
-    def penalty(self, samples: Sequence[Sample]) -> float:
+    def penalty(self, member: "GroupMember") -> float:
         """Returns the amount to subtract from the reward. It depends on the longest context that the policy saw."""
         if not self.recipe.penalty:
             return 0.0
-        longest = max((sample.num_tokens for sample in samples), default=0)
-        beyond = longest - (self.context_tokens - self.recipe.buffer_tokens)
+        longest = max((sample.num_tokens for sample in member.samples), default=0)
+        beyond = longest - (self.context_tokens(member.head.group_id) - self.recipe.buffer_tokens)
         return self.recipe.penalty * min(max(beyond / self.recipe.buffer_tokens, 0.0), 1.0)
 
 
-ANY_LENGTH = Overlong(OverlongRecipe(), 0)
+ANY_LENGTH = Overlong(OverlongRecipe(), lambda group_id: 0)
 """No episode is too long."""
 
 
@@ -179,7 +179,7 @@ def _graded(group: ClosedGroup, overlong: Overlong) -> dict[int, GradedMember]:
     for number, reward in group.rewards.items():
         member = group.members[number]
         graded[number] = GradedMember(
-            reward - overlong.penalty(member.samples), member.samples, member.scores, member.logprobs
+            reward - overlong.penalty(member), member.samples, member.scores, member.logprobs
         )
     return graded
 

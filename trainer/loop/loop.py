@@ -127,8 +127,8 @@ class Loop:
     async def _publish_first(self) -> None:
         """Publishes the checkpoint's weights, and enqueues the missing requests of the open groups."""
         await self._publications.publish_first()
-        size, version = self._run.recipe.rollout.group_size, self._state.served_version
-        await retry.until_answered(lambda: self._recovery.enqueue_missing(size, version=version))
+        version = self._state.served_version
+        await retry.until_answered(lambda: self._recovery.enqueue_missing(version=version))
         await retry.until_answered(self._pump.sweep)
 
     async def _train(self) -> EndReason:
@@ -216,7 +216,7 @@ class Pump:
             run.redis,
             run.books.groups,
             run.books.closer,
-            deadline_s=run.recipe.group_deadline_s,
+            deadline_s=lambda cursor: run.books.sources.at(cursor).recipe.group_deadline_s,
             queue_s=run.recipe.rollout.queue_s,
         )
         self._notices = Notices(run.books, run.intake, run.alarms, say=run.say)

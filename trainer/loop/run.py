@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from msgspec.structs import asdict
 
 from pipeline import connection, retry
 from pipeline.journal.reading import read
-from pipeline.journal.rows import PublicationRow, Row, StalenessRow, StepRow
+from pipeline.journal.rows import EpisodeRow, PublicationRow, Row, StalenessRow, StepRow
 from pipeline.judge import Judge
 from pipeline.request import Context, Limits
 from pipeline.settings import redis_settings
@@ -177,7 +178,7 @@ async def connect(say: Callable[[str], None] = lambda line: None) -> ArqRedis:
 
 
 async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inputs) -> RequestForm:
-    """The part that all requests of a run have in common. Announces the tokenizer."""
+    """The part that all requests about held-out tasks have in common. Announces the tokenizer."""
     return RequestForm(
         run_id=run_id,
         limits=Limits(**asdict(recipe.rollout.limits)),
@@ -230,10 +231,10 @@ def _sinks(recipe: Recipe, facts: RunFacts, state: RunState, console: Console) -
 
 
 def _journal(directory: Path, state: LedgerState, console: Console) -> Journal:
-    """The journal in the checkpoint's state; its steps are shown again."""
+    """The journal in the checkpoint's state; its steps are shown again, and the episodes of each source counted."""
     journal = Journal(directory)
     journal.truncate_to(state.journal)
-    for row in read(directory, StepRow):
+    for row in chain(read(directory, StepRow), read(directory, EpisodeRow)):
         console.recall(row)
     return journal
 

@@ -25,8 +25,7 @@ from trainer.loop.status import beat
 from trainer.recipe import Recipe
 from trainer.records.console import Console
 from trainer.records.journal_writer import Journal
-from trainer.rollouts.books import sampling_of
-from trainer.rollouts.dispatch import RequestForm
+from trainer.rollouts.dispatch import RequestForm, sampling_of
 from trainer.rollouts.heldout import HeldOut, Round
 from trainer.rollouts.intake import StreamReader
 from trainer.rollouts.ledger import Ledger

@@ -38,6 +38,7 @@ from trainer.loop.learner_thread import LearnerThread
 from trainer.loop.publications import Publications
 from trainer.loop.run import Run
 from trainer.loop.status import WAITING
+from trainer.rollouts.curriculum import context_limits
 from trainer.rollouts.groups import Group
 from trainer.rollouts.ledger import SinceStep
 
@@ -67,6 +68,7 @@ class Steps:
         self._publications = publications
         self._checkpoints = checkpoints
         self._evaluations = evaluations
+        self._overlong = Overlong(run.recipe.overlong, context_limits(run.recipe))
         self._decode = decoder(run.books.inputs.tokenizer)
         self._has_skipped = False  # whether the last batch was not finite
         self._num_untaught_groups = 0  # groups in a row of which no member has a teacher's log-probs
@@ -160,7 +162,7 @@ class Steps:
             temperature=recipe.rollout.sampling.temperature,
             kind=recipe.batch.advantage,
             credit=recipe.credit,
-            overlong=Overlong(recipe.overlong, recipe.rollout.limits.context_tokens),
+            overlong=self._overlong,
             withhold_beyond=recipe.admission.max_lag_versions if withheld else None,
         )
 

@@ -286,6 +286,8 @@ def print_plan(recipe: Recipe, arguments: argparse.Namespace) -> None:
     """Prints the plan. Raises ValueError if nothing can be planned and, after printing, if something does not fit."""
     measured: Path | None = arguments.measured
     plan = make_plan(planned(recipe, arguments), measured=measured)
+    if recipe.sources:
+        print("sources: [rollout] is counted with the largest groups, contexts and numbers of turns of all")
     print(describe(plan))
     if fault := faults(plan, measured):
         raise ValueError(fault)

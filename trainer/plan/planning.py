@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.harness import Harness
 from pipeline.task import Resources
@@ -18,6 +19,7 @@ from trainer.plan.division import Division, num_adapter_parameters, num_paramete
 from trainer.plan.engines import Demand, EnginePlan, EpisodeLength, demand, episode_length, plan_engines
 from trainer.plan.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, RankMemory, fullest_rank, usable_bytes
 from trainer.recipe import Recipe
+from trainer.recipe.loading import about_source
 
 # Compressed bytes of a trajectory for each token: its id, its text, and for sampled tokens the log-prob, which hardly compresses.
 TOLD_TOKEN_BYTES = 5
@@ -263,8 +265,38 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.engines.episodes_held(int(self.length.tokens))
 
 
+def counted(recipe: Recipe) -> Recipe:
+    """The recipe with one source that needs as much as any: the largest groups, contexts and numbers of turns, and the agent program with
+    the longest opening.
+    """
+    each = list(recipe.by_source.values())
+    limits = [one.rollout.limits for one in each]
+    openings = list[int]()
+    for name, one in recipe.by_source.items():
+        with about_source(name):
+            openings.append(_opening_tokens(read_program(one.rollout)))
+    largest = each[openings.index(max(openings))]
+    rollout = replace(
+        largest.rollout,
+        group_size=max(one.rollout.group_size for one in each),
+        limits=replace(
+            largest.rollout.limits,
+            context_tokens=max(one.context_tokens for one in limits),
+            turns=max(one.turns for one in limits),
+        ),
+    )
+    return replace(largest, rollout=rollout)
+
+
+def _opening_tokens(program: Harness | None) -> int:
+    return program.footprint.opening_tokens if program is not None else 0
+
+
 def make_plan(recipe: Recipe, *, measured: Path | None = None) -> RunPlan:
-    """The plan. Raises ValueError if the recipe, its layout and its machines contradict each other; `misfits` returns what does not fit."""
+    """The plan, for the recipe as `counted` has it. Raises ValueError if the recipe, its layout and its machines contradict each other;
+    `misfits` returns what does not fit.
+    """
+    recipe = counted(recipe)
     wanted = recipe.plan
     if not wanted.gpus:
         raise ValueError(
@@ -275,8 +307,7 @@ def make_plan(recipe: Recipe, *, measured: Path | None = None) -> RunPlan:
     division = Division.of(recipe.learner, architecture, gpus.learner.count)
     engines = plan_engines(architecture, wanted, gpus.engines)
     program = read_program(recipe.rollout)
-    opening_tokens = program.footprint.opening_tokens if program is not None else 0
-    length = episode_length(recipe, measured, opening_tokens=opening_tokens)
+    length = episode_length(recipe, measured, opening_tokens=_opening_tokens(program))
     step = step_time(recipe, architecture, length, gpus.learner)
     storage = plan_storage(recipe, architecture, length)
     fleet = plan_fleet(recipe, Hosts.parse(wanted.hosts)) if wanted.hosts else None

@@ -15,7 +15,7 @@ from msgspec.structs import FieldInfo
 from pipeline.commandline import program
 from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import Recipe
-from trainer.recipe.wording import meanings, toml_value, type_words
+from trainer.recipe.wording import meanings, table_of, toml_value, type_words
 
 UNITS = {
     "history_steps": "turns",
@@ -86,11 +86,13 @@ def _sections(
     for field in msgspec.structs.fields(kind):
         given = _default(field) if default is _REQUIRED else getattr(default, field.name)
         text, other = texts.get(field.name, ""), others.get(field.name)
-        if _is_table(field.type):
-            if field.type is not other:
-                inner = f"{path}.{field.name}".lstrip(".")
-                before = other if _is_table(field.type, other) else None
-                inner_sections += _sections(field.type, inner, given, text, printed=before)
+        if table := table_of(field.type):
+            if table is not other:
+                inner = f"{path.strip('[]')}.{field.name}".lstrip(".")
+                if table is not field.type:  # a list, whose tables have defaults of their own
+                    inner, given = f"[{inner}]", _REQUIRED
+                before = other if _is_table(table, other) else None
+                inner_sections += _sections(table, inner, given, text, printed=before)
         elif field.type != other or not path:
             cells = (
                 f"`{field.name}`",

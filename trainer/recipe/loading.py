@@ -4,9 +4,11 @@ Unknown keys are refused, and so are contradictions between several keys: each e
 The resolved copy in the run's directory loads again to an equal recipe.
 """
 
+import contextlib
 import copy
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -73,6 +75,41 @@ def _imitation_faults(recipe: ImitationRecipe) -> Iterator[str]:
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
+    yield from _source_faults(recipe)
+    yield from _faults_of_one(recipe)
+    for name, one in recipe.by_source.items():
+        yield from (f"{source_words(name)}{fault}" for fault in _faults_of_one(one))
+
+
+def source_words(name: str) -> str:
+    """The beginning of an error about the recipe as it is for the source `name`; empty where tasks.train is given."""
+    return f"sources.{name}, with [rollout] for the keys that it does not give: " if name else ""
+
+
+@contextlib.contextmanager
+def about_source(name: str) -> Iterator[None]:
+    """A block whose errors are about the recipe as it is for the source `name`. Its ValueErrors say so."""
+    try:
+        yield
+    except ValueError as error:
+        if not name:
+            raise
+        raise ValueError(f"{source_words(name)}{error}") from error
+
+
+def _source_faults(recipe: Recipe) -> Iterator[str]:
+    train, sources = recipe.tasks.train, recipe.sources
+    if bool(train) == bool(sources):
+        yield f"tasks.train and [[sources]]: {'both are given' if train else 'both are missing'}; one of the two must be given"
+    for name, number in Counter(source.name for source in sources).items():
+        if number > 1:
+            yield f'sources.name: {number} sources have the name "{name}"; give each a name of its own'
+    for source in sources:
+        if source.agent is not None and source.harness:
+            yield f"sources.{source.name}.agent and its harness are both given; give the one that plays"
+
+
+def _faults_of_one(recipe: Recipe) -> Iterator[str]:
     yield from _rollout_faults(recipe)
     yield from _learning_faults(recipe)
     yield from _overlong_faults(recipe.overlong, context_tokens=recipe.rollout.limits.context_tokens)
@@ -428,8 +465,14 @@ def _graft(tree: dict[str, Any], override: str) -> None:
     names = key.strip().split(".")
     if not equals or not all(_BARE_KEY.fullmatch(name) for name in names):
         raise ValueError(f"{_said(override)}: write it as table.key=value, as in learner.lr=2e-6")
-    for name in names[:-1]:
+    for place, name in enumerate(names[:-1]):
         tree = tree.setdefault(name, {})
+        if isinstance(tree, list) and place + 2 < len(names):  # as in sources.NAME.share
+            tree = _named(tree)
+            if names[place + 1] not in tree:
+                raise ValueError(
+                    f"{_said(override)}: `{name}` has no table with the name `{names[place + 1]}`"
+                )
         if not isinstance(tree, dict):
             raise ValueError(f"{_said(override)}: `{name}` is a value, not a table")
     try:
@@ -476,6 +519,11 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
     def absolute(text: str) -> str:
         return str((directory / text).resolve()) if text else ""
 
+    def agent(specs: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        each = (specs,) if isinstance(specs, str) else specs
+        whole = tuple(spec if "=" in spec else absolute(spec) for spec in each)
+        return whole[0] if len(whole) == 1 else whole
+
     if isinstance(recipe, ImitationRecipe):
         data = replace(
             recipe.data,
@@ -490,8 +538,11 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
         heldout=absolute(recipe.tasks.heldout),
         heldout_sets={name: absolute(path) for name, path in recipe.tasks.heldout_sets.items()},
     )
-    agent = tuple(spec if "=" in spec else absolute(spec) for spec in recipe.rollout.agent_specs)
-    rollout = replace(recipe.rollout, agent=agent[0] if len(agent) == 1 else agent)
+    sources = tuple(
+        replace(source, tasks=absolute(source.tasks), agent=source.agent and agent(source.agent))
+        for source in recipe.sources
+    )
+    rollout = replace(recipe.rollout, agent=agent(recipe.rollout.agent))
     chat = replace(recipe.chat, template=absolute(recipe.chat.template))
     loss = replace(recipe.learner.loss, objective=absolute(recipe.learner.loss.objective))
     judge = replace(
@@ -503,6 +554,7 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
         recipe,
         model=absolute(recipe.model),
         tasks=tasks,
+        sources=sources,
         rollout=rollout,
         chat=chat,
         learner=replace(recipe.learner, loss=loss),
@@ -511,25 +563,38 @@ def _with_absolute_paths(recipe: AnyRecipe, directory: Path) -> AnyRecipe:
 
 
 def _all_fields(part: msgspec.Struct) -> dict[str, Any]:
-    """All fields, including those that a message omits because they have their defaults."""
-    return {
-        name: _all_fields(value) if isinstance(value, msgspec.Struct) else value
-        for name, value in asdict(part).items()
-    }
+    """All fields, including those that a message omits because they have their defaults. A list of tables is a list here."""
+    return {name: _plain(value) for name, value in asdict(part).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and any(isinstance(one, msgspec.Struct) for one in value):
+        return [_plain(one) for one in value]
+    return _all_fields(value) if isinstance(value, msgspec.Struct) else value
 
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in table.items():
-        if not isinstance(value, dict) and value is not None:
+        if not isinstance(value, dict) and not _named(value) and value is not None:
             yield f"{key} = {toml_value(value)}"
     for key, value in table.items():
+        for inner in _named(value).values():
+            yield f"\n[[{prefix}{key}]]"
+            yield from _toml_lines(inner, f"{prefix}{key}.")
         if isinstance(value, dict):
             yield f"\n[{prefix}{key}]"
             yield from _toml_lines(cast(dict[str, Any], value), f"{prefix}{key}.")
 
 
+def _named(value: Any) -> dict[str, dict[str, Any]]:
+    """The tables of a list by their names; empty for any other value."""
+    tables = cast(list[Any], value) if isinstance(value, list) else []
+    return {one["name"]: one for one in tables if isinstance(one, dict) and "name" in one}
+
+
 def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
+        value = _named(value) or value
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{prefix}{key}.")
         else:

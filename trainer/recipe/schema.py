@@ -6,9 +6,11 @@ the learner's (`trainer.learner.config`) are defined there. The types of numbers
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.judge import JudgeMethod
 from pipeline.message import (
@@ -26,6 +28,7 @@ from pipeline.reply_format import CallFormat, ThoughtFormat
 from pipeline.request import Budget, Context, Limits, Retries, Sampling
 from pipeline.task import BestControl
 from trainer.learner.config import LearnerConfig
+from trainer.recipe.wording import refusal
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_mean_std"]
 CreditMethod = Literal[
@@ -91,7 +94,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class TaskFiles(Table, frozen=True, kw_only=True):
     """Task files, made by `python -m workers.tasksets` and verified by `python -m workers.verify`."""
 
-    train: PathText  # tasks to train on, a tasks.jsonl
+    train: Line = ""  # tasks to train on, a tasks.jsonl; [[sources]] take its place
     heldout: Line = ""  # held-out tasks, another tasks.jsonl; only evaluations need them
     # Further files of held-out tasks by name, as in { verified = "verified.jsonl" }. Every evaluation plays each of them too, with as many
     # episodes as of tasks.heldout, or as many as it has tasks for.
@@ -192,6 +195,57 @@ class Rollout(Table, frozen=True, kw_only=True):
     def agent_specs(self) -> tuple[str, ...]:
         """Files and values, in the order in which they are merged."""
         return (self.agent,) if isinstance(self.agent, str) else self.agent
+
+
+class SourceSampling(Table, frozen=True, kw_only=True):
+    """Sampling of a source's rollouts. The temperature is the same for all, because a step trains them together."""
+
+    max_new_tokens: PositiveCount | None = None  # largest number of tokens that one turn may sample
+
+
+class SourceRecipe(Table, frozen=True, kw_only=True):
+    """A source of training tasks, and how its rollouts differ from `[rollout]`."""
+
+    # Name of the source in journal, report and console: lower-case letters, digits, - and _.
+    name: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A[a-z][a-z0-9_-]*\Z",
+            description="lower-case letters, digits, - and _, the first a letter",
+        ),
+    ]
+    tasks: PathText  # tasks to train on, a tasks.jsonl; no two sources may have a task in common
+    share: PositiveAmount  # weight of the source's groups, relative to the shares of the others
+    # Agent's file, or a list of files and values, as rollout.agent has it. It plays even if rollout.harness names a program.
+    agent: PathText | tuple[PathText, ...] | None = None
+    # Agent program that plays, as rollout.harness has it; "" is the built-in loop.
+    harness: Line | None = None
+    # Number of rollouts of one task that share a baseline.
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
+    # Keys of rollout.limits that differ, as in { turns = 100, wall_s = 3600 }.
+    limits: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    # Keys of rollout.context that differ, as in { policy = "stop" }, which an agent program needs.
+    context: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    sampling: SourceSampling = SourceSampling()
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The keys of `[rollout]` that differ, with their values."""
+        given = {name: getattr(self, name) for name in ("agent", "harness", "group_size")}
+        if self.agent is not None and self.harness is None:
+            given["harness"] = ""
+        given |= {"sampling": {"max_new_tokens": self.sampling.max_new_tokens}}
+        return {"limits": self.limits, "context": self.context, **given}
+
+
+def _overlaid(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with other values, and the tables in it likewise. None changes nothing."""
+    given = {
+        name: _overlaid(table.get(name) or {}, value) if isinstance(value, Mapping) else value
+        for name, value in changes.items()
+        if value is not None
+    }
+    return {**table, **given}
 
 
 class BatchRecipe(Table, frozen=True, kw_only=True):
@@ -580,7 +634,10 @@ class Recipe(Table, frozen=True, kw_only=True):
     name: RunName  # first part of the run's id
     model: PathText  # directory of the starting policy, in the format of Hugging Face
     num_steps: PositiveCount  # number of optimizer steps of the run
-    tasks: TaskFiles
+    tasks: TaskFiles = TaskFiles()
+    # Sources of training tasks, in place of tasks.train: [tasks.md](tasks.md#several-sources-of-tasks). The keys that a source does not
+    # give are as in `[rollout]`, and held-out tasks are played as that says.
+    sources: tuple[SourceRecipe, ...] = ()
     rollout: Rollout
     batch: BatchRecipe
     learner: LearnerConfig
@@ -602,9 +659,29 @@ class Recipe(Table, frozen=True, kw_only=True):
     plan: PlanRecipe = PlanRecipe()
 
     @property
+    def by_source(self) -> dict[str, "Recipe"]:
+        """The recipe as it is for the groups of each source, by the source's name; where tasks.train is given, itself, under "".
+
+        Raises ValueError for a key of a source that `[rollout]` does not have, or not with this value.
+        """
+        return {source.name: self._of(source) for source in self.sources} or {"": self}
+
+    def _of(self, source: SourceRecipe) -> "Recipe":
+        tree = _overlaid(msgspec.to_builtins(self.rollout), source.changes)
+        try:
+            rollout = msgspec.convert(tree, Rollout)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"sources.{source.name}.{refusal(error, tree, Rollout)}") from error
+        return replace(self, rollout=rollout, tasks=replace(self.tasks, train=source.tasks), sources=())
+
+    @property
     def min_valid_members(self) -> int:
+        return self.min_valid_of(self.rollout.group_size)
+
+    def min_valid_of(self, group_size: int) -> int:
+        """The number of graded members that a group of this size needs to be trained."""
         fewest = 1 if self.credit.method == "distill" else 2  # a baseline needs two
-        return self.batch.min_valid_members or max(fewest, math.ceil(self.rollout.group_size / 2))
+        return self.batch.min_valid_members or max(fewest, math.ceil(group_size / 2))
 
     @property
     def trains_without_signal(self) -> bool:

@@ -24,6 +24,9 @@ def toml_value(value: Any) -> str:
             return msgspec.json.encode(value).decode()  # a JSON string is a TOML basic string
         case list() | tuple():
             return "[" + ", ".join(toml_value(item) for item in cast(Sequence[Any], value)) + "]"
+        case dict():
+            table = cast(dict[str, Any], value)
+            return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in table.items()) + "}"
         case _:
             return repr(value)
 
@@ -96,8 +99,8 @@ def refusal(error: msgspec.ValidationError, tree: Mapping[str, Any], kind: type[
 def explanation(fault: str, kind: type[msgspec.Struct]) -> str:
     """The first sentence of the meaning of the key whose value a `refusal` refuses, to be appended to it; empty if there is none."""
     found = re.match(r"([\w.]+)\.(\w+) is .*; it must be ", f".{fault}", re.DOTALL)
-    table = _type_at(kind, [one for one in found[1].split(".") if one]) if found else None
-    if not (found and isinstance(table, type) and issubclass(table, msgspec.Struct)):
+    table = table_of(_type_at(kind, [one for one in found[1].split(".") if one])) if found else None
+    if found is None or table is None:
         return ""
     text = meanings(table).get(found[2], "").replace("`", "")
     return f". {found[2]}: {re.split(r'[.:;] ', text)[0].rstrip('.')}" if text else ""
@@ -108,8 +111,14 @@ def keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, An
     for field in msgspec.structs.fields(kind):
         key = f"{prefix}{field.name}"
         yield key, field.type
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from keys(field.type, f"{key}.")
+        if table := table_of(field.type):
+            yield from keys(table, f"{key}.")
+
+
+def table_of(kind: Any) -> type[msgspec.Struct] | None:
+    """The type of the table that a key of this type has as its value, alone or in a list; None for other values."""
+    kind = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def _limit_words(limits: msgspec.Meta | None) -> str:
@@ -160,8 +169,9 @@ def _unknown(kind: type[msgspec.Struct], tables: Sequence[str], name: str) -> st
 def _type_at(kind: Any, path: Sequence[str]) -> Any:
     """The type of the value at the end of `path`; None if the path does not exist."""
     for place, name in enumerate(path):
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            kind = {field.name: field.type for field in msgspec.structs.fields(kind)}.get(name)
+        if table := table_of(kind):
+            if not name.isdigit():  # a number is a place in a list of tables
+                kind = {field.name: field.type for field in msgspec.structs.fields(table)}.get(name)
         else:
             return kind if all(rest.isdigit() for rest in path[place:]) else None
     return kind
@@ -172,4 +182,6 @@ def _value_at(tree: Any, path: Sequence[str]) -> Any:
     for name in path:
         if isinstance(tree, Mapping):
             tree = cast(Mapping[str, Any], tree).get(name)
+        elif isinstance(tree, list) and isinstance(tree[int(name)], Mapping):
+            tree = tree[int(name)]
     return tree

@@ -19,9 +19,18 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.journal.rows import AlarmRow, EvaluationRow, HeldoutLossRow, ImitationStepRow, Row, StepRow
+from pipeline.journal.rows import (
+    AlarmRow,
+    EpisodeRow,
+    EvaluationRow,
+    HeldoutLossRow,
+    ImitationStepRow,
+    Row,
+    StepRow,
+)
 from pipeline.rich_console import VisibleConsole
 from pipeline.screen import one_line
+from trainer.records.source_tally import SourceTally
 
 HEARTBEAT_S = 10.0
 SHOWN_STEPS = 14
@@ -47,8 +56,8 @@ class Console(Protocol):
         """Print a step, an evaluation, a held-out loss or an alarm; other rows are ignored."""
         ...
 
-    def recall(self, row: StepRow | ImitationStepRow) -> None:
-        """Adds a step of an earlier process to the smoothed reward, and to the table."""
+    def recall(self, row: StepRow | ImitationStepRow | EpisodeRow) -> None:
+        """Adds a step of an earlier process to the smoothed reward and to the table, or one of its episodes to those of its source."""
         ...
 
     def beat(self, sentence: str) -> None:
@@ -84,6 +93,7 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._smoothing = Smoothing()
+        self._sources = SourceTally()
         self._wrote_at = 0.0
 
     def say(self, text: str) -> None:
@@ -97,6 +107,10 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
                 self.say(f"judge: {row.judging.sentence}")
             if row.distillation:
                 self.say(f"teacher: {row.distillation.sentence}")
+            if sources := self._sources.sentence:
+                self.say(f"sources: {sources}")
+        elif isinstance(row, EpisodeRow):
+            self._sources.add(row)
         elif isinstance(row, ImitationStepRow):
             self._say_cells(IMITATION_COLUMNS, imitation_cells(row))
         elif isinstance(row, EvaluationRow):
@@ -107,9 +121,11 @@ class LineConsole(AbstractContextManager["LineConsole", None]):
     def _say_cells(self, names: Sequence[str], cells: Sequence[str]) -> None:
         self.say("  ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True)))
 
-    def recall(self, row: StepRow | ImitationStepRow) -> None:
+    def recall(self, row: StepRow | ImitationStepRow | EpisodeRow) -> None:
         if isinstance(row, StepRow):
             self._smoothing.add(row.reward_mean)
+        elif isinstance(row, EpisodeRow):
+            self._sources.add(row)
 
     def beat(self, sentence: str) -> None:
         if time.monotonic() - self._wrote_at >= HEARTBEAT_S:
@@ -132,9 +148,10 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
     def __init__(self, stream: TextIO) -> None:
         self._console = VisibleConsole(stream)
         self._smoothing = Smoothing()
+        self._sources = SourceTally()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=SHOWN_STEPS)
         self._columns: Sequence[str] = COLUMNS
-        self._judging = ""
+        self._notes: list[str] = []  # lines below the table
         self._spinner = Spinner("dots", "starting")
         self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4)
 
@@ -144,9 +161,14 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
     def show(self, row: Row) -> None:
         if isinstance(row, StepRow):
             self._rows.append(cells_of(row, self._smoothing.add(row.reward_mean)))
-            self._judging = f"judge: {row.judging.sentence}" if row.judging else ""
-            if row.distillation:
-                self._judging = f"teacher: {row.distillation.sentence}"
+            named = {
+                "judge": row.judging and row.judging.sentence,
+                "teacher": row.distillation and row.distillation.sentence,
+                "sources": self._sources.sentence,
+            }
+            self._notes = [f"{name}: {sentence}" for name, sentence in named.items() if sentence]
+        elif isinstance(row, EpisodeRow):
+            self._sources.add(row)
         elif isinstance(row, ImitationStepRow):
             self._columns = IMITATION_COLUMNS
             self._rows.append(imitation_cells(row))
@@ -155,7 +177,7 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         elif isinstance(row, AlarmRow | HeldoutLossRow):
             self.say(row.sentence)
 
-    def recall(self, row: StepRow | ImitationStepRow) -> None:
+    def recall(self, row: StepRow | ImitationStepRow | EpisodeRow) -> None:
         self.show(row)
 
     def beat(self, sentence: str) -> None:
@@ -181,9 +203,9 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
             table.add_row(*cells)
         if not self._rows:
             return Group(self._spinner)
-        judging = [Text(self._judging)] if self._judging else []
+        notes = map(Text, self._notes)
         legend = [Text(LEGEND, style="dim")] if self._columns == COLUMNS else []
-        return Group(table, *judging, *legend, self._spinner)
+        return Group(table, *notes, *legend, self._spinner)
 
 
 def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from pipeline.journal.rows import EpisodeRow, EvaluationRow, ImitationStepRow
 from pipeline.message import json_line
 from pipeline.screen import lines
 from trainer.judge import short_lines
+from trainer.records.source_tally import source_lines
 from trainer.report.imitation import imitation_table, summarize_imitation
 from trainer.report.summary import (
     UNCOUNTED,
@@ -57,6 +58,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
             ", ".join(f"{count:,} {fate.replace('_', ' ')}" for fate, count in summary.fates.items())
             or "none yet"
         ),
+        *source_lines(summary.sources),
         f"{'controls':<22}{_controls(summary)}",
         *_from_tree_lines(summary),
         f"{'requests':<22}{summary.lost} lost, {summary.trained_twice} trained twice, "

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.intervals import Estimate, difference, mean, paired_difference
-from pipeline.journal.reading import journal_of, read
+from pipeline.journal.reading import RECIPE, journal_of, read
 from pipeline.journal.rows import (
     AlarmRow,
     AuditRow,
@@ -35,8 +35,10 @@ from pipeline.journal.rows import (
     StepRow,
 )
 from trainer.judge import JudgeQuality, judge_quality
+from trainer.recipe import load_recipe
 from trainer.records.alarms import FROM_TREE
 from trainer.records.run_directory import State, read_state
+from trainer.records.source_tally import SourceResult, tally_of
 from trainer.report.habits import AFTER, HabitReport, habit_report
 from trainer.rollouts.admission import pooled
 from trainer.where.findings import WhereFindings, where
@@ -247,6 +249,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     staleness: StalenessReport = StalenessReport()
     judging: JudgingReport = JudgingReport()
     alarms: tuple[AlarmRow, ...] = ()  # the beginning and the end of each alarm, in order
+    sources: dict[str, SourceResult] = {}  # by name; empty where the recipe has no [[sources]]
     where: WhereFindings  # where the time went; about engines, only what the journal contains
 
     @property
@@ -261,11 +264,10 @@ def summarize(run_dir: Path) -> RunSummary:
     rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
     steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
     evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
-    episodes = finished_episodes(rows)
-    quarters, heldout = quarters_of(episodes), heldout_change(evaluations)
-    greedy = heldout_change(evaluations, greedy=True)
+    episodes, state = finished_episodes(rows), read_state(run_dir, steps, endings)
+    quarters, (gap_max, gap_mean) = quarters_of(episodes), _gap_of(steps)
+    heldout, greedy = heldout_change(evaluations), heldout_change(evaluations, greedy=True)
     counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
-    state, (gap_max, gap_mean) = read_state(run_dir, steps, endings), _gap_of(steps)
     return RunSummary(
         episodes=len(episodes),
         success_first_quarter=quarters.before and quarters.before.value,
@@ -308,8 +310,17 @@ def summarize(run_dir: Path) -> RunSummary:
         habits=_habits(run_dir, evaluations),
         judging=_judging_report(directory, rows, steps),
         alarms=tuple(read(directory, AlarmRow)),
+        sources=tally_of(rows).results(_shares(run_dir)) if any(row.source for row in rows) else {},
         where=where(run_dir, read_rollouts=False),
     )
+
+
+def _shares(run_dir: Path) -> dict[str, float]:
+    """The shares of the sources by name, as the run's recipe has them; empty if it cannot be read."""
+    try:
+        return {source.name: source.share for source in load_recipe(run_dir / RECIPE).sources}
+    except ValueError:
+        return {}
 
 
 def _habits(run_dir: Path, evaluations: Sequence[EvaluationRow]) -> dict[str, HabitReport]:
@@ -465,7 +476,7 @@ def count_requests(
     known = {*passed_over, *places}
     skipped = max(known, default=-1) + 1 - len(known)
     missing = sum(sizes[place] - len(found) for place, found in members.items())
-    missing += skipped * max((sizes[place] for place in places), default=0)
+    missing += skipped * min((sizes[place] for place in places), default=0)
     steps = list(steps)
     trained = Counter(request_id for row in steps for request_id in row.request_ids)
     last_step = max((row.step for row in steps), default=0)

@@ -1,6 +1,8 @@
 """The books of a run: the enqueued requests, the results, and their fates. They share one event loop and one view of Redis."""
 
+import dataclasses
 from collections.abc import Callable
+from zlib import crc32
 
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
@@ -8,14 +10,21 @@ from msgspec.structs import asdict
 from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow
 from pipeline.judge import Judge
-from pipeline.request import Sampling
+from pipeline.request import Context, Limits
 from trainer.inputs import Inputs
 from trainer.recipe import Recipe
 from trainer.records.journal_writer import Journal
 from trainer.rollouts.admission import Admission
 from trainer.rollouts.closing import GroupCloser
-from trainer.rollouts.curriculum import Curriculum, TaskOrder
-from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm
+from trainer.rollouts.curriculum import Curriculum, TaskOrder, source_order
+from trainer.rollouts.dispatch import (
+    Dispatcher,
+    GroupSource,
+    GroupSources,
+    Quarantine,
+    RequestForm,
+    sampling_of,
+)
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.heldout import HeldOut
 from trainer.rollouts.judging import Judging
@@ -49,8 +58,8 @@ class Books:
             num_steps=recipe.num_steps,
         )
         self.groups = _group_book_of(recipe, self.admission)
-        self.curriculum = _curriculum_of(recipe, inputs, journal)
-        self.ledger = Ledger(rows, restored, observe=self.curriculum.observe)
+        self.sources = _sources_of(recipe, inputs, form, journal)
+        self.ledger = Ledger(rows, restored, observe=self.sources.observe, source_at=self.sources.name_at)
         self.quarantine = Quarantine(journal, {task.id for task in inputs.train if task.calibration})
         self.heldout = HeldOut(
             redis,
@@ -64,28 +73,16 @@ class Books:
             report=rows.append,
         )
         self.dispatcher = Dispatcher(
-            redis,
-            form,
-            inputs.train,
-            self.curriculum,
-            self.groups,
-            ledger=self.ledger,
-            quarantine=self.quarantine,
-            group_size=recipe.rollout.group_size,
-            sampling=sampling_of(recipe),
+            redis, self.sources, self.groups, ledger=self.ledger, quarantine=self.quarantine
         )
         self.judging = Judging(redis, form.run_id, recipe, judge, self.groups, self.ledger, say=say)
         self.closer = GroupCloser(self.groups, self.ledger, self.quarantine, self.judging.waits)
 
 
-def sampling_of(recipe: Recipe) -> Sampling:
-    return Sampling(**asdict(recipe.rollout.sampling))
-
-
 def _group_book_of(recipe: Recipe, admission: Admission) -> GroupBook:
     return GroupBook(
         admission,
-        min_valid_members=recipe.min_valid_members,
+        min_valid_of=recipe.min_valid_of,
         stragglers=recipe.admission.stragglers,
         train_without_signal=recipe.trains_without_signal,
         requires_judgements=recipe.judge.required,
@@ -93,11 +90,25 @@ def _group_book_of(recipe: Recipe, admission: Admission) -> GroupBook:
     )
 
 
-def _curriculum_of(recipe: Recipe, inputs: Inputs, journal: Journal) -> Curriculum:
-    return Curriculum(
-        TaskOrder([task.id for task in inputs.train], seed=recipe.seed),
-        recipe.curriculum,
-        seed=recipe.seed,
-        group_size=recipe.rollout.group_size,
-        rows=read(journal.directory, EpisodeRow),
-    )
+def _sources_of(recipe: Recipe, inputs: Inputs, form: RequestForm, journal: Journal) -> GroupSources:
+    rows, by_source = list(read(journal.directory, EpisodeRow)), recipe.by_source
+    sources = list[GroupSource]()
+    for given in inputs.sources:
+        one, tasks = by_source[given.name], {task.id: task for task in given.tasks}
+        seed = recipe.seed + crc32(given.name.encode())  # so that no source draws as another one
+        curriculum = Curriculum(
+            TaskOrder([*tasks], seed=seed),
+            recipe.curriculum,
+            seed=seed,
+            group_size=one.rollout.group_size,
+            rows=rows,
+        )
+        its_form = dataclasses.replace(
+            form,
+            limits=Limits(**asdict(one.rollout.limits)),
+            context=Context(**asdict(one.rollout.context)),
+            agent_config=given.agent_config,
+            harness=given.harness,
+        )
+        sources.append(GroupSource(given.name, one, its_form, tasks, curriculum))
+    return GroupSources(sources, source_order(recipe))

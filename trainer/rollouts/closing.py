@@ -6,6 +6,7 @@ limit: a group that nobody claims in time is given up. Requests that are still o
 """
 
 import time
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 
@@ -48,8 +49,15 @@ class Deadlines:
     """Closes the groups of one book at their deadlines."""
 
     def __init__(
-        self, redis: Redis, book: GroupBook, closer: GroupCloser, *, deadline_s: float, queue_s: float | None
+        self,
+        redis: Redis,
+        book: GroupBook,
+        closer: GroupCloser,
+        *,
+        deadline_s: Callable[[int], float],
+        queue_s: float | None,
     ) -> None:
+        """`deadline_s` is the time of the group at a cursor."""
         self._redis = redis
         self._book = book
         self._closer = closer

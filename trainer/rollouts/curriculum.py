@@ -1,4 +1,5 @@
-"""Chooses the task of each group: all in turn, or more often those whose groups are likely to teach something.
+"""Chooses the source of each group, by the shares of the sources, and its task: all in turn, or more often those whose groups are likely to
+teach something.
 
 A group teaches something only if its rewards differ. If a policy solves a task with probability p, a group of n members has such a signal
 with probability 1 - p^n - (1-p)^n: nearly always for p around one half, never for a task that is always or never solved. `Curriculum` draws
@@ -18,13 +19,15 @@ checkpoint keeps its task.
 """
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.journal.rows import EpisodeRow
-from trainer.recipe import CurriculumRecipe
+from trainer.recipe import CurriculumRecipe, Recipe
+from trainer.rollouts.groups import cursor_of
 
 EASE_VARIANCE = 16.0
 """The variance of a task's ease before its first episode, in logits squared: most tasks are nearly always or nearly never solved."""
@@ -49,6 +52,60 @@ class TaskOrder:
         num_tasks = len(self.task_ids)
         epoch, place = divmod(cursor, num_tasks)
         return self.task_ids[int(np.random.default_rng((self._seed, epoch)).permutation(num_tasks)[place])]
+
+
+class SourceOrder:
+    """The source of each group. Of the first n groups, each source has less than one group more or fewer than n times its share.
+
+    This is Tijdeman's solution of the chairman assignment problem (Discrete Mathematics 32, 1980), in whole numbers: of the sources that
+    are owed a group, or enough of one, the next group goes to the one that would exceed the bound first. It depends on names and shares
+    only, and repeats once each source has as many groups as its share in whole numbers.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        exact = {name: Fraction(str(share)) for name, share in sorted(shares.items())}
+        whole = math.lcm(*(share.denominator for share in exact.values()))
+        self._weights = {name: int(share * whole) for name, share in exact.items()}
+        self._total = sum(self._weights.values())
+        self._places: list[tuple[str, int]] = []  # of the first round, as far as it is known
+        self._numbers = dict.fromkeys(self._weights, 0)  # groups of each source in `_places`
+
+    def __getitem__(self, cursor: int) -> tuple[str, int]:
+        """The name of the source of the group at `cursor`, and the number of groups of that source before it."""
+        num_rounds, place = divmod(cursor, self._total)
+        while len(self._places) <= place:
+            name = self._next()
+            self._places.append((name, self._numbers[name]))
+            self._numbers[name] += 1
+        name, number = self._places[place]
+        return name, num_rounds * self._weights[name] + number
+
+    def _next(self) -> str:
+        number, parts = len(self._places) + 1, max(2 * len(self._weights) - 2, 1)
+        # The groups that each source is owed with the next group, as a multiple of 1 / (parts * total)
+        owed = {
+            name: parts * (weight * number - self._total * self._numbers[name])
+            for name, weight in self._weights.items()
+        }
+        latest = {
+            name: Fraction((parts - 1) * self._total - owed[name], weight)
+            for name, weight in self._weights.items()
+        }
+        return min((name for name in owed if owed[name] >= self._total), key=lambda name: latest[name])
+
+
+def source_order(recipe: Recipe) -> SourceOrder:
+    return SourceOrder({source.name: source.share for source in recipe.sources} or {"": 1.0})
+
+
+def context_limits(recipe: Recipe) -> Callable[[str], int]:
+    """A function from the id of a group to the limit of its episodes' contexts, in tokens."""
+    order, by_source = source_order(recipe), recipe.by_source
+
+    def limit(group_id: str) -> int:
+        return by_source[order[cursor_of(group_id)][0]].rollout.limits.context_tokens
+
+    return limit
 
 
 class Curriculum:

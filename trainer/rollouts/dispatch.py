@@ -1,8 +1,8 @@
 """Dispatches requests, in groups, and decides which tasks are left out for the rest of the run.
 
-`curriculum.py` chooses the task of each group. Positions whose task is in quarantine are skipped, and no other task moves. A member that
-failed is enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its rollout and the step
-that trains it join.
+`curriculum.py` chooses the source and the task of each group. Positions whose task is in quarantine are skipped, and no other task
+moves. A member that failed is enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its
+rollout and the step that trains it join.
 
 Training tasks whose grader cannot be trusted are in quarantine. There are two reasons: the same patch, byte for byte, was judged
 differently; or MAX_GRADER_FAILURES requests in a row returned without a verdict because the grader broke, while it went on judging
@@ -15,11 +15,11 @@ judged differently is itself unsteady. A policy could otherwise get rid of a tas
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arq.connections import ArqRedis
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pipeline import queue, telemetry
 from pipeline.deadletters import DeadLetter
@@ -31,8 +31,9 @@ from pipeline.request import Context, Limits, Purpose, RolloutRequest, Sampling
 from pipeline.task import Task
 from pipeline.telemetry import span
 from pipeline.trajectory import TrajectoryHead
+from trainer.recipe import Recipe
 from trainer.records.journal_writer import Journal, OutstandingRequest
-from trainer.rollouts.curriculum import Curriculum
+from trainer.rollouts.curriculum import Curriculum, SourceOrder
 from trainer.rollouts.groups import GroupBook, group_id_of
 from trainer.rollouts.ledger import Ledger
 
@@ -137,7 +138,7 @@ def new_ids() -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """The part that all requests of a run have in common."""
+    """The part that all requests about the tasks of one source, or about held-out tasks, have in common."""
 
     run_id: str
     limits: Limits
@@ -193,11 +194,59 @@ class RequestForm:
         return replace(request, id=next(self.ids), enqueued_at=time.time())
 
 
+def sampling_of(recipe: Recipe) -> Sampling:
+    return Sampling(**asdict(recipe.rollout.sampling))
+
+
 async def enqueue(redis: ArqRedis, request: RolloutRequest) -> None:
     """Enqueue `request` with a trace of its own. Repeating the call after a broken connection changes nothing."""
     root = telemetry.rollout(request.id)
     with span("enqueue", traceparent=telemetry.queue_wait(root, ROLLOUT.name), request=request.id):
         await queue.enqueue(redis, replace(request, traceparent=root))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSource:
+    """A source of groups: its tasks, what chooses among them, and what its requests have in common."""
+
+    name: str
+    recipe: Recipe  # the recipe as it is for its groups
+    form: RequestForm
+    tasks: Mapping[str, Task]
+    curriculum: Curriculum
+
+    @property
+    def group_size(self) -> int:
+        return self.recipe.rollout.group_size
+
+
+class GroupSources:
+    """The sources of a run's groups, in the order in which they take turns."""
+
+    def __init__(self, sources: Iterable[GroupSource], order: SourceOrder) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._order = order
+
+    def __iter__(self) -> Iterator[GroupSource]:
+        return iter(self._sources.values())
+
+    def at(self, cursor: int) -> GroupSource:
+        """The source of the group at `cursor`."""
+        return self._sources[self._order[cursor][0]]
+
+    def name_at(self, cursor: int) -> str:
+        """The name of that source; empty where tasks.train is given, and for what is no training group."""
+        return self.at(cursor).name if cursor >= 0 else ""
+
+    def task_at(self, cursor: int, *, live: Container[str], quarantined: Container[str]) -> Task:
+        """The task of a new group at `cursor`, as `Curriculum.choose` chooses it among those of the source."""
+        source, (_, number) = self.at(cursor), self._order[cursor]
+        return source.tasks[source.curriculum.choose(number, live=live, quarantined=quarantined)]
+
+    def observe(self, row: EpisodeRow) -> None:
+        """Takes a settled episode into account."""
+        for source in self:
+            source.curriculum.observe(row)
 
 
 class Dispatcher:
@@ -206,25 +255,18 @@ class Dispatcher:
     def __init__(
         self,
         redis: ArqRedis,
-        form: RequestForm,
-        tasks: Sequence[Task],
-        curriculum: Curriculum,
+        sources: GroupSources,
         book: GroupBook,
         *,
         ledger: Ledger,
         quarantine: Quarantine,
-        group_size: int,
-        sampling: Sampling,
     ) -> None:
         self._redis = redis
-        self._form = form
-        self._tasks = {task.id: task for task in tasks}
-        self._curriculum = curriculum
+        self._sources = sources
+        self._num_tasks = sum(len(source.tasks) for source in sources)
         self._book = book
         self._ledger = ledger
         self._quarantine = quarantine
-        self._group_size = group_size
-        self._sampling = sampling
         self._unsent: deque[RolloutRequest] = deque()
         # Keys are (cursor, member), in the order in which `refill` was called.
         self._refills: dict[tuple[int, int], None] = {}
@@ -241,7 +283,8 @@ class Dispatcher:
                 self._write_out(cursor, [member], version)
         self._refills.clear()
         while num_groups > 0 and not self.is_exhausted:
-            num_groups -= self._write_out(self.cursor, range(self._group_size), version)
+            members = range(self._sources.at(self.cursor).group_size)
+            num_groups -= self._write_out(self.cursor, members, version)
             self.cursor += 1
         while self._unsent:
             await enqueue(self._redis, self._unsent[0])
@@ -251,7 +294,7 @@ class Dispatcher:
     @property
     def is_exhausted(self) -> bool:
         """Whether every task is in quarantine."""
-        return len(self._quarantine) >= len(self._tasks)
+        return len(self._quarantine) >= self._num_tasks
 
     def has_yet_to_send(self, request_id: str) -> bool:
         """Whether the request was made but not enqueued yet, because Redis did not answer."""
@@ -267,25 +310,26 @@ class Dispatcher:
 
     def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
         """Makes the requests of these members. Returns False if the task is in quarantine: its position is then skipped."""
+        source = self._sources.at(cursor)
         # A group that lacks members keeps its task.
-        task = self._tasks.get(self._book.task_at(cursor))
+        task = source.tasks.get(self._book.task_at(cursor))
         if task is None:
             live = self._book.live_tasks
-            task = self._tasks[self._curriculum.choose(cursor, live=live, quarantined=self._quarantine)]
+            task = self._sources.task_at(cursor, live=live, quarantined=self._quarantine)
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
-        group = self._book.expect(cursor, size=self._group_size, version=version, task_id=task.id)
+        group = self._book.expect(cursor, size=source.group_size, version=version, task_id=task.id)
         group.enqueued_at = group.enqueued_at or time.time()
         made = [
-            self._form.fill(
+            source.form.fill(
                 task,
                 purpose="train",
                 group_id=group_id_of(cursor),
                 member=member,
-                group_size=self._group_size,
+                group_size=source.group_size,
                 version=version,
-                sampling=self._sampling,
+                sampling=sampling_of(source.recipe),
                 cursor=cursor,
                 group_asked_at=group.enqueued_at,
             )

@@ -160,18 +160,18 @@ class GroupBook:
         self,
         admission: Admission,
         *,
-        min_valid_members: int,
+        min_valid_of: Callable[[int], int],
         stragglers: Stragglers,
         train_without_signal: bool = False,
         requires_judgements: bool = False,
         has_teacher: bool = False,
     ) -> None:
-        """`requires_judgements`: a group that waits for judgements is never taken without them, however late it becomes. `has_teacher`: a
-        teacher gives a log-prob of each trained token.
+        """`min_valid_of` gives the number of valid members that a group of a size needs. `requires_judgements`: a group that waits for
+        judgements is never taken without them, however late it becomes. `has_teacher`: a teacher gives a log-prob of each trained token.
         """
         self._has_teacher = has_teacher
         self._admission = admission
-        self._min_valid_members = min_valid_members
+        self._min_valid_of = min_valid_of
         self._stragglers = stragglers
         self._train_without_signal = train_without_signal
         self._requires_judgements = requires_judgements
@@ -313,15 +313,15 @@ class GroupBook:
             if ages:
                 group.started_at = now - max(ages)
 
-    def overdue(self, now: float, deadline_s: float) -> list[Group]:
-        """Open groups whose deadline has passed and that have enough valid members, oldest first.
+    def overdue(self, now: float, deadline_s: Callable[[int], float]) -> list[Group]:
+        """Open groups whose deadline has passed and that have enough valid members, oldest first. `deadline_s` depends on the cursor.
 
         A group with too few valid members continues to wait: a late group is better than none.
         """
         return [
             group
             for _, group in sorted(self._open.items())
-            if group.is_overdue(now, deadline_s) and len(group.rewards) >= self._min_valid_members
+            if group.is_overdue(now, deadline_s(group.cursor)) and self._is_enough(group)
         ]
 
     def unclaimed_since(self, now: float, queue_s: float) -> list[Group]:
@@ -351,15 +351,18 @@ class GroupBook:
     def verdict(self, group: Group) -> Fate:
         """The fate of a group that closes: "trained", or the reason why not. Moves the group to the ready ones, or out of the book."""
         self._leave(group.cursor)
-        rewards = list(group.rewards.values())
-        if len(rewards) < self._min_valid_members:
+        if not self._is_enough(group):
             return "too_few_valid"
-        if not has_signal(rewards) and not self._train_without_signal:
+        if not has_signal(list(group.rewards.values())) and not self._train_without_signal:
             return "zero_variance"
         self._ready[group.cursor] = group
         self._live_by_version[group.enqueued_version] += 1
         self.held_bytes += group.num_bytes
         return "trained"
+
+    def _is_enough(self, group: Group) -> bool:
+        """Whether the group has as many valid members as it needs."""
+        return len(group.rewards) >= self._min_valid_of(group.size)
 
     def take(self, lag_of: Lag) -> list[Group] | None:
         """The groups of the next step, oldest first; None if there are too few, or if the step must wait for one."""

@@ -112,7 +112,7 @@ class Intake:
         self._heldout = books.heldout
         self._refill = books.dispatcher.refill
         self._judge = books.judging.requests.want
-        self._max_refills = books.recipe.group_refills
+        self._sources = books.sources
         self._samples_of = partial(
             samples_of,
             vocab_size=books.inputs.tokenizer.vocab_size,
@@ -266,7 +266,7 @@ class Intake:
         return (
             head.reward is None
             and head.task_id not in self._quarantine
-            and self._ledger.num_refills(cursor) < self._max_refills
+            and self._ledger.num_refills(cursor) < self._sources.at(cursor).recipe.group_refills
             and findings.letter is not None
             and findings.letter.kind in REFILLED
         )

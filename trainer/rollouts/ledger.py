@@ -74,11 +74,15 @@ class Ledger:
         state: LedgerState | None = None,
         *,
         observe: Callable[[EpisodeRow], None] = lambda row: None,
+        source_at: Callable[[int], str] = lambda cursor: "",
     ) -> None:
-        """Each row of a trajectory that arrived is passed to `observe`, in the order of the journal."""
+        """Each row of a trajectory that arrived is passed to `observe`, in the order of the journal. `source_at` names the source of the
+        group at a cursor.
+        """
         state = state or LedgerState()
         self._rows = rows
         self._observe = observe
+        self._source_at = source_at
         self._closed_below = state.closed_below
         self._closed_above = set(state.closed_above)
         self._pending: list[tuple[str, str]] = []
@@ -148,7 +152,8 @@ class Ledger:
 
     def withdraw(self, request: OutstandingRequest, *, evaluation: str = "") -> None:
         """Settle a withdrawn request; it has no stream entry to acknowledge."""
-        self._rows.append(withdrawn_row(request, evaluation=evaluation))
+        row = withdrawn_row(request, evaluation=evaluation)
+        self._rows.append(structs.replace(row, source=self._source_at(request.cursor)))
         since = self.since_step
         self.since_step = structs.replace(since, withdrawn=since.withdrawn + (request.purpose == "train"))
 
@@ -186,6 +191,7 @@ class Ledger:
     ) -> None:
         """Writes the row of a trajectory's fate; its stream entries are acknowledged after the next checkpoint."""
         row = episode_row(head, fate, cursor=cursor, evaluation=evaluation, stamps=stamps)
+        row = structs.replace(row, source=self._source_at(cursor))
         self._rows.append(row)
         self._observe(row)
         self.release(head, entries)

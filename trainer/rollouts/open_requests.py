@@ -129,13 +129,14 @@ class RunRecovery:
         await self._books.judging.requests.withdraw_strangers()
         await self._books.judging.requests.send()
 
-    async def enqueue_missing(self, group_size: int, *, version: int) -> None:
+    async def enqueue_missing(self, *, version: int) -> None:
         """Re-enqueue missing members of open groups that have no outstanding request."""
         dispatcher = self._books.dispatcher
         self._books.closer.drop_quarantined()
         dispatcher.cursor = max(dispatcher.cursor, self._books.groups.end, self._books.ledger.end)
         for cursor in self._books.ledger.open_cursors(dispatcher.cursor):
-            for member in self._books.groups.missing(cursor, size=group_size):
+            size = self._books.sources.at(cursor).group_size
+            for member in self._books.groups.missing(cursor, size=size):
                 dispatcher.refill(cursor, member)
         await self._requests.enqueue_groups(0, version=version)
 

@@ -123,7 +123,7 @@ def test_a_group_of_equal_rewards_is_trained_by_a_teacher_and_not_by_the_outcome
     for trains_without_signal, verdict in ((True, "trained"), (False, "zero_variance")):
         book = GroupBook(
             admission,
-            min_valid_members=2,
+            min_valid_of=lambda size: 2,
             stragglers="wait",
             train_without_signal=trains_without_signal,
         )

@@ -39,7 +39,7 @@ def batch_of(members: list[Member], recipe: OverlongRecipe) -> tuple[Batch, dict
         lag_of=behind(0),
         temperature=1.0,
         kind="leave_one_out",
-        overlong=Overlong(recipe, CONTEXT_TOKENS),
+        overlong=Overlong(recipe, lambda group_id: CONTEXT_TOKENS),
         withhold_beyond=None,
     )
 
@@ -72,6 +72,33 @@ def test_the_penalty_grows_over_the_last_tokens_of_the_context(num_tokens: int, 
         [1 - penalty, (penalty - 1) / 2, (penalty - 1) / 2]
     )
     assert members[0].head.reward == 1.0, "the reward itself stays what the grader said"
+
+
+def test_the_limit_of_the_context_is_that_of_the_group() -> None:
+    groups = [
+        Group(
+            cursor,
+            2,
+            0,
+            "t0",
+            {
+                number: replace(one, head=msgspec.structs.replace(one.head, group_id=f"g{cursor}"))
+                for number, one in enumerate([played(0, 1.0, num_tokens=90), played(1, 0.0)])
+            },
+        )
+        for cursor in (0, 1)
+    ]
+    limits = {"g0": 100, "g1": 200}
+    batch, _ = make_batch(
+        groups,
+        step=1,
+        lag_of=behind(0),
+        temperature=1.0,
+        kind="leave_one_out",
+        overlong=Overlong(OverlongRecipe(penalty=0.5, buffer_tokens=20), limits.__getitem__),
+        withhold_beyond=None,
+    )
+    assert [batch.samples[place].advantages_T[1] for place in (0, 2)] == pytest.approx([0.75, 1.0])
 
 
 def test_of_a_trajectory_whose_context_was_cut_the_longest_context_is_penalised() -> None:

@@ -27,7 +27,7 @@ from pipeline.rollout_store.reading import RolloutStore
 from tests.pipeline.judging import judge_all
 from tests.trainer.loop.mortal import Died, Fuse, MortalConnection
 from tests.trainer.loop.world import WORLD, World
-from tests.trainer.trainer_side import GROUP_SIZE, RUN, TrainerSide
+from tests.trainer.trainer_side import RUN, TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.batching.collate import make_batch
 from trainer.learner import directories
@@ -100,7 +100,7 @@ class Trainer:
         )
         deadline_s = 0.0 if has_deadlines else 1e9
         self.deadlines = Deadlines(
-            redis, self.side.book, self.side.closer, deadline_s=deadline_s, queue_s=None
+            redis, self.side.book, self.side.closer, deadline_s=lambda cursor: deadline_s, queue_s=None
         )
         self.checkpoint = CheckpointWriter(
             checkpoints,
@@ -117,7 +117,7 @@ class Trainer:
 
     async def begin(self) -> None:
         await self.side.recovery.restore(self.restored)
-        await self.side.recovery.enqueue_missing(GROUP_SIZE, version=len(self.history))
+        await self.side.recovery.enqueue_missing(version=len(self.history))
         await self.side.requests.sweep()
         await self.side.judging.requests.sweep()
 

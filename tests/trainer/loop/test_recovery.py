@@ -95,6 +95,6 @@ async def test_a_group_that_is_settled_while_a_resume_reads_is_not_enqueued_agai
     await resumed.recovery.restore(LedgerState())
     assert resumed.ledger.is_closed(1)
     assert not resumed.ledger.is_closed(0)
-    await resumed.recovery.enqueue_missing(3, version=0)
+    await resumed.recovery.enqueue_missing(version=0)
     await resumed.dispatcher.open_groups(1, version=0)
     assert await members(pool) == [(cursor, member) for cursor in (0, 1, 2) for member in range(3)]

@@ -338,3 +338,30 @@ def test_a_program_whose_opening_fills_the_context_is_refused_by_the_plan(recipe
     )
     assert done.returncode == 2
     assert "rollout.harness: qwen-code begins with 17900 tokens before the task" in done.stderr
+
+
+SOURCES = (
+    'sources=[{name="a", tasks="a.jsonl", share=9, group_size=4, limits={turns=80}}, {name="b", tasks="b.jsonl", share=1, group_size=12, '
+    "limits={context_tokens=16384}}]"
+)
+
+
+def test_a_plan_of_several_sources_counts_with_the_largest_groups_contexts_and_turns(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace('train = "tasks.jsonl"', ""))
+    plan = plan_of(recipe, SOURCES)
+    rollout = plan.recipe.rollout
+    assert (rollout.group_size, rollout.limits.context_tokens, rollout.limits.turns) == (12, 32768, 80)
+    assert plan.length.turns == 40
+    assert plan.fast.episodes_per_step == 16 * 12
+
+
+def test_of_the_agent_programs_of_several_sources_the_longest_opening_counts(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace('train = "tasks.jsonl"', ""))
+    program = 'harness="qwen-code", context={policy="stop"}'
+    plan = plan_of(recipe, SOURCES.replace("group_size=4", program))
+    assert plan.program is not None
+    assert (plan.program.name, plan.length.opening_tokens) == ("qwen-code", 17_900)
+    with pytest.raises(
+        ValueError, match=r"^sources\.a, .*: rollout\.context\.policy: 'head_tail' cuts the context"
+    ):
+        plan_of(recipe, SOURCES.replace("group_size=4", 'harness="qwen-code"'))

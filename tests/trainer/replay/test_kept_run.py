@@ -178,7 +178,7 @@ def test_a_replay_shapes_rewards_by_length_as_the_run_did(recipe: Path, tmp_path
         lag_of=behind(3),
         temperature=1.0,
         kind="leave_one_out",
-        overlong=Overlong(overlong, overlong.buffer_tokens),
+        overlong=Overlong(overlong, lambda group_id: overlong.buffer_tokens),
         withhold_beyond=None,
     )
     recipe.write_text(

@@ -30,7 +30,7 @@ def simulate(admission: Admission, data: st.DataObject, *, is_controlled: bool =
     it; with another limit for admission after each step if it `is_controlled`.
     """
     bound = admission
-    book = GroupBook(admission, min_valid_members=2, stragglers="wait")
+    book = GroupBook(admission, min_valid_of=lambda size: 2, stragglers="wait")
     unfinished: dict[int, Group] = {}
     cursor = version = most_open = 0
     lags: list[int] = []

@@ -131,7 +131,7 @@ async def test_after_a_restart_the_refill_is_the_request_that_counts(side: Train
     await side.dispatcher.open_groups(0, version=0)
     other = TrainerSide(side.pool, side.journal, max_refills=2)
     await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=0))
-    await other.recovery.enqueue_missing(3, version=0)
+    await other.recovery.enqueue_missing(version=0)
     assert len([request for request in await open_requests(other) if request.member == 1]) == 2, (
         "not a third time"
     )
@@ -148,7 +148,7 @@ async def test_a_refill_that_was_never_enqueued_is_enqueued_after_a_restart(side
     await stream.acknowledge(side.pool, "run", list(state.pending))
     other = TrainerSide(side.pool, side.journal, max_refills=2)
     await other.recovery.restore(state)
-    await other.recovery.enqueue_missing(3, version=0)
+    await other.recovery.enqueue_missing(version=0)
     assert sorted(request.member for request in await open_requests(other)) == [0, 1, 2]
 
 
@@ -167,7 +167,9 @@ async def claimed(side: TrainerSide, *members: int) -> list[Claim]:
 
 async def close_overdue(side: TrainerSide) -> int:
     """As if its deadline were the time that has passed since the first claim."""
-    closed = await Deadlines(side.pool, side.book, side.closer, deadline_s=0.0, queue_s=None).close_overdue()
+    closed = await Deadlines(
+        side.pool, side.book, side.closer, deadline_s=lambda cursor: 0.0, queue_s=None
+    ).close_overdue()
     await side.requests.withdraw_surplus()
     return len(closed)
 
@@ -183,7 +185,7 @@ async def test_a_group_that_nobody_claims_is_given_up_when_its_wait_has_a_bound(
     await claimed(side, 0)  # of both groups
     (first, second) = sorted(side.book._open.values(), key=lambda group: group.cursor)
     await side.pool.delete(*(keys.claims(one.request_id) for one in second.outstanding))
-    deadlines = Deadlines(side.pool, side.book, side.closer, deadline_s=1e9, queue_s=0.0)
+    deadlines = Deadlines(side.pool, side.book, side.closer, deadline_s=lambda cursor: 1e9, queue_s=0.0)
     assert await deadlines.close_overdue() == [second]
     await side.requests.withdraw_surplus()
     assert rows(side) == [(0, "withdrawn"), (1, "withdrawn"), (2, "withdrawn")]
@@ -222,7 +224,7 @@ async def test_the_deadline_runs_from_the_first_claim_also_if_that_try_returned_
 async def test_members_that_are_running_or_queued_at_the_deadline_are_withdrawn_and_counted(
     side: TrainerSide,
 ) -> None:
-    side.dispatcher._group_size = 4
+    side = TrainerSide(side.pool, side.journal, group_size=4)
     await side.dispatcher.open_groups(1, version=0)
     slow = await claimed(side, 2)
     for claim in await claimed(side, 0, 1):
@@ -272,7 +274,7 @@ async def test_a_request_that_nobody_can_read_keeps_no_run_from_resuming_or_endi
     await side.pool.set(keys.request(spoilt.id), b"\xc1")
     other = TrainerSide(side.pool, side.journal)
     await other.recovery.restore(other.ledger.state(step=0, version=0, cursor=1))
-    await other.recovery.enqueue_missing(3, version=0)
+    await other.recovery.enqueue_missing(version=0)
     assert not isinstance((await queue.take(side.pool, "w", 1))[0], Claim), "it is dead-lettered"
     assert len(await work_off(side.pool)) == 3, "its member was enqueued again"
     await other.requests.withdraw_training()

@@ -17,11 +17,18 @@ from pipeline.request import Limits, Sampling
 from pipeline.tokenizer import read_bundle
 from trainer.inputs import Inputs
 from trainer.loop.run import request_form
-from trainer.recipe import CurriculumRecipe, load_recipe
+from trainer.recipe import CurriculumRecipe, Recipe, load_recipe
 from trainer.records.journal_writer import Journal
 from trainer.rollouts.admission import Admission
-from trainer.rollouts.curriculum import Curriculum, TaskOrder
-from trainer.rollouts.dispatch import Dispatcher, Quarantine, RequestForm, new_ids
+from trainer.rollouts.curriculum import Curriculum, SourceOrder, TaskOrder
+from trainer.rollouts.dispatch import (
+    Dispatcher,
+    GroupSource,
+    GroupSources,
+    Quarantine,
+    RequestForm,
+    new_ids,
+)
 from trainer.rollouts.groups import GroupBook
 from trainer.rollouts.ledger import Ledger
 
@@ -52,20 +59,17 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def dispatcher(pool: ArqRedis, journal: Journal) -> Dispatcher:
     form = RequestForm(run_id="run", limits=Limits(), agent_config="", tokenizer="", ids=new_ids())
     admission = Admission(max_lag_versions=1, groups_per_step=2, num_steps=9)
-    book = GroupBook(admission, min_valid_members=2, stragglers="wait")
-    tasks = [task(f"t{i}") for i in range(3)]
-    curriculum = Curriculum(TaskOrder([one.id for one in tasks], seed=5), CurriculumRecipe(), seed=5, group_size=3)
-    return Dispatcher(
-        pool,
-        form,
-        tasks,
-        curriculum,
-        book,
-        ledger=Ledger(journal),
-        quarantine=Quarantine(journal),
-        group_size=3,
-        sampling=Sampling(),
-    )
+    book = GroupBook(admission, min_valid_of=lambda size: 2, stragglers="wait")
+    tasks = {f"t{i}": task(f"t{i}") for i in range(3)}
+    curriculum = Curriculum(TaskOrder([*tasks], seed=5), CurriculumRecipe(), seed=5, group_size=3)
+    source = GroupSource("", recipe_of(journal.directory, "rollout.group_size=3"), form, tasks, curriculum)
+    sources = GroupSources([source], SourceOrder({"": 1.0}))
+    return Dispatcher(pool, sources, book, ledger=Ledger(journal), quarantine=Quarantine(journal))
+
+
+def recipe_of(directory: Path, *overrides: str) -> Recipe:
+    (directory / "recipe.toml").write_text(RECIPE)
+    return load_recipe(directory / "recipe.toml", overrides)
 
 
 def test_every_epoch_plays_every_task_once_in_an_order_of_its_own() -> None:
@@ -106,9 +110,8 @@ async def test_a_group_is_one_task_enqueued_once_per_member(pool: ArqRedis, jour
 async def test_requests_say_which_share_of_passes_gets_a_control_run(
     pool: ArqRedis, journal: Journal, tiny_model: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
     inputs = Inputs(
-        train=[],
+        sources=(),
         heldout=[],
         heldout_sets={},
         agent_config="",
@@ -118,7 +121,7 @@ async def test_requests_say_which_share_of_passes_gets_a_control_run(
         num_too_weak=0,
     )
     for controls, share in (("always", 1.0), ("never", 0.0), ("0.25", 0.25)):
-        recipe = load_recipe(tmp_path / "recipe.toml", [f"grading.controls={controls}"])
+        recipe = recipe_of(tmp_path, f"grading.controls={controls}")
         form = await request_form(pool, "run", recipe, inputs)
         request = form.fill(
             task("t0"),

@@ -20,7 +20,7 @@ def book(
     admission = Admission(max_lag_versions=max_lag, groups_per_step=groups_per_step, num_steps=99)
     return GroupBook(
         admission,
-        min_valid_members=2,
+        min_valid_of=lambda size: 2,
         stragglers=stragglers,
         requires_judgements=requires_judgements,
     )
@@ -135,7 +135,7 @@ def test_a_groups_id_tells_its_cursor() -> None:
 
 def test_a_group_without_signal_is_trained_where_the_recipe_says_so() -> None:
     admission = Admission(max_lag_versions=1, groups_per_step=1, num_steps=4)
-    b = GroupBook(admission, min_valid_members=2, stragglers="wait", train_without_signal=True)
+    b = GroupBook(admission, min_valid_of=lambda size: 2, stragglers="wait", train_without_signal=True)
     group = fill(b, 0, [0.0, 0.0])
     assert b.verdict(group) == "trained"
     batch, _ = make_batch(
@@ -172,12 +172,12 @@ def test_a_groups_time_runs_from_its_first_claim() -> None:
     expect_group(b, 0)
     b.hold(0, member(0, 0, group_size=3, reward=1.0))
     b.hold(0, member(0, 1, group_size=3, reward=0.0))
-    assert b.overdue(1e9, 60.0) == [], "nobody is known to have claimed any of it"
+    assert b.overdue(1e9, lambda cursor: 60.0) == [], "nobody is known to have claimed any of it"
     assert sorted(b.unclaimed) == ["r0.0", "r0.1", "r0.2"]
     b.note_claims({"r0.1": 5.0, "r0.0": 20.0}, now=100.0)
     assert b.unclaimed == []
-    assert b.overdue(139.9, 60.0) == []
-    assert [group.cursor for group in b.overdue(140.0, 60.0)] == [0]
+    assert b.overdue(139.9, lambda cursor: 60.0) == []
+    assert [group.cursor for group in b.overdue(140.0, lambda cursor: 60.0)] == [0]
 
 
 def test_at_its_deadline_a_group_is_judged_by_its_members_and_the_rest_is_surplus() -> None:
@@ -186,7 +186,7 @@ def test_at_its_deadline_a_group_is_judged_by_its_members_and_the_rest_is_surplu
     for number in (0, 1):
         b.hold(0, member(0, number, group_size=3, reward=float(number)))
     b.note_claims({"r0.0": 0.0}, now=0.0)
-    (group,) = b.overdue(60.0, 60.0)
+    (group,) = b.overdue(60.0, lambda cursor: 60.0)
     assert b.verdict(group) == "trained"
     assert list(b.surplus) == ["r0.2"]
     taken = b.take(behind(0))
@@ -200,7 +200,7 @@ def test_a_group_with_too_few_valid_members_waits_beyond_its_deadline() -> None:
     b.hold(0, member(0, 0, group_size=3, reward=1.0))
     b.hold(0, member(0, 1, group_size=3, reward=None))
     b.note_claims({"r0.0": 0.0}, now=0.0)
-    assert b.overdue(1e9, 60.0) == []
+    assert b.overdue(1e9, lambda cursor: 60.0) == []
     assert b.hold(0, member(0, 2, group_size=3, reward=0.0)) is not None
 
 
@@ -210,7 +210,7 @@ def test_an_answer_that_makes_it_before_the_step_joins_a_group_that_closed_witho
     for number in (0, 1):
         b.hold(0, member(0, number, group_size=3, reward=float(number)))
     b.note_claims({"r0.0": 0.0}, now=0.0)
-    b.verdict(b.overdue(60.0, 60.0)[0])
+    b.verdict(b.overdue(60.0, lambda cursor: 60.0)[0])
     complete = b.hold(0, member(0, 2, group_size=3, reward=1.0))
     assert complete is not None
     assert b.verdict(complete) == "trained"
