@@ -65,7 +65,9 @@ class HarborDirectory:
 
     tree: Tree
     task: Task
-    network_modes: dict[str, str] = field(default_factory=dict[str, str])  # by their keys, the environment's first
+    network_modes: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # by their keys, the environment's first
     solution_env: dict[str, str] = field(default_factory=dict[str, str])
     solve_s: float = DEFAULT_SOLVE_S
     unused: tuple[str, ...] = ()  # keys of task.toml that mean nothing here
@@ -75,7 +77,9 @@ def read(path: Path, split: str | None) -> list[Fields]:
     """The task directory `path`, or those in it, sorted by name; the rows of a file. Raises ValueError naming the path."""
     if not path.is_dir():
         return read_rows(path, split)
-    found = [path] if (path / "task.toml").exists() else sorted(one.parent for one in path.glob("*/task.toml"))
+    found = (
+        [path] if (path / "task.toml").exists() else sorted(one.parent for one in path.glob("*/task.toml"))
+    )
     if not found:
         raise ValueError(f"{path}: no task.toml in it, or in a directory in it")
     if split is not None:
@@ -98,47 +102,65 @@ def row_of(task: Task, gold: Gold) -> Row:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this source."""
     add = parser.add_argument
-    add("--build", action="store_true", help="build environment/Dockerfile of tasks that name no docker_image")
+    add(
+        "--build", action="store_true", help="build environment/Dockerfile of tasks that name no docker_image"
+    )
     add(
         "--network",
         choices=("none", "task"),
         default="none",
         help="'task': a task whose network_mode is public, Harbor's default, has a network; default: none has one",
     )
-    add("--reward", default="", metavar="NAME", help="the number in reward.json that is the reward, if it has several")
+    add(
+        "--reward",
+        default="",
+        metavar="NAME",
+        help="the number in reward.json that is the reward, if it has several",
+    )
     add("--fractions", action="store_true", help="a reward between 0 and 1 counts; otherwise it counts as 0")
     add("--jobs", type=int, default=2, metavar="N", help="tasks whose solutions run at once; default: 2")
 
 
 def completed(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
     """The rows of directories with their tasks and solutions, which are found by running solution/solve.sh."""
-    directories = [(fields, fields.values["directory"]) for fields in rows if "directory" in fields.values]
-    unused = Counter(key for _, directory in directories for key in directory.unused)
+    directories = [fields.values["directory"] for fields in rows if "directory" in fields.values]
+    unused = Counter(key for directory in directories for key in directory.unused)
     if unused:
         named = ", ".join(f"{key} ({count})" for key, count in sorted(unused.items()))
         print(visible_line(f"kept for export, and not used (tasks that have it): {named}"), file=sys.stderr)
-    if options.network == "none" and (num := sum("public" in one.network_modes.values() for _, one in directories)):
-        print(f"{num} tasks have a network in Harbor and none here; --network task gives them one", file=sys.stderr)
-    if not directories:
-        return rows
+    if options.network == "none" and (
+        num := sum("public" in one.network_modes.values() for one in directories)
+    ):
+        print(
+            f"{num} tasks have a network in Harbor and none here; --network task gives them one",
+            file=sys.stderr,
+        )
+    made = [_decided(fields, options) if "directory" in fields.values else fields for fields in rows]
+    if not directories or any(fields.broken for fields in made):
+        return made
     # Imported now, because other imports need no Docker.
     from workers.tasksets.harbor_solutions import solved
 
-    made = {id(fields): _decided(fields, directory, options) for fields, directory in directories}
-    done = asyncio.run(solved(list(made.values()), build=options.build, num_jobs=options.jobs))
-    by_row = dict(zip(made, done, strict=True))
-    return [by_row.get(id(fields), fields) for fields in rows]
+    return asyncio.run(solved(made, build=options.build, num_jobs=options.jobs))
 
 
-def _decided(fields: Fields, directory: HarborDirectory, options: argparse.Namespace) -> Fields:
+def _decided(fields: Fields, options: argparse.Namespace) -> Fields:
     """The row whose task is as the options want it."""
+    directory: HarborDirectory = fields.values["directory"]
     task, modes = directory.task, directory.network_modes
     assert isinstance(task.verdict, RewardFile)
     has_network = options.network == "task" and next(iter(modes.values())) == "public"
     if options.network == "task" and len(set(modes.values())) > 1:
         key = next(key for key, mode in modes.items() if mode != modes["environment.network_mode"])
-        why = "must be that of [environment]: a task has one network for both, or import it with --network none"
+        why = (
+            "must be that of [environment]: a task has one network for both, or import it with --network none"
+        )
         return fields.broken_by(fields.refusal(f"task.toml: {key}", why))
+    has_dockerfile = "environment/Dockerfile" in directory.tree
+    if not task.image and not (options.build and has_dockerfile):
+        advice = "import it with --build, which builds" if has_dockerfile else "name one, or write"
+        why = f"absent: {advice} environment/Dockerfile"
+        return fields.broken_by(fields.refusal("task.toml: environment.docker_image", why))
     verdict = replace(task.verdict, reward=options.reward, fractions=options.fractions)
     task = replace(task, verdict=verdict, resources=replace(task.resources, network=has_network))
     return fields.having(task=task)
@@ -196,7 +218,9 @@ def _text(tree: Tree, path: str) -> str:
     if not text.strip():
         raise ValueError(f"{path}: is empty")
     if path.endswith(".sh") and text.lstrip().partition("\n")[0].endswith("\r"):
-        raise ValueError(f"{path}: its lines end in CRLF, and its interpreter would not be found; convert it (dos2unix)")
+        raise ValueError(
+            f"{path}: its lines end in CRLF, and its interpreter would not be found; convert it (dos2unix)"
+        )
     return text
 
 
@@ -211,7 +235,9 @@ def _described(tree: Tree, name: str) -> HarborDirectory:
     refused += [f"{path}: remove the files that it names" for path in tree if path.endswith(f"/{_IGNORES}")]
     if sum(len(file.content) for file in files) > MOST_TEST_BYTES:
         refused.append(f"tests: has more than {MOST_TEST_BYTES >> 20} MiB; put what is large into the image")
-    problem, script, _ = (_text(tree, path) for path in ("instruction.md", "tests/test.sh", "solution/solve.sh"))
+    problem, script, _ = (
+        _text(tree, path) for path in ("instruction.md", "tests/test.sh", "solution/solve.sh")
+    )
     if (schema := keys.get("schema_version", str) or keys.get("version", str, SCHEMAS[-1])) not in SCHEMAS:
         keys.refuse("schema_version", f"{schema!r} is none of {', '.join(SCHEMAS)}")
     for key, why in _REFUSED.items():
@@ -239,7 +265,9 @@ def _described(tree: Tree, name: str) -> HarborDirectory:
         verdict=RewardFile(
             eval_script=script,
             env=keys.env("verifier.env"),
-            files=tuple(File(path=f"/{one.path}", content=one.content, mode=one.mode & 0o777) for one in files),
+            files=tuple(
+                File(path=f"/{one.path}", content=one.content, mode=one.mode & 0o777) for one in files
+            ),
         ),
     )
     solve_s, solution_env = keys.positive("agent.timeout_sec") or DEFAULT_SOLVE_S, keys.env("solution.env")
@@ -333,7 +361,9 @@ def _user(keys: Keys) -> str:
     """Who works and tests in the containers. "" means the image's own user."""
     agent, verifier = (str(keys.get(f"{role}.user", object, "")) for role in ("agent", "verifier"))
     if agent != verifier:
-        keys.refuse("verifier.user", "must be agent.user: one user works and tests here; write both or neither")
+        keys.refuse(
+            "verifier.user", "must be agent.user: one user works and tests here; write both or neither"
+        )
     if agent and not _USER.fullmatch(agent):
         keys.refuse("agent.user", f"must be a name or an id of the image, is {agent!r}")
     return agent
@@ -345,11 +375,17 @@ def _check_verifier(keys: Keys, workdir: str) -> None:
     mode = keys.get("verifier.environment_mode", str, "separate" if own else "shared")
     for name, value in own.items():
         if value != keys.get(f"environment.{name}", object):
-            keys.refuse(f"verifier.environment.{name}", "must be as in [environment]: the tests run in the same image")
-    artifacts = [one.get("source") if isinstance(one, dict) else one for one in keys.get("artifacts", list, [])]
+            keys.refuse(
+                f"verifier.environment.{name}", "must be as in [environment]: the tests run in the same image"
+            )
+    artifacts = [
+        one.get("source") if isinstance(one, dict) else one for one in keys.get("artifacts", list, [])
+    ]
     if mode == "separate" and artifacts != [workdir]:
         keys.refuse("artifacts", "must be environment.workdir alone: only its changes reach separate tests")
     if mode == "shared" and artifacts:
-        keys.refuse("artifacts", "nothing but the patch of the workdir is kept: remove them if the task does without")
+        keys.refuse(
+            "artifacts", "nothing but the patch of the workdir is kept: remove them if the task does without"
+        )
     if mode not in ("shared", "separate"):
         keys.refuse("verifier.environment_mode", f"{mode!r} is not known")

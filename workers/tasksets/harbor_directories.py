@@ -48,7 +48,9 @@ def read_tree(directory: Path) -> Tree:
             num_bytes += status.st_size
             if len(found) >= MOST_FILES or num_bytes > MOST_BYTES:
                 most = f"{MOST_FILES} files or {MOST_BYTES >> 20} MiB"
-                raise ValueError(f"{path}: the directory has more than {most}; what is large belongs into the image")
+                raise ValueError(
+                    f"{path}: the directory has more than {most}; what is large belongs into the image"
+                )
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(path)
             else:
@@ -73,8 +75,6 @@ def write_tree(tree: Iterable[File], directory: Path) -> None:
     """Writes the files into `directory`, which must not exist. Links come last, so that nothing is written through one."""
     directory.mkdir(parents=True)
     for file in sorted(tree, key=lambda file: stat.S_ISLNK(file.mode)):
-        if not _PATH.fullmatch(file.path) or ".." in file.path.split("/"):
-            raise ValueError(f"directory: {file.path!r} is not a path in a task directory")
         place = directory / file.path
         if stat.S_ISDIR(file.mode):
             place.mkdir(parents=True, exist_ok=True)
@@ -89,17 +89,31 @@ def write_tree(tree: Iterable[File], directory: Path) -> None:
 
 def write_directories(tasks: Sequence[tuple[Task, Gold]], out: Path) -> None:
     """Writes the directory of each task into `out`. Raises ValueError, and writes nothing, if that is impossible for one."""
-    trees: dict[str, Iterable[File]] = {}
+    trees: dict[str, Sequence[File]] = {}
     for task, gold in tasks:
         name = task.id.partition(":")[2].rpartition("/")[2]
         if name in trees:
             name = task.id.partition(":")[2].replace("/", "__")
         name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "task"
         if name in trees or (out / name).exists():
-            raise ValueError(f"--out: {out / name} exists already, for {visible_line(task.id)}: name a new directory")
-        trees[name] = gold.directory if _is_unchanged(task, gold) else made_of(task, gold).values()
+            raise ValueError(
+                f"--out: {out / name} exists already, for {visible_line(task.id)}: name a new directory"
+            )
+        trees[name] = gold.directory if _is_unchanged(task, gold) else [*made_of(task, gold).values()]
+        if (path := _astray(trees[name])) is not None:
+            raise ValueError(f"{task.id}: directory: {path!r} is not a path in a task directory")
     for name, tree in trees.items():
         write_tree(tree, out / name)
+
+
+def _astray(tree: Sequence[File]) -> str | None:
+    """A path that could lead out of the directory; None if there is none."""
+    links = {file.path for file in tree if stat.S_ISLNK(file.mode)}
+    for path in (file.path for file in tree):
+        folders = {path[: found.start()] for found in re.finditer("/", path)}
+        if not _PATH.fullmatch(path) or {".", ".."} & {*path.split("/")} or folders & links:
+            return path
+    return None
 
 
 def _is_unchanged(task: Task, gold: Gold) -> bool:
@@ -117,8 +131,14 @@ def made_of(task: Task, gold: Gold) -> Tree:
     verdict = task.verdict
     if isinstance(verdict, RewardFile) or not isinstance(verdict, ExitCode):
         kind = verdict.__struct_config__.tag
-        why = "its directory is not in the gold file" if kind == "reward_file" else "only the grader can tell it"
-        raise ValueError(f"{task.id}: verdict: Harbor cannot reach a {kind} verdict, because {why}: leave it out")
+        why = (
+            "its directory is not in the gold file"
+            if kind == "reward_file"
+            else "only the grader can tell it"
+        )
+        raise ValueError(
+            f"{task.id}: verdict: Harbor cannot reach a {kind} verdict, because {why}: leave it out"
+        )
     restores = bool(verdict.protected_paths or verdict.test_patch)
     for field, is_there, advice in (
         ("setup_script", bool(task.setup_script.strip()), "build an image that has been set up"),
@@ -198,10 +218,18 @@ def _toml(task: Task) -> str:
     lines = ['schema_version = "1.4"']
     for section, values in sections.items():
         said = {name: value for name, value in values.items() if value is not None}
-        lines += ["", f"[{section}]", *(f"{_value(name)} = {_value(value)}" for name, value in said.items())] if said else []
+        lines += (
+            ["", f"[{section}]", *(f"{_key(name)} = {_value(value)}" for name, value in said.items())]
+            if said
+            else []
+        )
     return "\n".join(lines) + "\n"
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _value(name)
+
+
 def _value(value: object) -> str:
-    """A TOML value, or a quoted key. A JSON string is one in TOML, but for DEL."""
+    """A TOML value. A JSON string is one in TOML, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -41,14 +41,15 @@ class NoRepository(ValueError):
 
 
 async def solved(rows: Sequence[Fields], *, build: bool, num_jobs: int) -> list[Fields]:
-    """The rows with an image and the solution of each task. A row whose image or solution cannot be used is broken by the reason."""
+    """The rows of task directories with the image and the solution of each. One that cannot be used breaks its row by the reason."""
     sandboxes, done = DockerSandboxes(), dict(enumerate(rows))
     solver = _Solver(sandboxes, build=build)
 
     async def solve(number: int) -> None:
         fields = done[number]
         try:
-            done[number] = fields if fields.broken else fields.having(**await solver.solved(fields))
+            if "directory" in fields.values:
+                done[number] = fields.having(**await solver.solved(fields))
         except (ValueError, ImageError, RolloutError) as error:
             done[number] = fields.broken_by(ValueError(str(error)))
 
@@ -80,18 +81,27 @@ class _Solver:
             task = replace(task, image=await self._built(fields, task))
             patch = await self._patch(fields, task)
         tree = tuple(directory.tree.values())
-        return {"task": task, "gold": Gold(id=task.id, patch=patch, directory=tree, directory_of=fingerprint(task))}
+        return {
+            "task": task,
+            "gold": Gold(id=task.id, patch=patch, directory=tree, directory_of=fingerprint(task)),
+        }
 
     async def _patch(self, fields: Fields, task: Task) -> str:
         """What the solution changes in the workdir."""
         directory = fields.values["directory"]
         offline = replace(task, resources=replace(task.resources, network=False))
         files = [
-            File(path=f"/{path}", content=file.content, mode=0o755 if f"/{path}" == SOLVE else file.mode & 0o777)
+            File(
+                path=f"/{path}",
+                content=file.content,
+                mode=0o755 if f"/{path}" == SOLVE else file.mode & 0o777,
+            )
             for path, file in directory.tree.items()
             if path.startswith("solution/")
         ]
-        variables = (f"export {name}={shlex.quote(value)}\n" for name, value in directory.solution_env.items())
+        variables = (
+            f"export {name}={shlex.quote(value)}\n" for name, value in directory.solution_env.items()
+        )
         async with self.sandboxes.open(unqueued_claim(offline, command="import"), role="grade") as sandbox:
             if not sandbox.start.commit:
                 raise NoRepository(
@@ -113,11 +123,6 @@ class _Solver:
     async def _built(self, fields: Fields, task: Task) -> str:
         """The name of an image in which the task's workdir is a repository: its own image, or environment/Dockerfile, and a commit."""
         tree: Tree = fields.values["directory"].tree
-        if not task.image and f"{_ENVIRONMENT}Dockerfile" not in tree:
-            raise ValueError("environment: has no Dockerfile, and task.toml names no environment.docker_image")
-        if not self.build:
-            why = "names no image; build environment/Dockerfile"
-            raise ValueError(f"task.toml: environment.docker_image: {why}: import it with --build")
         context = [
             replace(file, path=path.removeprefix(_ENVIRONMENT))
             for path, file in tree.items()
@@ -143,4 +148,3 @@ class _Solver:
         if result.state == "failed":
             raise ValueError(f"environment: {result.reason}")
         return name
-
