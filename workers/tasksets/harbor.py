@@ -53,8 +53,6 @@ _REFUSED_FILES = {
     "environment/docker-compose.yaml": "a task has one container: give a Dockerfile or docker_image",
     "environment/docker-compose.yml": "a task has one container: give a Dockerfile or docker_image",
     "trajectory.json": "an episode starts without earlier turns: remove it if the task does without",
-    "tests/Dockerfile": "the tests run in a container of the task's image: put what they need into that",
-    "tests/docker-compose.yaml": "the tests run in a container of the task's image: put what they need into that",
 }
 _IGNORES = ".harborignore"
 
@@ -251,7 +249,7 @@ def _described(tree: Tree, name: str) -> HarborDirectory:
     if keys.get("environment.os", str, "linux").lower() != "linux":
         keys.refuse("environment.os", "only Linux runs here")
     modes, resources = _network_modes(keys), _resources(keys)
-    _check_verifier(keys, workdir)
+    _check_verifier(keys, workdir, tree)
     task = Task(
         id=f"harbor:{name}",
         repo=name,
@@ -369,7 +367,7 @@ def _user(keys: Keys) -> str:
     return agent
 
 
-def _check_verifier(keys: Keys, workdir: str) -> None:
+def _check_verifier(keys: Keys, workdir: str, tree: Tree) -> None:
     """Refuses a verifier that needs another image than the task's, or more than the workdir."""
     own = keys.get("verifier.environment", dict, {})
     mode = keys.get("verifier.environment_mode", str, "separate" if own else "shared")
@@ -381,6 +379,12 @@ def _check_verifier(keys: Keys, workdir: str) -> None:
     artifacts = [
         one.get("source") if isinstance(one, dict) else one for one in keys.get("artifacts", list, [])
     ]
+    for path in ("tests/Dockerfile", "tests/docker-compose.yaml"):
+        if mode == "separate" and path in tree:
+            keys.refuse(
+                "verifier.environment_mode",
+                f"{path} makes another image: put what the tests need into the task's",
+            )
     if mode == "separate" and artifacts != [workdir]:
         keys.refuse("artifacts", "must be environment.workdir alone: only its changes reach separate tests")
     if mode == "shared" and artifacts:

@@ -160,7 +160,7 @@ async def test_reward_json_comes_before_reward_txt_and_the_exit_status_does_not_
 async def test_no_reward_file_is_a_failure_unless_the_patch_is_to_blame(
     grader: Grader, repo_image: RepoImage
 ) -> None:
-    with pytest.raises(GraderError, match="neither .* nor "):
+    with pytest.raises(GraderError, match=r"neither .* nor "):
         await grader.grade(make_claim(scripted(repo_image, "echo 1 >/logs/reward.txt")), NOTE)
     by_patch = f"[ -e NOTE.txt ] || echo 0 >{LOGS}/reward.txt"
     reward = await grader.grade(make_claim(scripted(repo_image, by_patch)), NOTE)
@@ -174,7 +174,7 @@ async def test_a_reward_file_that_is_no_small_plain_file_is_a_failure(
     grader: Grader, repo_image: RepoImage, left: str
 ) -> None:
     script = f"echo 1 >{LOGS}/reward.txt; {left} {LOGS}/reward.json"
-    with pytest.raises(GraderError, match="reward.json: "):
+    with pytest.raises(GraderError, match=r"reward.json: "):
         await grader.grade(make_claim(scripted(repo_image, script)), NOTE)
 
 

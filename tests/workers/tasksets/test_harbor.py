@@ -162,11 +162,6 @@ def test_all_that_is_wrong_with_a_task_is_said_at_once(
             "docker-compose.yaml: a task has one container",
         ),
         ("trajectory.json", "{}", "trajectory.json: an episode starts without earlier turns"),
-        (
-            "tests/Dockerfile",
-            "FROM x\n",
-            "tests/Dockerfile: the tests run in a container of the task's image",
-        ),
         ("solution/.harborignore", "x\n", "solution/.harborignore: remove"),
         ("tests/test.sh", None, "tests/test.sh: absent"),
         ("tests/test.sh", " \n", "tests/test.sh: is empty"),
@@ -244,8 +239,12 @@ def test_separate_tests_are_those_of_the_same_image_on_the_changes_of_the_workdi
         'environment = {docker_image = "i:1", workdir = "/app"}\n',
     )
     for number, (artifact, verifier) in enumerate(zip(artifacts, verifiers, strict=True)):
-        toml = f"{artifact}{environment}[verifier]\n{verifier}"
-        assert described(tmp_path / f"sums-{number}", **{"task.toml": toml}).task.workdir == "/app"
+        changes = {"task.toml": f"{artifact}{environment}[verifier]\n{verifier}"}
+        assert described(tmp_path / f"sums-{number}", **changes).task.workdir == "/app"
+        with pytest.raises(
+            ValueError, match=r"verifier.environment_mode: tests/Dockerfile makes another image"
+        ):
+            described(tmp_path / f"other-{number}", **changes, **{"tests/Dockerfile": "FROM x\n"})
 
 
 def test_two_networks_in_one_task_are_refused_only_where_a_task_gets_one(

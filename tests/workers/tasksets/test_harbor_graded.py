@@ -82,7 +82,7 @@ async def test_the_solution_is_the_known_fix_and_a_named_number_the_reward(
     assert gold.patch.endswith("-    return a - b\n+    return a + b\n \n \n def sub(a, b):\n")
     assert task.resources.network is False
     reward = await grader.grade(make_claim(task), gold.patch.encode())
-    assert (reward.resolved, reward.decided_by) == (True, "right 1 in reward.json")
+    assert (reward.resolved, reward.decided_by, reward.control) == (True, "right 1 in reward.json", "none")
     assert (await grader.grade(make_claim(task), NOTE)).value == 0
 
 
