@@ -137,9 +137,8 @@ class RewardFile(ExitCode, frozen=True, kw_only=True, tag="reward_file"):
     if neither the log nor the witness contradicts that.
     """
 
-    script_path: str = (
-        "/tests/test.sh"  # where the script is when it runs, because it may look for its files from there
-    )
+    # The path of the script when it runs, from which it may look for other files.
+    script_path: str = "/tests/test.sh"
     # Environment variables of the script, besides the task's. The agent does not see them.
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     reward: str = ""  # name of the number that is the reward; "": the only one, or that of the name "reward"

@@ -9,7 +9,7 @@ import binascii
 import json
 import math
 import shlex
-from typing import Any
+from typing import Any, cast
 
 from pipeline.errors import GraderError
 from pipeline.task import File, RewardFile
@@ -104,9 +104,10 @@ def _numbers(file: str, text: str) -> dict[str, float]:
         ) from error
     if not isinstance(said, dict):
         raise GraderError(f"{file}: must be an object of numbers, is {text[:SHOWN_CHARS]!r}")
-    for name, value in said.items():
+    numbers = cast("dict[str, Any]", said)
+    for name, value in numbers.items():
         if not isinstance(value, int | float) or not abs(value) < math.inf:
             raise GraderError(
                 f"{file}: {name[:SHOWN_CHARS]}: {str(value)[:SHOWN_CHARS]} is not a finite number"
             )
-    return said
+    return numbers

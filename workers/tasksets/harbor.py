@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from workers.tasksets.rows import Fields, read_rows
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEST_BYTES = 8 * 1024**2  # every request carries the tests
 DEFAULT_SOLVE_S = 600.0
+LEAST_MIB = 6  # Docker's minimum; it takes 0 for no limit
 MOST = 1e9  # largest number of CPUs, MiB or seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -63,9 +64,8 @@ class HarborDirectory:
 
     tree: Tree
     task: Task
-    network_modes: dict[str, str] = field(
-        default_factory=dict[str, str]
-    )  # by their keys, the environment's first
+    # The network modes by their keys, the environment's first
+    network_modes: dict[str, str] = field(default_factory=dict[str, str])
     solution_env: dict[str, str] = field(default_factory=dict[str, str])
     solve_s: float = DEFAULT_SOLVE_S
     unused: tuple[str, ...] = ()  # keys of task.toml that mean nothing here
@@ -286,7 +286,7 @@ class Keys:
         """The value, `default` if it is absent, or, with a refusal, of another kind."""
         value: Any = self.config
         for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+            value = _table(value).get(part)
         if value is None:
             return default
         self._read.add(key)
@@ -324,11 +324,16 @@ class Keys:
             before, table = waiting.pop()
             for name, value in table.items():
                 key = f"{before}{name}"
-                if isinstance(value, dict) and value and key not in self._read:
-                    waiting.append((f"{key}.", value))
+                if key not in self._read and (inner := _table(value)):
+                    waiting.append((f"{key}.", inner))
                 elif key not in self._read:
                     found.append(key)
         return tuple(sorted(found))
+
+
+def _table(value: object) -> dict[str, Any]:
+    """The value if it is a table, otherwise an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _network_modes(keys: Keys) -> dict[str, str]:
@@ -351,8 +356,10 @@ def _resources(keys: Keys) -> Resources:
             keys.refuse("environment.memory", f"must be a size such as 2G or 512M, is {text!r}")
     if mib is None and size is not None:
         mib = float(size[1]) * _MIB[size[2].upper()]
-    given = {"cpus": cpus, "memory_bytes": None if mib is None else int(mib) * 1024**2}
-    return Resources(**{name: value for name, value in given.items() if value is not None})
+    if mib is not None and mib < LEAST_MIB:
+        keys.refuse("environment.memory_mb", f"must be at least {LEAST_MIB}, is {mib:g}")
+    resources = Resources() if cpus is None else Resources(cpus=cpus)
+    return resources if mib is None else replace(resources, memory_bytes=int(mib) * 1024**2)
 
 
 def _user(keys: Keys) -> str:
@@ -376,9 +383,8 @@ def _check_verifier(keys: Keys, workdir: str, tree: Tree) -> None:
             keys.refuse(
                 f"verifier.environment.{name}", "must be as in [environment]: the tests run in the same image"
             )
-    artifacts = [
-        one.get("source") if isinstance(one, dict) else one for one in keys.get("artifacts", list, [])
-    ]
+    given: list[Any] = keys.get("artifacts", list, [])
+    artifacts = [_table(one).get("source", one) for one in given]
     for path in ("tests/Dockerfile", "tests/docker-compose.yaml"):
         if mode == "separate" and path in tree:
             keys.refuse(

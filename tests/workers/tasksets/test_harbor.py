@@ -118,6 +118,8 @@ def test_older_schemas_and_deprecated_keys_mean_the_same(tmp_path: Path) -> None
         ("environment", "cpus = true", "environment.cpus: must be of type float"),
         ("environment", 'memory_mb = "2G"', "environment.memory_mb: must be of type float"),
         ("environment", "memory_mb = 1e300", "environment.memory_mb: must be above 0 and at most"),
+        ("environment", "memory_mb = 0.5", "environment.memory_mb: must be at least 6"),
+        ("environment", 'memory = "1K"', "environment.memory_mb: must be at least 6"),
         ("environment", 'memory = "much"', "environment.memory: must be a size"),
         ("agent", 'network_mode = "allowlist"', "agent.network_mode: "),
         ("agent", 'allowed_hosts = ["pypi.org"]', "agent.allowed_hosts: "),

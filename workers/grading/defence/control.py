@@ -97,9 +97,10 @@ class Controls:
         has_fractions = isinstance(verdict, RewardFile) and verdict.fractions
         for needing_fix in self._wanted[: self.chance.randrange(len(self._wanted) + 1)]:
             control = await self._run(needing_fix)
-            decides = control is not None and not has_fractions
-            if decides and (failed := await _failed_anyway(control, self.calibration)):
-                return failed
+            if control is not None and not has_fractions:
+                failed = await _failed_anyway(control, self.calibration)
+                if failed is not None:
+                    return failed
             self._runs.append(control)
         return None
 
