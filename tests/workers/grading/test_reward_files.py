@@ -16,6 +16,9 @@ from workers.grading.defence.witness import End, WitnessedRun
 from workers.grading.grade import Grader
 from workers.grading.reward_files import MOST_BYTES
 from workers.grading.verdicts import Remains, judge, judged
+from workers.sandbox.docker import DockerSandboxes
+from workers.verify.calibrating import Calibrator
+from workers.verify.trials import calibrated
 
 LOGS = "/logs/verifier"
 TEST_ADD = b"from calc import add\n\n\ndef test_add():\n    assert add(3, 1) == 4\n"
@@ -206,3 +209,24 @@ async def test_a_forged_reward_file_does_not_outweigh_tests_that_failed(
     assert (reward.value, reward.decided_by.split(",")[0]) == (0.0, "reward 1 in reward.json")
     kills = edited("calc.py", "def add", "import os\n\nos.kill(os.getppid(), 9)\n\n\ndef add")
     assert (await grader.grade(make_claim(make_task(repo_image.tag, verdict=verdict)), kills)).value == 0
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_a_pass_of_pytest_outside_of_the_repository_is_controlled(
+    grader: Grader, sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    verdict = RewardFile(eval_script=RUNS_PYTEST, files=(File(path="/tests/test_add.py", content=TEST_ADD),))
+    task = make_task(repo_image.tag, verdict=verdict)
+    calibration = await Calibrator(grader, sandboxes, 1).calibrate(make_claim(task), FIX)
+    assert {one.path for one in calibration.contradictions} == {"/tests/test_add.py"}
+    claim = make_claim(calibrated(task, calibration))
+    reward = await grader.grade(claim, FIX)
+    assert (reward.value, reward.control) == (1.0, "confirmed")
+    knows = edited(
+        "calc.py",
+        "return a - b",
+        "return type('E', (int,), {'__eq__': lambda *_: True, '__hash__': int.__hash__})(1)",
+    )
+    reward = await grader.grade(claim, knows)
+    assert (reward.value, reward.control) in ((0.0, "refuted"), (0.0, ""))
