@@ -6,6 +6,7 @@ fix. What cannot be honoured is refused by its key. Keys that mean nothing here 
 
 import argparse
 import asyncio
+import contextlib
 import re
 import sys
 import tomllib
@@ -126,14 +127,11 @@ def completed(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
     if unused:
         named = ", ".join(f"{key} ({count})" for key, count in sorted(unused.items()))
         print(visible_line(f"kept for export, and not used (tasks that have it): {named}"), file=sys.stderr)
-    if options.network == "none" and (
-        num := sum("public" in one.network_modes.values() for one in directories)
-    ):
-        print(
-            f"{num} tasks have a network in Harbor and none here; --network task gives them one",
-            file=sys.stderr,
-        )
-    made = [_decided(fields, options) if "directory" in fields.values else fields for fields in rows]
+    num_public = sum("public" in one.network_modes.values() for one in directories)
+    if options.network == "none" and num_public:
+        said = f"{num_public} tasks have a network in Harbor and none here; --network task gives them one"
+        print(said, file=sys.stderr)
+    made = [_decided(fields, options) for fields in rows]
     if not directories or any(fields.broken for fields in made):
         return made
     # Imported now, because other imports need no Docker.
@@ -144,15 +142,20 @@ def completed(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
 
 def _decided(fields: Fields, options: argparse.Namespace) -> Fields:
     """The row whose task is as the options want it."""
-    directory: HarborDirectory = fields.values["directory"]
+    directory: HarborDirectory | None = fields.values.get("directory")
+    if directory is None:
+        # A row that is no task is refused where it is used.
+        with contextlib.suppress(ValueError):
+            if options.network == "none" and task_of(fields)[0].resources.network:
+                why = "the task has one: import it with --network task"
+                return fields.broken_by(fields.refusal("task.resources.network", why))
+        return fields
     task, modes = directory.task, directory.network_modes
     assert isinstance(task.verdict, RewardFile)
     has_network = options.network == "task" and next(iter(modes.values())) == "public"
     if options.network == "task" and len(set(modes.values())) > 1:
         key = next(key for key, mode in modes.items() if mode != modes["environment.network_mode"])
-        why = (
-            "must be that of [environment]: a task has one network for both, or import it with --network none"
-        )
+        why = "must be that of [environment], because agent and tests share it: or import it with --network none"
         return fields.broken_by(fields.refusal(f"task.toml: {key}", why))
     has_dockerfile = "environment/Dockerfile" in directory.tree
     if not task.image and not (options.build and has_dockerfile):

@@ -50,7 +50,7 @@ async def solved(rows: Sequence[Fields], *, build: bool, num_jobs: int) -> list[
         try:
             if "directory" in fields.values:
                 done[number] = fields.having(**await solver.solved(fields))
-        except (ValueError, ImageError, RolloutError) as error:
+        except (ValueError, OSError, ImageError, RolloutError) as error:
             done[number] = fields.broken_by(ValueError(str(error)))
 
     try:

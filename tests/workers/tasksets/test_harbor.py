@@ -352,6 +352,22 @@ def test_a_task_of_another_source_comes_back_equal_from_its_directory(tmp_path: 
     assert read_gold(gold_path(again)) == read_gold(gold_path(tasks))
 
 
+def test_an_exported_task_with_a_network_keeps_it_only_by_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "in"
+    write_tasks(tasks, [exit_code_task(resources=Resources(network=True))])
+    write_gold(gold_path(tasks), [Gold(id="fleet:acme-1", patch="x")])
+    assert main(["export", "harbor", str(tasks), "--out", str(out)]) == 0
+    arguments = ["import", "harbor", str(out), "--out", str(tmp_path / "again.jsonl")]
+    assert main(arguments) == 1
+    assert (
+        "task.resources.network: the task has one: import it with --network task" in capsys.readouterr().err
+    )
+    assert main([*arguments, "--network", "task"]) == 0
+    assert read_tasks(tmp_path / "again.jsonl") == read_tasks(tasks)
+
+
 def test_a_changed_export_is_imported_as_what_its_files_say(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     write_tasks(tasks, [exit_code_task(env={"A": 'x"\n\x7f'})])
@@ -398,7 +414,9 @@ def test_names_of_directories_lead_nowhere_else(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "tasks.gold.jsonl", "tasks.jsonl"]
 
 
-def test_the_rows_of_an_export_are_imported_without_docker(tmp_path: Path) -> None:
+def test_the_rows_of_an_export_are_imported_without_docker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tasks, rows, again = (tmp_path / name for name in ("tasks.jsonl", "rows.jsonl", "again.jsonl"))
     imported(tmp_path / "in/sums", tasks)
     assert main(["export", "instances-jsonl", str(tasks), "--out", str(rows)]) == 0
