@@ -130,6 +130,22 @@ class ExitCode(Message, frozen=True, kw_only=True, tag="exit_code"):
     files: tuple[File, ...] = ()
 
 
+class RewardFile(ExitCode, frozen=True, kw_only=True, tag="reward_file"):
+    """The reward is a number in a file that the eval script leaves, as Harbor's tests do; the script's own exit status does not count.
+
+    /logs/verifier/reward.json, an object of numbers, counts before /logs/verifier/reward.txt, a single one. With 1 the task is resolved
+    if neither the log nor the witness contradicts that.
+    """
+
+    # The path of the script when it runs, from which it may look for other files.
+    script_path: str = "/tests/test.sh"
+    # Environment variables of the script, besides the task's. The agent does not see them.
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    reward: str = ""  # name of the number that is the reward; "": the only one, or that of the name "reward"
+    # Whether a number between 0 and 1 is the reward, too. Otherwise it counts as 0, because no control can confirm it.
+    fractions: bool = False
+
+
 class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
     """The swebench package's own parser and resolution rule decide, from the eval script's log.
 
@@ -173,7 +189,7 @@ class TestsJson(Message, frozen=True, kw_only=True, tag="tests_json"):
     files: tuple[File, ...] = ()
 
 
-Verdict = ExitCode | SwebenchLog | R2eExpected | TestsJson
+Verdict = ExitCode | RewardFile | SwebenchLog | R2eExpected | TestsJson
 
 
 class Resources(Message, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from pipeline.intervals import wilson_interval
-from pipeline.task import BestControl, Task
+from pipeline.task import BestControl, File, Task
 
 T = TypeVar("T")
 
@@ -26,6 +26,10 @@ class Gold(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     patch: str
     test_patch: str = ""
+    # The directory that the task was imported from, for a source whose export writes it back as it was: files by their paths in it, with
+    # the type of file in the mode, so that there may be links and empty directories.
+    directory: tuple[File, ...] = ()
+    directory_of: str = ""  # the fingerprint that the task had when it was imported from `directory`
 
 
 State = Literal["empty", "useless", "tests_only", "gold", "agent"]

@@ -33,6 +33,8 @@ RUN_BY = {
     "python -m trainer.judge report *": "tests/trainer/judge/test_command.py",
     "python -m trainer.replay *": "tests/trainer/replay/test_replay.py",
     "python -m trainer.curve *": "tests/trainer/test_report.py",
+    "python -m workers.tasksets import harbor *": "tests/workers/tasksets/test_harbor_graded.py",
+    "python -m workers.tasksets export harbor *": "tests/workers/tasksets/test_harbor_graded.py",
     "python -m workers.tasksets import *": "tests/workers/tasksets/test_importing.py",
     "python -m workers.tasksets split *": "tests/workers/tasksets/test_importing.py",
     "python -m workers.tasksets export *": "tests/workers/tasksets/test_exports.py",

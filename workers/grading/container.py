@@ -14,9 +14,9 @@ from typing import Literal
 
 from pipeline.errors import GraderError, SandboxError
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, Contradiction, SwebenchLog
+from pipeline.task import Calibration, Contradiction, RewardFile, SwebenchLog
 from pipeline.trajectory import Reward
-from workers.grading import steps
+from workers.grading import reward_files, steps
 from workers.grading.controls.drawing import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import Placement, placed, write
 from workers.grading.defence.before import Applied, BeforeTests
@@ -108,6 +108,8 @@ class GradingContainer:
         if isinstance(verdict, SwebenchLog):
             script = self.marks.in_script(script)
         content = script.encode("utf-8", "surrogateescape")
+        if isinstance(verdict, RewardFile):
+            content = await reward_files.prepared(self.sandbox, verdict, content)
         await write(self.sandbox, {**placement.texts, steps.EVAL: content})
 
     async def hand_over(self) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pipeline.errors import GraderError, ImageMissing, SandboxError, SandboxRuined, TaskBroken
 from pipeline.message import MalformedMessage
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, Contradiction, File, TestsJson, unpack
+from pipeline.task import Calibration, Contradiction, File, RewardFile, TestsJson, unpack
 from pipeline.telemetry import span
 from pipeline.trajectory import Reward
 from workers.grading import steps
@@ -36,6 +36,10 @@ from workers.isolation.calls import LimitExceeded, ProcessLost
 from workers.sandbox.protocol import CannotWrite, Sandboxes, is_starved
 
 NAME_CHARS = 200  # length of a name that a patch chose for a file there
+
+
+class NoReward(StepFailed):
+    """The eval script of a reward_file verdict left no reward that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +141,31 @@ class Grader:
                 return await self._run_tests(claim, patch, contradictions, limits, at_start)
             except (StepFailed, NotAsCalibrated, CannotWrite, SandboxRuined) as failure:
                 with span("without the patch"):
-                    await self._do_without_patch(claim, contradictions)
+                    await self._do_without_patch(claim, contradictions, failure)
                 return _blamed(failure)
 
-    async def _do_without_patch(self, claim: Claim, contradictions: Sequence[Contradiction]) -> None:
-        """Takes the steps before the tests in a new container without a patch. Raises the errors of steps, which no patch has caused."""
+    async def _do_without_patch(
+        self, claim: Claim, contradictions: Sequence[Contradiction], failure: Exception
+    ) -> None:
+        """Takes the steps before the tests in a new container without a patch; after NoReward also runs the tests.
+
+        Raises the errors of steps, which no patch has caused.
+        """
+        marks = Marks()
         calibration = _calibration(claim) or Calibration()
         async with self._sandboxes.open(claim, role="grade") as sandbox:
             container = GradingContainer(
-                claim, sandbox, b"", Marks(), claim.request.limits, calibration, self._surveys
+                claim, sandbox, b"", marks, claim.request.limits, calibration, self._surveys
             )
             await container.before.do_without_patch()
             await container.put_script(alike(contradictions, calibration.contradictions))
-            await container.hand_over()
+            if not isinstance(failure, NoReward):
+                await container.hand_over()
+                return
+            result = await container.run_tests()
+        if result is None:
+            raise failure
+        await self._judged(claim, b"", result, marks, ())
 
     async def _run_tests(
         self,
@@ -201,6 +217,10 @@ class Grader:
                 parsed = await self._parsed(claim, task.verdict, log)
             remains = Remains(patch, ran.exit_code, log, ran.notes, parsed, restored)
             found = await isolation.call(judged, task, remains)
+        except GraderError as error:
+            if not isinstance(task.verdict, RewardFile):
+                raise
+            raise NoReward(str(error), log.decode()[-LOG_TAIL_CHARS:], ran.cpu_s) from error
         except LimitExceeded as error:
             unread = _unresolved(f"the log could not be parsed {error}", log=log)
             return dataclasses.replace(unread, readable=False)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.errors import TaskBroken
-from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Task, TestsJson
+from pipeline.task import ExitCode, R2eExpected, RewardFile, SwebenchLog, Task, TestsJson
 from pipeline.trajectory import Reward
-from workers.grading import swebench_rules
+from workers.grading import reward_files, swebench_rules
 from workers.grading.controls.drawing import Outcomes, outcomes
 from workers.grading.defence import after, witness
 from workers.grading.defence.after import Evidence
@@ -50,7 +50,7 @@ class Remains:
     exit_code: int
     log: bytes  # the log as `readable` returns it
     notes: bytes  # the text that came over the sandbox's side channel
-    parsed: bytes | None  # output of the parser of a tests_json verdict, None if it failed
+    parsed: bytes | None  # output of the parser of a tests_json verdict, None if it failed or there is none
     restored: tuple[str, ...] = ()  # see `Evidence.restored`
 
 
@@ -94,9 +94,11 @@ def readable(output: bytes, marks: Marks) -> bytes:
 
 
 def judged(task: Task, remains: Remains) -> Judged:
-    """The verdict on one run of the tests."""
-    runs, log = witness.testimony(remains.notes), remains.log.decode()
-    evidence = Evidence(remains.patch, remains.exit_code, log, runs, remains.parsed, remains.restored)
+    """The verdict on one run of the tests. Raises GraderError if the script of a reward_file verdict left no reward."""
+    runs, log, parsed = witness.testimony(remains.notes), remains.log.decode(), remains.parsed
+    if isinstance(task.verdict, RewardFile) and remains.exit_code == 0:
+        parsed = reward_files.reported(remains.notes)
+    evidence = Evidence(remains.patch, remains.exit_code, log, runs, parsed, remains.restored)
     reward = judge(task, evidence)
     found = outcomes(runs, reward.tests)
     reward = msgspec.structs.replace(reward, log_tail=log[-LOG_TAIL_CHARS:])
@@ -109,8 +111,10 @@ def decoded(encoded: bytes) -> Outcomes:
 
 
 def judge(task: Task, evidence: Evidence) -> Reward:
-    """The reward, without the cost of grading. It may take seconds for a large log."""
+    """The reward, without the cost of grading. It may take seconds for a large log. Raises the error of `judged`."""
     match task.verdict:
+        case RewardFile() as verdict:
+            return _by_reward_file(verdict, evidence)
         case ExitCode() as verdict:
             return _by_exit_code(verdict, evidence)
         case SwebenchLog() as verdict:
@@ -132,6 +136,25 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
         refuted_by=refuted_by,
         tests={name[:NAME_CHARS]: outcome for name, outcome in list(seen.items())[:MOST_OUTCOMES]},
     )
+
+
+def _by_reward_file(verdict: RewardFile, evidence: Evidence) -> Reward:
+    """The reward in the file. Evidence against a pass also counts against a fraction, as far as it shows that the patch interfered."""
+    value, decided_by = reward_files.read(evidence.parsed, verdict.reward)
+    refuted_by = None
+    if value == 1:
+        refuted_by = after.refuted_status(evidence, verdict)
+    elif value and verdict.fractions:
+        refuted_by = after.tampering(evidence, verdict)
+    seen = witness.outcomes(evidence.runs)
+    reward = _reward(
+        decided_by,
+        resolved=value == 1,
+        refuted_by=refuted_by,
+        tests={name[:NAME_CHARS]: outcome for name, outcome in list(seen.items())[:MOST_OUTCOMES]},
+    )
+    is_fraction = verdict.fractions and refuted_by is None
+    return msgspec.structs.replace(reward, value=value) if is_fraction else reward
 
 
 def _by_swebench(verdict: SwebenchLog, task_id: str, evidence: Evidence) -> Reward:

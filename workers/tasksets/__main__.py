@@ -60,7 +60,7 @@ def _import(options: argparse.Namespace) -> str:
     try:
         tasks, golds = tasks_of(importer, importer.complete(rows, options))
     except Refused as refused:
-        if len(refused.reasons) == len(rows) and (others := _sources_of(rows[0])):
+        if len(refused.reasons) == len(rows) and (others := _sources_of(rows[0], but=options.source)):
             refused.hint = f", all there are: they look like rows of {' or '.join(others)}"
         raise
     write_tasks(options.out, tasks)
@@ -70,10 +70,12 @@ def _import(options: argparse.Namespace) -> str:
     return f"{len(tasks)} tasks ({judged}) in {options.out}, their solutions in {gold_path(options.out)}"
 
 
-def _sources_of(row: Fields) -> list[str]:
-    """The sources that would accept the row as it is."""
+def _sources_of(row: Fields, *, but: str) -> list[str]:
+    """The other sources that would accept the row as it is."""
     takers: list[str] = []
     for name, importer in SOURCES.items():
+        if name == but:
+            continue
         with contextlib.suppress(ValueError):
             importer.task_of(row)
             takers.append(name)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.task import ExitCode, SwebenchLog, Task
+from pipeline.task import ExitCode, RewardFile, SwebenchLog, Task
 from pipeline.taskfile import Gold, gold_path, read_gold, read_tasks
 from workers.tasksets.eval_scripts import with_status_of_tests
+from workers.tasksets.harbor_directories import write_directories
 from workers.tasksets.importing import Row, hidden_tests
 from workers.tasksets.sources import SOURCES
 
@@ -42,6 +43,9 @@ def export(options: argparse.Namespace) -> str:
     tasks = read_tasks(options.path)
     if not tasks:
         raise ValueError(f"{options.path}: no tasks in it")
+    if options.kind == DIRECTORIES:
+        write_directories([(record.task, record.gold) for record in _records(tasks, options)], options.out)
+        return f"{len(tasks)} tasks of {options.path} in directories in {options.out}, as {options.kind}"
     write_list = LISTS.get(options.kind)
     content = write_list(tasks) if write_list else ROWS[options.kind](_records(tasks, options))
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +56,7 @@ def export(options: argparse.Namespace) -> str:
 def add_export_parser(subparsers: Any) -> None:
     """Adds `export` to the commands of the command line."""
     parser = subparsers.add_parser("export", help="write a task file in a format that another tool reads")
-    kinds = (*ROWS, *LISTS)
+    kinds = (*ROWS, *LISTS, DIRECTORIES)
     parser.add_argument("kind", metavar="KIND", choices=kinds, help=", ".join(kinds))
     parser.add_argument("path", type=Path, metavar="TASKS.jsonl")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH")
@@ -147,6 +151,9 @@ LISTS: dict[str, Callable[[Sequence[Task]], bytes]] = {
 }
 
 
+DIRECTORIES = "harbor"  # the kind whose output is a directory for each task
+
+
 def instance_of(record: Record) -> Row:
     """The columns of the task's source, with `image_name` and `eval_script`, which all older tools read.
 
@@ -168,7 +175,7 @@ def judged_by_exit_status(record: Record) -> Row:
     """The columns of a task whose eval script's exit status is its verdict. Raises ValueError if there is no such script."""
     task, gold = record.task, record.gold
     match task.verdict:
-        case ExitCode(eval_script=script):
+        case ExitCode(eval_script=script) if not isinstance(task.verdict, RewardFile):
             pass
         case SwebenchLog() if task.setup_patch:
             raise ValueError(f"{task.id}: setup_patch: there is no column for what makes the bug: {_INSTEAD}")

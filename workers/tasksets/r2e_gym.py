@@ -90,7 +90,8 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         hidden_paths=(VAULT, *TELLTALES, *(f"/{name}" for name in TELLTALES)),
         env=ENV,
     )
-    return task, Gold(id=task.id, **_patches(fields, commit))
+    patches = _patches(fields, commit)
+    return task, Gold(id=task.id, patch=patches["patch"], test_patch=patches["test_patch"])
 
 
 def id_of(fields: Fields) -> str:

@@ -32,7 +32,9 @@ class Evidence:
     exit_code: int
     log: str  # the log with the original markers
     runs: tuple[WitnessedRun, ...]  # what the witness reported
-    parsed: bytes | None = None  # output of the parser of a tests_json verdict, None if it failed
+    # Output of the parser of a tests_json verdict, or the reward file of a reward_file verdict as `reward_files.reported` returns it; None
+    # if there is none.
+    parsed: bytes | None = None
     # Files that are as in the image, whatever the patch says: see `GoverningFiles.restored`.
     restored: tuple[str, ...] = ()
 

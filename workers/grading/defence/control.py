@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, Contradiction
+from pipeline.task import Calibration, Contradiction, RewardFile
 from pipeline.telemetry import span
 from pipeline.trajectory import Control
 from workers.grading.container import PatchRun, Starved
@@ -89,11 +89,18 @@ class Controls:
                 self._wanted.insert(chance.randrange(len(self._wanted) + 1), False)
 
     async def run_before(self) -> PatchRun | None:
-        """Does the control runs that come before the true run. Returns the verdict of 0 if one of them leads to it alone."""
+        """Does the control runs that come before the true run. Returns the verdict of 0 if one of them leads to it alone.
+
+        Where fractions are rewards none does, because a patch that fixes nothing may get one.
+        """
+        verdict = self.claim.request.task.verdict
+        has_fractions = isinstance(verdict, RewardFile) and verdict.fractions
         for needing_fix in self._wanted[: self.chance.randrange(len(self._wanted) + 1)]:
             control = await self._run(needing_fix)
-            if control is not None and (failed := await _failed_anyway(control, self.calibration)):
-                return failed
+            if control is not None and not has_fractions:
+                failed = await _failed_anyway(control, self.calibration)
+                if failed is not None:
+                    return failed
             self._runs.append(control)
         return None
 

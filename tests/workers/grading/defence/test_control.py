@@ -1,11 +1,12 @@
 """What the control runs of one grading come to together. Their outcomes are given here, and real containers make them elsewhere."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, Contradiction
+from pipeline.task import Calibration, Contradiction, RewardFile
 from pipeline.trajectory import Reward
 from tests.workers.claims import make_claim, make_task
 from tests.workers.contradictions import FirstOf, changing
@@ -27,7 +28,7 @@ def run(**by_name: str) -> PatchRun:
     return PatchRun(reward, recorded=msgspec.msgpack.encode(outcomes))
 
 
-def controls(*runs: PatchRun | None, num_before: int = 0) -> Controls:
+def controls(*runs: PatchRun | None, num_before: int = 0, **changes: Any) -> Controls:
     """Control runs that come out so, in this order. None: the machine had no CPU for it; nor has it for any that follow."""
     left = list(runs)
 
@@ -39,7 +40,8 @@ def controls(*runs: PatchRun | None, num_before: int = 0) -> Controls:
             raise Starved("the machine had no CPU for the tests")
         return found
 
-    return Controls(run_tests, FirstOf(num_before), make_claim(make_task("an-image")), b"patch", CALIBRATION)
+    claim = make_claim(make_task("an-image", **changes))
+    return Controls(run_tests, FirstOf(num_before), claim, b"patch", CALIBRATION)
 
 
 UNSTEADY = run(a="FAILED", b="PASSED", c="FAILED")
@@ -74,3 +76,11 @@ async def test_a_control_run_before_the_true_one_is_the_verdict_only_if_no_test_
     assert failed.reward.value == 0.0
     assert failed.reward.decided_by.startswith("b, c did not pass")
     assert await controls(UNSTEADY, num_before=1).run_before() is None, "c may be unsteady"
+
+
+async def test_a_fraction_does_not_depend_on_which_of_two_runs_comes_first() -> None:
+    unfixed = run(a="FAILED", b="FAILED", c="FAILED")
+    for fractions, decides in ((True, False), (False, True)):
+        verdict = RewardFile(eval_script="pytest\n", fractions=fractions)
+        found = await controls(unfixed, num_before=1, verdict=verdict).run_before()
+        assert (found is not None) == decides
