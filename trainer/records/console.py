@@ -166,7 +166,7 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
                 "teacher": row.distillation and row.distillation.sentence,
                 "sources": self._sources.sentence,
             }
-            self._notes = [f"{name}: {sentence}" for name, sentence in named.items() if sentence]
+            self._notes = [one_line(f"{name}: {sentence}") for name, sentence in named.items() if sentence]
         elif isinstance(row, EpisodeRow):
             self._sources.add(row)
         elif isinstance(row, ImitationStepRow):
