@@ -120,7 +120,9 @@ def test_a_checkpoint_of_one_kind_of_optimizer_resumes_with_the_other(
     other = config(distributed_optimizer=not distributed_optimizer, dtype=dtype)
     resumed = Learner(other, model_directory=qwen3)
     resumed.restore(tmp_path / "step-2")
-    np.testing.assert_allclose(train(resumed, 3), train(learner, 3), rtol=1e-6)
+    # The two add up the norm of the gradients in another order, and processors differ in what that leaves of the last digits: 5.7e-6 of a
+    # loss was seen. Momenta that are 0.1 % off change it by 7e-4.
+    np.testing.assert_allclose(train(resumed, 3), train(learner, 3), rtol=2e-5)
     assert set(resumed.adam_steps()) == {5.0}
 
 
