@@ -259,8 +259,8 @@ class CellRun:
         sizes = [self._curriculum.size(task.name) for task in tasks]
         asked = [task for task, size in zip(tasks, sizes, strict=True) for _ in range(size)]
         # Episodes are shared by cells that play the same tasks as often.
-        played = asked if self._cell.max_group_size else tasks
-        draw = ("train", self._cell.seed, step, *(task.name for task in played if settings.num_tasks))
+        told = sizes if {*sizes} != {settings.group_size} else []
+        draw = ("train", self._cell.seed, step, *(task.name for task in tasks if settings.num_tasks), *told)
         episodes = self._bench.play(asked, weights, version=version, draw=draw)
         for task, episode in zip(asked, episodes, strict=True):
             self._curriculum.add(task.name, episode.reward)
@@ -284,9 +284,7 @@ class CellRun:
             chosen.append(self._curriculum.choose(cursor, live=chosen, quarantined=()))
         return [self._tasks[one] for one in chosen]
 
-    def _groups(
-        self, first: int, sizes: list[int], episodes: list[Episode], version: int
-    ) -> list[Group]:
+    def _groups(self, first: int, sizes: list[int], episodes: list[Episode], version: int) -> list[Group]:
         """Decide which episodes fail, and group all of them."""
         cell = self._cell
         num_turns = [len(episode.turns) for episode in episodes]

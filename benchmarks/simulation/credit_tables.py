@@ -85,6 +85,15 @@ def episodes_to(row: CellRow, target: float) -> float:
     return float(_num_episodes(row))
 
 
+def success_after(row: CellRow, num_episodes: float) -> float:
+    """The smoothed success after this many training episodes, between evaluations by a straight line; that at the end if it has fewer."""
+    curve = [(row.episodes_until(step), success) for step, success in smoothed(row)]
+    for (before, success), (after, next_success) in itertools.pairwise(curve):
+        if before <= num_episodes <= after:
+            return success + (next_success - success) * (num_episodes - before) / (after - before)
+    return curve[-1][1]
+
+
 def draw(rows: Sequence[CellRow], picture: Path) -> None:
     """Write `picture` (PNG): held-out success by episodes, the mean of the seeds of each judge."""
     import matplotlib

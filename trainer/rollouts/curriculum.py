@@ -52,6 +52,21 @@ def signal(rate: Rate, num_members: int) -> Rate:
     return 1 - rate**num_members - (1 - rate) ** num_members
 
 
+def fitting_size(rate: float, sizes: range, *, share: float) -> int:
+    """The number of members of a group, one of `sizes`, for a task that is solved with the probability p = `rate`.
+
+    It is the smallest number with which the rewards differ with the probability `share`. If the largest number is too small for that, it
+    is the largest number as long as no more episodes than that are expected until two rewards differ, otherwise the smallest. The expected
+    number is 1 / (p (1 - p)) - 1: the first episode succeeds with probability p, and then the first failure comes after 1 / (1 - p) more,
+    otherwise the first success after 1 / p more. Beyond it, about a third or more of the largest groups have no signal either. Members are
+    then better spent on further groups: (1 - p^n - (1-p)^n) / n, the signals per episode, never rises with n from 2 on.
+    """
+    found = bisect_left(sizes, share, key=lambda size: signal(rate, size))
+    if found < len(sizes):
+        return sizes[found]
+    return sizes[-1] if (sizes[-1] + 1) * rate * (1 - rate) >= 1 else sizes[0]
+
+
 class TaskOrder:
     """The ids of all tasks once per epoch, in a new random order each time. Raises ValueError if there are none."""
 
@@ -178,25 +193,13 @@ class Curriculum:
         return 1 / (1 + math.exp(-log_odds))
 
     def size(self, task_id: str) -> int:
-        """The number of members that a new group of this task has.
-
-        It is the smallest number with which the rewards differ with the probability `signal_share`, for the mean of p. If the largest
-        number is too small for that, the group has the largest number as long as no more episodes than that are expected until two
-        rewards differ. The expected number is 1 / (p (1 - p)) - 1: the first episode succeeds with probability p, and then the first
-        failure comes after 1 / (1 - p) more, otherwise the first success after 1 / p. For a more extreme p the group has the smallest
-        number. A signal then is unlikely in any group, and the signals per episode, (1 - p^n - (1-p)^n) / n, never rise with n from 2 on:
-        the further members would cost episodes and make a group's signal about as much likelier, but never likely.
-        """
+        """The number of members that a new group of this task has: the fitting one for the mean of p."""
         largest = self._recipe.max_group_size
         if largest is None:
             return self._group_size
         place = self._places[task_id]
         p = self._rate(place, float(self._variances_of(place)) + self._ability_variance)
-        sizes = range(self._group_size, largest + 1)
-        found = bisect_left(sizes, self._recipe.signal_share, key=lambda size: signal(p, size))
-        if found < len(sizes):
-            return sizes[found]
-        return largest if (largest + 1) * p * (1 - p) >= 1 else self._group_size
+        return fitting_size(p, range(self._group_size, largest + 1), share=self._recipe.signal_share)
 
     def _variances_of(self, places: int | slice) -> npt.NDArray[np.float64]:
         """The present variance of the ease of these tasks, with what the episodes since their last one have added."""
