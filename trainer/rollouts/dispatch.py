@@ -322,7 +322,7 @@ class Dispatcher:
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
-        # Not for a group that the book knows: `expect` leaves its size as it is.
+        # A group that the book knows keeps its size, whatever this is.
         size = self._open_sizes.get(cursor) or source.curriculum.size(task.id)
         group = self._book.expect(cursor, size=size, version=version, task_id=task.id)
         group.enqueued_at = group.enqueued_at or time.time()
