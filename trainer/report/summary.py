@@ -264,8 +264,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize(run_dir: Path) -> RunSummary:
     """Read the journal of the run in `run_dir`. Raises MalformedJournal."""
     directory = journal_of(run_dir)
-    rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
-    steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
+    rows, steps, endings = _settled(directory), list(read(directory, StepRow)), list(read(directory, EndRow))
     evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
     episodes, state = finished_episodes(rows), read_state(run_dir, steps, endings)
     quarters, (gap_max, gap_mean) = quarters_of(episodes), _gap_of(steps)
@@ -317,6 +316,11 @@ def summarize(run_dir: Path) -> RunSummary:
         without_signal=without_signal(rows),
         where=where(run_dir, read_rollouts=False),
     )
+
+
+def _settled(directory: Path) -> list[EpisodeRow]:
+    """The last row of each request."""
+    return list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
 
 
 def _shares(run_dir: Path) -> dict[str, float]:
