@@ -204,7 +204,7 @@ def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
 def describe(recipe: Recipe, inputs: Inputs) -> str:
     """The plan of a run in a few lines."""
     groups, by_source = recipe.batch.groups_per_step, recipe.by_source
-    size = max(one.rollout.group_size for one in by_source.values())
+    size = recipe.largest_group_size
     evaluation, total = recipe.evaluation, recipe.num_steps * groups
     open_at_most = min((recipe.admission.max_lag_versions + 1) * groups, total)
     episodes = evaluation.episodes + evaluation.greedy_episodes
@@ -246,11 +246,17 @@ def _source_lines(recipe: Recipe, source: TaskSource, inputs: Inputs, whole: Rec
     yield _player_words(recipe, source, [] if source.name else inputs.heldout)
     yield _chat_words(source, inputs.tokenizer)
     yield f"context: {_context_words(recipe)}"
+    size = recipe.rollout.group_size
     yield (
-        f"group: {recipe.min_valid_members} of {recipe.rollout.group_size} members must be graded; it closes "
-        f"{recipe.group_deadline_s:.0f} s after its first claim if they are; up to {recipe.group_refills} members that an "
+        f"group: {recipe.min_valid_members} of {size} members must be graded; it closes "
+        f"{recipe.group_deadline_s:.0f} s after its first claim if they are; up to {recipe.refills_of(size)} members that an "
         "infrastructure failure ended are enqueued again"
     )
+    if recipe.largest_group_size > size:
+        yield (
+            f"group sizes: {size} to {recipe.largest_group_size}, the fewest with which rewards differ with probability "
+            f"{recipe.curriculum.signal_share:g}, by the task's estimated success"
+        )
 
 
 def _tasks(field: str, path: str) -> list[Task]:

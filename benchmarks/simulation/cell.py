@@ -1,6 +1,6 @@
 """One cell of an experiment: one training run in simulation, from the demo's policy to its held-out success.
 
-Every step plays as many episodes with weights that are `lag` versions old, and updates once with the groups that have a signal.
+Every step plays as many groups with weights that are `lag` versions old, and updates once with the groups that have a signal.
 Cells of one seed have the same tasks in the same order; as long as they sample from the starting weights they also have the
 same episodes, which are played once.
 """
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_epochs: int = 1  # passes of a step over its batch, with an update after each
     # Whether tasks are drawn by their signal, as under curriculum.kind = "signal", and not in turn.
     is_curriculum: bool = False
+    # Largest size of a group, as curriculum.max_group_size has it; 0: all groups have `Settings.group_size` members.
+    max_group_size: int = 0
     is_controlled: bool = False  # `lag` is the largest, and a run's controller of staleness decides how far below it samples are
 
 
@@ -107,9 +110,13 @@ class Steps(msgspec.Struct, kw_only=True):
     signal_masked_share: list[float] = []
     signal_vetoed_share: list[float] = []
     signal_behaviour_kl: list[float] = []
+    num_episodes: list[int] = []  # empty in rows older than this field, where each step has as many
 
-    def add(self, reward: float, num_groups: int, lag: int, metrics: StepMetrics | None) -> None:
+    def add(
+        self, reward: float, num_groups: int, num_episodes: int, lag: int, metrics: StepMetrics | None
+    ) -> None:
         """Put a step behind the others."""
+        self.num_episodes.append(num_episodes)
         self.reward.append(round(reward, 4))
         self.lag.append(lag)
         self.num_groups.append(num_groups)
@@ -143,6 +150,11 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def final(self) -> Evaluated:
         return self.evaluations[-1]
+
+    def episodes_until(self, step: int) -> int:
+        """The number of training episodes of the first `step` steps."""
+        told = self.steps.num_episodes
+        return sum(told[:step]) if told else step * self.settings.groups_per_step * self.settings.group_size
 
 
 class Workbench:
@@ -199,7 +211,9 @@ class CellRun:
         self._tasks = {task.name: task for task in make_tasks(cell.seed, "train", num_tasks)}
         self._curriculum = Curriculum(
             TaskOrder([*self._tasks], seed=cell.seed),
-            CurriculumRecipe(kind="signal" if cell.is_curriculum else "plain"),
+            CurriculumRecipe(
+                kind="signal" if cell.is_curriculum else "plain", max_group_size=cell.max_group_size or None
+            ),
             seed=cell.seed,
             group_size=settings.group_size,
         )
@@ -242,20 +256,23 @@ class CellRun:
         version, weights = self._versions[-1 - versions_back]
         first = (step - 1) * settings.groups_per_step
         tasks = self._choose(first)
-        asked = [task for task in tasks for _ in range(settings.group_size)]
-        # Episodes are shared by cells that play the same tasks.
-        draw = ("train", self._cell.seed, step, *(task.name for task in tasks if settings.num_tasks))
+        sizes = [self._curriculum.size(task.name) for task in tasks]
+        asked = [task for task, size in zip(tasks, sizes, strict=True) for _ in range(size)]
+        # Episodes are shared by cells that play the same tasks as often.
+        told = sizes if {*sizes} != {settings.group_size} else []
+        draw = ("train", self._cell.seed, step, *(task.name for task in tasks if settings.num_tasks), *told)
         episodes = self._bench.play(asked, weights, version=version, draw=draw)
         for task, episode in zip(asked, episodes, strict=True):
             self._curriculum.add(task.name, episode.reward)
-        usable = [one for one in self._groups(first, episodes, version) if _is_usable(one)]
+        usable = [one for one in self._groups(first, sizes, episodes, version) if _is_usable(one)]
         metrics = self._learner.step(self._batch(step, usable)) if usable else None
         trained = metrics if isinstance(metrics, StepMetrics) else None
         self._versions.append((step, self._export() if trained else self._versions[-1][1]))
         if trained:
             self._staleness.observe(step, trained.by_lag)
         reward = sum(episode.reward for episode in episodes) / len(episodes)
-        self._steps.add(reward, len(usable) if trained else 0, step - 1 - version, trained)
+        num_trained = len(usable) if trained else 0
+        self._steps.add(reward, num_trained, len(episodes), step - 1 - version, trained)
 
     def _choose(self, first: int) -> list[DemoTask]:
         """The tasks of a step whose first group is at the cursor `first`."""
@@ -267,9 +284,9 @@ class CellRun:
             chosen.append(self._curriculum.choose(cursor, live=chosen, quarantined=()))
         return [self._tasks[one] for one in chosen]
 
-    def _groups(self, first: int, episodes: list[Episode], version: int) -> list[Group]:
+    def _groups(self, first: int, sizes: list[int], episodes: list[Episode], version: int) -> list[Group]:
         """Decide which episodes fail, and group all of them."""
-        cell, size = self._cell, self._settings.group_size
+        cell = self._cell
         num_turns = [len(episode.turns) for episode in episodes]
         broken = failed(cell.failures, self._settings.failure_share, num_turns, self._failing)
         without = 0.0 if cell.failures == "as_zero" else None
@@ -279,14 +296,14 @@ class CellRun:
         scores = [self._scores(episode) for episode in episodes]
         return [
             group(
-                first + start // size,
+                first + number,
                 episodes[start : start + size],
                 rewards[start : start + size],
                 scores[start : start + size],
                 version=version,
                 vocab_size=len(self._bench.start.embedding_VE),
             )
-            for start in range(0, len(episodes), size)
+            for number, (start, size) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False))
         ]
 
     def _scores(self, episode: Episode) -> dict[int, float] | None:

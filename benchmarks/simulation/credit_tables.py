@@ -76,13 +76,22 @@ def episodes_to(row: CellRow, target: float) -> float:
     """Training episodes until the smoothed curve first reaches `target`, between evaluations by a straight line; all of the run's
     if it never does.
     """
-    per_step = row.settings.groups_per_step * row.settings.group_size
     curve = smoothed(row)
     for (step, success), (later, next_success) in itertools.pairwise(curve):
         if next_success >= target:
             way = max(0.0, target - success) / (next_success - success) if next_success > success else 0.0
-            return per_step * (step + (later - step) * way)
+            before, after = row.episodes_until(step), row.episodes_until(later)
+            return before + (after - before) * way
     return float(_num_episodes(row))
+
+
+def success_after(row: CellRow, num_episodes: float) -> float:
+    """The smoothed success after this many training episodes, between evaluations by a straight line; that at the end if it has fewer."""
+    curve = [(row.episodes_until(step), success) for step, success in smoothed(row)]
+    for (before, success), (after, next_success) in itertools.pairwise(curve):
+        if before <= num_episodes <= after:
+            return success + (next_success - success) * (num_episodes - before) / (after - before)
+    return curve[-1][1]
 
 
 def draw(rows: Sequence[CellRow], picture: Path) -> None:
@@ -95,10 +104,9 @@ def draw(rows: Sequence[CellRow], picture: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for (method, coefficient, accuracy), of in _by_judge(rows).items():
         points = list(zip(*(smoothed(row) for row in of), strict=True))
-        per_step = of[0].settings.groups_per_step * of[0].settings.group_size
         label = method if method == "outcome" else f"{method} {coefficient:g}, right {100 * accuracy:.0f} %"
         axes.plot(
-            [per_step * one[0][0] for one in points],
+            [of[0].episodes_until(one[0][0]) for one in points],
             [statistics.fmean(success for _, success in one) for one in points],
             label=f"{label} ({len(of)})",
         )
@@ -123,4 +131,4 @@ def _mean(row: CellRow) -> float:
 
 
 def _num_episodes(row: CellRow) -> int:
-    return row.settings.num_steps * row.settings.groups_per_step * row.settings.group_size
+    return row.episodes_until(row.settings.num_steps)

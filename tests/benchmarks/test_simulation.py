@@ -251,16 +251,34 @@ def test_the_command_adds_the_missing_cells_and_prints_them_as_tables(
 
 
 @pytest.mark.slow
+def test_groups_sized_by_success_rate_play_more_episodes_and_all_of_them_are_counted(
+    bench: Workbench,
+) -> None:
+    settings = msgspec.structs.replace(TINY, group_size=3, num_tasks=2)
+    cell = Cell(objective="stream_grpo", lag=0, seed=0)
+    fixed = CellRun(cell, settings, bench).run()
+    sized = CellRun(msgspec.structs.replace(cell, max_group_size=9), settings, bench).run()
+    assert fixed.steps.num_episodes == [6, 6, 6]
+    # A task that was not played counts as one that is solved every other time, for which five members are enough.
+    assert sized.steps.num_episodes[0] == 10
+    assert sized.episodes_until(3) == sum(sized.steps.num_episodes) > 18
+    unknown = msgspec.structs.replace(fixed, steps=msgspec.structs.replace(fixed.steps, num_episodes=[]))
+    assert unknown.episodes_until(2) == fixed.episodes_until(2) == 12
+
+
+@pytest.mark.slow
 def test_orders_of_tasks_and_numbers_of_passes_are_compared_on_the_same_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = ["--results", str(tmp_path / "rows.jsonl")]
-    words = ["--short", "--tasks", "12", "--seeds", "0", "--passes", "1", "2", *results]
+    words = ["--short", "--tasks", "12", "--seeds", "0", "--passes", "1", "2", "--sizes", "0", "9", *results]
     with pytest.raises(SystemExit):
         curriculum.main(["--table", *words])
     assert curriculum.main(words) == 0
     assert curriculum.main(["--table", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1:4] for line in lines[-4:]] == [
-        [f" {num_passes} ", f" {order} ", " 1 "] for num_passes in (1, 2) for order in ("plain", "signal")
+    assert [line.split("|")[1:5] for line in lines[-6:]] == [
+        [f" {num_passes} ", f" {order} ", f" {members} ", " 1 "]
+        for num_passes in (1, 2)
+        for order, members in (("plain", "4"), ("plain", "4 to 9"), ("signal", "4"))
     ]

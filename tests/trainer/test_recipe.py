@@ -172,6 +172,16 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("learner.lr", "write it as table.key=value"),
         ("num_steps=0", "num_steps is 0"),
         ("rollout.group_size=1", "rollout.group_size is 1, and a baseline needs two members"),
+        (
+            "curriculum.max_group_size=3",
+            "curriculum.max_group_size is 3; set it to rollout.group_size = 4 at least, or remove it",
+        ),
+        (
+            "curriculum={max_group_size=8, signal_share=1}",
+            "curriculum.signal_share is 1; it must be a number above 0 and below 1",
+        ),
+        ("curriculum={max_group_size=8, signal_share=0}", "curriculum.signal_share is 0"),
+        ("curriculum.signal_share=0.8", "is of use with curriculum.max_group_size only"),
         ("rollout.sampling.top_p=0.9", "training needs top_p = 1 and no top_k"),
         ("rollout.sampling.top_k=50", "training needs top_p = 1 and no top_k"),
         ("rollout.sampling.temperature=0", "temperature must be above 0"),

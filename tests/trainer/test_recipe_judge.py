@@ -70,6 +70,7 @@ def minimal(tmp_path: Path) -> Path:
         ((*DISTILL, "learner.loss.kind=sft"), 'learner.loss.kind = "sft" reads no advantages'),
         ((*DISTILL, "batch.advantage=group_mean"), "batch.advantage has no effect"),
         ((*DISTILL, "overlong.penalty=0.5"), "overlong.penalty has no effect"),
+        ((*DISTILL, "curriculum.max_group_size=8"), 'credit.method = "distill" reads no rewards'),
         ((*DISTILL, "curriculum.kind=signal"), 'curriculum.kind = "signal" draws tasks by the chance'),
         (
             (*DISTILL, "credit.method=outcome_plus_distill", "rollout.group_size=1"),

@@ -103,6 +103,7 @@ def test_an_override_names_a_source(path: Path) -> None:
         ("sources.tools.harness=pi", "sources.tools.agent and its harness are both given"),
         ("sources.lang.sampling.temperature=2", "sources.sampling.temperature is not a key"),
         ("sources.lang.limits.context_tokens=9001", "set it to rollout.limits.context_tokens = 9001 or more"),
+        ("curriculum.max_group_size=7", "sources.tools, with [rollout] for the keys that it does not give: curriculum.max_group_size is 7"),
         ("sources.lang.group_size=1", "sources.lang, with [rollout] for the keys that it does not give: rollout.group_size is 1"),
         ("sources.other.share=1", "`sources` has no table with the name `other`"),
         ("sources.lang=1", "`sources` is a value, not a table"),

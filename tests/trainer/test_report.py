@@ -71,6 +71,26 @@ def test_a_run_without_agent_programs_has_no_such_line(run: Run) -> None:
     assert "agent programs" not in report.table(report.summarize(run.directory), run.directory)
 
 
+def test_the_share_of_groups_without_a_signal_is_told_by_size_where_sizes_differ(run: Run) -> None:
+    for cursor in range(3):
+        run.group(cursor, [1.0, 0.0])
+    run.group(3, [1.0, 1.0], fate="zero_variance")
+    run.group(4, [1.0, None], fate="too_few_valid")
+    run.write()
+    assert "without a signal" not in report.table(report.summarize(run.directory), run.directory)
+    run.rows.clear()
+    run.group(5, [0.0, 0.0, 1.0])
+    run.group(6, [0.0, 0.0, 0.0])  # trained all the same, as under batch.train_without_signal
+    run.group(7, [1.0] * 5, fate="late")
+    run.write()
+    low, high = (100 * bound for bound in wilson_interval(0.25, 4))
+    few_low, few_high = (100 * bound for bound in wilson_interval(0.5, 2))
+    assert (
+        f"without a signal      25.0 % ({low:.1f} to {high:.1f}, 95 %) of 4 groups of 2; "
+        f"50.0 % ({few_low:.1f} to {few_high:.1f}, 95 %) of 2 groups of 3"
+    ) in report.table(report.summarize(run.directory), run.directory).splitlines()
+
+
 def test_members_of_one_group_do_not_count_as_independent(run: Run) -> None:
     run.group(0, [1.0] * 4)
     run.group(1, [0.0] * 4)

@@ -90,6 +90,28 @@ async def test_a_killed_run_with_two_sources_resumes_with_the_groups_that_come_n
     assert "sources: lang " in resumed.output
 
 
+@pytest.mark.slow
+async def test_a_killed_run_with_groups_of_several_sizes_resumes_without_losing_or_repeating_anything(
+    recipe: Path, redis_url: str
+) -> None:
+    run = recipe.parent / "run"
+    words = sets("curriculum.max_group_size=12", "curriculum.signal_share=0.8", "rollout.group_size=2")
+    async with fleet(redis_url, lambda request: float(request.member == 0), pace_s=PACE_S):
+        killed = await start(redis_url, recipe, *words, "--run-dir", run, "--run-id", "sized")
+        await killed.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
+        await killed.kill()
+        resumed = await start(redis_url, recipe, *words, "--run-dir", run, "--resume")
+        assert await resumed.ended() == 0, resumed.output
+    summary = summarize(run)
+    assert (summary.steps, summary.lost, summary.trained_twice, summary.open) == (4, 0, 0, 0)
+    members: dict[int, set[int]] = {}
+    for row in read(run / "journal", EpisodeRow):
+        if row.fate == "trained":
+            members.setdefault(row.cursor, set()).add(row.group_size)
+    assert all(len(sizes) == 1 for sizes in members.values())
+    assert len({size for sizes in members.values() for size in sizes}) > 1
+
+
 SOURCES = """
 [[sources]]
 name = "lang"

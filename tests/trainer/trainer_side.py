@@ -22,6 +22,7 @@ from trainer.recipe import (
     AlarmsRecipe,
     BatchRecipe,
     CreditRecipe,
+    CurriculumRecipe,
     JudgeRecipe,
     Recipe,
     Rollout,
@@ -66,6 +67,7 @@ class TrainerSide:
         keep: Keep = "none",
         judge: JudgeRecipe | None = None,
         credit: CreditRecipe | None = None,
+        curriculum: CurriculumRecipe | None = None,
     ) -> None:
         """`judge`: a rule, a function or a teacher; by default there is no judge. `credit` reads its scores by default."""
         self.pool, self.journal, self.credit = pool, journal, credit
@@ -80,6 +82,7 @@ class TrainerSide:
             rollout=Rollout(group_size=group_size, agent="", group_refills=max_refills),
             batch=BatchRecipe(groups_per_step=1, min_valid_members=2),
             learner=LearnerConfig(lr=1e-6, micro_batch_tokens=128),
+            curriculum=curriculum or CurriculumRecipe(),
             admission=AdmissionRecipe(
                 max_lag_versions=max_lag_versions, stragglers=stragglers, staleness=staleness
             ),

@@ -9,6 +9,10 @@ rollout failed has no reward and is not among them, so it changes no other membe
 | `group_mean`     | R_i - mean of all rewards                              | Dr. GRPO (no divisor), Liu et al. 2025  |
 | `group_mean_std` | (R_i - mean of all rewards) / (population std + 1e-6)  | GRPO, Shao et al. 2024                  |
 
+Groups of several sizes may be in one batch, because each baseline knows its own group alone. `leave_one_out` is unbiased for each member,
+whatever the size; that of `group_mean` is smaller by the factor (n - 1) / n in a group of n. The loss counts tokens or trajectories, not
+groups (`learner.loss.aggregation`), so a group has the weight of its members: one of 8 twice that of one of 4.
+
 Then the scores that a judge gave single turns move the advantages of their tokens; `CreditMeter` measures how far. R_i is the
 reward of member i, A_i its advantage by the baseline, s_ik the judge's score of its turn k in
 -1..1, and c the coefficient. The scores of one turn number in all members of a group are a bucket. None of these functions

@@ -29,7 +29,7 @@ class AdmissionBudget:
         self._judges = books.judging.presence
         self._state = state
         self._bounds = books.recipe.admission
-        self._group_size = max(source.group_size for source in books.sources)
+        self._group_size = books.recipe.largest_group_size
         self.queue_bytes = 0  # bytes of this run's trajectories and judgements in Redis
         self.redis_bytes = 0  # bytes that Redis may hold in all; 0 without a limit
         self.is_refused = False  # whether Redis refused the last write because it had no memory left

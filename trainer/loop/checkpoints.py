@@ -120,7 +120,10 @@ class CheckpointWriter:
         state = self._state
         state.phase = "beginning a checkpoint"
         kept = self._books.ledger.state(
-            step=state.step, version=state.version, cursor=self._books.dispatcher.cursor
+            step=state.step,
+            version=state.version,
+            cursor=self._books.dispatcher.cursor,
+            open_sizes=self._books.groups.sizes,
         )
         place = self._checkpoints.place(state.step)
         await self._learner.call("begin_save", place, encode_state(kept))

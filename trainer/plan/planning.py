@@ -278,7 +278,7 @@ def counted(recipe: Recipe) -> Recipe:
     largest = each[openings.index(max(openings))]
     rollout = replace(
         largest.rollout,
-        group_size=max(one.rollout.group_size for one in each),
+        group_size=recipe.largest_group_size,
         limits=replace(
             largest.rollout.limits,
             context_tokens=max(one.context_tokens for one in limits),

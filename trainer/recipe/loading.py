@@ -27,6 +27,7 @@ from trainer.recipe.schema import (
     BatchRecipe,
     ContextRecipe,
     CreditRecipe,
+    CurriculumRecipe,
     EvaluationRecipe,
     JudgeEndpointRecipe,
     JudgeRecipe,
@@ -111,6 +112,7 @@ def _source_faults(recipe: Recipe) -> Iterator[str]:
 
 def _faults_of_one(recipe: Recipe) -> Iterator[str]:
     yield from _rollout_faults(recipe)
+    yield from _group_size_faults(recipe)
     yield from _learning_faults(recipe)
     yield from _overlong_faults(recipe.overlong, context_tokens=recipe.rollout.limits.context_tokens)
     yield from _credit_faults(recipe)
@@ -242,6 +244,21 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
         )
     yield from _context_faults(rollout.context)
     yield from _retry_faults(limits.retries)
+
+
+def _group_size_faults(recipe: Recipe) -> Iterator[str]:
+    curriculum, smallest = recipe.curriculum, recipe.rollout.group_size
+    largest = curriculum.max_group_size
+    if largest is None:
+        if curriculum.signal_share != CurriculumRecipe().signal_share:
+            yield "curriculum.signal_share is of use with curriculum.max_group_size only: set that, or remove it"
+    elif largest < smallest:
+        yield f"curriculum.max_group_size is {largest}; set it to rollout.group_size = {smallest} at least, or remove it"
+    if largest is not None and recipe.credit.method == "distill":
+        yield (
+            'curriculum.max_group_size makes groups larger so that their rewards differ, and credit.method = "distill" reads no rewards: '
+            'remove it, or set "outcome_plus_distill"'
+        )
 
 
 def _context_faults(context: ContextRecipe) -> Iterator[str]:

@@ -111,17 +111,25 @@ class TaskFiles(Table, frozen=True, kw_only=True):
 
 
 class CurriculumRecipe(Table, frozen=True, kw_only=True):
-    """Choice of the task of each group."""
+    """Choice of the task and the size of each group."""
 
     # Rule of the choice. "plain": every task once per epoch, in a new random order each time. "signal": tasks are drawn by the probability
-    # that a group's rewards differ, 1 - p^n - (1-p)^n for a task that the policy solves with probability p and groups of n members.
+    # that a group's rewards differ, 1 - p^n - (1-p)^n for a task that the policy solves with probability p and groups of
+    # n = rollout.group_size members.
     kind: Literal["plain", "signal"] = "plain"
     # Share of the groups that follow the plain order under "signal" all the same, so that a task which nobody solves is tried again.
     plain_share: Share = 0.05
-    # Number of episodes, of whichever tasks, after which the rewards of a task are forgotten under "signal".
+    # Number of episodes, of whichever tasks, after which the rewards of a task are forgotten under "signal" and by max_group_size.
     memory_episodes: PositiveCount = 500_000
     # Exponent of that probability under "signal": 1 draws a task in proportion to it, larger numbers prefer the best tasks.
     sharpness: PositiveAmount = 16.0
+    # Largest number of members of a group. A group has the fewest members, from rollout.group_size on, with which its rewards differ with
+    # the probability signal_share, so those of easy and hard tasks are larger. Where this many are too few for that, a group has this
+    # many, or rollout.group_size if more episodes than these are expected until two rewards differ. By default every group has
+    # rollout.group_size members.
+    max_group_size: Annotated[int, msgspec.Meta(ge=2, le=2**31)] | None = None
+    # Probability that the rewards of a group differ, 1 - p^n - (1-p)^n, which the size n of a group is chosen for with max_group_size.
+    signal_share: PartShare = 0.9
 
 
 class SamplingRecipe(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -684,6 +692,12 @@ class Recipe(Table, frozen=True, kw_only=True):
         return self.batch.min_valid_members or max(fewest, math.ceil(group_size / 2))
 
     @property
+    def largest_group_size(self) -> int:
+        """The largest number of members that a group of any source may have."""
+        largest = self.curriculum.max_group_size
+        return largest or max(one.rollout.group_size for one in self.by_source.values())
+
+    @property
     def trains_without_signal(self) -> bool:
         """Whether groups whose rewards are all equal are trained, too."""
         return self.batch.train_without_signal or self.credit.distills
@@ -693,7 +707,7 @@ class Recipe(Table, frozen=True, kw_only=True):
         limits, deadline_s = self.rollout.limits, self.rollout.group_deadline_s
         return limits.wall_s + limits.grade_wall_s if deadline_s is None else deadline_s
 
-    @property
-    def group_refills(self) -> int:
+    def refills_of(self, group_size: int) -> int:
+        """The number of members of a group of this size that may be enqueued again."""
         refills = self.rollout.group_refills
-        return self.rollout.group_size // 2 if refills is None else refills
+        return group_size // 2 if refills is None else refills

@@ -58,6 +58,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
             ", ".join(f"{count:,} {fate.replace('_', ' ')}" for fate, count in summary.fates.items())
             or "none yet"
         ),
+        *_size_lines(summary),
         *source_lines(summary.sources),
         f"{'controls':<22}{_controls(summary)}",
         *_from_tree_lines(summary),
@@ -169,6 +170,16 @@ def _context(costs: ContextCosts, num_episodes: int) -> list[str]:
             f"{costs.num_unique_tokens:,}: {times:.2f} times as many"
         )
     return lines
+
+
+def _size_lines(summary: RunSummary) -> Iterator[str]:
+    """The line about groups of several sizes; nothing if all groups have one."""
+    shares = (
+        f"{share.percent()} of {share.num_draws:,} groups of {size}"
+        for size, share in summary.without_signal.items()
+    )
+    if summary.without_signal:
+        yield f"{'without a signal':<22}{'; '.join(shares)}"
 
 
 def _from_tree_lines(summary: RunSummary) -> Iterator[str]:

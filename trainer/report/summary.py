@@ -34,6 +34,7 @@ from pipeline.journal.rows import (
     StepJudging,
     StepRow,
 )
+from trainer.batching.credit import has_signal
 from trainer.judge import JudgeQuality, judge_quality
 from trainer.recipe import load_recipe
 from trainer.records.alarms import FROM_TREE
@@ -250,6 +251,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     judging: JudgingReport = JudgingReport()
     alarms: tuple[AlarmRow, ...] = ()  # the beginning and the end of each alarm, in order
     sources: dict[str, SourceResult] = {}  # by name; empty where the recipe has no [[sources]]
+    # Share of the closed groups whose rewards are all equal, by size of the group; empty if all groups have one size.
+    without_signal: dict[int, Estimate] = {}
     where: WhereFindings  # where the time went; about engines, only what the journal contains
 
     @property
@@ -261,8 +264,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize(run_dir: Path) -> RunSummary:
     """Read the journal of the run in `run_dir`. Raises MalformedJournal."""
     directory = journal_of(run_dir)
-    rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
-    steps, endings = list(read(directory, StepRow)), list(read(directory, EndRow))
+    rows, steps, endings = _settled(directory), list(read(directory, StepRow)), list(read(directory, EndRow))
     evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
     episodes, state = finished_episodes(rows), read_state(run_dir, steps, endings)
     quarters, (gap_max, gap_mean) = quarters_of(episodes), _gap_of(steps)
@@ -311,8 +313,14 @@ def summarize(run_dir: Path) -> RunSummary:
         judging=_judging_report(directory, rows, steps),
         alarms=tuple(read(directory, AlarmRow)),
         sources=tally_of(rows).results(_shares(run_dir)) if any(row.source for row in rows) else {},
+        without_signal=without_signal(rows),
         where=where(run_dir, read_rollouts=False),
     )
+
+
+def _settled(directory: Path) -> list[EpisodeRow]:
+    """The last row of each request."""
+    return list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
 
 
 def _shares(run_dir: Path) -> dict[str, float]:
@@ -346,6 +354,26 @@ def finished_episodes(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
     """Training episodes with a reward, in the order they finished."""
     rewarded = (row for row in rows if row.purpose == "train" and row.reward is not None)
     return sorted(rewarded, key=lambda row: (row.finished_at, row.request_id))
+
+
+def without_signal(rows: Iterable[EpisodeRow]) -> dict[int, Estimate]:
+    """The share of the groups without a signal among those that closed with enough valid members, by size, with Wilson's interval. Empty if
+    all of these groups have one size.
+    """
+    groups = defaultdict[tuple[int, int], list[EpisodeRow]](list)
+    for row in rows:
+        if row.purpose == "train" and row.fate not in ("refused", "altered", "failed", "withdrawn"):
+            groups[row.group_size, row.cursor].append(row)
+    found = defaultdict[int, list[list[float]]](list)
+    for (size, _), members in groups.items():
+        fates = {row.fate for row in members}
+        if "zero_variance" in fates:
+            found[size].append([1.0])
+        elif fates & {"trained", "not_finite"}:
+            rewards = [row.reward for row in members if row.reward is not None]
+            found[size].append([float(not has_signal(rewards))])
+    shares = {size: mean(each) for size, each in sorted(found.items())} if len(found) > 1 else {}
+    return {size: share for size, share in shares.items() if share is not None}
 
 
 def staleness_report(steps: Sequence[StepRow], changes: Iterable[StalenessRow]) -> StalenessReport:

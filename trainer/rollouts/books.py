@@ -73,7 +73,12 @@ class Books:
             report=rows.append,
         )
         self.dispatcher = Dispatcher(
-            redis, self.sources, self.groups, ledger=self.ledger, quarantine=self.quarantine
+            redis,
+            self.sources,
+            self.groups,
+            ledger=self.ledger,
+            quarantine=self.quarantine,
+            open_sizes=restored.open_sizes,
         )
         self.judging = Judging(redis, form.run_id, recipe, judge, self.groups, self.ledger, say=say)
         self.closer = GroupCloser(self.groups, self.ledger, self.quarantine, self.judging.waits)

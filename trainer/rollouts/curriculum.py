@@ -1,5 +1,5 @@
-"""Chooses the source of each group, by the shares of the sources, and its task: all in turn, or more often those whose groups are likely to
-teach something.
+"""Chooses the source of each group, by the shares of the sources, its task: all in turn, or more often those whose groups are likely to
+teach something, and its size.
 
 A group teaches something only if its rewards differ. If a policy solves a task with probability p, a group of n members has such a signal
 with probability 1 - p^n - (1-p)^n: nearly always for p around one half, never for a task that is always or never solved. `Curriculum` draws
@@ -13,14 +13,18 @@ not tried again. The distributions widen with every other episode, because the p
 To draw a task, every ease is drawn from its distribution (Thompson sampling, Biometrika 1933). So tasks of which little is known are tried
 now and then, and a share of the groups follows the plain order, so that no task is forgotten, whatever its rewards were.
 
+`Curriculum.size` gives easy and hard tasks larger groups, if the recipe allows that.
+
 The evidence is a function of the journal's episode rows in their order, so a resumed run begins with that of its checkpoint, bit for bit. A
 draw is a function of seed, cursor and evidence, and of the tasks that are in quarantine or have an open group. A group that is open at the
-checkpoint keeps its task.
+checkpoint keeps its task and its size.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +41,30 @@ ABILITY_VARIANCE = 1.0
 
 ABILITY_DRIFT = 0.001
 """The variance of the ability that each episode adds, in logits squared."""
+
+
+Rate = TypeVar("Rate", float, npt.NDArray[np.float64])
+"""A probability of success, or one for each of several tasks."""
+
+
+def signal(rate: Rate, num_members: int) -> Rate:
+    """The probability that the rewards of a group differ, for a task that is solved with the probability `rate`."""
+    return 1 - rate**num_members - (1 - rate) ** num_members
+
+
+def fitting_size(rate: float, sizes: range, *, share: float) -> int:
+    """The number of members of a group, one of `sizes`, for a task that is solved with the probability p = `rate`.
+
+    It is the smallest number with which the rewards differ with the probability `share`. If the largest number is too small for that, it
+    is the largest number as long as no more episodes than that are expected until two rewards differ, otherwise the smallest. The expected
+    number is 1 / (p (1 - p)) - 1: the first episode succeeds with probability p, and then the first failure comes after 1 / (1 - p) more,
+    otherwise the first success after 1 / p more. Beyond it, about a third or more of the largest groups have no signal either. Members are
+    then better spent on further groups: (1 - p^n - (1-p)^n) / n, the signals per episode, never rises with n from 2 on.
+    """
+    found = bisect_left(sizes, share, key=lambda size: signal(rate, size))
+    if found < len(sizes):
+        return sizes[found]
+    return sizes[-1] if (sizes[-1] + 1) * rate * (1 - rate) >= 1 else sizes[0]
 
 
 class TaskOrder:
@@ -109,7 +137,7 @@ def context_limits(recipe: Recipe) -> Callable[[str], int]:
 
 
 class Curriculum:
-    """Chooses the task of each group, as the recipe says."""
+    """Chooses the task and the size of each group, as the recipe says."""
 
     def __init__(
         self,
@@ -120,7 +148,7 @@ class Curriculum:
         group_size: int,
         rows: Iterable[EpisodeRow] = (),
     ) -> None:
-        """`rows` are those of the journal, cut back to the checkpoint."""
+        """`group_size` is the smallest. `rows` are those of the journal, cut back to the checkpoint."""
         self._order = order
         self._recipe = recipe
         self._seed = seed
@@ -148,9 +176,7 @@ class Curriculum:
         place, solved = self._places[task_id], min(max(reward, 0.0), 1.0)
         variance = float(self._variances_of(place))
         total = variance + self._ability_variance
-        # The mean of p where its log odds are normal, nearly (MacKay, Neural Computation 4, 1992)
-        log_odds = (self._ability + self._eases[place]) / math.sqrt(1 + math.pi * total / 8)
-        p = 1 / (1 + math.exp(-log_odds))
+        p = self._rate(place, total)
         information = p * (1 - p) / (1 + p * (1 - p) * total)
         surprise = (solved - p) / (1 + p * (1 - p) * total)
         self._eases[place] += variance * surprise
@@ -160,6 +186,20 @@ class Curriculum:
         self._played_at[place] = self._num_episodes
         left = self._ability_variance - self._ability_variance**2 * information
         self._ability_variance = min(left + ABILITY_DRIFT, ABILITY_VARIANCE)
+
+    def _rate(self, place: int, variance: float) -> float:
+        """The mean of p where its log odds are normal with this variance, nearly (MacKay, Neural Computation 4, 1992)."""
+        log_odds = (self._ability + self._eases[place]) / math.sqrt(1 + math.pi * variance / 8)
+        return 1 / (1 + math.exp(-log_odds))
+
+    def size(self, task_id: str) -> int:
+        """The number of members that a new group of this task has: the fitting one for the mean of p."""
+        largest = self._recipe.max_group_size
+        if largest is None:
+            return self._group_size
+        place = self._places[task_id]
+        p = self._rate(place, float(self._variances_of(place)) + self._ability_variance)
+        return fitting_size(p, range(self._group_size, largest + 1), share=self._recipe.signal_share)
 
     def _variances_of(self, places: int | slice) -> npt.NDArray[np.float64]:
         """The present variance of the ease of these tasks, with what the episodes since their last one have added."""
@@ -193,7 +233,7 @@ class Curriculum:
         """The probability that a group has a signal, for each task, with a success rate drawn from its posterior."""
         eases = chance.normal(self._eases, np.sqrt(self._variances_of(slice(None))))
         rates = 1 / (1 + np.exp(-(self._ability + eases)))
-        return 1 - rates**self._group_size - (1 - rates) ** self._group_size
+        return signal(rates, self._group_size)
 
     def _plain_number(self, cursor: int) -> int:
         """The number of groups before `cursor` that follow the plain order."""

@@ -1,8 +1,9 @@
 """Dispatches requests, in groups, and decides which tasks are left out for the rest of the run.
 
-`curriculum.py` chooses the source and the task of each group. Positions whose task is in quarantine are skipped, and no other task
-moves. A member that failed is enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its
-rollout and the step that trains it join.
+`curriculum.py` chooses the source, the task and the size of each group. Positions whose task is in quarantine are skipped, and no other
+task moves. A group keeps its size, which is in each of its requests and, while it is open, in the checkpoint. A member that failed is
+enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its rollout and the step that trains
+it join.
 
 Training tasks whose grader cannot be trusted are in quarantine. There are two reasons: the same patch, byte for byte, was judged
 differently; or MAX_GRADER_FAILURES requests in a row returned without a verdict because the grader broke, while it went on judging
@@ -15,7 +16,7 @@ judged differently is itself unsteady. A policy could otherwise get rid of a tas
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arq.connections import ArqRedis
@@ -215,10 +216,6 @@ class GroupSource:
     tasks: Mapping[str, Task]
     curriculum: Curriculum
 
-    @property
-    def group_size(self) -> int:
-        return self.recipe.rollout.group_size
-
 
 class GroupSources:
     """The sources of a run's groups, in the order in which they take turns."""
@@ -260,7 +257,9 @@ class Dispatcher:
         *,
         ledger: Ledger,
         quarantine: Quarantine,
+        open_sizes: Mapping[int, int] | None = None,
     ) -> None:
+        """`open_sizes` are the sizes of the checkpoint's open groups, by cursor."""
         self._redis = redis
         self._sources = sources
         self._num_tasks = sum(len(source.tasks) for source in sources)
@@ -268,8 +267,9 @@ class Dispatcher:
         self._ledger = ledger
         self._quarantine = quarantine
         self._unsent: deque[RolloutRequest] = deque()
+        self._open_sizes = open_sizes or {}
         # Keys are (cursor, member), in the order in which `refill` was called.
-        self._refills: dict[tuple[int, int], None] = {}
+        self._refills: dict[tuple[int, int | None], None] = {}
         self.cursor = 0  # task-order position of the next group
         self.num_enqueued = 0
 
@@ -280,11 +280,10 @@ class Dispatcher:
         """
         for cursor, member in self._refills:
             if not self._ledger.is_closed(cursor):
-                self._write_out(cursor, [member], version)
+                self._write_out(cursor, version, member)
         self._refills.clear()
         while num_groups > 0 and not self.is_exhausted:
-            members = range(self._sources.at(self.cursor).group_size)
-            num_groups -= self._write_out(self.cursor, members, version)
+            num_groups -= self._write_out(self.cursor, version)
             self.cursor += 1
         while self._unsent:
             await enqueue(self._redis, self._unsent[0])
@@ -300,16 +299,20 @@ class Dispatcher:
         """Whether the request was made but not enqueued yet, because Redis did not answer."""
         return any(request.id == request_id for request in self._unsent)
 
-    def refill(self, cursor: int, member: int) -> None:
-        """Makes the next call of `open_groups` enqueue a member of an open group again. Repeating it changes nothing."""
+    def refill(self, cursor: int, member: int | None) -> None:
+        """Makes the next call of `open_groups` enqueue a member of an open group again; None: every member of a group that the book does
+        not know. Repeating it changes nothing.
+        """
         self._refills[cursor, member] = None
 
     def give_up(self, request_ids: Collection[str]) -> None:
         """Drops these requests if they have not been enqueued yet."""
         self._unsent = deque(request for request in self._unsent if request.id not in request_ids)
 
-    def _write_out(self, cursor: int, members: Sequence[int], version: int) -> bool:
-        """Makes the requests of these members. Returns False if the task is in quarantine: its position is then skipped."""
+    def _write_out(self, cursor: int, version: int, member: int | None = None) -> bool:
+        """Makes the request of this member, or those of all members. Returns False if the task is in quarantine: its position is then
+        skipped.
+        """
         source = self._sources.at(cursor)
         # A group that lacks members keeps its task.
         task = source.tasks.get(self._book.task_at(cursor))
@@ -319,7 +322,9 @@ class Dispatcher:
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
-        group = self._book.expect(cursor, size=source.group_size, version=version, task_id=task.id)
+        # A group that the book knows keeps its size, whatever this is.
+        size = self._open_sizes.get(cursor) or source.curriculum.size(task.id)
+        group = self._book.expect(cursor, size=size, version=version, task_id=task.id)
         group.enqueued_at = group.enqueued_at or time.time()
         made = [
             source.form.fill(
@@ -327,13 +332,13 @@ class Dispatcher:
                 purpose="train",
                 group_id=group_id_of(cursor),
                 member=member,
-                group_size=source.group_size,
+                group_size=group.size,
                 version=version,
                 sampling=sampling_of(source.recipe),
                 cursor=cursor,
                 group_asked_at=group.enqueued_at,
             )
-            for member in members
+            for member in (range(group.size) if member is None else (member,))
         ]
         for request in made:
             self._book.expect_request(OutstandingRequest.of(request))

@@ -252,6 +252,11 @@ class GroupBook:
         return group.task_id if group else ""
 
     @property
+    def sizes(self) -> dict[int, int]:
+        """The sizes of all groups in the book, by cursor."""
+        return {cursor: group.size for cursor, group in {**self._open, **self._ready}.items()}
+
+    @property
     def live_tasks(self) -> set[str]:
         """Ids of the tasks of all groups in the book."""
         return {group.task_id for group in (*self._open.values(), *self._ready.values())}
@@ -281,16 +286,15 @@ class GroupBook:
         """Whether a step has taken the group, so that a trajectory that arrives now is too late."""
         return cursor in self._taken
 
-    def missing(self, cursor: int, *, size: int) -> list[int]:
-        """Members without a trajectory and without an outstanding request.
-
-        If the book does not know the group, these are all `size` members.
-        """
+    def missing(self, cursor: int) -> list[int] | list[None]:
+        """Members without a trajectory and without an outstanding request. If the book does not know the group, only None, for all."""
         if cursor in self._ready:
             return []
         group = self._open.get(cursor)
-        known = {*group.members, *group.requests} if group else set[int]()
-        return [number for number in range(size) if number not in known]
+        if group is None:
+            return [None]
+        known = {*group.members, *group.requests}
+        return [number for number in range(group.size) if number not in known]
 
     def forget(self, cursor: int, member: int) -> None:
         """Removes the request that counted for this member, because it failed or was lost. The group stays open."""

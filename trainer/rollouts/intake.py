@@ -266,7 +266,7 @@ class Intake:
         return (
             head.reward is None
             and head.task_id not in self._quarantine
-            and self._ledger.num_refills(cursor) < self._sources.at(cursor).recipe.group_refills
+            and self._ledger.num_refills(cursor) < self._sources.at(cursor).recipe.refills_of(head.group_size)
             and findings.letter is not None
             and findings.letter.kind in REFILLED
         )

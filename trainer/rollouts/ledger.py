@@ -63,6 +63,8 @@ class LedgerState(Message, frozen=True, kw_only=True):
     refills: dict[int, int] = field(default_factory=dict)
     # The pairs of `pending`, for the stream of judgements.
     pending_judgements: tuple[tuple[str, str], ...] = ()
+    # Sizes of the groups that were enqueued and not taken by a step, by cursor
+    open_sizes: dict[int, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -210,7 +212,9 @@ class Ledger:
         request_id = judge_request_id(rollout_id)
         self._pending_judgements += [(entry, request_id) for entry in entries]
 
-    def state(self, *, step: int, version: int, cursor: int) -> LedgerState:
+    def state(
+        self, *, step: int, version: int, cursor: int, open_sizes: Mapping[int, int] | None = None
+    ) -> LedgerState:
         """Everything settled up to now, with the journal's rows forced to disk. The weights must not change between this call
         and the checkpoint that it goes into.
         """
@@ -227,6 +231,7 @@ class Ledger:
             since_step=self.since_step,
             refills=dict(self._refills),
             pending_judgements=tuple(self._pending_judgements),
+            open_sizes=dict(open_sizes or {}),
         )
 
     def acknowledged(self, state: LedgerState) -> None:

@@ -135,8 +135,7 @@ class RunRecovery:
         self._books.closer.drop_quarantined()
         dispatcher.cursor = max(dispatcher.cursor, self._books.groups.end, self._books.ledger.end)
         for cursor in self._books.ledger.open_cursors(dispatcher.cursor):
-            size = self._books.sources.at(cursor).group_size
-            for member in self._books.groups.missing(cursor, size=size):
+            for member in self._books.groups.missing(cursor):
                 dispatcher.refill(cursor, member)
         await self._requests.enqueue_groups(0, version=version)
 

@@ -9,12 +9,12 @@ from trainer.recipe import CreditRecipe
 from trainer.rollouts.groups import Group
 
 
-def group(rewards: list[float | None], *, versions: list[int]) -> Group:
+def group(rewards: list[float | None], *, versions: list[int], cursor: int = 0) -> Group:
     members = {
-        number: member(0, number, group_size=len(rewards), reward=reward, version=version)
+        number: member(cursor, number, group_size=len(rewards), reward=reward, version=version)
         for number, (reward, version) in enumerate(zip(rewards, versions, strict=True))
     }
-    return Group(0, len(rewards), 0, "t0", members)
+    return Group(cursor, len(rewards), 0, f"t{cursor}", members)
 
 
 def test_a_batch_trains_valid_members_with_their_advantage_and_states_its_lag() -> None:
@@ -32,6 +32,25 @@ def test_a_batch_trains_valid_members_with_their_advantage_and_states_its_lag() 
     assert fates == {"r0.0": "trained", "r0.1": "trained", "r0.2": "failed"}
     assert batch.num_replies == 2
     assert batch.lags == {2: 2}
+
+
+def test_groups_of_several_sizes_in_one_batch_have_each_its_own_baseline() -> None:
+    small = group([1.0, 0.0, 0.0, 0.0], versions=[0] * 4)
+    large = group([1.0, 1.0, *[0.0] * 6], versions=[0] * 8, cursor=1)
+    for kind, expected in {
+        "leave_one_out": [1, *[-1 / 3] * 3, *[6 / 7] * 2, *[-2 / 7] * 6],
+        "group_mean": [3 / 4, *[-1 / 4] * 3, *[3 / 4] * 2, *[-1 / 4] * 6],
+    }.items():
+        batch, _ = make_batch(
+            [small, large],
+            step=1,
+            lag_of=behind(0),
+            temperature=1.0,
+            kind="group_mean" if kind == "group_mean" else "leave_one_out",
+            withhold_beyond=None,
+        )
+        assert batch.num_trajectories == 12
+        assert [sample.advantages_T[1] for sample in batch.samples] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

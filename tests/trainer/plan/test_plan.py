@@ -355,6 +355,14 @@ def test_a_plan_of_several_sources_counts_with_the_largest_groups_contexts_and_t
     assert plan.fast.episodes_per_step == 16 * 12
 
 
+def test_a_plan_counts_each_group_with_the_largest_size_that_it_may_have(recipe: Path) -> None:
+    plan, fixed = plan_of(recipe, "curriculum.max_group_size=20"), plan_of(recipe)
+    assert (plan.fast.episodes_per_step, fixed.fast.episodes_per_step) == (16 * 20, 16 * 8)
+    bound = "admission.max_lag_versions"
+    assert plan.bounds[bound] == fixed.bounds[bound] * 20 / 8
+    assert plan.storage.held_bytes == fixed.storage.held_bytes * 20 / 8
+
+
 def test_of_the_agent_programs_of_several_sources_the_longest_opening_counts(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace('train = "tasks.jsonl"', ""))
     program = 'harness="qwen-code", context={policy="stop"}'

@@ -232,10 +232,10 @@ def test_a_member_without_trajectory_and_without_request_is_missing() -> None:
     expect_group(b, 0)
     b.forget(0, 1)
     b.hold(0, member(0, 2, group_size=3))
-    assert b.missing(0, size=3) == [1]
-    assert b.missing(5, size=3) == [0, 1, 2]
+    assert b.missing(0) == [1]
+    assert b.missing(5) == [None], "each member of a group that nobody heard of"
     b.verdict(fill(b, 1, [0.0, 1.0]))
-    assert b.missing(1, size=2) == []
+    assert b.missing(1) == []
 
 
 def test_the_book_knows_how_much_memory_its_answers_take() -> None:

@@ -163,8 +163,25 @@ async def test_requests_of_a_source_have_its_agent_limits_and_group_size(
         assert (one.limits.turns, one.limits.wall_s, one.limits.context_tokens) == (9, 6000, 20000)
         assert (one.limits.grade_wall_s, one.sampling.max_new_tokens) == (60, 100)
     assert Counter(one.cursor for one in requests) == {
-        cursor: books.sources.at(cursor).group_size for cursor in range(9)
+        cursor: books.sources.at(cursor).recipe.rollout.group_size for cursor in range(9)
     }
+
+
+async def test_each_source_has_a_smallest_size_of_its_own_and_its_hard_tasks_have_larger_groups(
+    pool: ArqRedis, journal: Journal, tmp_path: Path
+) -> None:
+    for number in range(400):
+        journal.append(episode("small-1", float(number % 4 == 0)))
+        journal.append(episode("large-1", float(number % 4 == 0)))
+    recipe = recipe_of(tmp_path, "curriculum={max_group_size=16, signal_share=0.8}")
+    books = await run_of(pool, journal, recipe)
+    assert recipe.largest_group_size == 16
+    await books.dispatcher.open_groups(18, version=0)
+    # 4 members are enough for 0.8 near p = 1/2 (0.875), and not even 5 at p = 1/4 (0.762).
+    sizes = {one.task.id: one.group_size for one in await enqueued(pool)}
+    assert min(sizes["small-1"], sizes["large-1"]) > 5
+    assert {sizes["large-0"], sizes["large-2"]} == {5}
+    assert {sizes["small-0"], sizes["small-2"], sizes["small-3"]} == {4}
 
 
 async def test_each_source_plays_each_of_its_tasks_once_per_epoch(
@@ -222,7 +239,7 @@ async def test_members_that_were_never_enqueued_are_as_many_as_their_source_has(
     books.dispatcher.cursor = 3
     recovery = RunRecovery(books, streams=None, requests=OpenRequests(books))  # type: ignore[arg-type]
     await recovery.enqueue_missing(version=0)
-    sizes = {cursor: books.sources.at(cursor).group_size for cursor in range(3)}
+    sizes = {cursor: books.sources.at(cursor).recipe.rollout.group_size for cursor in range(3)}
     assert Counter(one.cursor for one in await enqueued(pool)) == sizes
     assert sorted(sizes.values()) == [2, 2, 5]
 
@@ -262,7 +279,11 @@ async def test_a_group_needs_valid_members_and_gets_time_as_its_source_says(
     of = {name: books.sources.at(cursor).recipe for name, cursor in (("small", small), ("large", large))}
     assert {name: one.group_deadline_s for name, one in of.items()} == {"small": 660, "large": 6060}
     assert {name: one.min_valid_members for name, one in of.items()} == {"small": 2, "large": 3}
-    assert {name: one.group_refills for name, one in of.items()} == {"small": 1, "large": 2}
+    assert {name: one.refills_of(one.rollout.group_size) for name, one in of.items()} == {
+        "small": 1,
+        "large": 2,
+    }
+    assert {one.refills_of(8) for one in of.values()} == {4}, "half of a larger group"
     limit = context_limits(recipe)
     assert (limit(group_id_of(small)), limit(group_id_of(large))) == (32768, 20000)
 
