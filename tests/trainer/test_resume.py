@@ -70,10 +70,10 @@ async def test_a_killed_run_with_two_sources_resumes_with_the_groups_that_come_n
 ) -> None:
     divide(recipe)
     async with fleet(redis_url, alternating, pace_s=PACE_S):
-        whole = await start(redis_url, recipe, "--run-dir", recipe.parent / "whole", "--run-id", "whole")
+        whole = await start(redis_url, recipe, "--run-dir", recipe.parent / "whole", "--run-id", "whole-of-two")
         assert await whole.ended() == 0, whole.output
         run = recipe.parent / "cut"
-        cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "cut")
+        cut = await start(redis_url, recipe, "--run-dir", run, "--run-id", "cut-of-two")
         await cut.reaches(lambda: len(steps(run)) >= 3 and has_checkpoint(run))
         await cut.kill()
         resumed = await start(redis_url, recipe, "--run-dir", run, "--resume")

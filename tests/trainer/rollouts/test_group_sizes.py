@@ -54,11 +54,8 @@ def curriculum(recipe: CurriculumRecipe, rows: list[EpisodeRow], num_tasks: int 
         (0.3, 0.9, 7),  # 0.7^6 = 0.118, 0.7^7 + 0.3^7 = 0.0826
         (0.2, 0.9, 11),  # 0.8^10 = 0.107, 0.8^11 = 0.086
         (0.8, 0.9, 11),
-        (
-            0.1,
-            0.9,
-            16,
-        ),  # 0.9^16 = 0.185, and two different rewards are expected in 1 / 0.09 - 1 = 10.1 episodes
+        # 0.9^16 = 0.185, and two different rewards are expected in 1 / 0.09 - 1 = 10.1 episodes
+        (0.1, 0.9, 16),
         (0.07, 0.9, 16),  # expected in 1 / 0.0651 - 1 = 14.4 episodes
         (0.06, 0.9, 4),  # expected in 1 / 0.0564 - 1 = 16.7 episodes
         (0.94, 0.9, 4),
