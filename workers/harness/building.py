@@ -182,7 +182,16 @@ def _pip_lock(requirements: Sequence[str]) -> str:
 
 
 def _pip(verb: str, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *wheels_for("3.11"), *words)
+    return (
+        sys.executable,
+        "-m",
+        "pip",
+        verb,
+        "--quiet",
+        "--disable-pip-version-check",
+        *wheels_for("3.11"),
+        *words,
+    )
 
 
 def _install_debian(into: Path, *, python: bool) -> None:

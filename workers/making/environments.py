@@ -1,8 +1,8 @@
 """The images of a repository's tasks: one with its dependencies for each period of its history, and on top of it one for each task.
 
-A period is the time in which the files that declare dependencies stay the same. Packages are fetched on this machine, as wheels alone, with the
-registries in pip's own configuration, so that builds need no network and no code of the repository or its dependencies runs outside of
-containers. A task's image has the repository as one commit without history; where the repository can be installed, it is installed in
+A period is the time in which the files that declare dependencies stay the same. Packages are fetched on this machine, as wheels alone, with
+the registries in pip's own configuration, so that builds need no network and no code of the repository or its dependencies runs outside of
+containers. A task's image has the repository as one commit without history. Where the repository can be installed, it is installed in
 editable form by its own build backend, without a network. Images are named by what they are made of.
 """
 
@@ -45,9 +45,11 @@ _REQUIREMENTS_FILE = re.compile(
 )
 _EXTRAS = ("test", "tests", "testing", "dev")
 _REQUIREMENT = re.compile(
-    r"([A-Za-z0-9][\w.-]*)\s*(?:\[[\w,. -]*\])?\s*\(?(?:(?:[<>=!~]=?=?)[^;@()]*)?\)?\s*(?:;.*)?", re.ASCII
+    r"([A-Za-z0-9][\w.-]*)\s*(?:\[[\w,. -]*\])?\s*\(?(?:[<>=!~][\w.*+!<>=~, ]*)?\)?\s*(?:;.*)?", re.ASCII
 )
-_NO_NETWORK = re.compile(r"Retrying \(|ConnectionError|Connection (?:refused|reset)|timed out|SSLError|ProxyError")
+_NO_NETWORK = re.compile(
+    r"Retrying \(|ConnectionError|Connection (?:refused|reset)|timed out|SSLError|ProxyError"
+)
 _PROBE = """import importlib.util, json, sys, sysconfig
 print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "site": sysconfig.get_path("purelib"),
  "has_pytest": importlib.util.find_spec("pytest") is not None}))"""
@@ -68,8 +70,9 @@ COPY --from=source {workdir} {workdir}
 WORKDIR {workdir}
 """
 # The version that backends which ask git for it are given.
-_INSTALL = """RUN SETUPTOOLS_SCM_PRETEND_VERSION=99.0 PBR_VERSION=99.0 python3 -m pip install --quiet --no-index --no-deps --no-build-isolation \\
- --no-cache-dir --no-compile --break-system-packages --root-user-action=ignore --disable-pip-version-check --editable .
+_INSTALL = """RUN SETUPTOOLS_SCM_PRETEND_VERSION=99.0 PBR_VERSION=99.0 python3 -m pip install --quiet --no-index --no-deps \\
+ --no-build-isolation --no-cache-dir --no-compile --break-system-packages --root-user-action=ignore --disable-pip-version-check \\
+ --editable .
 """
 
 
@@ -93,8 +96,8 @@ def declared(history: History, commit: str, extra: Iterable[str] = ()) -> Declar
     name, found, build = _project(texts)
     for path in sorted(texts):
         if _REQUIREMENTS_FILE.fullmatch(path):
-            found += [line.partition(" #")[0].strip() for line in texts[path].splitlines()]
-    lines = [one for one in found if one and not one.startswith(("#", "-r", "-c", "-e ."))]
+            found += [re.split(r"\s#|\s--hash", line)[0].rstrip(" \\") for line in texts[path].splitlines()]
+    lines = [one for one in found if one and not one.startswith(("#", "--hash", "-r", "-c", "-e .", " "))]
     plain = {one: match for one in (*lines, *extra) if (match := _REQUIREMENT.fullmatch(one))}
     return Declared(
         requirements=tuple(sorted(one for one, match in plain.items() if _normal(match[1]) != _normal(name))),
@@ -121,7 +124,10 @@ def _project(texts: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
     config = configparser.ConfigParser(interpolation=None, strict=False)
     with contextlib.suppress(configparser.Error):
         config.read_string(texts.get("setup.cfg", ""))
-    for section, keys in (("options", ("install_requires", "tests_require")), ("options.extras_require", _EXTRAS)):
+    for section, keys in (
+        ("options", ("install_requires", "tests_require")),
+        ("options.extras_require", _EXTRAS),
+    ):
         found += [line.strip() for key in keys for line in config.get(section, key, fallback="").splitlines()]
     found += _in_setup(texts.get("setup.py", ""))
     system = _table(pyproject.get("build-system"))
@@ -152,7 +158,9 @@ def _table(value: object) -> dict[str, Any]:
 
 
 def _strings(value: object) -> list[str]:
-    values = [value] if isinstance(value, str) else cast("list[object]", value) if isinstance(value, list) else []
+    values = (
+        [value] if isinstance(value, str) else cast("list[object]", value) if isinstance(value, list) else []
+    )
     return [one.strip() for one in values if isinstance(one, str)]
 
 
@@ -194,7 +202,9 @@ class Environments:
         needs = await asyncio.to_thread(declared, self.history, commit, self.requires)
         period, versions = await self._period(needs, authored)
         base = await asyncio.to_thread(self.history.base_commit, commit)
-        dockerfile = _TASK.format(period=period, commit=base, workdir=WORKDIR) + (_INSTALL if needs.build else "")
+        dockerfile = _TASK.format(period=period, commit=base, workdir=WORKDIR) + (
+            _INSTALL if needs.build else ""
+        )
         name = f"swerve-git/{self.name}:{_digest(dockerfile)}"
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             context = Path(folder)
@@ -238,8 +248,20 @@ class Environments:
         if not wanted:
             return ""
         (context / "wanted.txt").write_text("".join(f"{one}\n" for one in wanted))
-        words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-        words += [*wheels_for(self.base.version), f"--target={site}", f"--requirement={context / 'wanted.txt'}"]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+        ]
+        words += [
+            *wheels_for(self.base.version),
+            f"--target={site}",
+            f"--requirement={context / 'wanted.txt'}",
+        ]
         versions = ""
         if until and not (versions := _unlimited()):
             versions = until
@@ -255,7 +277,9 @@ class Environments:
             run(words[:-1])
         for file in sorted((site / "bin").glob("*")):
             first, _, rest = file.read_bytes().partition(b"\n")
-            (programs / file.name).write_bytes((b"#!/usr/bin/env python3" if first[:2] == b"#!" else first) + b"\n" + rest)
+            (programs / file.name).write_bytes(
+                (b"#!/usr/bin/env python3" if first[:2] == b"#!" else first) + b"\n" + rest
+            )
             (programs / file.name).chmod(0o755)
             file.unlink()
         return versions
@@ -309,7 +333,9 @@ async def probed_base(image: str, sandboxes: Sandboxes) -> Base:
             verdict=ExitCode(eval_script="true"),
         )
         async with sandboxes.open(unqueued_claim(task, command="from-git"), role="grade") as sandbox:
-            result = await sandbox.run(f"git --version >&2 && exec python3 -c '{_PROBE}' 2>/dev/null", timeout_s=60)
+            result = await sandbox.run(
+                f"git --version >&2 && exec python3 -c '{_PROBE}' 2>/dev/null", timeout_s=60
+            )
     except (ImageError, RolloutError) as error:
         raise ValueError(f"--base: {image}: {error}") from error
     try:

@@ -127,7 +127,9 @@ class History:
             "GIT_NO_LAZY_FETCH": "1",
             "LC_ALL": "C",
         }
-        objects, shallow = (self._in_repository("rev-parse", "--git-path", name) for name in ("objects", "shallow"))
+        objects, shallow = (
+            self._in_repository("rev-parse", "--git-path", name) for name in ("objects", "shallow")
+        )
         if not (borrowed / "HEAD").exists():
             run_git(["init", "-q", "--bare", "--template=", str(borrowed)], env=self._env)
         (borrowed / "objects/info").mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,9 @@ class History:
     def resolved(self, name: str, option: str) -> str:
         """The hash of a commit that the repository calls `name`. Raises GitError naming the option."""
         try:
-            return self._in_repository("rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}")
+            return self._in_repository(
+                "rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}"
+            )
         except GitError as error:
             raise GitError(f"{option}: {self.repository} has no commit {name!r}") from error
 
@@ -165,7 +169,9 @@ class History:
 
     def commits(self, head: str, *words: str) -> Iterator[Commit]:
         """The commits on the line of first parents, newest first."""
-        fields = self.git("log", "-z", "--first-parent", "--encoding=UTF-8", _LOG, *words, head, "--").split(b"\0")
+        fields = self.git("log", "-z", "--first-parent", "--encoding=UTF-8", _LOG, *words, head, "--").split(
+            b"\0"
+        )
         for at in range(0, len(fields) - _NUM_FIELDS + 1, _NUM_FIELDS):
             sha, parents, author, email, authored, committed, message = (
                 field.decode("utf-8", "replace") for field in fields[at : at + _NUM_FIELDS]
@@ -173,7 +179,9 @@ class History:
             yield Commit(sha, tuple(parents.split()), author, email, authored, committed, message)
 
     def changes(self, base: str, head: str) -> list[Change]:
-        fields = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, head).split(b"\0")
+        fields = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, head).split(
+            b"\0"
+        )
         pairs = zip(fields[::2], fields[1::2], strict=False)
         return [Change(path, *header.decode().lstrip(":").split(" ")[:4]) for header, path in pairs]
 
@@ -297,7 +305,9 @@ def _same_meaning(history: History, changes: Iterable[Change]) -> bool:
         return found
 
     changed = list(changes)
-    return meanings((one.path, one.old) for one in changed) == meanings((one.path, one.new) for one in changed)
+    return meanings((one.path, one.old) for one in changed) == meanings(
+        (one.path, one.new) for one in changed
+    )
 
 
 def iso_date(text: str, option: str) -> str:

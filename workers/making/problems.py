@@ -18,14 +18,19 @@ from pipeline import diff
 from workers.making.history import Commit, Fallen, Fix
 
 LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
-_CLOSES = re.compile(r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE)
+_CLOSES = re.compile(
+    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE
+)
 _PULL_IN_SUBJECT = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+)")
 _MERGE_SUBJECT = re.compile(r"\AMerge (?:pull request|branch|remote-tracking branch|tag)\b[^\n]*\n*")
 _FENCED = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 _DIFF = re.compile(
-    r"^(?:diff --git .*\n?|index [0-9a-f]+\.\..*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|@@ -\d.*\n?(?:[-+ \\].*\n?)*)", re.MULTILINE
+    r"^(?:diff --git .*\n?|index [0-9a-f]+\.\..*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|@@ -\d.*\n?(?:[-+ \\].*\n?)*)",
+    re.MULTILINE,
 )
-_TRAILER = re.compile(r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE)
+_TRAILER = re.compile(
+    r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
+)
 _REFERENCE = re.compile(
     r"\(?\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+(?:[\w.-]+/[\w.-]+)?#\d+\)?\.?|\(#\d+\)",
     re.IGNORECASE,
@@ -172,9 +177,7 @@ def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
     return "\n".join(line for line in lines if line.strip() not in added)
 
 
-def _honest_sentences(
-    text: str, is_given_away: Callable[[str], bool], removed: list[str]
-) -> Iterator[str]:
+def _honest_sentences(text: str, is_given_away: Callable[[str], bool], removed: list[str]) -> Iterator[str]:
     """The sentences of the text without those that name what only the fix brings."""
     for found in _SENTENCE.finditer(text):
         sentence = found[0]
@@ -215,7 +218,12 @@ def joined(commits: tuple[Commit, ...], discussions: Discussions) -> Iterator[Fi
     while at < len(commits):
         end = at + 1
         number = pull_of.get(commits[at].sha)
-        while number is not None and end < len(commits) and pull_of.get(commits[end].sha) == number:
+        while (
+            number is not None
+            and end < len(commits)
+            and pull_of.get(commits[end].sha) == number
+            and commits[end - 1].parents[:1] == (commits[end].sha,)
+        ):
             end += 1
         run = commits[at:end]
         yield Fix(run[-1].parents[0] if run[-1].parents else "", run[0], run)
