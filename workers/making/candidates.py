@@ -44,7 +44,7 @@ EXAMPLE_CHARS = 12
 IMAGE_FIX = "run the command with a new --out, which builds it again"
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class CommitCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one commit, or of the commits of one pull request, which the newest of them names.
 
     `stage` is the last stage that it passed. "open": the next stage is to come; "fallen": it did not pass the next stage, for `reason`;
@@ -85,7 +85,7 @@ class CandidateBook:
     """The candidates by the hash of their newest commit, in the order of the history."""
 
     path: Path
-    candidates: dict[str, Candidate] = field(default_factory=dict[str, Candidate])
+    candidates: dict[str, CommitCandidate] = field(default_factory=dict[str, CommitCandidate])
     _descriptor: int = -1
 
     @classmethod
@@ -123,16 +123,16 @@ class CandidateBook:
                 if number == 1:
                     _must_equal(msgspec.json.decode(line, type=Settings), settings, self.path)
                     continue
-                one = msgspec.json.decode(line, type=Candidate)
+                one = msgspec.json.decode(line, type=CommitCandidate)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{self.path}:{number}: {error}: choose another --out") from error
             self.candidates[one.sha] = one
 
-    def enter(self, candidate: Candidate) -> None:
+    def enter(self, candidate: CommitCandidate) -> None:
         self._append(candidate)
         self.candidates[candidate.sha] = candidate
 
-    def _append(self, line: Candidate | Settings) -> None:
+    def _append(self, line: CommitCandidate | Settings) -> None:
         left = msgspec.json.encode(line) + b"\n"
         while left:
             left = left[os.write(self._descriptor, left) :]
@@ -141,7 +141,7 @@ class CandidateBook:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def at(self, stage: Stage) -> list[Candidate]:
+    def at(self, stage: Stage) -> list[CommitCandidate]:
         """The candidates that have passed `stage` or a later one, in order."""
         least = STAGES.index(stage)
         return [one for one in self.candidates.values() if STAGES.index(one.stage) >= least]
@@ -165,7 +165,7 @@ def funnel(book: CandidateBook) -> Iterator[str]:
         yield f"{len(book.at(stage)):>7}  {STAGE_LABELS[stage]}"
         if number + 1 == len(STAGES):
             break
-        reasons: dict[str, list[Candidate]] = defaultdict(list)
+        reasons: dict[str, list[CommitCandidate]] = defaultdict(list)
         for one in book.candidates.values():
             if one.stage == stage and one.outcome in ("fallen", "failed"):
                 reasons[("" if one.outcome == "fallen" else "to be tried again: ") + one.reason].append(one)

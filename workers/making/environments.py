@@ -165,7 +165,7 @@ def _strings(value: object) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BasePython:
     """The image that all images are built from, and the Python in it."""
 
     image: str
@@ -180,7 +180,7 @@ class Environments:
     """Builds images in `scratch`. `before_date`: versions of packages are those of the commit's month, if pip and the index can tell."""
 
     history: History
-    base: Base
+    base: BasePython
     name: str  # of the repository, as a part of images' names
     scratch: Path
     before_date: bool = False
@@ -315,7 +315,7 @@ def _unlimited() -> str:
     return "" if "--uploaded-prior-to" in shown else "not limited: pip here is older than 26.0, update it"
 
 
-async def probed_base(image: str, sandboxes: Sandboxes) -> Base:
+async def probed_base(image: str, sandboxes: Sandboxes) -> BasePython:
     """The base image. Raises ValueError naming --base."""
     try:
         found = ImageApi(docker_host()).find(image)
@@ -340,6 +340,6 @@ async def probed_base(image: str, sandboxes: Sandboxes) -> Base:
         raise ValueError(f"--base: {image}: {error}") from error
     try:
         said = json.loads(result.output.decode().strip().split("\n")[-1])
-        return Base(image, found.id, said["version"], said["site"], said["has_pytest"])
+        return BasePython(image, found.id, said["version"], said["site"], said["has_pytest"])
     except (ValueError, KeyError) as error:
         raise ValueError(f"--base: {image} must have git and python3: {result.output[-200:]!r}") from error

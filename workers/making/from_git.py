@@ -37,8 +37,8 @@ from pipeline.taskfile import (
 )
 from workers.making.candidates import (
     IMAGE_FIX,
-    Candidate,
     CandidateBook,
+    CommitCandidate,
     Settings,
     Stage,
     eval_script,
@@ -76,7 +76,7 @@ NUM_CONTROLS, NUM_PARTIAL_FIXES = 3, 20
 _LICENCE = re.compile(r"(?:LICEN[CS]E|COPYING)[^/]*", re.IGNORECASE)
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+class TaskProvenance(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task is from: a line of provenance.jsonl."""
 
     task: str
@@ -215,7 +215,7 @@ class Maker:
         print(visible("\n".join(funnel(self.book))))
         return int(any(one.outcome == "failed" for one in self.book.candidates.values()))
 
-    def _to_do(self, least: Stage, most: Stage | None = None) -> list[Candidate]:
+    def _to_do(self, least: Stage, most: Stage | None = None) -> list[CommitCandidate]:
         """The candidates that have passed `least` and not yet another stage than `most`, and are still open."""
         found = [one for one in self.book.at(least) if one.outcome in ("open", "failed")]
         return [one for one in found if most is None or one.stage == most]
@@ -249,9 +249,9 @@ class Maker:
         words += [f"--max-count={options.max_commits}"] if options.max_commits else []
         return tuple(self.history.commits(head, *words))
 
-    def _candidate(self, fix: Fix, discussions: Discussions) -> Candidate:
+    def _candidate(self, fix: Fix, discussions: Discussions) -> CommitCandidate:
         """The fix with its problem, or with the reason why it becomes no task."""
-        one = Candidate(
+        one = CommitCandidate(
             sha=fix.head.sha,
             stage="seen",
             outcome="fallen",
@@ -310,10 +310,10 @@ class Maker:
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.history.contains(fix.base, name)
 
-    async def _build_all(self, todo: Sequence[Candidate]) -> None:
+    async def _build_all(self, todo: Sequence[CommitCandidate]) -> None:
         """Builds an image for each candidate, and runs its tests with and without the known fix."""
         from workers.making.environments import Environments, probed_base
-        from workers.making.probing import Prober
+        from workers.making.probing import CandidateProber
 
         sandboxes = command_sandboxes(fleet=f"from-git-{os.getpid()}")
         began_at, num_done = time.monotonic(), 0
@@ -330,9 +330,9 @@ class Maker:
                 before_date=self.options.pip_before_date,
                 requires=tuple(self.options.requires),
             )
-            prober = Prober(environments, sandboxes, self.limits)
+            prober = CandidateProber(environments, sandboxes, self.limits)
 
-            async def build(one: Candidate) -> None:
+            async def build(one: CommitCandidate) -> None:
                 nonlocal num_done
                 since = time.monotonic()
                 done = await prober.built(one)
@@ -385,12 +385,12 @@ class Maker:
             )
         asyncio.run(self._judge_all(todo, verified))
 
-    async def _judge_all(self, todo: Sequence[Candidate], verified: Book) -> None:
+    async def _judge_all(self, todo: Sequence[CommitCandidate], verified: Book) -> None:
         from workers.leaks.__main__ import look
 
         sandboxes: Sandboxes = command_sandboxes(fleet=f"from-git-{os.getpid()}")
 
-        async def judge(one: Candidate) -> None:
+        async def judge(one: CommitCandidate) -> None:
             assert one.task is not None
             known = standing(verified.entries, one.task)
             one = replace(one, stage="built", outcome="open", reason="", detail="")
@@ -417,7 +417,7 @@ class Maker:
         finally:
             await sandboxes.close()
 
-    def _judged(self, one: Candidate, known: Verification | None) -> Candidate:
+    def _judged(self, one: CommitCandidate, known: Verification | None) -> CommitCandidate:
         """The candidate as far as its verification takes it."""
         if known is None or is_broken(known):
             return replace(
@@ -436,7 +436,7 @@ class Maker:
             )
         return replace(one, stage="controlled")
 
-    def _weighed(self, one: Candidate, known: Verification | None) -> Candidate:
+    def _weighed(self, one: CommitCandidate, known: Verification | None) -> CommitCandidate:
         """The candidate with its end: kept, unless its tests are shown to be weak."""
         most = self.options.max_weakness
         if most is not None and known and known.weakness_interval and known.weakness_interval[0] > most:
@@ -463,7 +463,7 @@ class Maker:
         for beside in (gold_path, verified_path, Path):
             beside(partial).replace(beside(train))
         lines = [
-            Provenance(
+            TaskProvenance(
                 task=one.task.id,
                 repository=self.history.origin or str(self.history.repository.resolve()),
                 commit=one.sha,

@@ -67,7 +67,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PathChange:
     """What happened to one path: modes and ids of its content before and after."""
 
     path: bytes
@@ -178,12 +178,12 @@ class History:
             )
             yield Commit(sha, tuple(parents.split()), author, email, authored, committed, message)
 
-    def changes(self, base: str, head: str) -> list[Change]:
+    def changes(self, base: str, head: str) -> list[PathChange]:
         fields = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, head).split(
             b"\0"
         )
         pairs = zip(fields[::2], fields[1::2], strict=False)
-        return [Change(path, *header.decode().lstrip(":").split(" ")[:4]) for header, path in pairs]
+        return [PathChange(path, *header.decode().lstrip(":").split(" ")[:4]) for header, path in pairs]
 
     def blob(self, sha: str) -> bytes:
         """The content; nothing for a side that is absent. Raises TooLarge."""
@@ -259,7 +259,7 @@ def split_of(history: History, fix: Fix, *, max_files: int) -> Split:
     return Split(code, tests, modules, test_paths)
 
 
-def _candidate_changes(history: History, fix: Fix, max_files: int) -> list[Change]:
+def _candidate_changes(history: History, fix: Fix, max_files: int) -> list[PathChange]:
     """The changed files. Raises Fallen with the reason why the fix is no candidate, cheapest questions first."""
     if not fix.base:
         raise Fallen("has no parent")
@@ -289,11 +289,11 @@ def _candidate_changes(history: History, fix: Fix, max_files: int) -> list[Chang
     return changes
 
 
-def _is_test(change: Change) -> bool:
+def _is_test(change: PathChange) -> bool:
     return is_placed_as_test(change.path.decode("utf-8", "replace"))
 
 
-def _same_meaning(history: History, changes: Iterable[Change]) -> bool:
+def _same_meaning(history: History, changes: Iterable[PathChange]) -> bool:
     """Whether the files, wherever they are, mean the same before and after."""
 
     def meanings(sides: Iterable[tuple[bytes, str]]) -> Counter[str | bytes]:

@@ -11,7 +11,7 @@ from workers.grading.controls.drawing import Outcomes
 from workers.grading.grade import Grader
 from workers.harness.building import PackageError
 from workers.images.api import ImageError
-from workers.making.candidates import IMAGE_FIX, Candidate, eval_script
+from workers.making.candidates import IMAGE_FIX, CommitCandidate, eval_script
 from workers.making.environments import WORKDIR, Environments
 from workers.making.history import Fallen, GitError
 from workers.sandbox.protocol import Sandboxes
@@ -23,7 +23,7 @@ class _Failed(Exception):
 
 
 @dataclass(slots=True)
-class Prober:
+class CandidateProber:
     """Builds the image of a candidate and runs its tests there, twice with and twice without the known fix."""
 
     environments: Environments
@@ -34,7 +34,7 @@ class Prober:
     def __post_init__(self) -> None:
         self._grader = Grader(self.sandboxes)
 
-    async def built(self, one: Candidate) -> Candidate:
+    async def built(self, one: CommitCandidate) -> CommitCandidate:
         """The candidate with its image and the tests that are left out, or with the reason why it becomes no task."""
         assert one.task is not None
         assert one.gold is not None
@@ -55,7 +55,7 @@ class Prober:
         task = replace(task, verdict=verdict)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
-    async def _deselected(self, one: Candidate, task: Task, fix: bytes) -> tuple[str, ...]:
+    async def _deselected(self, one: CommitCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
         """The tests that cannot decide. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
         there = self.environments.history.files(one.base)
         modules = [path for path in one.modules if path in there]

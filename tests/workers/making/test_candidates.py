@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.making.candidates import Candidate, CandidateBook, Settings, eval_script, funnel
+from workers.making.candidates import CandidateBook, CommitCandidate, Settings, eval_script, funnel
 
 SETTINGS = Settings(repository="/calc", options={"--min-words": "8"})
-ONE = Candidate(sha="a" * 40, stage="seen", outcome="fallen", reason="changes no tests")
-TWO = Candidate(sha="b" * 40, stage="problem", outcome="open")
+ONE = CommitCandidate(sha="a" * 40, stage="seen", outcome="fallen", reason="changes no tests")
+TWO = CommitCandidate(sha="b" * 40, stage="problem", outcome="open")
 
 
 def test_what_a_killed_process_left_is_read_and_an_incomplete_line_is_written_again(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_what_a_killed_process_left_is_read_and_an_incomplete_line_is_written_ag
 
 def test_the_last_line_of_a_commit_counts_and_the_order_is_that_of_the_first(tmp_path: Path) -> None:
     book = CandidateBook.open(tmp_path / "candidates.jsonl", SETTINGS)
-    for one in (ONE, TWO, Candidate(sha=ONE.sha, stage="strong", outcome="kept")):
+    for one in (ONE, TWO, CommitCandidate(sha=ONE.sha, stage="strong", outcome="kept")):
         book.enter(one)
     book.close()
     again = CandidateBook.read(book.path)
@@ -43,7 +43,7 @@ def test_a_book_is_for_one_process_and_for_the_same_options(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="another from-git works on"):
         CandidateBook.open(path, SETTINGS)
     book.close()
-    with pytest.raises(ValueError, match="--min-words: .* was made with 8: give the same"):
+    with pytest.raises(ValueError, match=r"--min-words: .* was made with 8: give the same"):
         CandidateBook.open(path, Settings(repository="/calc", options={"--min-words": "9"}))
     with pytest.raises(ValueError, match="is of /calc: choose another directory"):
         CandidateBook.open(path, Settings(repository="/other", options=SETTINGS.options))
@@ -57,9 +57,9 @@ def test_the_funnel_counts_each_step_with_reasons_and_an_example(tmp_path: Path)
     for one in (
         ONE,
         TWO,
-        Candidate(sha="c" * 40, stage="built", outcome="fallen", reason="is not ok", detail="a\nb"),
-        Candidate(sha="d" * 40, stage="problem", outcome="failed", reason="could not be built or run"),
-        Candidate(sha="e" * 40, stage="strong", outcome="kept"),
+        CommitCandidate(sha="c" * 40, stage="built", outcome="fallen", reason="is not ok", detail="a\nb"),
+        CommitCandidate(sha="d" * 40, stage="problem", outcome="failed", reason="could not be built or run"),
+        CommitCandidate(sha="e" * 40, stage="strong", outcome="kept"),
     ):
         book.enter(one)
     book.close()

@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.workers.making.repositories import Repository
-from workers.making.history import Commit, Fallen, Fix, GitError, History, TooLarge, run_git, split_of
+from workers.making.history import (
+    Commit,
+    Fallen,
+    Fix,
+    GitError,
+    History,
+    TooLarge,
+    iso_date,
+    run_git,
+    split_of,
+)
 
 CODE = "def add(a, b):\n    return a - b\n"
 FIXED = "def add(a, b):\n    return a + b\n"
@@ -168,9 +178,9 @@ def test_a_bundle_has_one_commit_with_the_files_of_the_base(repository: Reposito
 
 
 def test_what_is_no_repository_or_no_commit_is_refused_by_its_option(repository: Repository, tmp_path: Path) -> None:
-    with pytest.raises(GitError, match="REPO: .*not a git repository"):
+    with pytest.raises(GitError, match=r"REPO: .*not a git repository"):
         History(tmp_path, tmp_path / "borrowed.git")
-    with pytest.raises(GitError, match="--only: .* has no commit '--evil'"):
+    with pytest.raises(GitError, match=r"--only: .* has no commit '--evil'"):
         history_of(repository).resolved("--evil", "--only")
 
 
@@ -180,8 +190,6 @@ def test_output_of_git_is_read_to_a_limit(repository: Repository) -> None:
 
 
 def test_a_date_that_is_none_is_refused() -> None:
-    from workers.making.history import iso_date
-
     assert iso_date("2024-05-31", "--since") == "2024-05-31T00:00:00"
     with pytest.raises(ValueError, match="--since: 'soon' must be a date"):
         iso_date("soon", "--since")

@@ -31,7 +31,10 @@ def commit(message: str, sha: str = "a" * 40, parent: str = "b" * 40) -> Commit:
     return Commit(sha, (parent,), "Ann", "ann@example.invalid", "2024-01-01T12:00:00+00:00", "", message)
 
 
-def problem(message: str, discussions: Discussions = Discussions(), *, least_words: int = 1) -> Problem:
+NONE = Discussions()
+
+
+def problem(message: str, discussions: Discussions = NONE, *, least_words: int = 1) -> Problem:
     one = commit(message)
     fix = Fix("b" * 40, one, (one,))
     return problem_of(fix, discussions, PATCH, lambda name: name == "_carried", least_words=least_words)
