@@ -92,22 +92,23 @@ class CandidateBook:
     def open(cls, path: Path, settings: Settings) -> "CandidateBook":
         """The book at `path`, made if it is not there. Raises ValueError for another run's, for one in use and for a damaged one."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        book = cls(path, _descriptor=descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            os.ftruncate(descriptor, len(whole))
+            if not whole:
+                book._append(settings)
+            book._read(whole, settings)
         except BlockingIOError as error:
-            os.close(descriptor)
+            book.close()
             raise ValueError(
                 f"--out: another from-git works on {path.parent}: wait for it, or choose another directory"
             ) from error
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.ftruncate(descriptor, len(whole))
-        book = cls(path, _descriptor=descriptor)
-        if not whole:
-            book._append(settings)
-            return book
-        book._read(whole, settings)
+        except ValueError:
+            book.close()
+            raise
         return book
 
     @classmethod

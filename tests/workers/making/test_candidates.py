@@ -70,7 +70,7 @@ def test_the_funnel_counts_each_step_with_reasons_and_an_example(tmp_path: Path)
         "      4  have a problem",
         "         -1  to be tried again: could not be built or run (such as dddddddddddd)",
         "      2  built and run",
-        "         -1  is not ok (such as cccccccccccc: a\\nb)",
+        "         -1  is not ok (such as cccccccccccc: a␊b)",
         "      1  verified",
         "      1  controls say enough",
         "      1  do not leak",
