@@ -182,8 +182,11 @@ class History:
         fields = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, head).split(
             b"\0"
         )
-        pairs = zip(fields[::2], fields[1::2], strict=False)
-        return [PathChange(path, *header.decode().lstrip(":").split(" ")[:4]) for header, path in pairs]
+        found: list[PathChange] = []
+        for header, path in zip(fields[::2], fields[1::2], strict=False):
+            old_mode, new_mode, old, new, _ = header.decode().lstrip(":").split(" ")
+            found.append(PathChange(path, old_mode, new_mode, old, new))
+        return found
 
     def blob(self, sha: str) -> bytes:
         """The content; nothing for a side that is absent. Raises TooLarge."""

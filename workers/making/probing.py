@@ -16,6 +16,7 @@ from workers.making.environments import WORKDIR, Environments
 from workers.making.history import Fallen, GitError
 from workers.sandbox.protocol import Sandboxes
 from workers.unqueued import Broken, tried, unqueued_claim
+from workers.verify.calibrating import USELESS
 
 
 class _Failed(Exception):
@@ -62,7 +63,7 @@ class CandidateProber:
         flaky: set[str] = set()
         if modules:
             base = replace(task, verdict=ExitCode(eval_script=eval_script(modules)))
-            first, second = await self._twice(base, b"", "no test of the base passes in the image")
+            first, second = await self._twice(base, USELESS, "no test of the base passes in the image")
             names = first.by_name.keys() | second.by_name.keys()
             flaky = {name for name in names if first.passed(name) != second.passed(name)}
         first, second = await self._twice(task, fix, "the known fix passes no test in the image")
