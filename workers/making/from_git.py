@@ -391,12 +391,13 @@ class Maker:
         sandboxes: Sandboxes = command_sandboxes(fleet=f"from-git-{os.getpid()}")
 
         async def judge(one: CommitCandidate) -> None:
-            assert one.task is not None
-            known = standing(verified.entries, one.task)
+            task = one.task
+            assert task is not None
+            known = standing(verified.entries, task)
             one = replace(one, stage="built", outcome="open", reason="", detail="")
             one = self._judged(replace(one, seconds=known.seconds if known else 0.0), known)
             if one.outcome == "open":
-                finding = await look(sandboxes, as_verified(one.task, known), one.gold)
+                finding = await look(sandboxes, as_verified(task, known), one.gold)
                 if finding.failure:
                     one = replace(
                         one,

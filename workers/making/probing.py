@@ -37,14 +37,15 @@ class CandidateProber:
 
     async def built(self, one: CommitCandidate) -> CommitCandidate:
         """The candidate with its image and the tests that are left out, or with the reason why it becomes no task."""
-        assert one.task is not None
-        assert one.gold is not None
+        task, gold = one.task, one.gold
+        assert task is not None
+        assert gold is not None
         one = replace(one, outcome="open", reason="", detail="")
         try:
             image, commit, needs, versions = await self.environments.image(one.base, one.authored)
             one = replace(one, versions_before=versions, left_out_requirements=needs.left_out)
-            task = replace(one.task, image=image, base_commit=commit, workdir=WORKDIR)
-            deselected = await self._deselected(one, task, one.gold.patch.encode())
+            task = replace(task, image=image, base_commit=commit, workdir=WORKDIR)
+            deselected = await self._deselected(one, task, gold.patch.encode())
         except Fallen as fallen:
             return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
         except (ImageError, PackageError, GitError, _Failed) as error:
