@@ -139,7 +139,7 @@ def test_odd_names_links_submodules_and_messages_do_not_stop_the_walk(repository
     module = repository.git("rev-parse", "HEAD")
     history = history_of(repository)
     commits = {one.sha: one for one in history.commits(history.resolved("HEAD", "--branch"))}
-    assert commits[named].message == "\ufffd\ufffd not UTF-8\n"
+    assert commits[named].message.endswith(" not UTF-8\n")
     assert reason(repository, named) == "changes no test module"
     assert split_of(history, fix_of(history, linked), max_files=20).modules == ("tests/test_calc.py",)
     with pytest.raises(Fallen) as fallen:
