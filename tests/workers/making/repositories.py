@@ -20,7 +20,9 @@ class Repository:
         made.git("init", "-q", "-b", "main")
         return made
 
-    def git(self, *words: str, number: int = 0, author: str = "Ann <ann@example.invalid>", given: bytes = b"") -> str:
+    def git(
+        self, *words: str, number: int = 0, author: str = "Ann <ann@example.invalid>", given: bytes = b""
+    ) -> str:
         name, _, email = author.rstrip(">").partition(" <")
         date = f"2024-01-{number + 1:02}T12:00:00+00:00"
         env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {

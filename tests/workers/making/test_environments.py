@@ -47,7 +47,9 @@ def test_setup_files_and_requirement_files_are_read_without_running_them(tmp_pat
 
 
 def test_a_repository_without_metadata_is_not_installed(tmp_path: Path) -> None:
-    found = declared_in(tmp_path, {"calc.py": "", "pyproject.toml": "[tool.ruff]\nline-length = 9\n", "setup.cfg": b"\xff["})
+    found = declared_in(
+        tmp_path, {"calc.py": "", "pyproject.toml": "[tool.ruff]\nline-length = 9\n", "setup.cfg": b"\xff["}
+    )
     assert (found.requirements, found.build) == ((), ())
 
 

@@ -27,7 +27,9 @@ TEST = "from pricing import discounted\n\n\ndef test_discounted():\n    assert d
 TEST_HALF = "\n\ndef test_half_cents():\n    assert discounted(999, 50) == 500\n"
 TEST_SHIPPED = "from pricing import shipped\n\n\ndef test_shipped():\n    assert shipped(1000) == 1490\n"
 TEST_FREE = "\n\ndef test_free():\n    assert shipped(6000) == 6000\n"
-TEST_NETWORK = "\n\ndef test_network():\n    import socket\n    socket.create_connection(('192.0.2.1', 80), 1)\n"
+TEST_NETWORK = (
+    "\n\ndef test_network():\n    import socket\n    socket.create_connection(('192.0.2.1', 80), 1)\n"
+)
 TEST_FLAKY = "import os\nfrom rates import rate\n\n\ndef test_rate():\n    assert rate() == 7 and os.urandom(1)[0] > 250\n"
 PYPROJECT = (
     '[project]\nname = "pricing"\nversion = "1"\ndependencies = ["iniconfig"]\n'
@@ -49,8 +51,15 @@ def repository(tmp_path: Path, docker_client: docker.DockerClient) -> Iterator[R
 def with_history(made: Repository) -> dict[str, str]:
     """Commits of every kind, by name."""
     shas: dict[str, str] = {}
-    rates = {"rates.py": "def rate():\n    return 6\n", "tests/test_rates.py": "def test_nothing():\n    assert 1\n"}
-    files: dict[str, str | bytes | None] = {"pricing.py": PRICING, "tests/test_pricing.py": TEST, "LICENSE.txt": "MIT\n"}
+    rates = {
+        "rates.py": "def rate():\n    return 6\n",
+        "tests/test_rates.py": "def test_nothing():\n    assert 1\n",
+    }
+    files: dict[str, str | bytes | None] = {
+        "pricing.py": PRICING,
+        "tests/test_pricing.py": TEST,
+        "LICENSE.txt": "MIT\n",
+    }
     made.commit("Begin", {**files, **rates})
     shas["docs"] = made.commit("docs: say what it is", {"README.md": "Prices\n"})
     shas["fix"] = made.commit(
@@ -73,7 +82,10 @@ def with_history(made: Repository) -> dict[str, str]:
     )
     shas["bot"] = made.commit(
         "Bump the rate of something to the newest one",
-        {"rates.py": "def rate():\n    return 5\n", "tests/test_rates.py": "def test_nothing():\n    assert 2\n"},
+        {
+            "rates.py": "def rate():\n    return 5\n",
+            "tests/test_rates.py": "def test_nothing():\n    assert 2\n",
+        },
         "renovate[bot] <renovate@example.invalid>",
     )
     return shas | with_odd_ends(made)
@@ -84,7 +96,10 @@ def with_odd_ends(made: Repository) -> dict[str, str]:
     shas: dict[str, str] = {}
     shas["useless test"] = made.commit(
         "Rates are those of this year now, and so are the tests of them",
-        {"rates.py": "def rate():\n    return 6\n", "tests/test_rates.py": "def test_nothing():\n    assert 3\n"},
+        {
+            "rates.py": "def rate():\n    return 6\n",
+            "tests/test_rates.py": "def test_nothing():\n    assert 3\n",
+        },
     )
     shas["given away"] = made.commit(
         "Use `_half_up(cents)` in discounts instead of adding fifty in two places of it",
@@ -148,7 +163,9 @@ def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     assert tasks == [one.task for one in kept]
     assert read_gold(gold_path(out / "train.jsonl")) == {one.gold.id: one.gold for one in kept if one.gold}
     verified = read_verified(verified_path(out / "train.jsonl"))
-    assert all((known := standing(verified, task)) and known.ok and known.control == "confirmed" for task in tasks)
+    assert all(
+        (known := standing(verified, task)) and known.ok and known.control == "confirmed" for task in tasks
+    )
     assert tasks[2].problem == (
         "Half cents are lost in discounts\n\nHalf of 999 cents is 499.5 cents, and half a cent is rounded up."
     )

@@ -47,7 +47,9 @@ def reason(repository: Repository, sha: str, max_files: int = 20) -> str:
 
 
 def test_a_fix_with_its_tests_is_divided_into_known_fix_and_hidden_tests(repository: Repository) -> None:
-    sha = repository.commit("Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, "tests/data.txt": "1\n"})
+    sha = repository.commit(
+        "Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, "tests/data.txt": "1\n"}
+    )
     history = history_of(repository)
     split = split_of(history, fix_of(history, sha), max_files=20)
     assert split.fix.startswith("diff --git a/calc.py b/calc.py\n")
@@ -76,7 +78,11 @@ def test_a_fix_with_its_tests_is_divided_into_known_fix_and_hidden_tests(reposit
         ),
         ({"calc.py": FIXED, "tests/test_calc.py": f"# Sums.\n{TESTS}"}, "", "moves or formats tests only"),
         (
-            {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, **{f"a{number}.py": "" for number in range(4)}},
+            {
+                "calc.py": FIXED,
+                "tests/test_calc.py": NEW_TESTS,
+                **{f"a{number}.py": "" for number in range(4)},
+            },
             "",
             "changes too many files",
         ),
@@ -147,11 +153,20 @@ def test_odd_names_links_submodules_and_messages_do_not_stop_the_walk(repository
     assert fallen.value.reason == "changes a submodule"
 
 
-def test_settings_of_the_repository_run_nothing_and_change_no_difference(repository: Repository, tmp_path: Path) -> None:
+def test_settings_of_the_repository_run_nothing_and_change_no_difference(
+    repository: Repository, tmp_path: Path
+) -> None:
     sha = repository.commit(
-        "Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, ".gitattributes": "*.py diff=evil filter=evil\n"}
+        "Mend",
+        {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, ".gitattributes": "*.py diff=evil filter=evil\n"},
     )
-    for name in ("diff.evil.textconv", "diff.evil.command", "diff.external", "filter.evil.smudge", "core.fsmonitor"):
+    for name in (
+        "diff.evil.textconv",
+        "diff.evil.command",
+        "diff.external",
+        "filter.evil.smudge",
+        "core.fsmonitor",
+    ):
         repository.git("config", name, f"touch {tmp_path}/ran; cat")
     repository.git("config", "diff.noprefix", "true")
     history = history_of(repository)
@@ -177,7 +192,9 @@ def test_a_bundle_has_one_commit_with_the_files_of_the_base(repository: Reposito
     assert repository.git("for-each-ref").count("\n") == 0
 
 
-def test_what_is_no_repository_or_no_commit_is_refused_by_its_option(repository: Repository, tmp_path: Path) -> None:
+def test_what_is_no_repository_or_no_commit_is_refused_by_its_option(
+    repository: Repository, tmp_path: Path
+) -> None:
     with pytest.raises(GitError, match=r"REPO: .*not a git repository"):
         History(tmp_path, tmp_path / "borrowed.git")
     with pytest.raises(GitError, match=r"--only: .* has no commit '--evil'"):
@@ -199,5 +216,13 @@ def test_the_commits_of_one_line_have_all_their_fields(repository: Repository) -
     head = repository.git("rev-parse", "HEAD")
     history = history_of(repository)
     assert list(history.commits(head)) == [
-        Commit(head, (), "Ann", "ann@example.invalid", "2024-01-01T12:00:00+00:00", "2024-01-01T12:00:00+00:00", "Begin\n")
+        Commit(
+            head,
+            (),
+            "Ann",
+            "ann@example.invalid",
+            "2024-01-01T12:00:00+00:00",
+            "2024-01-01T12:00:00+00:00",
+            "Begin\n",
+        )
     ]

@@ -68,11 +68,15 @@ def test_code_that_repeats_the_fix_goes_and_other_code_stays() -> None:
 
 @pytest.mark.parametrize("block", ["```diff\n-old\n+new\n```\n", "@@ -1,2 +1,2 @@\n def add\n-old\n+new\n"])
 def test_differences_go(block: str) -> None:
-    assert problem(f"Adding subtracts\n\n{block}\nThat is wrong.").text == "Adding subtracts\n\nThat is wrong."
+    assert (
+        problem(f"Adding subtracts\n\n{block}\nThat is wrong.").text == "Adding subtracts\n\nThat is wrong."
+    )
 
 
 def test_sentences_that_name_what_the_fix_brings_go() -> None:
-    found = problem("Adding subtracts. The new _carried mends it. Numbers such as 1.5 are wrong, too.\nCall `_carried`!")
+    found = problem(
+        "Adding subtracts. The new _carried mends it. Numbers such as 1.5 are wrong, too.\nCall `_carried`!"
+    )
     assert found.text == "Adding subtracts. Numbers such as 1.5 are wrong, too."
     assert found.removed == (
         "names what the fix brings: The new _carried mends it.",
@@ -86,7 +90,16 @@ def test_words_of_a_language_are_no_names() -> None:
         "floor",
         "toCents",
     ]
-    assert names_in_code(b"import a.b as c\ndef f(x, *, y=1):\n    return x.z(k=y)\n") >= {"a", "b", "c", "f", "x", "y", "z", "k"}
+    assert names_in_code(b"import a.b as c\ndef f(x, *, y=1):\n    return x.z(k=y)\n") >= {
+        "a",
+        "b",
+        "c",
+        "f",
+        "x",
+        "y",
+        "z",
+        "k",
+    }
     assert names_in_code(b"def (") == frozenset()
 
 
@@ -111,7 +124,10 @@ def test_commits_of_one_pull_request_are_one_fix() -> None:
     line = tuple(commit(name, sha=name * 40, parent=parent * 40) for name, parent in ("dc", "cb", "ba"))
     pull = Pull(number=1, title="Both", commits=("d" * 40, "c" * 40))
     fixes = list(joined(line, Discussions({1: pull})))
-    assert [(one.base[0], [each.message for each in one.commits]) for one in fixes] == [("b", ["d", "c"]), ("a", ["b"])]
+    assert [(one.base[0], [each.message for each in one.commits]) for one in fixes] == [
+        ("b", ["d", "c"]),
+        ("a", ["b"]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +139,9 @@ def test_commits_of_one_pull_request_are_one_fix() -> None:
         ('{"issue": 1}', ":1: Object missing required field `title`"),
     ],
 )
-def test_an_export_that_cannot_be_read_is_refused_by_line_and_field(tmp_path: Path, line: str, why: str) -> None:
+def test_an_export_that_cannot_be_read_is_refused_by_line_and_field(
+    tmp_path: Path, line: str, why: str
+) -> None:
     path = tmp_path / "pulls.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=why):
