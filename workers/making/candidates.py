@@ -65,9 +65,8 @@ class CommitCandidate(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()  # test modules that the eval script runs
     left_out_requirements: tuple[str, ...] = ()  # lines of the metadata that no package index can serve
     versions_before: str = ""  # the date that limits versions of packages, or why none does
-    deselected: tuple[
-        str, ...
-    ] = ()  # tests that do not pass in each run of the known fix, or not in each of the base
+    # Tests that do not pass in each run of the known fix, or not in each of the base.
+    deselected: tuple[str, ...] = ()
     licence: str = ""  # path of the licence file at the commit
     task: Task | None = None
     gold: Gold | None = None
