@@ -30,14 +30,6 @@ IMPORT_S = 1800
 PYTHON_IMAGE = "swerve/python-base:1"
 LOADER = "ld-linux-x86-64.so.2"
 LIBRARIES, PYTHON_MODULES, PYTHON = "usr/lib/x86_64-linux-gnu", "usr/lib/python3.11", "usr/bin/python3.11"
-# Wheels are chosen for the Python in the image, whatever Python runs this command.
-WHEELS = (
-    "--only-binary=:all:",
-    "--python-version=3.11",
-    "--implementation=cp",
-    *(f"--platform=manylinux{tag}_x86_64" for tag in ("_2_34", "_2_28", "_2_17", "2014")),
-    "--platform=any",
-)
 NPM = ("npm", "install", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--no-bin-links")
 # The fields of a locked package that are stored: no addresses.
 LOCKED_KEYS = (
@@ -48,6 +40,17 @@ LOCKED_KEYS = (
 
 class PackageError(Exception):
     """Packages cannot be fetched, or differ from the locked ones; the message names the command and its output."""
+
+
+def wheels_for(python: str) -> tuple[str, ...]:
+    """Options by which pip chooses wheels for the Python of an image, such as "3.11", whatever Python runs this command."""
+    return (
+        "--only-binary=:all:",
+        f"--python-version={python}",
+        "--implementation=cp",
+        *(f"--platform=manylinux{tag}_x86_64" for tag in ("_2_34", "_2_28", "_2_17", "2014")),
+        "--platform=any",
+    )
 
 
 async def build(api: ContainerApi, file: HarnessFile, *, force: bool = False) -> bool:
@@ -104,7 +107,7 @@ def install(file: HarnessFile, into: Path) -> None:
             f"--target={site}",
             f"--requirement={file.lock}",
         )
-        _run(_pip("install", *hashed))
+        run(_pip("install", *hashed))
         shutil.rmtree(site / "bin", ignore_errors=True)  # scripts that name the Python of this machine
     for pattern in file.build.drop:
         found = list(into.glob(pattern))
@@ -128,7 +131,7 @@ def _npm_lock(packages: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "package.json").write_text(_package_json(packages))
-        _run((*NPM, "--package-lock-only"), cwd=folder)
+        run((*NPM, "--package-lock-only"), cwd=folder)
         lock = json.loads((folder / "package-lock.json").read_text())
     lock["packages"] = {
         path: {key: one[key] for key in LOCKED_KEYS if key in one} for path, one in lock["packages"].items()
@@ -140,7 +143,7 @@ def _install_npm(packages: Mapping[str, str], lock: Path, into: Path) -> None:
     """Uses `npm install` instead of `npm ci`, which refuses the lock of a package with optional dependencies that nobody has published."""
     (into / "package.json").write_text(_package_json(packages))
     shutil.copy(lock, into / "package-lock.json")
-    _run(NPM, cwd=into)
+    run(NPM, cwd=into)
     locked = json.loads(lock.read_text())["packages"]
     record = into / "node_modules" / ".package-lock.json"
     for path, package in json.loads(record.read_text())["packages"].items():
@@ -159,7 +162,7 @@ def _package_json(packages: Mapping[str, str]) -> str:
 def _pip_lock(requirements: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        _run(
+        run(
             _pip(
                 "install",
                 "--dry-run",
@@ -179,22 +182,31 @@ def _pip_lock(requirements: Sequence[str]) -> str:
 
 
 def _pip(verb: str, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *WHEELS, *words)
+    return (
+        sys.executable,
+        "-m",
+        "pip",
+        verb,
+        "--quiet",
+        "--disable-pip-version-check",
+        *wheels_for("3.11"),
+        *words,
+    )
 
 
 def _install_debian(into: Path, *, python: bool) -> None:
     """Installs the loader and all shared libraries beside it from the image that infra/images makes; with `python`, its Python, too."""
-    _run((sys.executable, "-m", "infra.images.build", "python-base"))
-    created = _run(("docker", "create", "--network=none", PYTHON_IMAGE, "true")).strip()
+    run((sys.executable, "-m", "infra.images.build", "python-base"))
+    created = run(("docker", "create", "--network=none", PYTHON_IMAGE, "true")).strip()
     try:
         with tempfile.TemporaryDirectory() as name:
             root = Path(name)
             for part in (LIBRARIES, *((PYTHON_MODULES, PYTHON) if python else ())):
                 (root / part).parent.mkdir(parents=True, exist_ok=True)
-                _run(("docker", "cp", f"{created}:/{part}", str(root / part)))
+                run(("docker", "cp", f"{created}:/{part}", str(root / part)))
             _lay_out(root, into)
     finally:
-        _run(("docker", "rm", created))
+        run(("docker", "rm", created))
 
 
 def _compile(into: Path) -> None:
@@ -233,7 +245,8 @@ def _not_needed(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name in unwanted]
 
 
-def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
+def run(command: Sequence[str], *, cwd: Path | None = None) -> str:
+    """The output of a command that fetches packages. Raises PackageError."""
     try:
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:

@@ -2,7 +2,7 @@
 
 It writes the task file and, beside it, the solutions: tasks.gold.jsonl belongs to tasks.jsonl. If any task is refused, nothing is written,
 and every reason is printed with file, row and field. `split` divides a task file into two that share no task; `export` writes formats of
-other tools. Exit status: 0 done; 1 a task is refused; 2 misuse, with what to change.
+other tools; `from-git` makes tasks from a repository's history. Exit status: 0 done; 1 a task is refused; 2 misuse, with what to change.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from pipeline.taskfile import (
     write_tasks,
     write_verified,
 )
+from workers.making.from_git import add_from_git_parser
 from workers.tasksets.exports import add_export_parser
 from workers.tasksets.importing import Refused, Selection, ids_in, selected, tasks_of
 from workers.tasksets.rows import Fields
@@ -36,7 +37,10 @@ from workers.tasksets.sources import SOURCES
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        print(visible(options.run(options)))
+        said: str | int = options.run(options)
+        if isinstance(said, int):
+            return said
+        print(visible(said))
     except Refused as refused:
         print(*map(visible_line, refused.reasons), sep="\n", file=sys.stderr)
         hint = visible_line(refused.hint)
@@ -94,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(verbs.add_parser("import", help="import published tasks into a task file"))
     _add_split(verbs.add_parser("split", help="divide a task file into one to train on and one held out"))
     add_export_parser(verbs)
+    add_from_git_parser(
+        verbs.add_parser("from-git", help="make tasks from the history of a Python repository")
+    )
     return parser
 
 

@@ -124,7 +124,7 @@ def _patches(fields: Fields) -> tuple[str, str]:
     if not tests:
         tests, rest = divided(gold, lambda path: _is_test(path) and (path in listed or not listed))
         if not listed and not rest.strip():  # every path contains "test", as in pytest's own src/_pytest
-            tests, _ = divided(gold, _is_placed_as_test)
+            tests, _ = divided(gold, is_placed_as_test)
     if not tests.strip():
         raise fields.refusal("test_patch", "must be a non-empty string: gold_patch has no tests in it either")
     hidden = paths_of(tests)
@@ -142,7 +142,7 @@ def _is_test(path: str) -> bool:
     return _TESTS.search(_NO_TESTS.sub("", path)) is not None
 
 
-def _is_placed_as_test(path: str) -> bool:
+def is_placed_as_test(path: str) -> bool:
     """Whether test runners would look for the file, by its name or its directory."""
     return _PLACED_AS_TEST.search(path) is not None
 

@@ -1,0 +1,148 @@
+"""What the problem of a task is made of, and what is taken out of it."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.making.history import Commit, Fallen, Fix
+from workers.making.problems import (
+    Discussions,
+    Issue,
+    Problem,
+    Pull,
+    joined,
+    names_in_code,
+    names_in_text,
+    problem_of,
+    read_discussions,
+)
+
+PATCH = """diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return _carried(a) + b
+"""
+
+
+def commit(message: str, sha: str = "a" * 40, parent: str = "b" * 40) -> Commit:
+    return Commit(sha, (parent,), "Ann", "ann@example.invalid", "2024-01-01T12:00:00+00:00", "", message)
+
+
+NONE = Discussions()
+
+
+def problem(message: str, discussions: Discussions = NONE, *, least_words: int = 1) -> Problem:
+    one = commit(message)
+    fix = Fix("b" * 40, one, (one,))
+    return problem_of(fix, discussions, PATCH, lambda name: name == "_carried", least_words=least_words)
+
+
+def test_a_message_loses_hashes_links_references_and_trailers() -> None:
+    found = problem(
+        "Sums are differences (#12)\n\nSince 1a2b3c4d5e, adding [two numbers](https://x.invalid/y) subtracts.\n"
+        "See https://x.invalid/z\nFixes #11\n\nSigned-off-by: Ann <ann@example.invalid>\nCo-authored-by: B <b@c>\n"
+    )
+    assert found.text == "Sums are differences\n\nSince , adding two numbers subtracts.\nSee"
+    assert found.source == "commit message"
+    assert found.removed == (
+        "trailer: Signed-off-by: Ann <ann@example.invalid>",
+        "trailer: Co-authored-by: B <b@c>",
+        "reference: (#12)",
+        "reference: Fixes #11",
+        "link: https://x.invalid/z",
+        "hash: 1a2b3c4d5e",
+    )
+
+
+def test_code_that_repeats_the_fix_goes_and_other_code_stays() -> None:
+    found = problem(
+        "Adding subtracts\n\n```python\nadd(2, 2)  # 0\n```\nMake it:\n```python\nreturn _carried(a) + b\n```\n"
+        "Or inline:\n\n    return _carried(a) + b\n"
+    )
+    assert found.text == "Adding subtracts\n\n```python\nadd(2, 2)  # 0\n```\nMake it:\n\nOr inline:"
+    assert all(one.startswith("code: ") for one in found.removed)
+
+
+@pytest.mark.parametrize("block", ["```diff\n-old\n+new\n```\n", "@@ -1,2 +1,2 @@\n def add\n-old\n+new\n"])
+def test_differences_go(block: str) -> None:
+    assert (
+        problem(f"Adding subtracts\n\n{block}\nThat is wrong.").text == "Adding subtracts\n\nThat is wrong."
+    )
+
+
+def test_sentences_that_name_what_the_fix_brings_go() -> None:
+    found = problem(
+        "Adding subtracts. The new _carried mends it. Numbers such as 1.5 are wrong, too.\nCall `_carried`!"
+    )
+    assert found.text == "Adding subtracts. Numbers such as 1.5 are wrong, too."
+    assert found.removed == (
+        "names what the fix brings: The new _carried mends it.",
+        "names what the fix brings: Call `_carried`!",
+    )
+
+
+def test_words_of_a_language_are_no_names() -> None:
+    assert list(names_in_text("The sum is rounded; call `half_up` or x.floor(1), not toCents.")) == [
+        "half_up",
+        "floor",
+        "toCents",
+    ]
+    assert names_in_code(b"import a.b as c\ndef f(x, *, y=1):\n    return x.z(k=y)\n") >= {
+        "a",
+        "b",
+        "c",
+        "f",
+        "x",
+        "y",
+        "z",
+        "k",
+    }
+    assert names_in_code(b"def (") == frozenset()
+
+
+def test_the_linked_issue_counts_before_the_pull_request_and_this_before_the_message() -> None:
+    pull = Pull(number=7, title="Add properly", body="Closes #3", merge_commit_sha="a" * 40)
+    issue = Issue(issue=3, title="Sums are wrong", body="2 and 2 make 0.")
+    found = problem("Mend", Discussions({7: pull}, {3: issue}))
+    assert (found.source, found.text) == ("issue 3", "# Sums are wrong\n\n2 and 2 make 0.")
+    found = problem("Mend", Discussions({7: pull}))
+    assert (found.source, found.text) == ("pull request 7", "# Add properly")
+    by_subject = Pull(number=8, title="Add", body="", merge_commit_sha="c" * 40, issues=(3,))
+    assert problem("Mend (#8)", Discussions({8: by_subject}, {3: issue})).source == "issue 3"
+    assert problem("Merge pull request #9 from x/y\n\nSums are wrong").text == "Sums are wrong"
+
+
+def test_a_problem_of_few_words_falls() -> None:
+    with pytest.raises(Fallen, match="problem too short: 2 words of the commit message, --min-words 3"):
+        problem("Mend sums", least_words=3)
+
+
+def test_commits_of_one_pull_request_are_one_fix() -> None:
+    line = tuple(commit(name, sha=name * 40, parent=parent * 40) for name, parent in ("dc", "cb", "ba"))
+    pull = Pull(number=1, title="Both", commits=("d" * 40, "c" * 40))
+    fixes = list(joined(line, Discussions({1: pull})))
+    assert [(one.base[0], [each.message for each in one.commits]) for one in fixes] == [
+        ("b", ["d", "c"]),
+        ("a", ["b"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", ":1: "),
+        ('{"number": "x", "title": ""}', r":1: Expected `int`, got `str` - at `\$.number`"),
+        ('{"number": 1, "title": "x"}', ":1: merge_commit_sha: give it, or commits"),
+        ('{"issue": 1}', ":1: Object missing required field `title`"),
+    ],
+)
+def test_an_export_that_cannot_be_read_is_refused_by_line_and_field(
+    tmp_path: Path, line: str, why: str
+) -> None:
+    path = tmp_path / "pulls.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=why):
+        read_discussions(path)

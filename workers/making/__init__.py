@@ -1,0 +1,1 @@
+"""Tasks made of a repository's own history: `python -m workers.tasksets from-git`."""

@@ -1,0 +1,321 @@
+"""Reads the history of a repository that nobody vouches for: its commits, and which of them may become a task.
+
+Everything is read through a bare repository that borrows the objects of the given one: settings, attributes, hooks and filters of the
+repository, the user and the machine have no effect, nothing is checked out on this machine, and nothing is written to the repository.
+Files and differences are read up to a limit, so that a huge one makes a commit fall away instead of using up the memory.
+"""
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from workers.tasksets.fleet import is_placed_as_test
+from workers.tasksets.patches import divided, paths_of
+from workers.verify.mutations import meaning_of
+
+MOST_BYTES = 2 * 1024**2  # size of a difference or a file that is read
+GIT_S = 300
+_LOG = "--format=tformat:%H%x00%P%x00%an%x00%ae%x00%aI%x00%cI%x00%B"
+_NUM_FIELDS = 7
+_BOT = re.compile(
+    r"\[bot\]|\bbot\b|dependabot|renovate|pre-commit-ci|github-actions|pyup|greenkeeper|snyk", re.IGNORECASE
+)
+_TEST_MODULE = re.compile(r"(?:[\w.+-]+/)*(?:test_[\w.+-]*|[\w.+-]*_test)\.py", re.ASCII)
+_SUBMODULE = "160000"
+_NO_COMMIT = "0" * 40
+_LFS = re.compile(r"^[-+]version https://git-lfs\.github\.com/spec/", re.MULTILINE)
+# Author and committer of every base commit, so that its hash depends on its files alone.
+_SAME = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "base"), ("EMAIL", "base@localhost"), ("DATE", "2025-01-01T00:00:00Z"))
+}
+
+
+class GitError(ValueError):
+    """A command of git failed; the message is its own."""
+
+
+class TooLarge(GitError):
+    """The output of a command of git is longer than what is read of it."""
+
+
+class Fallen(ValueError):
+    """A commit becomes no task. `reason` is one of a few that are counted, `detail` says more about this commit."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit; times as ISO 8601."""
+
+    sha: str
+    parents: tuple[str, ...]
+    author: str
+    email: str
+    authored: str
+    committed: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PathChange:
+    """What happened to one path: modes and ids of its content before and after."""
+
+    path: bytes
+    old_mode: str
+    new_mode: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A fix, divided: the change of the code, the hidden tests, and the test modules among these that pytest can be given."""
+
+    fix: str
+    tests: str
+    modules: tuple[str, ...]
+    test_paths: tuple[str, ...]
+
+
+def run_git(words: Sequence[str], *, env: dict[str, str], most_bytes: int = 0) -> bytes:
+    """The output of git. Raises GitError, and TooLarge if there is more than `most_bytes`, unless that is 0."""
+    try:
+        with subprocess.Popen(
+            ["git", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+        ) as git:
+            head = b""
+            if most_bytes:
+                assert git.stdout is not None
+                if len(head := git.stdout.read(most_bytes + 1)) > most_bytes:
+                    git.kill()
+                    raise TooLarge(f"git {words[-1]}: more than {most_bytes} bytes")
+            output, errors = git.communicate(timeout=GIT_S)
+    except FileNotFoundError as error:
+        raise GitError("git is not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise GitError(f"git {words[0]} took more than {GIT_S} s") from error
+    if git.returncode:
+        raise GitError(errors.decode("utf-8", "replace").strip()[-500:] or f"git {words[0]} failed")
+    return head + output
+
+
+def _plain_environment() -> dict[str, str]:
+    """The environment without variables of git."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+class History:
+    """The commits of `repository`, read through the bare repository `borrowed`, which is made if it is not there."""
+
+    def __init__(self, repository: Path, borrowed: Path) -> None:
+        """Raises GitError naming REPO if it is no repository that git may read."""
+        self.repository, self._borrowed = repository, borrowed
+        self._env = _plain_environment() | {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_NO_LAZY_FETCH": "1",
+            "LC_ALL": "C",
+        }
+        objects, shallow = (
+            self._in_repository("rev-parse", "--git-path", name) for name in ("objects", "shallow")
+        )
+        if not (borrowed / "HEAD").exists():
+            run_git(["init", "-q", "--bare", "--template=", str(borrowed)], env=self._env)
+        (borrowed / "objects/info").mkdir(parents=True, exist_ok=True)
+        (borrowed / "objects/info/alternates").write_text(f"{(repository / objects).resolve()}\n")
+        if (cut := repository / shallow).is_file():
+            (borrowed / "shallow").write_bytes(cut.read_bytes())
+
+    def _in_repository(self, *words: str) -> str:
+        try:
+            return run_git(["-C", str(self.repository), *words], env=_plain_environment()).decode().strip()
+        except GitError as error:
+            raise GitError(f"REPO: {self.repository}: {error}") from error
+
+    def git(self, *words: str, most_bytes: int = 0, env: dict[str, str] | None = None) -> bytes:
+        return run_git(
+            ["--git-dir", str(self._borrowed), "-c", "core.quotePath=true", *words],
+            env=self._env | (env or {}),
+            most_bytes=most_bytes,
+        )
+
+    def resolved(self, name: str, option: str) -> str:
+        """The hash of a commit that the repository calls `name`. Raises GitError naming the option."""
+        try:
+            return self._in_repository(
+                "rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}"
+            )
+        except GitError as error:
+            raise GitError(f"{option}: {self.repository} has no commit {name!r}") from error
+
+    @property
+    def origin(self) -> str:
+        """The address of the remote `origin` without credentials; "" if there is none."""
+        try:
+            return re.sub(r"//[^/@]*@", "//", self._in_repository("remote", "get-url", "origin"))
+        except GitError:
+            return ""
+
+    def commits(self, head: str, *words: str) -> Iterator[Commit]:
+        """The commits on the line of first parents, newest first."""
+        fields = self.git("log", "-z", "--first-parent", "--encoding=UTF-8", _LOG, *words, head, "--").split(
+            b"\0"
+        )
+        for at in range(0, len(fields) - _NUM_FIELDS + 1, _NUM_FIELDS):
+            sha, parents, author, email, authored, committed, message = (
+                field.decode("utf-8", "replace") for field in fields[at : at + _NUM_FIELDS]
+            )
+            yield Commit(sha, tuple(parents.split()), author, email, authored, committed, message)
+
+    def changes(self, base: str, head: str) -> list[PathChange]:
+        fields = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, head).split(
+            b"\0"
+        )
+        found: list[PathChange] = []
+        for header, path in zip(fields[::2], fields[1::2], strict=False):
+            old_mode, new_mode, old, new, _ = header.decode().lstrip(":").split(" ")
+            found.append(PathChange(path, old_mode, new_mode, old, new))
+        return found
+
+    def blob(self, sha: str) -> bytes:
+        """The content; nothing for a side that is absent. Raises TooLarge."""
+        return b"" if sha == _NO_COMMIT else self.git("cat-file", "blob", sha, most_bytes=MOST_BYTES)
+
+    def diff(self, base: str, head: str) -> str:
+        """The difference as git applies it. Raises Fallen for one that cannot be kept as text."""
+        words = ("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index")
+        try:
+            return self.git("diff", *words, base, head, "--", most_bytes=MOST_BYTES).decode()
+        except TooLarge as error:
+            raise Fallen("difference too large", f"more than {MOST_BYTES >> 20} MiB") from error
+        except UnicodeDecodeError as error:
+            raise Fallen("difference is not UTF-8") from error
+
+    def files(self, commit: str) -> dict[str, str]:
+        """The ids of the regular files of a commit by their paths; paths that are not UTF-8 are left out."""
+        found: dict[str, str] = {}
+        for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
+            words, _, path = entry.partition(b"\t")
+            if words.startswith(b"100"):
+                try:
+                    found[path.decode()] = words.split()[2].decode()
+                except UnicodeDecodeError:
+                    continue
+        return found
+
+    def contains(self, commit: str, word: str) -> bool:
+        """Whether a file of the commit has this word."""
+        try:
+            return bool(self.git("grep", "-q", "-w", "-F", "-I", "-e", word, commit, "--") == b"")
+        except GitError:
+            return False
+
+    def bundle(self, base: str, file: Path) -> None:
+        """Writes a bundle of `base_commit(base)`, whose ref is its hash below refs/bases."""
+        commit = self.base_commit(base)
+        self.git("update-ref", f"refs/bases/{commit}", commit)
+        self.git("bundle", "create", "-q", str(file), f"refs/bases/{commit}")
+
+    def base_commit(self, base: str) -> str:
+        """The hash of a commit with the files of `base`, and without any history."""
+        return self.git("commit-tree", f"{base}^{{tree}}", "-m", "base", env=_SAME).decode().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that may become a task: from the commit `base` to the commit `head`."""
+
+    base: str
+    head: Commit
+    commits: tuple[Commit, ...]  # newest first; several are one pull request
+
+
+def split_of(history: History, fix: Fix, *, max_files: int) -> Split:
+    """The code and the tests of a fix. Raises Fallen with the reason why it is no candidate."""
+    changes = _candidate_changes(history, fix, max_files)
+    diff = history.diff(fix.base, fix.head.sha)
+    if _LFS.search(diff):
+        raise Fallen("changes a file of Git LFS")
+    try:
+        tests, code = divided(diff, is_placed_as_test)
+        test_paths = paths_of(tests)
+        code_paths = paths_of(code)
+    except ValueError as error:
+        raise Fallen("a file's name cannot be kept", str(error)) from error
+    if not any(path.endswith(".py") for path in code_paths):
+        raise Fallen("changes no Python code beside tests")
+    left = {change.path.decode("utf-8", "replace") for change in changes if change.new != _NO_COMMIT}
+    modules = tuple(path for path in test_paths if path in left and _TEST_MODULE.fullmatch(path))
+    if not modules:
+        raise Fallen("changes no test module", "none is named test_*.py or *_test.py")
+    return Split(code, tests, modules, test_paths)
+
+
+def _candidate_changes(history: History, fix: Fix, max_files: int) -> list[PathChange]:
+    """The changed files. Raises Fallen with the reason why the fix is no candidate, cheapest questions first."""
+    if not fix.base:
+        raise Fallen("has no parent")
+    if any(_BOT.search(f"{one.author} {one.email}") for one in fix.commits):
+        raise Fallen("by a bot", fix.head.author)
+    try:
+        changes = history.changes(fix.base, fix.head.sha)
+    except GitError as error:
+        raise Fallen("cannot be read", str(error)) from error
+    python = [change for change in changes if change.path.endswith(b".py")]
+    tests = [change for change in changes if _is_test(change)]
+    if not tests:
+        raise Fallen("changes no tests")
+    if not [change for change in python if not _is_test(change)]:
+        raise Fallen("changes no Python code beside tests")
+    if len(changes) > max_files:
+        raise Fallen("changes too many files", f"{len(changes)}, --max-files {max_files}")
+    if any(_SUBMODULE in (change.old_mode, change.new_mode) for change in changes):
+        raise Fallen("changes a submodule")
+    try:
+        if _same_meaning(history, [change for change in python if not _is_test(change)]):
+            raise Fallen("moves or formats code only")
+        if _same_meaning(history, tests):
+            raise Fallen("moves or formats tests only")
+    except GitError as error:
+        raise Fallen("cannot be read", str(error)) from error
+    return changes
+
+
+def _is_test(change: PathChange) -> bool:
+    return is_placed_as_test(change.path.decode("utf-8", "replace"))
+
+
+def _same_meaning(history: History, changes: Iterable[PathChange]) -> bool:
+    """Whether the files, wherever they are, mean the same before and after."""
+
+    def meanings(sides: Iterable[tuple[bytes, str]]) -> Counter[str | bytes]:
+        found: Counter[str | bytes] = Counter()
+        for path, sha in sides:
+            if sha != _NO_COMMIT:
+                source = history.blob(sha)
+                found[(meaning_of(source) if path.endswith(b".py") else None) or source] += 1
+        return found
+
+    changed = list(changes)
+    return meanings((one.path, one.old) for one in changed) == meanings(
+        (one.path, one.new) for one in changed
+    )
+
+
+def iso_date(text: str, option: str) -> str:
+    """The date, which git would take for now if it were none. Raises ValueError naming the option."""
+    try:
+        return datetime.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ValueError(f"{option}: {text!r} must be a date such as 2024-05-31") from error

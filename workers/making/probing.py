@@ -1,0 +1,96 @@
+"""Tries a candidate in its image before it is verified: that tests of the base pass there, and which tests have to be left out."""
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pipeline.request import Limits
+from pipeline.task import ExitCode, Task
+from workers.grading.container import PatchRun
+from workers.grading.controls.drawing import Outcomes
+from workers.grading.grade import Grader
+from workers.harness.building import PackageError
+from workers.images.api import ImageError
+from workers.making.candidates import IMAGE_FIX, CommitCandidate, eval_script
+from workers.making.environments import WORKDIR, Environments
+from workers.making.history import Fallen, GitError
+from workers.sandbox.protocol import Sandboxes
+from workers.unqueued import Broken, tried, unqueued_claim
+from workers.verify.calibrating import USELESS
+
+
+class _Failed(Exception):
+    """The infrastructure prevented a run."""
+
+
+@dataclass(slots=True)
+class CandidateProber:
+    """Builds the image of a candidate and runs its tests there, twice with and twice without the known fix."""
+
+    environments: Environments
+    sandboxes: Sandboxes
+    limits: Limits
+    _grader: Grader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._grader = Grader(self.sandboxes)
+
+    async def built(self, one: CommitCandidate) -> CommitCandidate:
+        """The candidate with its image and the tests that are left out, or with the reason why it becomes no task."""
+        task, gold = one.task, one.gold
+        assert task is not None
+        assert gold is not None
+        one = replace(one, outcome="open", reason="", detail="")
+        try:
+            image, commit, needs, versions = await self.environments.image(one.base, one.authored)
+            one = replace(one, versions_before=versions, left_out_requirements=needs.left_out)
+            task = replace(task, image=image, base_commit=commit, workdir=WORKDIR)
+            deselected = await self._deselected(one, task, gold.patch.encode())
+        except Fallen as fallen:
+            return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
+        except (ImageError, PackageError, GitError, _Failed) as error:
+            return replace(
+                one, outcome="failed", reason="could not be built or run", detail=str(error)[-300:]
+            )
+        assert isinstance(task.verdict, ExitCode)
+        verdict = replace(task.verdict, eval_script=eval_script(one.modules, deselected))
+        task = replace(task, verdict=verdict)
+        return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
+
+    async def _deselected(self, one: CommitCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
+        """The tests that cannot decide. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
+        there = self.environments.history.files(one.base)
+        modules = [path for path in one.modules if path in there]
+        flaky: set[str] = set()
+        if modules:
+            base = replace(task, verdict=ExitCode(eval_script=eval_script(modules)))
+            first, second = await self._twice(base, USELESS, "no test of the base passes in the image")
+            names = first.by_name.keys() | second.by_name.keys()
+            flaky = {name for name in names if first.passed(name) != second.passed(name)}
+        first, second = await self._twice(task, fix, "the known fix passes no test in the image")
+        names = first.by_name.keys() | second.by_name.keys()
+        failing = {name for name in names if first.failed(name) or second.failed(name)}
+        return tuple(sorted(name for name in failing | (flaky & names) if "::" in name))
+
+    async def _twice(self, task: Task, patch: bytes, reason: str) -> tuple[Outcomes, Outcomes]:
+        """The outcomes of two runs. Raises Fallen with `reason` if no test passes in the first."""
+        runs: list[Outcomes] = []
+        for _ in range(2):
+            run = await self._run(task, patch)
+            if not any(run.outcomes.passed(name) for name in run.outcomes.by_name):
+                raise Fallen(reason, _end_of(run.log))
+            runs.append(run.outcomes)
+        return runs[0], runs[1]
+
+    async def _run(self, task: Task, patch: bytes) -> PatchRun:
+        claim = unqueued_claim(task, command="from-git", limits=self.limits)
+        found = await tried(lambda: self._grader.run_tests(claim, patch), task, image_fix=IMAGE_FIX)
+        if isinstance(found, Broken):
+            raise _Failed(found.why)
+        return found
+
+
+def _end_of(log: bytes) -> str:
+    """The last lines of a log that say something, in one line."""
+    lines = [line.strip(" =") for line in log.decode("utf-8", "replace").split("\n") if line.strip(" =")]
+    return " | ".join(lines[-3:])[-300:]

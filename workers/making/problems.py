@@ -1,0 +1,230 @@
+"""The problem of a task: what people wrote about a change, without what gives the change away.
+
+The text is that of the linked issue, else of the pull request, else the commit's message. What is taken out of it is recorded: hashes,
+links, trailers, differences, code that repeats added lines, and sentences with names that only the fix brings. A name that the hidden tests
+use stays, because the task could not be solved without it. Another author, such as a model, would take the place of `problem_of`.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline import diff
+from workers.making.history import Commit, Fallen, Fix
+
+LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
+_CLOSES = re.compile(
+    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE
+)
+_PULL_IN_SUBJECT = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+)")
+_MERGE_SUBJECT = re.compile(r"\AMerge (?:pull request|branch|remote-tracking branch|tag)\b[^\n]*\n*")
+_FENCED = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
+_DIFF = re.compile(
+    r"^(?:diff --git .*\n?|index [0-9a-f]+\.\..*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|@@ -\d.*\n?(?:[-+ \\].*\n?)*)",
+    re.MULTILINE,
+)
+_TRAILER = re.compile(
+    r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
+)
+_REFERENCE = re.compile(
+    r"\(?\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+(?:[\w.-]+/[\w.-]+)?#\d+\)?\.?|\(#\d+\)",
+    re.IGNORECASE,
+)
+_LINKED_TEXT = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]+\)")
+_LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
+_HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
+_SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?!\s|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
+_CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of --pulls about a pull request, which has `merge_commit_sha` or `commits`."""
+
+    number: int
+    title: str
+    body: str | None = None
+    merge_commit_sha: str | None = None
+    commits: tuple[str, ...] = ()
+    issues: tuple[int, ...] = ()
+
+
+class Issue(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of --pulls about an issue."""
+
+    issue: int
+    title: str
+    body: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discussions:
+    """The pull requests and issues of an export."""
+
+    pulls: Mapping[int, Pull] = field(default_factory=dict[int, Pull])
+    issues: Mapping[int, Issue] = field(default_factory=dict[int, Issue])
+
+    def pull_of(self, fix: Fix) -> Pull | None:
+        shas = {one.sha for one in fix.commits}
+        for pull in self.pulls.values():
+            if pull.merge_commit_sha in shas or shas & set(pull.commits):
+                return pull
+        named = _PULL_IN_SUBJECT.search(fix.head.message.split("\n")[0])
+        return self.pulls.get(int(named[1] or named[2])) if named else None
+
+
+def read_discussions(path: Path) -> Discussions:
+    """The pull requests and issues of an export, one a line as JSON. Raises ValueError naming line and field."""
+    pulls: dict[int, Pull] = {}
+    issues: dict[int, Issue] = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = msgspec.json.decode(line)
+            if isinstance(row, dict) and "issue" in row:
+                issue = msgspec.convert(row, Issue)
+                issues[issue.issue] = issue
+                continue
+            pull = msgspec.convert(row, Pull)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"--pulls: {path}:{number}: {error}") from error
+        if not pull.merge_commit_sha and not pull.commits:
+            raise ValueError(f"--pulls: {path}:{number}: merge_commit_sha: give it, or commits")
+        pulls[pull.number] = pull
+    return Discussions(pulls, issues)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The text, where it is from, and what was taken out of it."""
+
+    text: str
+    source: str
+    removed: tuple[str, ...]
+
+
+def problem_of(
+    fix: Fix, discussions: Discussions, patch: str, is_given_away: Callable[[str], bool], *, least_words: int
+) -> Problem:
+    """The problem. `is_given_away` says whether a name is one that only the fix brings. Raises Fallen if too few words are left."""
+    source, text = _source(fix, discussions)
+    removed: list[str] = []
+    text = _without_code(text.replace("\r\n", "\n"), added_lines(patch), removed)
+    for kind, pattern in (
+        ("difference", _DIFF),
+        ("trailer", _TRAILER),
+        ("reference", _REFERENCE),
+        ("link", _LINK),
+        ("hash", _HASH),
+    ):
+        text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
+        removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
+        text = pattern.sub("", text)
+    text = "".join(_honest_sentences(text, is_given_away, removed))
+    text = re.sub(r"[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
+    num_words = len(re.findall(r"\w+", text))
+    if num_words < least_words:
+        raise Fallen("problem too short", f"{num_words} words of the {source}, --min-words {least_words}")
+    return Problem(text, source, tuple(removed))
+
+
+def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:
+    """The name of the source, and its title and text."""
+    messages = "\n\n".join(one.message.strip() for one in reversed(fix.commits))
+    pull = discussions.pull_of(fix)
+    linked = [*(pull.issues if pull else ())]
+    linked += [int(number) for number in _CLOSES.findall(f"{(pull and pull.body) or ''}\n{messages}")]
+    for number in linked:
+        if issue := discussions.issues.get(number):
+            return f"issue {number}", f"# {issue.title}\n\n{issue.body or ''}"
+    if pull:
+        return f"pull request {pull.number}", f"# {pull.title}\n\n{pull.body or ''}"
+    return "commit message", _MERGE_SUBJECT.sub("", messages)
+
+
+def added_lines(patch: str) -> frozenset[str]:
+    """The lines that the patch adds and does not remove elsewhere, without blanks around them, as far as they are long enough to tell."""
+    lines: dict[bytes, set[str]] = {b"+": set(), b"-": set(), b" ": set()}
+    for section in diff.sections(patch.encode()):
+        for hunk in section.hunks:
+            for sign, line in hunk.lines:
+                lines[sign].add(line.decode("utf-8", "replace").strip())
+    return frozenset(
+        line for line in lines[b"+"] - lines[b"-"] - lines[b" "] if len(line) >= LEAST_TELLING_CHARS
+    )
+
+
+def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
+    """The text without blocks of code, fenced or indented, that repeat an added line or are differences."""
+
+    def kept(found: re.Match[str]) -> str:
+        block = found[0]
+        is_diff = block.startswith(("```diff", "```patch")) or re.search(r"^@@ -\d", block, re.MULTILINE)
+        if is_diff or any(line.strip(" \t+") in added for line in block.split("\n")):
+            removed.append(f"code: {block.strip()}")
+            return ""
+        return block
+
+    text = _FENCED.sub(kept, text)
+    lines = text.split("\n")
+    repeated = [line for line in lines if line.strip() in added]
+    removed += [f"code: {line.strip()}" for line in repeated]
+    return "\n".join(line for line in lines if line.strip() not in added)
+
+
+def _honest_sentences(text: str, is_given_away: Callable[[str], bool], removed: list[str]) -> Iterator[str]:
+    """The sentences of the text without those that name what only the fix brings."""
+    for found in _SENTENCE.finditer(text):
+        sentence = found[0]
+        if any(is_given_away(name) for name in names_in_text(sentence)):
+            removed.append(f"names what the fix brings: {sentence.strip()}")
+            yield "\n" if sentence.endswith("\n") else ""
+        else:
+            yield sentence
+
+
+def names_in_text(text: str) -> Iterator[str]:
+    """Words that are names of code: by their letters, or by quotes, a call or a dot at them."""
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
+    for found in re.finditer(r"(\.?)\b([A-Za-z_]\w*)\b(\(?)", text):
+        dot, word, call = found.groups()
+        if dot or call or _CODED.search(word) or re.search(rf"\b{word}\b", quoted):
+            yield word
+
+
+def names_in_code(source: bytes) -> frozenset[str]:
+    """The names in Python source; none if it cannot be parsed."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "arg", "name", "asname"):
+            if isinstance(value := getattr(node, name, None), str):
+                found.update(value.split("."))
+    return frozenset(found)
+
+
+def joined(commits: tuple[Commit, ...], discussions: Discussions) -> Iterator[Fix]:
+    """The fixes of a line of commits, newest first: the commits of one pull request that follow each other are one fix."""
+    pull_of = {sha: pull.number for pull in discussions.pulls.values() for sha in pull.commits}
+    at = 0
+    while at < len(commits):
+        end = at + 1
+        number = pull_of.get(commits[at].sha)
+        while (
+            number is not None
+            and end < len(commits)
+            and pull_of.get(commits[end].sha) == number
+            and commits[end - 1].parents[:1] == (commits[end].sha,)
+        ):
+            end += 1
+        run = commits[at:end]
+        yield Fix(run[-1].parents[0] if run[-1].parents else "", run[0], run)
+        at = end
