@@ -133,7 +133,7 @@ def with_odd_ends(made: Repository) -> dict[str, str]:
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1400)
 def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     tmp_path: Path, repository: Repository, task_image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +191,7 @@ def candidates(out: Path) -> list[CommitCandidate]:
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1400)
 def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
     tmp_path: Path, repository: Repository, task_image: str
 ) -> None:
