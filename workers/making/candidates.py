@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -20,16 +20,7 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold
 
 Stage = Literal["seen", "candidate", "problem", "built", "verified", "controlled", "no leaks", "strong"]
-STAGES: tuple[Stage, ...] = (
-    "seen",
-    "candidate",
-    "problem",
-    "built",
-    "verified",
-    "controlled",
-    "no leaks",
-    "strong",
-)
+STAGES: tuple[Stage, ...] = get_args(Stage)
 STAGE_LABELS: Mapping[Stage, str] = {
     "seen": "commits seen",
     "candidate": "change code and tests",

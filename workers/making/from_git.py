@@ -1,4 +1,4 @@
-"""`python -m workers.tasksets from-git REPO --out DIR`: makes verified tasks from the history of a Python repository
+"""`python -m workers.tasksets from-git REPO --out DIR`: makes verified tasks from the history of a Python repository.
 
 Walks the commits of the line of first parents, newest first, and takes those that change code and tests. The change of the tests becomes
 the hidden tests, the rest the known fix, and what people wrote about it the problem. Each gets an image, and is put before `workers.verify`

@@ -125,7 +125,7 @@ def problem_of(
         text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
         removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
         text = pattern.sub("", text)
-    text = "".join(_honest_sentences(text, is_given_away, removed))
+    text = "".join(_kept_sentences(text, is_given_away, removed))
     text = re.sub(r"[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     num_words = len(re.findall(r"\w+", text))
     if num_words < least_words:
@@ -177,7 +177,7 @@ def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
     return "\n".join(line for line in lines if line.strip() not in added)
 
 
-def _honest_sentences(text: str, is_given_away: Callable[[str], bool], removed: list[str]) -> Iterator[str]:
+def _kept_sentences(text: str, is_given_away: Callable[[str], bool], removed: list[str]) -> Iterator[str]:
     """The sentences of the text without those that name what only the fix brings."""
     for found in _SENTENCE.finditer(text):
         sentence = found[0]

@@ -1,16 +1,14 @@
 """The order of tasks, the ids, and what requests say."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
-from redis.asyncio import Redis
 
 from benchmarks.scripted_fleet import task
-from pipeline import connection, keys, queue, request_store
+from pipeline import keys, queue, request_store
 from pipeline.journal.reading import read
 from pipeline.journal.rows import SkippedRow
 from pipeline.request import Limits, Sampling
@@ -41,19 +39,6 @@ rollout = { group_size = 4, agent = "agent.yaml" }
 batch.groups_per_step = 2
 learner = { lr = 1e-6, micro_batch_tokens = 32768 }
 """
-
-
-@pytest.fixture
-async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await connection.connect(redis_url)
-    yield pool
-    await pool.aclose()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path) as journal:
-        yield journal
 
 
 def dispatcher(pool: ArqRedis, journal: Journal) -> Dispatcher:

@@ -2,14 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
-from redis.asyncio import Redis
 
-from pipeline import connection, queue, request_store
+from pipeline import queue, request_store
 from pipeline.journal.rows import EpisodeRow
 from pipeline.request import RolloutRequest
 from tests.trainer.loop.test_recovery import forget
@@ -20,19 +17,6 @@ from trainer.rollouts.curriculum import Curriculum, TaskOrder, fitting_size
 
 TASKS = ("t0", "t1", "t2")
 RESUMED = CurriculumRecipe(max_group_size=8, signal_share=0.6)
-
-
-@pytest.fixture
-async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await connection.connect(redis_url)
-    yield pool
-    await pool.aclose()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "journal") as journal:
-        yield journal
 
 
 def episode(task_id: str, reward: float) -> EpisodeRow:

@@ -1,7 +1,6 @@
 """Several sources of tasks: in which order they take turns, and what each source's requests, groups and batches say."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -9,11 +8,10 @@ from random import Random
 
 import pytest
 from arq.connections import ArqRedis
-from redis.asyncio import Redis
 
 from benchmarks import chat_tokenizer
 from benchmarks.scripted_fleet import task
-from pipeline import connection, queue, request_store
+from pipeline import queue, request_store
 from pipeline.harness import read_harness
 from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow
@@ -53,19 +51,6 @@ limits = { turns = 9, context_tokens = 20000, wall_s = 6000 }
 context = { policy = "stop" }
 sampling.max_new_tokens = 100
 """
-
-
-@pytest.fixture
-async def pool(redis_url: str, redis: Redis) -> AsyncIterator[ArqRedis]:
-    pool = await connection.connect(redis_url)
-    yield pool
-    await pool.aclose()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "journal") as journal:
-        yield journal
 
 
 @pytest.fixture
