@@ -1,0 +1,1 @@
+"""What verdicts and controls know of each programming language: one module for each."""
