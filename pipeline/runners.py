@@ -80,6 +80,7 @@ class Runner:
     # The settings that hold its options: keys with dots between them, or a section.
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     options_variable: str = ""  # environment variable with further options
+    naming_option: str = ""  # with it, the log has a line for each test
     plugins_variable: str = ""  # environment variable with modules to load
     entry_points: str = ""  # group of entry points that are its plugins
     own_modules: tuple[str, ...] = ()  # modules of the runner itself, and modules that it looks for
@@ -311,7 +312,13 @@ RUNNERS: tuple[Runner, ...] = (
     ),
     Runner(name="gulp", language="javascript", commands=("gulp test*",), governed_by_if_used=("gulpfile.*",)),
     Runner(name="ctest", language="c", commands=("ctest",)),
-    Runner(name="go", language="go", commands=("go test",)),
+    Runner(
+        name="go",
+        language="go",
+        commands=("go test",),
+        governed_by=("go.work", "go.env"),
+        naming_option="-v",
+    ),
     Runner(name="cargo", language="rust", commands=("cargo test", "cargo nextest")),
     Runner(name="maven", language="java", commands=("mvn test*",)),
     Runner(
@@ -357,6 +364,12 @@ def run_by(text: str) -> Iterator[Runner]:
 def started_by(command: str) -> Runner | None:
     """The runner that a simple command of a shell starts, None if it starts none."""
     return next((runner for runner in RUNNERS if runner.started.match(command)), None)
+
+
+def spoken_in(path: str) -> str:
+    """The name of the language of a source file, by the ending of its name; "" if no language has it."""
+    ending = path.rpartition(".")[2]
+    return next((language.name for language in LANGUAGES if ending in language.endings), "")
 
 
 def closing_fault(script: str, log: str) -> str | None:

@@ -14,13 +14,14 @@ from typing import Literal
 
 from pipeline.errors import GraderError, SandboxError
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, Contradiction, RewardFile, SwebenchLog
+from pipeline.task import Calibration, Contradiction, ExitCode, RewardFile, SwebenchLog
 from pipeline.trajectory import Reward
 from workers.grading import reward_files, steps
 from workers.grading.controls.drawing import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import Placement, placed, write
 from workers.grading.defence.before import Applied, BeforeTests
 from workers.grading.defence.survey import Surveys
+from workers.grading.languages.language import named
 from workers.grading.steps import StepFailed, failed_step
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import decoded
@@ -108,6 +109,8 @@ class GradingContainer:
         if isinstance(verdict, SwebenchLog):
             script = self.marks.in_script(script)
         content = script.encode("utf-8", "surrogateescape")
+        if isinstance(verdict, ExitCode):
+            content = named(content)
         if isinstance(verdict, RewardFile):
             content = await reward_files.prepared(self.sandbox, verdict, content)
         await write(self.sandbox, {**placement.texts, steps.EVAL: content})

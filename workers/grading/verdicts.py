@@ -21,6 +21,7 @@ from workers.grading import reward_files, swebench_rules
 from workers.grading.controls.drawing import Outcomes, outcomes
 from workers.grading.defence import after, witness
 from workers.grading.defence.after import Evidence
+from workers.grading.languages.language import outcomes_in
 from workers.grading.swebench_rules import Marks, UnreadableLog
 
 LOG_TAIL_CHARS = 4000
@@ -98,9 +99,14 @@ def judged(task: Task, remains: Remains) -> Judged:
     runs, log, parsed = witness.testimony(remains.notes), remains.log.decode(), remains.parsed
     if isinstance(task.verdict, RewardFile) and remains.exit_code == 0:
         parsed = reward_files.reported(remains.notes)
-    evidence = Evidence(remains.patch, remains.exit_code, log, runs, parsed, remains.restored)
+    reported = {}
+    if isinstance(task.verdict, ExitCode) and not witness.sessions(runs):
+        reported = outcomes_in(task.verdict.eval_script, log)
+    evidence = Evidence(
+        remains.patch, remains.exit_code, log, runs, parsed, restored=remains.restored, reported=reported
+    )
     reward = judge(task, evidence)
-    found = outcomes(runs, reward.tests)
+    found = outcomes(runs, reported or reward.tests)
     reward = msgspec.structs.replace(reward, log_tail=log[-LOG_TAIL_CHARS:])
     return Judged(reward, msgspec.Raw(msgspec.msgpack.encode(found)))
 
@@ -129,7 +135,7 @@ def _by_exit_code(verdict: ExitCode, evidence: Evidence) -> Reward:
     refuted_by = None
     if evidence.exit_code == 0:
         refuted_by = after.refuted_status(evidence, verdict)
-    seen = witness.outcomes(evidence.runs)
+    seen = witness.outcomes(evidence.runs) or evidence.reported
     return _reward(
         f"exit status {evidence.exit_code}",
         resolved=evidence.exit_code == 0,
@@ -146,7 +152,7 @@ def _by_reward_file(verdict: RewardFile, evidence: Evidence) -> Reward:
         refuted_by = after.refuted_status(evidence, verdict)
     elif value and verdict.fractions:
         refuted_by = after.tampering(evidence, verdict)
-    seen = witness.outcomes(evidence.runs)
+    seen = witness.outcomes(evidence.runs) or evidence.reported
     reward = _reward(
         decided_by,
         resolved=value == 1,

@@ -23,7 +23,7 @@ from workers.grading.controls.spans import Span
 from workers.grading.defence import witness
 from workers.verify.fixed import find_tests, fixed
 from workers.verify.observing import met
-from workers.verify.proposing import Proposer, met_examples
+from workers.verify.proposing import Proposer, met_by_log
 from workers.verify.reads.finding import with_reads
 from workers.verify.reads.record import OpensSandboxes, record
 from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
@@ -86,7 +86,7 @@ class Calibrator:
         proposer = Proposer(self.sandboxes, self.grader, self.chance)
         proposed = await proposer.propose(claim, fix, found, find_met)
         calibration = replace(calibration, test_files=tuple(sorted(proposed.texts)))
-        met_by_base = {**proposed.met, **await met_examples(proposed, base.log)}
+        met_by_base = {**proposed.met, **await met_by_log(proposed, base.log)}
         # A run of the base that ends at the first failure does not show which of the other tests need the fix.
         met_tests = proposed.met_tests(met_by_base)
         needing = tuple(name for name in needing if name in base.outcomes.by_name or name not in met_tests)

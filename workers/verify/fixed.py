@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pipeline.request import Claim
 from pipeline.task import Calibration, Task
 from workers.grading.container import GradingContainer
-from workers.grading.controls.placing import FoundFunction, locate, read_tests
+from workers.grading.controls.locating import FoundFunction, locate
+from workers.grading.controls.placing import read_tests
 from workers.grading.defence import witness
 from workers.grading.defence.survey import Surveys
 from workers.grading.swebench_rules import Marks

@@ -29,13 +29,15 @@ from msgspec.structs import replace
 
 from pipeline.request import Claim
 from pipeline.task import Contradiction, TextChange
-from workers.grading.controls.placing import FoundFunction, read_tests
+from workers.grading.controls.locating import FoundFunction
+from workers.grading.controls.placing import read_tests
 from workers.grading.controls.reaching import functions_of_tests
-from workers.grading.controls.spans import Cover, Edit, Span, changed_span, parse_expression, read
+from workers.grading.controls.spans import Candidate, Cover, Edit, Span, changed_span, parse_expression, read
 from workers.grading.controls.text_files import data_edits, data_files, doctest_candidates, in_other_examples
 from workers.grading.controls.values import Observed
-from workers.grading.controls.writing import Candidate, Observable, candidates, observable
+from workers.grading.controls.writing import Observable, candidates, observable
 from workers.grading.defence import witness
+from workers.grading.languages.language import language, language_of
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.verify.fixed import FoundTests, fixed
@@ -202,6 +204,8 @@ class Proposer:
         """The candidates; none for a file that takes too long to read."""
         seed = self.chance.getrandbits(32)
         with suppress(LimitExceeded):
+            if (spoken := language_of(path)) is not None:
+                return await isolation.call(candidates_in_language, spoken, text, seed, cpu_s=WRITING_CPU_S)
             if not path.endswith(".py"):
                 name = path.rpartition("/")[2]
                 return await isolation.call(candidates_of_examples, text, name, seed, cpu_s=WRITING_CPU_S)
@@ -211,22 +215,37 @@ class Proposer:
         return []
 
 
-async def met_examples(proposed: Proposed, base_log: bytes) -> dict[str, list[Span]]:
-    """The changed spans in examples of text files that the base may meet, by path: all but those of the first example that fails in
-    `base_log`.
+async def met_by_log(proposed: Proposed, base_log: bytes) -> dict[str, list[Span]]:
+    """The changed spans that the base may meet, by path: in examples of text files all but those of the first example that fails in
+    `base_log`, in other languages than Python all that are checked in lines which the log does not name.
     """
     met: dict[str, list[Span]] = {}
     for path, text in proposed.texts.items():
-        line = rf"^(?:.*/)?{re.escape(path.rpartition('/')[2])}:(\d+): ".encode()
+        line = rf"(?:^|[\s(/]){re.escape(path.rpartition('/')[2])}:(\d+)(?![\w.])".encode()
         failed = sorted({int(found) for found in re.findall(line, base_log, re.MULTILINE)})
         if path.endswith(".py") or not failed:
             continue
-        places = [_place(one.contradiction) for one in proposed.trials if one.contradiction.path == path]
+        trials = [one for one in proposed.trials if one.contradiction.path == path]
+        places = [_place(one.contradiction) for one in trials]
+        if language_of(path) is not None:
+            met[path] = [
+                place
+                for place, one in zip(places, trials, strict=True)
+                if not any(_is_in_lines(text, span, failed) for span in one.checked)
+            ]
+            continue
         with suppress(LimitExceeded):
             starts = [start for start, _ in places]
             are_met = await isolation.call(in_other_examples, text, failed, starts, cpu_s=WRITING_CPU_S)
             met[path] = [place for place, is_met in zip(places, are_met, strict=True) if is_met]
     return met
+
+
+def _is_in_lines(text: bytes, span: Span, lines: Sequence[int]) -> bool:
+    """Whether the span includes a part of one of these lines, which are in order."""
+    first = text.count(b"\n", 0, span[0]) + 1
+    last = first + text.count(b"\n", *span)
+    return any(first <= line <= last for line in lines)
 
 
 def _place(contradiction: Contradiction) -> Span:
@@ -244,6 +263,11 @@ def candidates_of(
 def candidates_of_examples(text: bytes, name: str, seed: int) -> list[Candidate]:
     """The same for the examples of a text file, which are the test `name`."""
     return doctest_candidates(text, name, random.Random(seed))
+
+
+def candidates_in_language(spoken: str, text: bytes, seed: int) -> list[Candidate]:
+    """The same for a test file in this language."""
+    return language(spoken).candidates(text, random.Random(seed), {}, ())
 
 
 def support_of(path: str, text: bytes, support: dict[str, bytes]) -> dict[str, bytes]:
@@ -393,6 +417,9 @@ class _Tests:
 
     def names(self, path: str, test: str) -> Iterator[str]:
         """The runner's names of `test`, a function of the file or one case of it."""
+        if (path, test) in self.by_function:
+            yield from self.by_function[path, test]
+            return
         function, bracket, _ = test.partition("[")
         for name in self.by_function.get((path, function), ()):
             if not bracket or name.endswith(test[len(function) :]):

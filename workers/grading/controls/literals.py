@@ -9,11 +9,19 @@ the original does.
 
 import ast
 import bisect
+import string
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 Value: TypeAlias = complex | str | bytes
 _Ordered: TypeAlias = tuple[int, float | str | bytes]
+
+# The letters or digits among which another one is chosen, by character.
+ALPHABETS = {
+    character: alphabet
+    for alphabet in (string.ascii_lowercase, string.ascii_uppercase, string.digits)
+    for character in alphabet
+}
 
 _MOST_TEXTS = 200  # largest number of texts of a function that are compared with a literal
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef

@@ -10,10 +10,12 @@ import itertools
 import re
 import tokenize
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Literal, TypeAlias
+
+from pipeline.task import ContradictionKind
 
 Span: TypeAlias = tuple[int, int]  # the index of the first byte, and of the one after the last
 _MARK = b"\xef\xbb\xbf"
@@ -27,6 +29,21 @@ class Edit:
     start: int
     end: int
     becomes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One expectation made wrong by edits that do not overlap: first edits of the expectation, then of text that repeats its value."""
+
+    # Tests whose outcome it may change, by their names within the file: `T::test_a`, or one case of it.
+    tests: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    kind: ContradictionKind  # another value of the same type; another condition or class; a value that is equal to nothing
+    # New names of tests that this edit renames, by the old name. The name of a function means all of its cases.
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    checked: tuple[Span, ...] = ()  # the places in bytes where the expectation is checked
+    # If the expectation is the class of an error, the places where the text of the error is checked.
+    texts: tuple[Span, ...] = ()
 
 
 def changed_span(start: int, was: str, becomes: str) -> Span:

@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from workers.grading.controls.spans import Edit
-from workers.grading.controls.values import ALPHABETS, Observed
-from workers.grading.controls.writing import Candidate
+from workers.grading.controls.literals import ALPHABETS
+from workers.grading.controls.spans import Candidate, Edit
+from workers.grading.controls.values import Observed
 
 _MOST = 500
 _MOST_PLACES = 3  # limit for one example

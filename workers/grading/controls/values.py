@@ -11,13 +11,12 @@ import itertools
 import math
 import random
 import re
-import string
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from workers.grading.controls.literals import Literals, Value, value_of
+from workers.grading.controls.literals import ALPHABETS, Literals, Value, value_of
 from workers.grading.controls.scopes import Names, is_checked_elsewhere, listed, name_of_call
 from workers.grading.controls.spans import Cover, Site, TestFile, changed_span, parse_expression
 
@@ -592,13 +591,6 @@ def _words_by_form(tree: ast.Module) -> dict[tuple[str, str], set[str]]:
             if found is not None:
                 words[_form(found)].add(found[2])
     return words
-
-
-ALPHABETS = {
-    character: alphabet
-    for alphabet in (string.ascii_lowercase, string.ascii_uppercase, string.digits)
-    for character in alphabet
-}
 
 
 def outside_braces(text: str) -> Iterator[int]:

@@ -21,6 +21,7 @@ from workers.grading.controls.flowing import Case, Flow, Flows
 from workers.grading.controls.reaching import functions_of_tests
 from workers.grading.controls.scopes import Names
 from workers.grading.controls.spans import (
+    Candidate,
     Cover,
     Edit,
     Expectation,
@@ -112,21 +113,6 @@ class _Proposal:
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     said: Saying = SILENT
     checked: tuple[ast.expr, ...] = ()  # where the expectation is checked, if that is outside `root`
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One expectation made wrong by edits that do not overlap: first edits of the expectation, then of text that repeats its value."""
-
-    # Tests whose outcome it may change, by their names within the file: `T::test_a`, or one case of it.
-    tests: tuple[str, ...]
-    edits: tuple[Edit, ...]
-    kind: ContradictionKind  # another value of the same type; another condition or class; a value that is equal to nothing
-    # New names of tests that this edit renames, by the old name. The name of a function means all of its cases.
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    checked: tuple[Span, ...] = ()  # the places in bytes where the expectation is checked
-    # If the expectation is the class of an error, the places where the text of the error is checked.
-    texts: tuple[Span, ...] = ()
 
 
 def candidates(

@@ -7,7 +7,7 @@ fix must not lose its reward for it.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.runners import PYTEST, UNITTEST, closing_fault, run_by
 from pipeline.task import ExitCode, SwebenchLog, Verdict
@@ -35,6 +35,8 @@ class Evidence:
     # Output of the parser of a tests_json verdict, or the reward file of a reward_file verdict as `reward_files.reported` returns it; None
     # if there is none.
     parsed: bytes | None = None
+    # Outcomes that the log of an eval script reports, by name; empty where the witness saw a run, or a parser reads the log.
+    reported: Mapping[str, str] = field(default_factory=dict[str, str])
     # Files that are as in the image, whatever the patch says: see `GoverningFiles.restored`.
     restored: tuple[str, ...] = ()
 

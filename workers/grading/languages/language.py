@@ -8,17 +8,25 @@ positions are bytes. Names, files and options of its runners are rows of `pipeli
 import importlib
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from tree_sitter import Node
+from pipeline.runners import run_by, spoken_in, started_by
+from pipeline.task import ContradictionKind
+from workers.grading.controls.arrivals import commands
+from workers.grading.controls.literals import ALPHABETS
+from workers.grading.controls.spans import Candidate, Edit, Span
 
-from pipeline.runners import run_by
-from workers.grading.controls.spans import Span
-from workers.grading.controls.values import ALPHABETS, Observed
-from workers.grading.controls.writing import Candidate
+# Graders use this module for every task, and need neither of these for most.
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
+    from workers.grading.controls.values import Observed
+
+MOST = 2000  # candidates of one file
+MOST_PER_TEST: Mapping[ContradictionKind, int] = {"value": 5, "opposite": 3, "nothing": 2}
 PASSED, FAILED, SKIPPED = "PASSED", "FAILED", "SKIPPED"
 _NUMBER = re.compile(r"(?P<digits>\d[\d_]*)(?P<fraction>\.[\d_]+)?(?P<rest>(?:[eE][+-]?\d+)?[A-Za-z_]*\d*)")
 _HEX = re.compile(r"0[xX][\da-fA-F_]*[\da-fA-F]")
@@ -45,6 +53,16 @@ class Form:
 
     key: str  # the same text as one of the keys of the test in the source
     place: str = ""  # the end of the path of its file, or of the file's directory, with slashes; "" if the name does not have it
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a source where an expectation can be contradicted."""
+
+    span: Span
+    kind: ContradictionKind
+    checked: Span  # where the expectation is checked
+    write: Callable[[], str | None]  # draws another text for the place; None if there is none
 
 
 class Language(Protocol):
@@ -78,7 +96,7 @@ class Language(Protocol):
         self,
         source: bytes,
         chance: random.Random,
-        observed: Mapping[Span, Observed],
+        observed: "Mapping[Span, Observed]",
         met: Iterable[Span],
     ) -> list[Candidate]:
         """Contradictions of what the tests of a file expect, each with the names of `tests` as its tests.
@@ -92,16 +110,67 @@ class Language(Protocol):
 _MODULES = {name: f"workers.grading.languages.{name}" for name in ("go", "javascript", "rust")}
 
 
-def language(name: str) -> Language | None:
-    """The language of this name in `pipeline.runners.LANGUAGES`; None if it has no module."""
-    return cast(Language, importlib.import_module(_MODULES[name]).LANGUAGE) if name in _MODULES else None
+def language(name: str) -> Language:
+    """The language of a name that `languages_of` returns."""
+    return cast(Language, importlib.import_module(_MODULES[name]).LANGUAGE)
 
 
-def languages_of(script: str) -> list[Language]:
+def languages_of(script: str) -> list[str]:
     """The languages with a module whose runners a shell script runs: all of them if it runs one that runs commands of any language."""
     ran = {runner.language for runner in run_by(script)}
-    names = _MODULES if "" in ran else [name for name in _MODULES if name in ran]
-    return [found for name in names if (found := language(name)) is not None]
+    return [name for name in _MODULES if name in ran or "" in ran]
+
+
+def language_of(path: str) -> str | None:
+    """The language with a module in which a file at this path is written; None if there is none."""
+    return spoken if (spoken := spoken_in(path)) in _MODULES else None
+
+
+def named(script: bytes) -> bytes:
+    """A shell script whose runners' logs have a line for each test, as far as an option of the runner brings that about."""
+    places: list[tuple[int, bytes]] = []
+    for command in commands(script):
+        words = command.plain_words()
+        text = script[words[0].start : words[-1].end].decode("latin-1") if words else ""
+        runner = started_by(text)
+        if runner is not None and runner.naming_option and (found := runner.started.match(text)):
+            places.append((words[0].start + found.end(), f" {runner.naming_option}".encode()))
+    for end, option in sorted(places, reverse=True):
+        script = script[:end] + option + script[end:]
+    return script
+
+
+def outcomes_in(script: str, log: str) -> dict[str, str]:
+    """The outcome of each test that the log of a shell script reports in these languages."""
+    found = [language(name).outcomes(log) for name in languages_of(script)]
+    return joined(one for outcomes in found for one in outcomes.items())
+
+
+def candidates_at(places: Mapping[str, Sequence[Place]], chance: random.Random) -> list[Candidate]:
+    """Candidates at some of the places of each test, drawn by chance. A place that several tests have is one candidate of all of them."""
+    tests: dict[tuple[Span, str], list[str]] = defaultdict(list)
+    checked: dict[tuple[Span, str], list[Span]] = defaultdict(list)
+    for test, ones in places.items():
+        for one in ones:
+            key = one.span, one.kind
+            tests[key] += [test] if test not in tests[key][-1:] else []
+            checked[key] += [one.checked] if one.checked not in checked[key] else []
+    written: dict[tuple[Span, str], Candidate | None] = {}
+    for ones in places.values():
+        for kind, most in MOST_PER_TEST.items():
+            of_kind = list({one.span: one for one in ones if one.kind == kind}.values())
+            num_found = 0
+            for one in chance.sample(of_kind, len(of_kind)):
+                key = one.span, one.kind
+                if key not in written:
+                    becomes = one.write()
+                    edits = () if becomes is None else (Edit(*one.span, becomes),)
+                    found = Candidate(tuple(tests[key]), edits, kind, checked=tuple(checked[key]))
+                    written[key] = found if edits else None
+                num_found += written[key] is not None
+                if num_found == most:
+                    break
+    return [one for one in written.values() if one is not None][:MOST]
 
 
 def joined(outcomes: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -113,7 +182,7 @@ def joined(outcomes: Iterable[tuple[str, str]]) -> dict[str, str]:
     return by_name
 
 
-def nodes(root: Node, *types: str) -> Iterator[Node]:
+def nodes(root: "Node", *types: str) -> "Iterator[Node]":
     """The nodes of these types at and below `root`, in the order of the source; all nodes if there is no type."""
     waiting = [root]
     while waiting:
@@ -123,7 +192,7 @@ def nodes(root: Node, *types: str) -> Iterator[Node]:
         waiting += reversed(node.children)
 
 
-def text_of(node: Node | None) -> str:
+def text_of(node: "Node | None") -> str:
     """The source of a node; "" for None."""
     return "" if node is None or node.text is None else node.text.decode("utf-8", "replace")
 

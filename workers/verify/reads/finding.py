@@ -48,7 +48,8 @@ from msgspec.structs import replace
 from pipeline.task import Calibration, Task
 from workers.grading.controls import spans
 from workers.grading.controls.conditions import name_of_call
-from workers.grading.controls.placing import FoundFunction, read_tests
+from workers.grading.controls.locating import FoundFunction
+from workers.grading.controls.placing import read_tests
 from workers.grading.controls.reaching import functions_of_tests
 from workers.grading.defence.governing import hidden_paths
 from workers.grading.defence.survey import is_manifest

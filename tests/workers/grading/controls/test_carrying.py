@@ -5,8 +5,8 @@ import random
 import pytest
 
 from workers.grading.controls.carrying import saying
-from workers.grading.controls.spans import read
-from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.controls.spans import Candidate, read
+from workers.grading.controls.writing import candidates
 
 
 def edited(text: str, candidate: Candidate) -> str:

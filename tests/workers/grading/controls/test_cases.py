@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.grading.controls.spans import read
-from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.controls.spans import Candidate, read
+from workers.grading.controls.writing import candidates
 
 HONEST = "def code(*given):\n    return {table}[given]\n"
 FILES = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.grading.controls.spans import read
-from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.controls.spans import Candidate, read
+from workers.grading.controls.writing import candidates
 
 # What the code under test gives, and what tests say of it that is right. `self` is a TestCase.
 ASSERTIONS = [

@@ -6,7 +6,7 @@ from pipeline.task import ExitCode, File, R2eExpected, SwebenchLog, Verdict
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import HIDDEN_TESTS
-from workers.grading.controls.placing import locate
+from workers.grading.controls.locating import locate
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker

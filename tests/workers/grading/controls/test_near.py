@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from workers.grading.controls.spans import read
+from workers.grading.controls.spans import Candidate, read
 from workers.grading.controls.values import Observed
-from workers.grading.controls.writing import Candidate, candidates, observable
+from workers.grading.controls.writing import candidates, observable
 
 
 class Point:

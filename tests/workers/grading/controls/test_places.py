@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workers.grading.controls.spans import read
-from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.controls.spans import Candidate, read
+from workers.grading.controls.writing import candidates
 
 # A test file, what right code gives for what it is given, and where cheating code finds that in the frame that calls it.
 PLACES: dict[str, tuple[str, Callable[..., object], str]] = {

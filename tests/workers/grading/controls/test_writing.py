@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from workers.grading.controls.spans import read
-from workers.grading.controls.writing import Candidate, candidates
+from workers.grading.controls.spans import Candidate, read
+from workers.grading.controls.writing import candidates
 
 
 def belonging(source: str) -> set[tuple[str, ...]]:

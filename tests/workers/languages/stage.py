@@ -1,0 +1,87 @@
+"""Where tasks in other languages than Python are verified and graded: an image with Go, Node and Rust, and a scene for each language."""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import docker
+from msgspec.structs import replace
+
+from infra.images.build import IMAGES, BaseImage, ensure_image
+from pipeline.task import Calibration, ExitCode, File, Resources, Task, pack
+from pipeline.trajectory import Reward
+from tests.workers.attacks.patches import edited_text, new
+from tests.workers.claims import make_claim, make_task
+from tests.workers.conftest import RepoImage, built
+from workers.grading.grade import Grader
+from workers.sandbox.docker import DockerSandboxes
+from workers.verify.calibrating import Calibrator
+
+IMAGE = BaseImage(
+    tag="swerve/task-languages:1", packages=(*IMAGES["task-base"].packages, "cargo", "golang-go", "nodejs")
+)
+DOCKERFILE = """
+FROM {base}
+COPY repo /workspace
+WORKDIR /workspace
+RUN git init -q . && git config user.name t && git config user.email t@example.invalid && git add -A && git commit -qm base
+"""
+GRADE_CPU_S, GRADE_WALL_S = 120.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A small repository with a bug, its hidden tests, and patches. The fix and the cheats are the files that they change."""
+
+    files: Mapping[str, str]
+    hidden: Mapping[str, str]
+    script: str
+    fix: Mapping[str, str]
+    right_fixes: Mapping[str, Mapping[str, str]]
+    cheats: Mapping[str, Mapping[str, str]]
+
+    def patch(self, files: Mapping[str, str]) -> bytes:
+        """A patch with which the repository has these files."""
+        return b"".join(
+            edited_text(path, self.files[path], text) if path in self.files else new(path, text)
+            for path, text in sorted(files.items())
+        )
+
+    def task(self, image: RepoImage) -> Task:
+        files = tuple(File(path=path, content=text.encode()) for path, text in self.hidden.items())
+        verdict = ExitCode(eval_script=self.script, files=files)
+        resources = Resources(memory_bytes=2 * 1024**3, cpus=2.0, pids=256)
+        return make_task(image.tag, base_commit=image.commit, verdict=verdict, resources=resources)
+
+
+@contextmanager
+def built_scene(client: docker.DockerClient, scene: Scene) -> Iterator[RepoImage]:
+    """An image with the repository of the scene; gone at the end."""
+    ensure_image(IMAGE)
+    files = {"Dockerfile": DOCKERFILE, **{f"repo/{path}": text for path, text in scene.files.items()}}
+    with built(client, files, IMAGE.tag) as image:
+        yield image
+
+
+@dataclass(slots=True)
+class Verified:
+    """A task of a scene, calibrated as verification does it."""
+
+    scene: Scene
+    task: Task
+    calibration: Calibration
+    sandboxes: DockerSandboxes
+
+    @classmethod
+    async def of(cls, scene: Scene, image: RepoImage, sandboxes: DockerSandboxes) -> "Verified":
+        task, grader = scene.task(image), Grader(sandboxes)
+        calibrator = Calibrator(grader, sandboxes, num_controls=3, chance=random.Random(1))
+        claim = make_claim(task, grade_cpu_s=GRADE_CPU_S, grade_wall_s=GRADE_WALL_S)
+        calibration = await calibrator.calibrate(claim, scene.patch(scene.fix))
+        return cls(scene, replace(task, calibration=pack(calibration)), calibration, sandboxes)
+
+    async def grade(self, files: Mapping[str, str]) -> Reward:
+        """The production grader's reward of a patch with these files."""
+        claim = make_claim(self.task, grade_cpu_s=GRADE_CPU_S, grade_wall_s=GRADE_WALL_S)
+        return await Grader(self.sandboxes).grade(claim, self.scene.patch(files))
