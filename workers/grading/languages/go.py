@@ -45,18 +45,21 @@ _REPORT = re.compile(
 _OUTCOMES = {"pass": PASSED, "fail": FAILED, "skip": SKIPPED}
 _OUTPUT = re.compile(r"//\s*(?:unordered )?output:", re.IGNORECASE)
 
-_FAILS = re.compile(r"(?:Error|Fatal)(?:f|ln)?|Fail(?:Now)?|panic")
-# Functions of two values that a condition may call, by name; each says whether the two are equal, or one contains the other.
+_FAILS = re.compile(r"(?:Error|Fatal)(?:f|ln)?|Fail(?:Now)?")
+# Functions of two values, which are equal, or one of which contains the other, or whose difference is returned.
 _COMPARES = re.compile(
     r"(?:reflect\.)?DeepEqual|\w+\.(?:Equal|EqualFold|Compare|Diff|Contains|HasPrefix|HasSuffix|Is|MatchString)"
 )
+_TESTING = re.compile(r"t|tb|b|f|\w+\.T\(\)|test\w*")  # the first argument of testify's functions
+_CHECKER = re.compile(r"(?:assert|require|is|as|must|should|a|r|s|ts|suite)(?:\.(?:Assert|Require)\(\))?")
+_REPORTS = re.compile(
+    r"\w+\.(?:Run|Logf?|Errorf?|Fatalf?|Skipf?)|panic|len|cap"
+)  # their arguments are no inputs of the code
 # Methods of testify with the places of the expected values among their arguments, those of its `t` and of messages left out.
 _TESTIFY: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        ("Equal", "EqualValues", "Exactly", "NotEqual", "JSONEq", "YAMLEq", "ElementsMatch"), (0, 1)
-    ),
+    **dict.fromkeys(("Equal", "EqualValues", "Exactly", "JSONEq", "YAMLEq", "ElementsMatch"), (0, 1)),
     **dict.fromkeys(("InDelta", "InEpsilon", "Same", "WithinDuration", "Subset"), (0, 1)),
-    **dict.fromkeys(("Len", "Contains", "NotContains", "EqualError", "ErrorContains", "ErrorIs"), (1,)),
+    **dict.fromkeys(("Len", "Contains", "EqualError", "ErrorContains", "ErrorIs"), (1,)),
     **dict.fromkeys(
         ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "PanicsWithValue", "PanicsWithError"), (0, 1)
     ),
@@ -159,6 +162,7 @@ class _File:
     functions: dict[str, Node] = field(default_factory=dict[str, Node])
     structs: dict[str, Node] = field(default_factory=dict[str, Node])
     declarations: list[Node] = field(default_factory=list[Node])  # variables and constants of the file
+    _inputs: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _nodes: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]])
     _calls: dict[str, list[tuple[str, Node]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -191,6 +195,23 @@ class _File:
     def tests(self) -> list[str]:
         """The functions that the runner calls, and the methods that a suite does."""
         return [name for name in self.functions if _TEST.fullmatch(_last(name))]
+
+    def inputs(self, function: str) -> set[str]:
+        """The names, and fields of names, that a function uses outside of its checks: the code under test may get them."""
+        if function not in self._inputs:
+            found: set[str] = set()
+            waiting = [self.functions[function]]
+            while waiting:
+                node = waiting.pop()
+                if node.type in ("identifier", "selector_expression"):
+                    found.add(text_of(node))
+                waiting += _used_parts(node)
+            for loop in self.nodes_of(function, "range_clause"):
+                left, right = loop.child_by_field_name("left"), text_of(loop.child_by_field_name("right"))
+                if left is not None and any(text_of(one) in found for one in left.named_children):
+                    found.add(right)
+            self._inputs[function] = found
+        return self._inputs[function]
 
     def reached(self, test: str) -> list[str]:
         """The functions of this file that a test calls, and those that they call, itself included."""
@@ -262,30 +283,83 @@ def _checks(file: _File, functions: Iterable[str]) -> Iterator[_Check]:
 
 def _of_condition(statement: Node, owner: str) -> Iterator[_Check]:
     """The expectation in `if got != want { t.Fatal(...) }`, also where the failure is in `else`."""
-    condition = statement.child_by_field_name("condition")
-    branches = [statement.child_by_field_name(name) for name in ("consequence", "alternative")]
-    if condition is None or not any(branch and _makes_fail(branch) for branch in branches):
+    condition, fails = statement.child_by_field_name("condition"), _failing(statement)
+    if condition is None or fails[0] == fails[1]:
         return
-    # `err.Error()` in the message would fail by itself.
-    is_error = re.fullmatch(r"\w*[eE]rr\w* != nil", text_of(condition)) is not None
-    expected: list[Node] = []
-    for node in nodes(condition, "binary_expression", "call_expression"):
-        if node.type == "call_expression":
-            name = text_of(node.child_by_field_name("function"))
-            expected += _arguments(node) if _COMPARES.fullmatch(name) else []
-        elif text_of(node.child_by_field_name("operator")) not in ("&&", "||", "+", "-", "*", "/", "%"):
-            expected += node.named_children
-    yield _Check(statement, owner, tuple(expected), None if is_error else condition)
+    # A message that reads a part of what is nil would end all tests.
+    read = re.fullmatch(r"(\w+) != nil", text_of(condition))
+    is_read = read is not None and f"{read[1]}." in text_of(statement.child_by_field_name("consequence"))
+    expected = tuple(_must_equal(condition, passes=fails[1]))
+    yield _Check(statement, owner, expected, None if is_read else condition)
+
+
+def _must_equal(condition: Node, passes: bool) -> Iterator[Node]:
+    """The operands of a condition that must be equal, or contain each other, for the test to pass. `passes`: it passes if this is true."""
+    if condition.type == "parenthesized_expression":
+        yield from _must_equal(condition.named_children[0], passes)
+    elif condition.type == "unary_expression":
+        yield from _must_equal(condition.named_children[0], not passes)
+    elif condition.type == "binary_expression":
+        operator = text_of(condition.child_by_field_name("operator"))
+        for operand in condition.named_children:
+            if operator in ("&&", "||"):
+                yield from _must_equal(operand, passes)
+            elif operator not in ("==", "!=") or (operator == "==") == passes:
+                yield operand
+    elif passes:
+        yield condition
+
+
+def _used_parts(node: Node) -> list[Node]:
+    """The parts of a node in which names are used, but for checks, declarations, loops over a table, and tables."""
+    name = text_of(node.child_by_field_name("function"))
+    if node.type in ("short_var_declaration", "assignment_statement", "range_clause"):
+        right = node.child_by_field_name("right")
+        is_table = node.type == "range_clause" and right is not None and right.type == "identifier"
+        return [] if right is None or is_table else [right]
+    if node.type == "selector_expression":
+        operand = node.child_by_field_name("operand")
+        return [operand] if operand is not None and operand.type != "identifier" else []
+    if node.type in ("composite_literal", "parameter_list"):
+        return []
+    if node.type == "call_expression" and (_REPORTS.fullmatch(name) or any(_of_call(node, ""))):
+        return _calls_in(_arguments(node))
+    if node.type == "if_statement" and any(_of_condition(node, "")):
+        kept = [node.child_by_field_name(part) for part in ("initializer", "consequence", "alternative")]
+        condition = node.child_by_field_name("condition")
+        return [*(one for one in kept if one is not None), *_calls_in([condition] if condition else [])]
+    return node.children
+
+
+def _calls_in(parts: Iterable[Node]) -> list[Node]:
+    """The outermost calls and functions within these, through conversions and comparisons."""
+    found: list[Node] = []
+    for part in parts:
+        name = text_of(part.child_by_field_name("function"))
+        passes_on = _CONVERSIONS.fullmatch(name) or _COMPARES.fullmatch(name) or _REPORTS.fullmatch(name)
+        if part.type == "func_literal" or (part.type == "call_expression" and not passes_on):
+            found.append(part)
+        else:
+            found += _calls_in(part.named_children)
+    return found
 
 
 def _makes_fail(branch: Node) -> bool:
-    """Whether the branch itself, without the statements in further branches, makes the test fail."""
+    """Whether the branch makes the test fail, itself or in both branches of a condition in it."""
     for one in branch.named_children:
         if one.type == "call_expression" and _FAILS.fullmatch(_last_name(one)):
             return True
         if one.type in ("statement_list", "expression_statement") and _makes_fail(one):
             return True
+        if one.type == "if_statement" and all(_failing(one)):
+            return True
     return False
+
+
+def _failing(statement: Node) -> list[bool]:
+    """Whether each of the two branches of a condition makes the test fail."""
+    branches = [statement.child_by_field_name(name) for name in ("consequence", "alternative")]
+    return [branch is not None and _makes_fail(branch) for branch in branches]
 
 
 def _of_call(call: Node, owner: str) -> Iterator[_Check]:
@@ -300,8 +374,10 @@ def _of_call(call: Node, owner: str) -> Iterator[_Check]:
     if name in _GOCHECK and len(arguments) > 2:
         yield _Check(call, owner, tuple(arguments[2:]))
         return
-    if re.fullmatch(r"\w{1,2}|\w+\.T\(\)|test\w*", text_of(arguments[0])) and len(arguments) > 1:
-        arguments = arguments[1:]  # testify's functions get `t` first, its methods do not
+    if len(arguments) > 1 and _TESTING.fullmatch(text_of(arguments[0])):
+        arguments = arguments[1:]
+    elif not _CHECKER.fullmatch(function.rpartition(".")[0]):
+        return  # of another package, such as `bytes.Equal`
     name = name.removesuffix("f")
     if name in _TRUTHS:
         yield _Check(call, owner, (), condition=arguments[0])
@@ -345,14 +421,17 @@ class _Values:
                     node.child_by_field_name("operand"),
                     text_of(node.child_by_field_name("field")),
                 )
-                for value, place in self._written(operand, owner, depth - 1) if operand else ():
+                if operand is None or text_of(node) in self.file.inputs(owner):
+                    return
+                for value, place in self._written(operand, owner, depth - 1):
                     for part in _column(self.file, value, name) if name else _elements(value):
                         yield from self._written(part, place, depth - 1)
             case "parenthesized_expression" | "unary_expression" | "literal_element":
                 for child in node.named_children:
                     yield from self._written(child, owner, depth - 1)
             case "call_expression":
-                if _CONVERSIONS.fullmatch(text_of(node.child_by_field_name("function"))):
+                name = text_of(node.child_by_field_name("function"))
+                if _CONVERSIONS.fullmatch(name) or _COMPARES.fullmatch(name):
                     for argument in _arguments(node):
                         yield from self._written(argument, owner, depth - 1)
             case _:
@@ -363,6 +442,8 @@ class _Values:
         the name gets each of the expression's elements.
         """
         found = [(*one, owner) for node in self.file.nodes_of(owner, *_BINDING) for one in _given(node, name)]
+        if name in self.file.inputs(owner):
+            return
         parameters = _parameters(self.file.functions[owner])
         if not found and name in parameters:
             place = parameters.index(name)
