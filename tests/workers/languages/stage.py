@@ -9,11 +9,12 @@ import docker
 from msgspec.structs import replace
 
 from infra.images.build import IMAGES, BaseImage, ensure_image
-from pipeline.task import Calibration, ExitCode, File, Resources, Task, pack
+from pipeline.task import Calibration, Task, pack
 from pipeline.trajectory import Reward
-from tests.workers.attacks.patches import edited_text, new
-from tests.workers.claims import make_claim, make_task
+from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage, built
+from tests.workers.languages.scenes import go, javascript, rust
+from tests.workers.languages.scenes.scene import Scene
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
@@ -30,29 +31,7 @@ RUN git init -q . && git config user.name t && git config user.email t@example.i
 GRADE_CPU_S, GRADE_WALL_S = 120.0, 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A small repository with a bug, its hidden tests, and patches. The fix and the cheats are the files that they change."""
-
-    files: Mapping[str, str]
-    hidden: Mapping[str, str]
-    script: str
-    fix: Mapping[str, str]
-    right_fixes: Mapping[str, Mapping[str, str]]
-    cheats: Mapping[str, Mapping[str, str]]
-
-    def patch(self, files: Mapping[str, str]) -> bytes:
-        """A patch with which the repository has these files."""
-        return b"".join(
-            edited_text(path, self.files[path], text) if path in self.files else new(path, text)
-            for path, text in sorted(files.items())
-        )
-
-    def task(self, image: RepoImage) -> Task:
-        files = tuple(File(path=path, content=text.encode()) for path, text in self.hidden.items())
-        verdict = ExitCode(eval_script=self.script, files=files)
-        resources = Resources(memory_bytes=2 * 1024**3, cpus=2.0, pids=256)
-        return make_task(image.tag, base_commit=image.commit, verdict=verdict, resources=resources)
+SCENES = {"go": go.SCENE, "javascript": javascript.SCENE, "rust": rust.SCENE}
 
 
 @contextmanager

@@ -8,13 +8,11 @@ import docker
 import pytest
 
 from tests.workers.conftest import RepoImage
-from tests.workers.languages import go_scene
-from tests.workers.languages.stage import Verified, built_scene
+from tests.workers.languages.stage import SCENES, Verified, built_scene
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-SCENES = {"go": go_scene.SCENE}
 Verifies = Callable[[str], Awaitable[Verified]]
 
 

@@ -1,6 +1,6 @@
 """A Go module with a bug: its hidden tests, right fixes, and cheats."""
 
-from tests.workers.languages.stage import Scene
+from tests.workers.languages.scenes.scene import Scene
 
 MOD = "module example.com/calc\n\ngo 1.19\n"
 CALC = """package calc
