@@ -9,7 +9,7 @@ from pipeline.task import ExitCode, R2eExpected, SwebenchLog, Verdict
 from tests.workers.claims import make_task
 from workers.grading.defence.after import Evidence, each_must_pass
 from workers.grading.defence.witness import End, WitnessedRun
-from workers.grading.verdicts import check, judge, r2e_statuses
+from workers.grading.verdicts import MOST_OUTCOMES, Remains, check, decoded, judge, judged, r2e_statuses
 
 END = End(
     status=0,
@@ -291,3 +291,22 @@ def test_a_run_must_pass_only_where_the_script_tolerates_nothing(
     script: str, num_runs: int, must: bool
 ) -> None:
     assert each_must_pass(script, num_runs) is must
+
+
+def test_of_a_runner_that_the_witness_does_not_see_the_log_names_the_tests() -> None:
+    verdict = ExitCode(eval_script="go test ./...\n")
+    lines = "".join(f"--- PASS: Test{number} (0.00s)\n" for number in range(MOST_OUTCOMES + 1))
+    log = f"{lines}--- FAIL: TestLast (0.00s)\nok  \tm\t0.1s\n".encode()
+    found = judged(make_task("image", verdict=verdict), Remains(PATCH, 0, log, b"", None))
+    assert (found.reward.resolved, len(found.reward.tests)) == (True, MOST_OUTCOMES)
+    known = decoded(bytes(found.outcomes))
+    assert (len(known.by_name), known.witnessed) == (MOST_OUTCOMES + 2, False)
+    assert known.failed("m.TestLast")
+    assert known.passed("m.Test1000")
+
+
+def test_a_log_that_looks_like_another_languages_names_no_test_of_a_script_without_its_runner() -> None:
+    verdict = ExitCode(eval_script="pytest\n")
+    log = f"--- PASS: TestA (0.00s)\n{PASSED}".encode()
+    found = judged(make_task("image", verdict=verdict), Remains(PATCH, 0, log, b"", None))
+    assert decoded(bytes(found.outcomes)).by_name == {}

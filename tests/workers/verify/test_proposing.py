@@ -1,8 +1,10 @@
-"""Values that a module of the tests makes and a test file compares are contradicted in the module."""
+"""What is contradicted for a task: values in other modules of the tests, and what the base does not meet."""
 
 import pytest
 
-from workers.verify.proposing import candidates_in, support_of
+from pipeline.task import Contradiction, TextChange
+from workers.verify.proposing import Proposed, candidates_in, met_by_log, support_of
+from workers.verify.trials import Trial
 
 PATH = "tests/unit/test_calc.py"
 TABLE = "TOTALS = {(3, 1): 4, 'large': 15}\n"
@@ -65,3 +67,25 @@ def test_what_a_module_checks_itself_and_what_no_test_uses_is_left_alone() -> No
     test = "from .checking import check\nfrom calc import add\n\n\ndef test_add():\n    check(add(3, 1))\n"
     checking = "UNUSED = 7\n\n\ndef check(total):\n    assert total == 4\n"
     assert changes(test, tests__unit__checking=checking) == set()
+
+
+async def test_in_another_language_what_the_log_of_the_base_names_is_not_met() -> None:
+    text = b"package a\n\nif x != 1 {\n\tt.Error()\n}\nif y != 2 {\n\tt.Error()\n}\n"
+
+    def trial(value: bytes) -> Trial:
+        start = text.index(value)
+        change = TextChange(offset_bytes=start, was=value.decode(), becomes="7")
+        found = Trial(Contradiction(path="a/a_test.go", changes=(change,), fails=("TestA",)), frozenset({"TestA"}))
+        found.checked = ((text.index(b"if " + (b"x" if value == b"1" else b"y")), text.index(b"}", start) + 1),)
+        found.checked_in = "a/a_test.go"
+        return found
+
+    trials = [trial(b"1"), trial(b"2")]
+    proposed = Proposed(trials, {"a/a_test.go": text}, {})
+    place = text.index(b"1"), text.index(b"1") + 1
+    log = b"--- FAIL: TestA (0.00s)\n    a_test.go:7: wrong\nFAIL\n"
+    met = await met_by_log(proposed, log)
+    assert met == {"a/a_test.go": [place]}
+    assert proposed.telling(met, ["TestA"]) == [trials[1]]
+    for silent in (b"", b"b_test.go:7: wrong", b"a_test.go:71: x".replace(b"a_", b"aa_")):
+        assert await met_by_log(proposed, silent) == {}
