@@ -447,6 +447,8 @@ class _Tests:
             return None
         trial = _as_trial(written_in or path, text, candidate.edits, names)
         trial.checked, trial.texts, trial.checked_in = candidate.checked, candidate.texts, path
+        # What negates a condition is also expected by an object that equals everything. In Python no condition that compares is negated.
+        trial.is_last = candidate.kind != "value" and language_of(path) is not None
         trial.contradiction = replace(trial.contradiction, kind=candidate.kind, renamed=renamed)
         return trial
 
