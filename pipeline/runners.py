@@ -312,7 +312,23 @@ RUNNERS: tuple[Runner, ...] = (
     Runner(name="gulp", language="javascript", commands=("gulp test*",), governed_by_if_used=("gulpfile.*",)),
     Runner(name="ctest", language="c", commands=("ctest",)),
     Runner(name="go", language="go", commands=("go test",)),
-    Runner(name="cargo", language="rust", commands=("cargo test", "cargo nextest")),
+    Runner(
+        name="cargo",
+        language="rust",
+        commands=(
+            "cargo test",
+            "cargo t",
+            "cargo nextest",
+            "cargo +* test",
+            "cargo +* t",
+            "cargo +* nextest",
+        ),
+        # They may name another program to run the tests, or other tests to run.
+        governed_by_if_used=(
+            *(".cargo/config", ".cargo/config.toml", "*/.cargo/config", "*/.cargo/config.toml"),
+            *("rust-toolchain", "rust-toolchain.toml", ".config/nextest.toml", "*/.config/nextest.toml"),
+        ),
+    ),
     Runner(name="maven", language="java", commands=("mvn test*",)),
     Runner(
         name="gradle",

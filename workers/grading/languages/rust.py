@@ -84,7 +84,7 @@ class Rust:
 
     def outcomes(self, log: str) -> dict[str, str]:
         """A name that several programs of a log have is given with its program, as in "tests/it.rs > adds"."""
-        return _Log(_ANSI.sub("", log)).outcomes()
+        return _CargoLog(_ANSI.sub("", log)).outcomes()
 
     def candidates(
         self,
@@ -105,7 +105,7 @@ def _roots(place: str) -> list[str]:
     return [folder] if file in ("lib", "main", "mod") else [place, folder]
 
 
-class _Log:
+class _CargoLog:
     """The outcomes in the log of cargo test or cargo nextest."""
 
     def __init__(self, log: str) -> None:

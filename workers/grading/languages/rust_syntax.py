@@ -19,7 +19,8 @@ _PARSER = Parser(Language(tree_sitter_rust.language()))
 # Names of attributes of tests, beside "test" and those that end with "_test".
 _TESTS = frozenset(("quickcheck", "rstest", "test_case", "test_matrix"))
 _DEEPEST = 100  # number of modules inside one another
-_FOR_TESTS = re.compile(rb"#\s*\[\s*cfg\s*\((?!\s*not\b).*\btest\b", re.DOTALL)
+# The word "test" outside of strings, which name features.
+_FOR_TESTS = re.compile(rb'#\s*\[\s*cfg\s*\((?!\s*not\b)(?:[^"]|"[^"]*")*?\btest\b')
 # Macros with an argument that is a pattern, which no function has.
 PATTERN_MACROS = frozenset(("assert_matches", "debug_assert_matches", "matches"))
 LITERALS = frozenset(
@@ -144,18 +145,14 @@ def parsed(source: bytes) -> Node:
             _make_function(definition, text)
     for mark in reversed(found):  # those inside of others come first
         name, arguments = mark.prev_sibling, mark.next_sibling
-        if (
-            name is None
-            or arguments is None
-            or arguments.type != "token_tree"
-            or not name.type.endswith("identifier")
-        ):
+        if name is None or arguments is None or arguments.type != "token_tree":
             continue
         for at in (one for one in arguments.children if one.type == "@"):  # of insta's inline snapshots
             _blank(text, at.start_byte, at.end_byte)
         is_array, whole = text[arguments.start_byte] == ord("["), mark.parent
         is_item = whole is not None and whole.parent is not None and whole.parent.type == "declaration_list"
-        if is_item or text_of(name) in PATTERN_MACROS or (is_array and text_of(name) != "vec"):
+        is_operator = not name.type.endswith("identifier")
+        if is_operator or is_item or text_of(name) in PATTERN_MACROS or (is_array and text_of(name) != "vec"):
             continue
         written = b"fn f() { f%s; }" % bytes(text[arguments.start_byte : arguments.end_byte])
         if not _PARSER.parse(written.replace(b"f[", b"[", 1) if is_array else written).root_node.has_error:

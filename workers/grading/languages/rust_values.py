@@ -34,13 +34,12 @@ from workers.grading.languages.rust_syntax import (
 _ONE_PART = frozenset(
     f"{kind}_expression" for kind in ("index", "parenthesized", "reference", "type_cast", "unary")
 )
-# Methods that keep the value, and functions that make one of their arguments without code under test.
+# Methods that keep the value, methods that convert it and may be code under test if it is no value of the language, and functions that make
+# a value of their argument without code under test.
 _KEEPING = frozenset(
-    (
-        *("as_bytes", "as_ref", "as_slice", "as_str", "clone", "cloned", "collect", "copied", "into"),
-        *("into_iter", "iter", "to_owned", "to_string", "to_vec"),
-    )
+    ("as_slice", "clone", "cloned", "collect", "copied", "into_iter", "iter", "to_owned", "to_vec")
 )
+_CONVERTING = frozenset(("as_bytes", "as_ref", "as_str", "into", "to_string"))
 _MAKING = frozenset(
     (
         *("Arc::new", "BTreeMap::from", "BTreeSet::from", "Box::new", "Duration::from_millis"),
@@ -49,6 +48,8 @@ _MAKING = frozenset(
     )
 )
 _EACH = "*"  # in a path to a part of a value: any element of an array
+_CONVERTED = "="  # in such a path: all of a literal, or of an array, after a conversion
+_OF_ARRAYS = ((), (_EACH,), (_CONVERTED,))
 _MOST_NAMES = 8  # number of names that may replace one another
 _MOST_TRIES = 5
 
@@ -138,7 +139,7 @@ class RustValues:
         self, node: Node, path: tuple[str, ...], names: tuple[_RustName, ...]
     ) -> Iterator[RustLiteral]:
         """The literals that make a part of the value of a node."""
-        if node.type in LITERALS and not path:
+        if node.type in LITERALS and path in ((), (_CONVERTED,)):
             yield RustLiteral(node, names)
         elif node.type == "identifier" and len(names) < _MOST_NAMES:
             for value, inner, scope in self._bound(node):
@@ -213,7 +214,7 @@ class RustValues:
             if within(use, name.scope) and use.id not in self._only_expected:
                 parent = self._parents[use.id]
                 part = parent.child_by_field_name("field") if parent.type == "field_expression" else None
-                if part is None or not name.path or name.path[0] in (_EACH, text_of(part)):
+                if part is None or not name.path or name.path[0] in (_EACH, _CONVERTED, text_of(part)):
                     return False
         return True
 
@@ -278,7 +279,7 @@ def _parts(node: Node, path: tuple[str, ...]) -> Iterator[tuple[Node, tuple[str,
         case "array_expression":
             is_repeated = any(one.type == ";" for one in node.children)
             elements = children[:1] if is_repeated else children
-            yield from ((one, path[1:]) for one in elements if path[:1] in ((), (_EACH,)))
+            yield from ((one, path[1:]) for one in elements if path[:1] in _OF_ARRAYS)
         case "tuple_expression":
             yield from _elements(children, path)
         case "struct_expression":
@@ -306,6 +307,8 @@ def _parts_of_call(call: Node, path: tuple[str, ...]) -> Iterator[tuple[Node, tu
         receiver = parts_of(function)[0]
         if name in _KEEPING:
             yield receiver, path
+        elif name in _CONVERTING:
+            yield receiver, (_CONVERTED, *path)
         elif name == "enumerate" and path[:2] == (_EACH, "1"):
             yield receiver, (_EACH, *path[2:])
         elif name == "zip" and path[:1] == (_EACH,) and path[1:2] in (("0",), ("1",)):

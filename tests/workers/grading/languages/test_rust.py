@@ -239,7 +239,9 @@ test fails ... FAILED
 
 def test_a_crate_that_does_not_compile_has_no_outcomes() -> None:
     log = "error[E0425]: cannot find function `ad` in this scope\n  --> src/lib.rs:83:20\n   |\n"
-    assert LANGUAGE.outcomes(f"{log}error: could not compile `demo` (lib test) due to 1 previous error\n") == {}
+    assert (
+        LANGUAGE.outcomes(f"{log}error: could not compile `demo` (lib test) due to 1 previous error\n") == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,6 +292,8 @@ def changed(body: str, around: str = "") -> list[str]:
         ("assert_eq!(f(1), r#\"ab\"#);", ['r#"ab"#']),
         ('assert_eq!(f(1), format!("a{}", x));', ['"a{}"']),
         ("assert_eq!(f(1), 300 as u64);", ["300"]),
+        ('assert_eq!("1", Shape::At(2).to_string());', ['"1"']),
+        ('assert_eq!(f(1), ["a".into(), "b".to_string()].to_vec());', ['"a"', '"b"']),
         ("assert!(f(1) == 2 && g(3) == 4, \"message {}\", 5);", ["2", "4"]),
         ("assert!(!(f(1) != 2));", ["2"]),
         ('assert!(f(1).starts_with("bad"));', ['"bad"']),
@@ -351,6 +355,7 @@ def test_an_expected_value_is_changed_where_it_is_written(body: str, around: str
         ("check(1);", "fn check(n: u8) { assert_eq!(f(n), n); }"),
         ("for row in [Row { n: 1 }] { assert_eq!(f(row.n), row.n); }", ""),
         ("let mut want = 1;\nwant += g();\nassert_eq!(f(1), want);", ""),
+        ("let shape = Shape::At(2);\nassert_eq!(f(1), shape.to_string());", ""),
         ("if let Some(want) = f(2) { assert_eq!(f(1), want); }", "const want: u8 = 3;"),
     ],
 )  # fmt: skip
@@ -443,7 +448,7 @@ mod tests {
 
 
 def test_the_code_under_test_in_the_same_file_is_left_as_it_is() -> None:
-    source = "fn f(n: u8) { assert_eq!(n, 3); }\n#[cfg(test)]\nmod tests {\n#[test]\nfn t() { super::f(3); }\n}\n"
+    source = '#[cfg(feature = "test")]\nfn f(n: u8) { assert_eq!(n, 3); }\n#[cfg(test)]\nmod tests {\n#[test]\nfn t() { super::f(3); }\n}\n'
     assert LANGUAGE.candidates(source.encode(), random.Random(1), {}, ()) == []
 
 
@@ -454,7 +459,9 @@ def test_a_test_has_a_bounded_number_of_contradictions_values_first() -> None:
 
 
 def test_edits_keep_the_number_of_lines_and_the_syntax() -> None:
-    source, found = of_test('assert_eq!(\n    f(1),\n    g("a\nb"), "why\n{}", 2\n);\nassert_eq!(f(2), "c\nd");')
+    source, found = of_test(
+        'assert_eq!(\n    f(1),\n    g("a\nb"), "why\n{}", 2\n);\nassert_eq!(f(2), "c\nd");'
+    )
     content = source.encode()
     for one in found:
         (edit,) = one.edits
