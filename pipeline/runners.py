@@ -319,7 +319,23 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by=("go.work", "go.env"),
         naming_option="-v",
     ),
-    Runner(name="cargo", language="rust", commands=("cargo test", "cargo nextest")),
+    Runner(
+        name="cargo",
+        language="rust",
+        commands=(
+            "cargo test",
+            "cargo t",
+            "cargo nextest",
+            "cargo +* test",
+            "cargo +* t",
+            "cargo +* nextest",
+        ),
+        # They may name another program to run the tests, or other tests to run.
+        governed_by_if_used=(
+            *(".cargo/config", ".cargo/config.toml", "*/.cargo/config", "*/.cargo/config.toml"),
+            *("rust-toolchain", "rust-toolchain.toml", ".config/nextest.toml", "*/.config/nextest.toml"),
+        ),
+    ),
     Runner(name="maven", language="java", commands=("mvn test*",)),
     Runner(
         name="gradle",

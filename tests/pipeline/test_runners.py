@@ -27,6 +27,8 @@ COMMANDS = {
     "ctest": "ctest",
     "go test ./...": "go",
     "cargo test --all": "cargo",
+    "cargo --offline nextest run": "cargo",
+    "cargo +nightly-2026-03-01 test": "cargo",
     "mvn -q test": "maven",
     "./gradlew test": "gradle",
     "dotnet test": "dotnet",
@@ -53,6 +55,7 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
     [
         *("cat pytest.ini", "vim tests/pytest_plugin.py", "pip install pytest tox", "uv add --dev pytest"),
         *("make", "npm install jest", "python -m pytest_cov", "go build", "which pytest", "echo pytest"),
+        *("cargo build", "cargo tree", "cargo install cargo-nextest"),
     ],
 )
 def test_a_command_that_names_a_runner_does_not_run_it(command: str) -> None:

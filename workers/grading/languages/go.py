@@ -25,8 +25,8 @@ from workers.grading.languages.language import (
     PASSED,
     SKIPPED,
     DeclaredTest,
+    ExpectedPlace,
     Form,
-    Place,
     candidates_at,
     joined,
     nodes,
@@ -52,9 +52,8 @@ _COMPARES = re.compile(
 )
 _TESTING = re.compile(r"t|tb|b|f|\w+\.T\(\)|test\w*")  # the first argument of testify's functions
 _CHECKER = re.compile(r"(?:assert|require|is|as|must|should|a|r|s|ts|suite)(?:\.(?:Assert|Require)\(\))?")
-_REPORTS = re.compile(
-    r"\w+\.(?:Run|Logf?|Errorf?|Fatalf?|Skipf?)|panic|len|cap"
-)  # their arguments are no inputs of the code
+# Calls whose arguments are no inputs of the code under test.
+_REPORTS = re.compile(r"\w+\.(?:Run|Logf?|Errorf?|Fatalf?|Skipf?)|panic|len|cap")
 # Methods of testify with the places of the expected values among their arguments, those of its `t` and of messages left out.
 _TESTIFY: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Equal", "EqualValues", "Exactly", "JSONEq", "YAMLEq", "ElementsMatch"), (0, 1)),
@@ -105,7 +104,7 @@ class Go:
     def tests(self, source: bytes) -> list[DeclaredTest]:
         return [
             DeclaredTest(name, (f"/{name.partition('.')[2]}" if "." in name else name,))
-            for name in _File(source).tests
+            for name in _GoFile(source).tests
         ]
 
     def forms(self, name: str) -> list[Form]:
@@ -135,7 +134,7 @@ class Go:
         observed: Mapping[Span, Observed],
         met: Iterable[Span],
     ) -> list[Candidate]:
-        file = _File(source)
+        file = _GoFile(source)
         return candidates_at({test: list(_places(file, test, chance)) for test in file.tests}, chance)
 
 
@@ -155,7 +154,7 @@ def _events(log: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(slots=True)
-class _File:
+class _GoFile:
     """A parsed file: its functions by name, a method as `Type.name`, and its other declarations."""
 
     source: bytes
@@ -240,7 +239,7 @@ def _last_name(call: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _GoCheck:
     """The place where something is expected: the expressions that may hold the value, and what else can be changed."""
 
     root: Node
@@ -250,27 +249,27 @@ class _Check:
     compared: Node | None = None  # becomes a value of another type
 
 
-def _places(file: _File, test: str, chance: random.Random) -> Iterator[Place]:
+def _places(file: _GoFile, test: str, chance: random.Random) -> Iterator[ExpectedPlace]:
     """The places where something can be changed that a test expects."""
     reached = file.reached(test)
-    values = _Values(file, reached)
+    values = _GoValues(file, reached)
     literals = {text_of(node) for name in reached for node in file.nodes_of(name, *_NUMBERS, *_TEXTS)}
     for check in _checks(file, reached):
         checked = check.root.start_byte, check.root.end_byte
         for leaf in (leaf for one in check.expected for leaf in values.leaves(one, check.owner)):
             span = leaf.start_byte, leaf.end_byte
-            yield Place(span, "value", checked, partial(_other, leaf, literals, chance))
+            yield ExpectedPlace(span, "value", checked, partial(_other, leaf, literals, chance))
         for node, kind, form in (
             (check.condition, "opposite", "!({})"),
             (check.compared, "nothing", "[]interface{{}}{{{}}}"),
         ):
             if node is not None:
                 span = node.start_byte, node.end_byte
-                yield Place(span, kind, checked, partial(form.format, text_of(node)))
+                yield ExpectedPlace(span, kind, checked, partial(form.format, text_of(node)))
     yield from _of_output(file, test, chance)
 
 
-def _checks(file: _File, functions: Iterable[str]) -> Iterator[_Check]:
+def _checks(file: _GoFile, functions: Iterable[str]) -> Iterator[_GoCheck]:
     for owner in functions:
         for node in file.nodes_of(owner, "if_statement", "call_expression"):
             if node.has_error:
@@ -281,7 +280,7 @@ def _checks(file: _File, functions: Iterable[str]) -> Iterator[_Check]:
                 yield from _of_call(node, owner)
 
 
-def _of_condition(statement: Node, owner: str) -> Iterator[_Check]:
+def _of_condition(statement: Node, owner: str) -> Iterator[_GoCheck]:
     """The expectation in `if got != want { t.Fatal(...) }`, also where the failure is in `else`."""
     condition, fails = statement.child_by_field_name("condition"), _failing(statement)
     if condition is None or fails[0] == fails[1]:
@@ -290,7 +289,7 @@ def _of_condition(statement: Node, owner: str) -> Iterator[_Check]:
     read = re.fullmatch(r"(\w+) != nil", text_of(condition))
     is_read = read is not None and f"{read[1]}." in text_of(statement.child_by_field_name("consequence"))
     expected = tuple(_must_equal(condition, passes=fails[1]))
-    yield _Check(statement, owner, expected, None if is_read else condition)
+    yield _GoCheck(statement, owner, expected, None if is_read else condition)
 
 
 def _must_equal(condition: Node, passes: bool) -> Iterator[Node]:
@@ -362,17 +361,17 @@ def _failing(statement: Node) -> list[bool]:
     return [branch is not None and _makes_fail(branch) for branch in branches]
 
 
-def _of_call(call: Node, owner: str) -> Iterator[_Check]:
+def _of_call(call: Node, owner: str) -> Iterator[_GoCheck]:
     """The expectation in a call of a checking function."""
     function = text_of(call.child_by_field_name("function"))
     name, arguments = _last(function), _arguments(call)
     if _GOMEGA.fullmatch(function):
-        yield _Check(call, owner, tuple(arguments))
+        yield _GoCheck(call, owner, tuple(arguments))
         return
     if "." not in function or not arguments:
         return
     if name in _GOCHECK and len(arguments) > 2:
-        yield _Check(call, owner, tuple(arguments[2:]))
+        yield _GoCheck(call, owner, tuple(arguments[2:]))
         return
     if len(arguments) > 1 and _TESTING.fullmatch(text_of(arguments[0])):
         arguments = arguments[1:]
@@ -380,11 +379,11 @@ def _of_call(call: Node, owner: str) -> Iterator[_Check]:
         return  # of another package, such as `bytes.Equal`
     name = name.removesuffix("f")
     if name in _TRUTHS:
-        yield _Check(call, owner, (), condition=arguments[0])
+        yield _GoCheck(call, owner, (), condition=arguments[0])
     elif name in _TESTIFY and len(arguments) > max(_TESTIFY[name]):
         expected = [arguments[place] for place in _TESTIFY[name]]
         compared = expected[0] if name in _COMPARED_BY_TYPE else None
-        yield _Check(call, owner, tuple(expected), compared=compared)
+        yield _GoCheck(call, owner, tuple(expected), compared=compared)
 
 
 def _arguments(call: Node) -> list[Node]:
@@ -393,10 +392,10 @@ def _arguments(call: Node) -> list[Node]:
 
 
 @dataclass(slots=True)
-class _Values:
+class _GoValues:
     """Follows expected values to the literals that they are made of, within the functions that a test reaches."""
 
-    file: _File
+    file: _GoFile
     functions: list[str]
 
     def leaves(self, expression: Node, owner: str) -> list[Node]:
@@ -488,7 +487,7 @@ def _elements(value: Node) -> list[Node]:
     return [one.named_children[-1] if one.type == "keyed_element" else one for one in found]
 
 
-def _column(file: _File, row: Node, name: str) -> Iterator[Node]:
+def _column(file: _GoFile, row: Node, name: str) -> Iterator[Node]:
     """The element of a row that is the field `name` of its struct."""
     body = row.child_by_field_name("body") if row.type == "composite_literal" else row
     if body is None or body.type != "literal_value":
@@ -503,7 +502,7 @@ def _column(file: _File, row: Node, name: str) -> Iterator[Node]:
             yield elements[fields.index(name)]
 
 
-def _fields(file: _File, row: Node) -> list[str]:
+def _fields(file: _GoFile, row: Node) -> list[str]:
     """The names of the fields of a row, from its own type or from that of the table around it."""
     around: Node | None = row
     while around is not None and around.type != "composite_literal":
@@ -556,7 +555,7 @@ def _other(leaf: Node, literals: Collection[str], chance: random.Random) -> str 
     return becomes
 
 
-def _of_output(file: _File, test: str, chance: random.Random) -> Iterator[Place]:
+def _of_output(file: _GoFile, test: str, chance: random.Random) -> Iterator[ExpectedPlace]:
     """The expected output of an example, which is its last comment."""
     comments = list(nodes(file.functions[test], "comment"))
     first = next((n for n, one in enumerate(comments) if _OUTPUT.match(text_of(one))), len(comments))
@@ -564,4 +563,4 @@ def _of_output(file: _File, test: str, chance: random.Random) -> Iterator[Place]
         marked = _OUTPUT.match(text_of(comment))
         span = comment.start_byte + (marked.end() if marked else len("//")), comment.end_byte
         text = file.source[slice(*span)].decode("utf-8", "replace")
-        yield Place(span, "value", span, partial(other_text, text, chance))
+        yield ExpectedPlace(span, "value", span, partial(other_text, text, chance))

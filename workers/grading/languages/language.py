@@ -56,7 +56,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExpectedPlace:
     """A place in a source where an expectation can be contradicted."""
 
     span: Span
@@ -65,7 +65,7 @@ class Place:
     write: Callable[[], str | None]  # draws another text for the place; None if there is none
 
 
-class Language(Protocol):
+class LanguageModule(Protocol):
     """A programming language. Sources that are not UTF-8 or do not parse have no tests and no candidates."""
 
     @property
@@ -110,9 +110,9 @@ class Language(Protocol):
 _MODULES = {name: f"workers.grading.languages.{name}" for name in ("go", "javascript", "rust")}
 
 
-def language(name: str) -> Language:
+def language(name: str) -> LanguageModule:
     """The language of a name that `languages_of` returns."""
-    return cast(Language, importlib.import_module(_MODULES[name]).LANGUAGE)
+    return cast(LanguageModule, importlib.import_module(_MODULES[name]).LANGUAGE)
 
 
 def languages_of(script: str) -> list[str]:
@@ -146,7 +146,7 @@ def outcomes_in(script: str, log: str) -> dict[str, str]:
     return joined(one for outcomes in found for one in outcomes.items())
 
 
-def candidates_at(places: Mapping[str, Sequence[Place]], chance: random.Random) -> list[Candidate]:
+def candidates_at(places: Mapping[str, Sequence[ExpectedPlace]], chance: random.Random) -> list[Candidate]:
     """Candidates at some of the places of each test, drawn by chance. A place that several tests have is one candidate of all of them."""
     tests: dict[tuple[Span, str], list[str]] = defaultdict(list)
     checked: dict[tuple[Span, str], list[Span]] = defaultdict(list)

@@ -22,6 +22,19 @@ def test_files_that_govern_the_runner_are_seen_in_any_header(header: str) -> Non
     assert GoverningFiles("pytest\n", Surveyed()).touched_by(f"junk\n{header}\n@@ -1 +1 @@\n".encode())
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".cargo/config", ".cargo/config.toml", "crates/a/.cargo/config.toml", "rust-toolchain"),
+        *("rust-toolchain.toml", "crates/a/rust-toolchain.toml", ".config/nextest.toml"),
+    ],
+)
+def test_settings_of_cargo_govern_scripts_that_run_it(path: str) -> None:
+    patch = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n".encode()
+    assert GoverningFiles("cargo test --offline\n", Surveyed()).touched_by(patch)
+    assert not GoverningFiles("pytest\n", Surveyed()).touched_by(patch)
+
+
 def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
     assert not GoverningFiles("pytest\n", Surveyed()).touched_by(
         b"--- a/myconftest.py\n+++ b/docs/pytest.ini.rst\n@@ -1 +1 @@\n-import conftest.py\n+x\n"

@@ -7,6 +7,7 @@ import pytest
 from workers.grading.controls.locating import FoundFunction, declared_in
 from workers.grading.languages.go import LANGUAGE
 
+CHECK = "func check(t *testing.T, got, want int) {\n\tif got != want {\n\t\tt.Fatal()\n\t}\n}\n"
 HEAD = 'package calc\n\nimport "testing"\n\n'
 
 
@@ -83,7 +84,7 @@ def test_a_name_that_two_packages_have_leads_nowhere() -> None:
         ("func TestA(t *testing.T) {\n\tif got := Add(1, 2); got != 3 {\n\t\tt.Error(got)\n\t}\n}\n", {"3"}),
         ("func TestA(t *testing.T) {\n\tif s := F(1); s == \"ab\" {\n\t\tt.Log()\n\t} else {\n\t\tt.Fatal()\n\t}\n}\n", {'"ab"'}),
         ("func TestA(t *testing.T) {\n\twant := []int{4, 5}\n\tif !reflect.DeepEqual(F(1), want) {\n\t\tt.Fail()\n\t}\n}\n", {"4", "5"}),
-        ("func TestA(t *testing.T) {\n\tcheck(t, F(1), 7)\n}\nfunc check(t *testing.T, got, want int) {\n\tif got != want {\n\t\tt.Fatal()\n\t}\n}\n", {"7"}),
+        (f"func TestA(t *testing.T) {{\n\tcheck(t, F(1), 7)\n}}\n{CHECK}", {"7"}),
         ("const most = 9\nfunc TestA(t *testing.T) {\n\tif F(1) != most {\n\t\tt.Fatal()\n\t}\n}\n", {"9"}),
         ("func TestA(t *testing.T) {\n\tassert.Equal(t, 4, F(1))\n\trequire.Len(t, F(2), 3)\n}\n", {"4", "3"}),
         ("func TestA(t *testing.T) {\n\tis := assert.New(t)\n\tis.Equal(\"x\", F(1))\n}\n", {'"x"'}),
