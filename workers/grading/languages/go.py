@@ -207,7 +207,7 @@ class _GoFile:
                 waiting += _used_parts(node)
             for loop in self.nodes_of(function, "range_clause"):
                 left, right = loop.child_by_field_name("left"), text_of(loop.child_by_field_name("right"))
-                if left is not None and any(text_of(one) in found for one in left.named_children):
+                if left is not None and any(text_of(one) in found for one in left.named_children[1:]):
                     found.add(right)
             self._inputs[function] = found
         return self._inputs[function]

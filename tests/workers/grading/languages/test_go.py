@@ -144,3 +144,32 @@ def test_a_large_file_is_read_in_linear_time() -> None:
         "func TestA(t *testing.T) {\n\tfor _, tt := range rows {\n\t\tif F(tt.in) != tt.want {\n\t\t\tt.Error()\n\t\t}\n\t}\n}\n"
     )
     assert LANGUAGE.candidates(f"{HEAD}{body}".encode(), random.Random(1), {}, ())
+
+
+def test_a_value_that_the_code_gets_as_well_is_not_changed() -> None:
+    used = "func TestA(t *testing.T) {\n\twant := 5\n\tif got := F(want); got != want {\n\t\tt.Error()\n\t}\n}\n"
+    assert {kind for _, kind in contradicted(used)} == {"opposite"}
+    names = (
+        'func TestA(t *testing.T) {\n\tnames := []string{"a", "b"}\n\tfor _, name := range names {\n\t\tAdd(name)\n\t}\n'
+        "\tif Get(0) != names[0] {\n\t\tt.Error()\n\t}\n}\n"
+    )
+    assert {kind for _, kind in contradicted(names)} == {"opposite"}
+    table = (
+        'func TestA(t *testing.T) {\n\tcases := map[string]int{"a": 4}\n\tfor in, want := range cases {\n'
+        "\t\tif F(in) != want {\n\t\t\tt.Error()\n\t\t}\n\t}\n}\n"
+    )
+    assert {text for text, kind in contradicted(table) if kind == "value"} == {"4"}
+
+
+def test_a_value_that_must_not_be_there_is_not_changed() -> None:
+    body = (
+        'func TestA(t *testing.T) {\n\tif strings.Contains(F(1), "x") || F(2) == 3 {\n\t\tt.Error()\n\t}\n'
+        '\tif !strings.Contains(F(1), "y") || F(2) != 4 {\n\t\tt.Error()\n\t}\n}\n'
+    )
+    assert {text for text, kind in contradicted(body) if kind == "value"} == {'"y"', "4"}
+
+
+def test_an_error_whose_text_the_message_reads_is_not_negated() -> None:
+    body = "func TestA(t *testing.T) {\n\tif x := F(); x != nil {\n\t\tt.Error(x.Name)\n\t}\n}\n"
+    assert contradicted(body) == set()
+    assert contradicted(body.replace("x.Name", "x")) == {("x != nil", "opposite")}
