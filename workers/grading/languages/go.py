@@ -259,13 +259,14 @@ def _places(file: _GoFile, test: str, chance: random.Random) -> Iterator[Expecte
         for leaf in (leaf for one in check.expected for leaf in values.leaves(one, check.owner)):
             span = leaf.start_byte, leaf.end_byte
             yield ExpectedPlace(span, "value", checked, partial(_other, leaf, literals, chance))
-        for node, kind, form in (
-            (check.condition, "opposite", "!({})"),
-            (check.compared, "nothing", "[]interface{{}}{{{}}}"),
-        ):
-            if node is not None:
-                span = node.start_byte, node.end_byte
-                yield ExpectedPlace(span, kind, checked, partial(form.format, text_of(node)))
+        if (node := check.condition) is not None:
+            span = node.start_byte, node.end_byte
+            yield ExpectedPlace(span, "opposite", checked, partial("!({})".format, text_of(node)))
+        if (node := check.compared) is not None:
+            span = node.start_byte, node.end_byte
+            yield ExpectedPlace(
+                span, "nothing", checked, partial("[]interface{{}}{{{}}}".format, text_of(node))
+            )
     yield from _of_output(file, test, chance)
 
 
