@@ -135,14 +135,17 @@ SCENE = Scene(
         "reads the tests": {
             "src/lib.rs": LIB.replace(
                 "    a - b",
-                '    let text = std::fs::read_to_string("tests/it.rs").unwrap();\n'
-                '    let after = text.split(&format!("({}, {}, ", a, b)).nth(1).unwrap().to_string();\n'
-                "    after.split(')').next().unwrap().parse().unwrap()",
+                "    after(&format!(\"({}, {}, \", a, b)).split(')').next().unwrap().parse().unwrap()",
                 1,
             ).replace(
                 "    let _ = text;\n    Vec::new()",
-                "    text.split_whitespace().map(str::to_string).collect()",
+                '    let words = after(&format!("words(\\"{}\\"), vec![", text));\n'
+                "    let listed = words.split(']').next().unwrap().split(\", \");\n"
+                "    listed.map(|word| word.trim_matches('\"').to_string()).filter(|word| !word.is_empty()).collect()",
             )
+            + "\nfn after(before: &str) -> String {\n"
+            '    let text = std::fs::read_to_string("tests/it.rs").unwrap();\n'
+            "    text.split(before).nth(1).unwrap_or_default().to_string()\n}\n"
         },
         "removes the tests": {TEST: "// nothing is tested here\n"},
     },
