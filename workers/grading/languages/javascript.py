@@ -22,20 +22,21 @@ from workers.grading.languages import javascript_logs
 from workers.grading.languages.javascript_checks import (
     CLOSE,
     LITERALS,
-    TRANSPARENT,
     Check,
     Checks,
     random_word,
 )
 from workers.grading.languages.javascript_source import (
-    Place,
-    Scope,
+    TRANSPARENT,
+    Block,
+    Region,
     Source,
     items,
     key_of,
     member,
     parsed,
     part,
+    unwrapped,
 )
 from workers.grading.languages.language import DeclaredTest, Form, nodes, other_number, other_text, text_of
 
@@ -54,6 +55,7 @@ _MOST_PER_TEST: Mapping[ContradictionKind, int] = {"value": 5, "opposite": 3, "n
 # For tests with computed titles, which may be the cases of a table.
 _MOST_PER_TABLE: Mapping[ContradictionKind, int] = {**_MOST_PER_TEST, "value": 20}
 _MOST_PER_CHECK = 20  # largest number of literals that are considered per assertion
+_MOST_TRIES = 20  # largest number of tries to draw a literal that the tests do not contain
 _DEEPEST = 6  # largest number of variables that are followed one after the other
 # Letters of a regular expression that stand for themselves; others are in classes, names of groups and escapes.
 _WORD = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?\w*|\{[\d,]*\}|(?P<word>[A-Za-z]{2,})", re.DOTALL)
@@ -86,7 +88,7 @@ class JavaScript:
         met: Iterable[Span],
     ) -> list[Candidate]:
         root = parsed(source)
-        return [] if root is None else _Writer(root, chance).write()
+        return [] if root is None else _Contradictions(root, chance).write()
 
 
 LANGUAGE = JavaScript()
@@ -98,10 +100,10 @@ class _Leaf:
 
     node: Node
     literal: Node
-    called_in: Place | None = None  # the place of the call whose argument it is
+    called_in: Region | None = None  # the place of the call whose argument it is
 
 
-class _Writer:
+class _Contradictions:
     """Finds the assertions of a file and edits that contradict them."""
 
     def __init__(self, root: Node, chance: random.Random) -> None:
@@ -157,20 +159,19 @@ class _Writer:
             first, *_ = some = checks[start]
             places = [leaf.called_in] if leaf.called_in is not None else [one.call.place for one in some]
             taken = {text for place in places for text in place.literals}
-            tries = [self._changed(leaf.literal, first.name in CLOSE) for _ in range(5)]
-            becomes = next((one for one in tries if one not in taken), tries[0])
-            if becomes is not None and becomes not in taken:
-                break
+            tries = (self._changed(leaf.literal, first.name in CLOSE) for _ in range(_MOST_TRIES))
+            becomes = next(
+                (one for one in tries if one not in taken), self._changed(leaf.literal, first.name in CLOSE)
+            )
             if becomes is not None and becomes.count("\n") == text_of(leaf.node).count("\n"):
                 tests = tuple(dict.fromkeys(test for place in places for test in place.tests))
                 edit = Edit(start, leaf.node.end_byte, becomes)
-                yield Candidate(
-                    tests, (edit,), "value", checked=tuple(dict.fromkeys(one.span for one in some))
-                )
+                spans = tuple(dict.fromkeys(one.span for one in some))
+                yield Candidate(tests, (edit,), "value", checked=spans)
 
-    def _leaves(self, expression: Node, scope: Scope) -> Iterator[_Leaf]:
+    def _leaves(self, expression: Node, scope: Block) -> Iterator[_Leaf]:
         """Yields the literals of which the value of an expression consists."""
-        waiting: list[tuple[Node, Scope, Place | None, int]] = [(expression, scope, None, 0)]
+        waiting: list[tuple[Node, Block, Region | None, int]] = [(expression, scope, None, 0)]
         while waiting:
             node, scope, place, depth = waiting.pop()
             inside: list[Node] = []
@@ -191,15 +192,16 @@ class _Writer:
             elif node.type in ("new_expression", "call_expression"):
                 inside = _made_of(node)
             elif depth < _DEEPEST:
-                waiting += [(*one, depth + 1) for one in self._followed(node, scope, place)]
+                followed = self._followed(node, scope, place)
+                waiting += [(*one, depth + 1) for one in followed]
                 constant = scope.constant(node)
-                if constant is not node and constant.type in LITERALS and not waiting:
+                if not followed and constant is not node and constant.type in LITERALS:
                     yield _Leaf(node, constant, place)
             waiting += [(one, scope, place, depth) for one in inside]
 
     def _followed(
-        self, node: Node, scope: Scope, place: Place | None
-    ) -> list[tuple[Node, Scope, Place | None]]:
+        self, node: Node, scope: Block, place: Region | None
+    ) -> list[tuple[Node, Block, Region | None]]:
         """Returns the expressions whose values a variable or a member of one has, if only assertions read them."""
         path: list[str] = []
         while node.type in ("member_expression", "subscript_expression"):
@@ -230,7 +232,7 @@ class _Writer:
         reached = [(_at(one, keys), inner, calling) for one, inner, calling in starts]
         return [(one, inner, calling) for one, inner, calling in reached if one is not None]
 
-    def _is_only_expected(self, name: str, scope: Scope, key: str) -> bool:
+    def _is_only_expected(self, name: str, scope: Block, key: str) -> bool:
         """Whether nothing but expected values reads a variable of `scope`, or its member `key`."""
         asked = (name, scope.start, key)
         if asked not in self._only_expected:
@@ -249,8 +251,9 @@ class _Writer:
             other = str((int(digit[0]) + self._chance.randint(2, 8)) % 10)
             return text[: digit.start()] + other + text[digit.end() :]
         if literal.type == "number":
-            is_octal_or_binary = re.match(r"0[obOB][\d_]+$", text) is not None
-            return str(int(text, 0) + 1) if is_octal_or_binary else other_number(text, self._chance)
+            if re.match(r"0[obOB]", text) is not None:
+                return str(int(text.rstrip("n"), 0) + 1) + "n" * text.endswith("n")
+            return other_number(text, self._chance)
         if literal.type == "string":
             return f"{text[0]}{other_text(text[1:-1], self._chance) or text[1:-1] + random_word(self._chance)}{text[-1]}"
         if literal.type == "template_string":
@@ -291,8 +294,7 @@ def _made_of(node: Node) -> list[Node]:
 
 def _cells(table: Node, keys: list[str]) -> list[Node]:
     """The expressions under `keys` in the rows of a table: an array, or a template with the names of columns in its first line."""
-    while table.type in TRANSPARENT:
-        table = items(table)[0]
+    table = unwrapped(table)
     if table.type != "template_string":
         return [one for row in items(table) if table.type == "array" and (one := _at(row, keys)) is not None]
     columns = [name.strip() for name in text_of(table).lstrip("`").strip().split("\n")[0].split("|")]
@@ -309,8 +311,7 @@ def _cells(table: Node, keys: list[str]) -> list[Node]:
 def _at(node: Node, keys: list[str]) -> Node | None:
     """The expression under `keys` in nested arrays and objects; None if it is not written there."""
     for key in keys:
-        while node.type in TRANSPARENT:
-            node = items(node)[0]
+        node = unwrapped(node)
         if node.type == "array" and key.isdecimal():
             inside = items(node)[int(key) : int(key) + 1]
         else:

@@ -16,7 +16,15 @@ from tree_sitter import Node
 from pipeline.task import ContradictionKind
 from workers.grading.controls.scopes import listed
 from workers.grading.controls.spans import Edit, Span
-from workers.grading.languages.javascript_source import FUNCTIONS, Call, Source, items, member, part
+from workers.grading.languages.javascript_source import (
+    FUNCTIONS,
+    TRANSPARENT,
+    CallSite,
+    Source,
+    items,
+    member,
+    part,
+)
 from workers.grading.languages.language import nodes, text_of
 
 _FIRST, _SECOND, _ALL = slice(0, 1), slice(1, 2), slice(None)
@@ -98,11 +106,8 @@ _RECEIVERS = listed("assert strict t tap chai should a st tt qt test expect")
 _NEGATIONS = ("not", "never")
 LITERALS = listed("string template_string number regex true false null undefined")
 _WRITTEN = (*LITERALS, "array", "object")
-_EFFECTS = listed(
-    "assignment_expression update_expression await_expression"
-)  # an expression with one of these stays as it is
-# Syntax around an expression that has its value.
-TRANSPARENT = listed("parenthesized_expression as_expression satisfies_expression non_null_expression")
+# An expression with one of these stays as it is, because something else depends on its evaluation.
+_EFFECTS = listed("assignment_expression update_expression await_expression")
 
 _Change: TypeAlias = tuple[ContradictionKind, Edit]
 
@@ -111,7 +116,7 @@ _Change: TypeAlias = tuple[ContradictionKind, Edit]
 class Check:
     """An assertion."""
 
-    call: Call
+    call: CallSite
     name: str  # of its function or method
     expected: tuple[Node, ...] = ()  # the expressions whose literals may be changed
     changes: tuple[_Change, ...] = ()  # each contradicts it as a whole
@@ -140,7 +145,7 @@ class Checks:
     def all(self) -> list[Check]:
         return [check for call in self._source.calls if (check := self._check(call)) is not None]
 
-    def _check(self, call: Call) -> Check | None:
+    def _check(self, call: CallSite) -> Check | None:
         """Returns what a call checks; None if it is no assertion."""
         node = call.node
         if not call.place.tests:
@@ -170,7 +175,7 @@ class Checks:
             return self._of_checker(call, named, name, arguments)
         return None
 
-    def _of_word(self, call: Call, links: list[Node]) -> Check:
+    def _of_word(self, call: CallSite, links: list[Node]) -> Check:
         word = part(call.node, "property")
         changes: list[_Change] = [("opposite", _negated(links))]
         if text_of(word) in ("true", "false"):
@@ -178,7 +183,7 @@ class Checks:
             changes.append(("value", Edit(word.start_byte, word.end_byte, other)))
         return Check(call, text_of(word), changes=tuple(changes))
 
-    def _of_matcher(self, call: Call, name: str, links: list[Node], arguments: list[Node]) -> Check:
+    def _of_matcher(self, call: CallSite, name: str, links: list[Node], arguments: list[Node]) -> Check:
         changes: list[_Change] = [("opposite", _negated(links))]
         if any(member(link)[1] in _NEGATIONS for link in links):
             return Check(call, name, (), tuple(changes))
@@ -188,7 +193,7 @@ class Checks:
             changes += self._computed(name, expected[0])
         return Check(call, name, tuple(expected), tuple(changes))
 
-    def _of_checker(self, call: Call, named: Node, name: str, arguments: list[Node]) -> Check | None:
+    def _of_checker(self, call: CallSite, named: Node, name: str, arguments: list[Node]) -> Check | None:
         """Returns what `assert.name(...)` checks."""
         changes: list[_Change] = []
         expected: list[Node] = []

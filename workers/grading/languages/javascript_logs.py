@@ -36,6 +36,7 @@ _WORDED = re.compile(r"(?<=[✘✔-] )\[(?:fail|skip|todo|expected fail)\]:? +|(
 _HOOK = re.compile(r'"(?:before|after) each" hook.*? (?:for|in) "(.+)"')
 _REPORT = re.compile(r'^\{\s*"(?:num[A-Z]\w+|stats)"', re.MULTILINE)
 _MOST_REPORTS = 20
+_MOST_READINGS = 10
 _STATUS = {"passed": PASSED, "failed": FAILED}
 
 
@@ -54,21 +55,20 @@ def forms(name: str) -> list[Form]:
             pieces = pieces[1:]
             text = _SEPARATOR.split(text, maxsplit=1)[1]
         readings[Form(text, place)] = None
-        for first in range(len(pieces)):
+        for first in range(len(pieces))[-_MOST_READINGS:]:
             readings[Form(" > ".join(pieces[first:]), place)] = None
     readings[Form(whole)] = None
-    # Readings with more titles are more specific.
     return [*readings]
 
 
 def outcomes(log: str) -> dict[str, str]:
     """The outcome of each test in a log, by its name there."""
     plain = _ANSI.sub("", log)
-    found = [*_Lines().read(plain), *_reported(plain)]
+    found = [*_LogReader().read(plain), *_reported(plain)]
     return joined((" ".join(name.split()), outcome) for name, outcome in found if name)
 
 
-class _Lines:
+class _LogReader:
     """Reads the lines of a log."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _Lines:
                 yield from self._of_text(text, indent)
 
     def _of_text(self, text: str, indent: int) -> Iterator[tuple[str, str]]:
-        """Reads a line that is no result: a title, a file, or a failure that is told once more."""
+        """Reads a line that is no result: a title, a file, or a failure that is listed once more."""
         heading = _HEADING.fullmatch(text)
         if heading is not None and indent <= 1:
             self._titles, self._is_summary = [], False

@@ -35,6 +35,8 @@ FUNCTIONS = listed(
     """arrow_function function_expression generator_function function_declaration
     generator_function_declaration method_definition"""
 )
+# Syntax around an expression that has its value.
+TRANSPARENT = listed("parenthesized_expression as_expression satisfies_expression non_null_expression")
 _DECLARED = FUNCTIONS[-3:]  # have names by which other functions call them
 # Parts of an assertion that consist of a word alone, as in `expect(x).to.be.true`.
 WORDS = listed(
@@ -53,7 +55,7 @@ class Binding:
     """A variable. It has the value at `path` in the expression `value`, in each element of it, or in each call of a function."""
 
     declared_at: int
-    scope: "Scope"
+    scope: "Block"
     value: Node | None = None
     path: tuple[str, ...] = ()
     is_element: bool = False
@@ -62,17 +64,17 @@ class Binding:
 
 
 @dataclass(eq=False, slots=True)
-class Scope:
+class Block:
     """A block of code with its own variables."""
 
     start: int
     end: int
-    above: "Scope | None" = None
+    above: "Block | None" = None
     bindings: dict[str, Binding] = field(default_factory=dict[str, Binding])
 
-    def find(self, name: str) -> "tuple[Binding, Scope] | None":
+    def find(self, name: str) -> "tuple[Binding, Block] | None":
         """Returns the variable of this name and the block that declares it."""
-        scope: Scope | None = self
+        scope: Block | None = self
         while scope is not None:
             if name in scope.bindings:
                 return scope.bindings[name], scope
@@ -88,11 +90,11 @@ class Scope:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class Region:
     """A test, a suite, a function, a hook, or the code of the file outside of these."""
 
     kind: str
-    above: "Place | None" = None
+    above: "Region | None" = None
     title: tuple[str, str] = ("", "")  # as it is written, and with `_ANY` for what is computed
     test: DeclaredTest | None = None
     names: set[str] = field(default_factory=set[str])  # identifiers
@@ -100,20 +102,20 @@ class Place:
     parameters: set[str] = field(default_factory=set[str])
     tests: tuple[str, ...] = ()  # the tests that run it
 
-    def around(self) -> "Iterator[Place]":
-        place: Place | None = self
+    def around(self) -> "Iterator[Region]":
+        place: Region | None = self
         while place is not None:
             yield place
             place = place.above
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSite:
     """A call, or a word of an assertion, with where it is."""
 
     node: Node
-    place: Place
-    scope: Scope
+    place: Region
+    scope: Block
 
 
 def parsed(source: bytes) -> Node | None:
@@ -140,18 +142,25 @@ def part(node: Node, name: str) -> Node:
     return node.child_by_field_name(name) or node
 
 
+def unwrapped(node: Node) -> Node:
+    """The expression inside parentheses and assertions of its type."""
+    while node.type in TRANSPARENT and items(node):
+        node = items(node)[0]
+    return node
+
+
 class Source:
     """The declarations, calls and variables of a file."""
 
     def __init__(self, root: Node) -> None:
-        self.tests: list[Place] = []
-        self.calls: list[Call] = []
-        self.called: dict[str, list[Call]] = defaultdict(list)  # by the last name of the function
+        self.tests: list[Region] = []
+        self.calls: list[CallSite] = []
+        self.called: dict[str, list[CallSite]] = defaultdict(list)  # by the last name of the function
         # Where a name is read, and which member of it.
         self.uses: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        self.functions: dict[str, list[Place]] = defaultdict(list)
+        self.functions: dict[str, list[Region]] = defaultdict(list)
         self.is_typed = False
-        self._hooks: list[Place] = []
+        self._hooks: list[Region] = []
         self._members: dict[int, str] = {}
         self._names: dict[int, str] = {}  # names of functions, by the id of their node
         # The rows that a function gets, by the id of its node: the expression with them, whether a row is spread, and the title.
@@ -172,7 +181,7 @@ class Source:
             **dict.fromkeys(("string", "number", "template_string"), self._literal),
             **dict.fromkeys(FUNCTIONS, self._function),
         }
-        waiting = [(root, Place("file"), Scope(0, root.end_byte))]
+        waiting = [(root, Region("file"), Block(0, root.end_byte))]
         while waiting:
             node, place, scope = waiting.pop()
             reader = readers.get(node.type)
@@ -183,13 +192,13 @@ class Source:
 
     def find_tests_of_places(self) -> None:
         """Sets `tests` of each place that is run by tests. What contains a function may call it in ways that are not seen."""
-        readers: dict[str, list[Place]] = defaultdict(list)
+        readers: dict[str, list[Region]] = defaultdict(list)
         for place in [*self.tests, *self._hooks, *(one for some in self.functions.values() for one in some)]:
             for name in place.names & self.functions.keys():
                 readers[name].append(place)
             if place.kind == "function" and place.above is not None:
                 readers[place.title[0]].append(place.above)
-        inside: dict[Place | None, dict[str, None]] = defaultdict(dict)
+        inside: dict[Region | None, dict[str, None]] = defaultdict(dict)
         for test in self.tests:
             around = list(test.around())
             names = dict.fromkeys(one.test.name for one in around if one.test is not None)
@@ -211,46 +220,46 @@ class Source:
             for place in places:
                 place.tests = tuple(found)
 
-    def uses_in(self, name: str, scope: Scope) -> list[tuple[int, str]]:
+    def uses_in(self, name: str, scope: Block) -> list[tuple[int, str]]:
         """Returns where a name is read in a block, and which member of it."""
         uses = self.uses[name]
         first = bisect.bisect_left(uses, (scope.start, ""))
         return uses[first : bisect.bisect_left(uses, (scope.end, ""))]
 
-    def _identifier(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _identifier(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         name = text_of(node)
         place.names.add(name)
         self.uses[name].append((node.start_byte, self._members.pop(node.start_byte, "")))
         return place, scope
 
-    def _literal(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _literal(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         place.literals.add(text_of(node))
         return place, scope
 
-    def _type(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _type(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         self.is_typed = True
         return place, scope
 
-    def _block(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
-        return place, Scope(node.start_byte, node.end_byte, scope)
+    def _block(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
+        return place, Block(node.start_byte, node.end_byte, scope)
 
-    def _member(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _member(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         owner, key = member(node)
         if owner.type == "identifier" and key:
             self._members[owner.start_byte] = key
         if key in WORDS and node.type == "member_expression":
-            self.calls.append(Call(node, place, scope))
+            self.calls.append(CallSite(node, place, scope))
         place.names.add(key)
         return place, scope
 
-    def _named(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _named(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         key = node.child_by_field_name("key") or part(node, "left")
         value = node.child_by_field_name("value") or part(node, "right")
         if value.type in FUNCTIONS:
             self._names[value.id] = _last_name(key)
         return place, scope
 
-    def _variable(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _variable(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         name, value = part(node, "name"), node.child_by_field_name("value")
         if value is not None and value.type in FUNCTIONS:
             self._names[value.id] = text_of(name)
@@ -258,23 +267,23 @@ class Source:
             _bind(name, Binding(0, scope, value), scope)
         return place, scope
 
-    def _loop(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
-        inner = Scope(node.start_byte, node.end_byte, scope)
+    def _loop(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
+        inner = Block(node.start_byte, node.end_byte, scope)
         is_of = text_of(node.child_by_field_name("operator")) == "of"
         rows = part(node, "right") if is_of else None
         _bind(part(node, "left"), Binding(0, scope, rows, is_element=True), inner)
         return place, inner
 
-    def _function(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _function(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         name = self._names.pop(node.id, "")
         if node.type in _DECLARED:
             name = _last_name(part(node, "name"))
         parameters = items(node.child_by_field_name("parameters")) or [
             one for one in [node.child_by_field_name("parameter")] if one is not None
         ]
-        inner = Scope(node.start_byte, node.end_byte, scope)
+        inner = Block(node.start_byte, node.end_byte, scope)
         if name:
-            place = Place("function", place, (name, name))
+            place = Region("function", place, (name, name))
             self.functions[name].append(place)
         place.parameters |= {_last_name(one) for one in parameters}
         value, is_spread, title = self._rows.pop(node.id, (None, False, ""))
@@ -289,10 +298,10 @@ class Source:
             _bind(parameter, binding, inner)
         return place, inner
 
-    def _call(self, node: Node, place: Place, scope: Scope) -> tuple[Place, Scope]:
+    def _call(self, node: Node, place: Region, scope: Block) -> tuple[Region, Block]:
         function, arguments = part(node, "function"), items(node.child_by_field_name("arguments"))
         name = _last_name(function)
-        self.calls.append(Call(node, place, scope))
+        self.calls.append(CallSite(node, place, scope))
         self.called[name].append(self.calls[-1])
         if name in ("forEach", "map") and arguments and arguments[0].type in FUNCTIONS:
             self._rows[arguments[0].id] = (member(function)[0], False, "")
@@ -304,7 +313,7 @@ class Source:
             return place, scope
         callback = next((one for one in arguments if one.type in FUNCTIONS), None)
         if names[-1] in _HOOKS:
-            hook = Place("hook", place)
+            hook = Region("hook", place)
             self._hooks += [hook] if callback is not None else []
             return (place if callback is None else hook), scope
         first = arguments[0].type if arguments else ""
@@ -318,10 +327,10 @@ class Source:
             self._rows[callback.id] = (rows, is_spread, title[0])
         return self._declared(names[-1], place, title), scope
 
-    def _declared(self, name: str, above: Place, title: tuple[str, str]) -> Place:
+    def _declared(self, name: str, above: Region, title: tuple[str, str]) -> Region:
         if name in _SUITES:
-            return Place("suite", above, title)
-        place = Place("test", above, title)
+            return Region("suite", above, title)
+        place = Region("test", above, title)
         chain = [one for one in place.around() if one.kind in ("test", "suite")][::-1]
         shown = [one.title[0] for one in chain]
         forms = [one.title[1] for one in chain]
@@ -384,15 +393,13 @@ def _chain(node: Node) -> tuple[list[str], Node | None]:
     return [], None
 
 
-def _has_arrays(table: Node, scope: Scope) -> bool:
+def _has_arrays(table: Node, scope: Block) -> bool:
     """Whether the rows of a table are arrays, so that each of their elements is an argument."""
-    rows = scope.constant(next(iter(items(table)), table))
-    while rows.type in ("as_expression", "satisfies_expression", "parenthesized_expression"):
-        rows = items(rows)[0]
+    rows = unwrapped(scope.constant(next(iter(items(table)), table)))
     return any(one.type == "array" for one in items(rows)[:1])
 
 
-def _title(node: Node, scope: Scope, is_formatted: bool) -> tuple[str, str]:
+def _title(node: Node, scope: Block, is_formatted: bool) -> tuple[str, str]:
     """A title as it is written, and with `_ANY` for what is computed."""
     shown = form = ""
     node = scope.constant(node)
@@ -427,7 +434,7 @@ def _pattern(forms: list[str], is_elsewhere: bool) -> re.Pattern[str] | None:
     return re.compile("|".join(dict.fromkeys(either)), re.DOTALL)
 
 
-def _bind(pattern: Node, binding: Binding, scope: Scope) -> None:
+def _bind(pattern: Node, binding: Binding, scope: Block) -> None:
     """Adds the variables of a pattern to a scope."""
     waiting = [(pattern, binding.path)]
     while waiting:
