@@ -143,6 +143,7 @@ LANGUAGES = (
         interpreters=("bun", "deno", "node"),
         endings=("js", "jsx", "ts", "tsx", "cjs", "mjs", "cts", "mts"),
         manifests=("package-lock.json", "package.json", "yarn.lock"),
+        governed_by_directories=("__mocks__",),  # modules that jest and vitest import instead of others
     ),
     Language(
         name="c",
@@ -282,27 +283,54 @@ RUNNERS: tuple[Runner, ...] = (
         language="javascript",
         commands=("jest",),
         governed_by=("jest.config.*",),
+        governed_by_if_used=("babel.config.*", ".babelrc*", ".swcrc"),  # transform the tests
         settings={"package.json": ("jest",)},
     ),
-    Runner(name="vitest", language="javascript", commands=("vitest",), governed_by=("vitest.config.*",)),
+    Runner(
+        name="vitest",
+        language="javascript",
+        commands=("vitest",),
+        governed_by=("vitest.config.*", "vitest.workspace.*"),
+        governed_by_if_used=("vite.config.*",),
+    ),
     Runner(
         name="mocha",
         language="javascript",
         commands=("mocha",),
-        governed_by=(".mocharc*",),
-        settings={"package.json": ("mocha",)},
+        governed_by=(".mocharc*", ".nycrc*"),
+        settings={"package.json": ("mocha", "nyc")},
     ),
-    Runner(name="ava", language="javascript", commands=("ava",), settings={"package.json": ("ava",)}),
+    Runner(
+        name="ava",
+        language="javascript",
+        commands=("ava",),
+        governed_by=("ava.config.*",),
+        settings={"package.json": ("ava",)},
+    ),
+    Runner(
+        name="tap",
+        language="javascript",
+        commands=("tap",),
+        governed_by=(".taprc",),
+        settings={"package.json": ("tap",)},
+    ),
+    Runner(name="tape", language="javascript", commands=("tape",)),
+    Runner(name="node", language="javascript", commands=("node --test",)),
     Runner(name="karma", language="javascript", commands=("karma",), governed_by=("karma.conf.*",)),
     *(
         Runner(
             name=name,
             language="javascript",
             commands=(f"{name} test*", f"{name} run test*"),
+            governed_by=governed_by,
             commands_in=("package.json",),
             settings={"package.json": ("scripts",)},
         )
-        for name in ("npm", "yarn", "pnpm")
+        for name, governed_by in {
+            "npm": (".npmrc",),
+            "yarn": (".yarnrc*",),
+            "pnpm": (".pnpmfile.*",),
+        }.items()
     ),
     Runner(
         name="grunt",

@@ -21,6 +21,11 @@ COMMANDS = {
     "npx jest src": "jest",
     "vitest": "vitest",
     "node_modules/.bin/mocha": "mocha",
+    "npx ava --tap": "ava",
+    "tap test/*.js": "tap",
+    "tape 'test/**/*.js'": "tape",
+    "node --test test/": "node",
+    "node --test-reporter=tap --test": "node",
     "karma start": "karma",
     "npm run test:unit": "npm",
     "yarn test": "yarn",
@@ -54,7 +59,7 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
     "command",
     [
         *("cat pytest.ini", "vim tests/pytest_plugin.py", "pip install pytest tox", "uv add --dev pytest"),
-        *("make", "npm install jest", "python -m pytest_cov", "go build", "which pytest", "echo pytest"),
+        *("make", "npm install jest", "python -m pytest_cov", "go build", "node test.js", "which pytest", "echo pytest"),
         *("cargo build", "cargo tree", "cargo install cargo-nextest"),
     ],
 )

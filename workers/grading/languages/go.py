@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import tree_sitter_go
@@ -19,8 +20,10 @@ from tree_sitter import Language as Grammar
 from tree_sitter import Node, Parser
 
 from workers.grading.controls.spans import Candidate, Span
-from workers.grading.controls.values import Observed
 from workers.grading.languages.language import (
+
+if TYPE_CHECKING:
+    from workers.grading.controls.values import Observed
     FAILED,
     PASSED,
     SKIPPED,
@@ -131,7 +134,7 @@ class Go:
         self,
         source: bytes,
         chance: random.Random,
-        observed: Mapping[Span, Observed],
+        observed: "Mapping[Span, Observed]",
         met: Iterable[Span],
     ) -> list[Candidate]:
         file = _GoFile(source)

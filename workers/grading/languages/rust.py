@@ -7,9 +7,9 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from workers.grading.controls.spans import Candidate, Span
-from workers.grading.controls.values import Observed
 from workers.grading.languages.language import (
     FAILED,
     PASSED,
@@ -21,6 +21,9 @@ from workers.grading.languages.language import (
 )
 from workers.grading.languages.rust_assertions import contradictions
 from workers.grading.languages.rust_syntax import RustItem, attribute_name, items, parsed
+
+if TYPE_CHECKING:
+    from workers.grading.controls.values import Observed
 
 # Attributes of tests with cases, which get names of their own.
 _WITH_CASES = frozenset(("rstest", "test_case", "test_matrix"))
@@ -89,7 +92,7 @@ class Rust:
         self,
         source: bytes,
         chance: random.Random,
-        observed: Mapping[Span, Observed],
+        observed: "Mapping[Span, Observed]",
         met: Iterable[Span],
     ) -> list[Candidate]:
         return contradictions(source, chance)

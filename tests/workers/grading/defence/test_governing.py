@@ -16,6 +16,9 @@ from workers.grading.defence.survey import Surveyed
         'diff --git "a/\\303\\251/x.py" "b/\\303\\251/x.py"',
         '+++ "b/with \\" quote/pyproject.toml"',
         "Index: setup.cfg",
+        "+++ b/src/__mocks__/fs.js",
+        "+++ b/vitest.workspace.ts",
+        "+++ b/.npmrc",
     ],
 )
 def test_files_that_govern_the_runner_are_seen_in_any_header(header: str) -> None:
