@@ -21,9 +21,6 @@ from tree_sitter import Node, Parser
 
 from workers.grading.controls.spans import Candidate, Span
 from workers.grading.languages.language import (
-
-if TYPE_CHECKING:
-    from workers.grading.controls.values import Observed
     FAILED,
     PASSED,
     SKIPPED,
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     other_text,
     text_of,
 )
+
+if TYPE_CHECKING:
+    from workers.grading.controls.values import Observed
 
 _GRAMMAR = Grammar(tree_sitter_go.language())
 _TEST = re.compile(r"(?:Test|Example|Fuzz)(?![a-z])\w*")
