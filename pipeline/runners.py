@@ -285,6 +285,7 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by=("jest.config.*",),
         governed_by_if_used=("babel.config.*", ".babelrc*", ".swcrc"),  # transform the tests
         settings={"package.json": ("jest",)},
+        naming_option="--verbose",
     ),
     Runner(
         name="vitest",
@@ -292,6 +293,7 @@ RUNNERS: tuple[Runner, ...] = (
         commands=("vitest",),
         governed_by=("vitest.config.*", "vitest.workspace.*"),
         governed_by_if_used=("vite.config.*",),
+        naming_option="--reporter=verbose",
     ),
     Runner(
         name="mocha",

@@ -38,6 +38,17 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "becomes"),
+    [
+        ("npx jest --ci a", "npx jest --verbose --ci a"),
+        ("node_modules/.bin/vitest run", "node_modules/.bin/vitest --reporter=verbose run"),
+    ],
+)
+def test_the_option_follows_the_name_of_the_runner(script: str, becomes: str) -> None:
+    assert named(script.encode()).decode() == becomes
+
+
 def test_a_script_of_other_runners_stays_as_it_is() -> None:
     script = b"pytest -q tests\nmake test\n# go test\n"
     assert named(script) == script
