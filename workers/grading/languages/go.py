@@ -10,6 +10,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -120,15 +121,12 @@ class Go:
         return [*forms, Form(function, found["package"] or "")]
 
     def outcomes(self, log: str) -> dict[str, str]:
-        found: list[tuple[str, str]] = []
-        of_package: list[tuple[str, str]] = []  # outcomes whose package the log names at its end
-        for line in _REPORT.finditer(log):
-            if line["package"]:
-                found += [(f"{line['package']}.{test}", said) for test, said in of_package]
-                of_package = []
-            else:
-                of_package.append((line["test"], _OUTCOMES[line["said"].lower()]))
-        return joined([*_events(log), *found, *of_package])
+        if '"Action"' in log:
+            lines = log.splitlines()
+            events = [event for line in lines if line.startswith("{") for event in _event(line)]
+            plain = "\n".join(line for line in lines if not line.startswith("{"))
+            return joined([*events, *_reported(plain)])
+        return joined(_reported(log))
 
     def candidates(
         self,
@@ -144,16 +142,24 @@ class Go:
 LANGUAGE = Go()
 
 
-def _events(log: str) -> Iterator[tuple[str, str]]:
-    """The outcomes in lines of `go test -json`."""
-    for line in log.splitlines() if '"Action"' in log else ():
-        if line.startswith("{"):
-            try:
-                event = msgspec.json.decode(line, type=_Event)
-            except (msgspec.DecodeError, UnicodeError):
-                continue
-            if event.Test and event.Action in _OUTCOMES:
-                yield f"{event.Package}.{event.Test}", _OUTCOMES[event.Action]
+def _event(line: str) -> Iterator[tuple[str, str]]:
+    """The outcome in a line of `go test -json`, if it has one."""
+    with suppress(msgspec.DecodeError, UnicodeError):
+        event = msgspec.json.decode(line, type=_Event)
+        if event.Test and event.Action in _OUTCOMES:
+            yield f"{event.Package}.{event.Test}", _OUTCOMES[event.Action]
+
+
+def _reported(log: str) -> Iterator[tuple[str, str]]:
+    """The outcomes in the log of `go test -v`, which names the package of tests after them."""
+    of_package: list[tuple[str, str]] = []
+    for line in _REPORT.finditer(log):
+        if line["package"]:
+            yield from ((f"{line['package']}.{test}", outcome) for test, outcome in of_package)
+            of_package = []
+        else:
+            of_package.append((line["test"], _OUTCOMES[line["said"].lower()]))
+    yield from of_package
 
 
 @dataclass(slots=True)

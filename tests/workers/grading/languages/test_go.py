@@ -42,6 +42,8 @@ def test_json_lines_name_tests_with_their_package() -> None:
         '{"Action":"pass","Package":"m/a","Test":"TestA","Elapsed":0}\n{"Action":"pass","Package":"m/a"}\n{"Action"\n'
     )
     assert LANGUAGE.outcomes(log) == {"m/a.TestA": "PASSED"}
+    output = '{"Action":"output","Package":"m/a","Test":"TestA","Output":"--- PASS: TestA (0.00s)\\n"}\n'
+    assert LANGUAGE.outcomes(f"{output}{log}--- FAIL: TestB (0.00s)\n") == {"m/a.TestA": "PASSED", "TestB": "FAILED"}
 
 
 def test_a_printed_pass_does_not_hide_a_failure() -> None:
