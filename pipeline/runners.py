@@ -80,7 +80,7 @@ class Runner:
     # The settings that hold its options: keys with dots between them, or a section.
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     options_variable: str = ""  # environment variable with further options
-    naming_option: str = ""  # with it, the log has a line for each test
+    reporting_option: str = ""  # with it, the log has the outcome of each test, also after a failure
     plugins_variable: str = ""  # environment variable with modules to load
     entry_points: str = ""  # group of entry points that are its plugins
     own_modules: tuple[str, ...] = ()  # modules of the runner itself, and modules that it looks for
@@ -237,6 +237,11 @@ UNITTEST = Runner(
     ),
     witnessed_as="unittest",
 )
+# They may name another program to run the tests, or other tests to run.
+_CARGO_SETTINGS = (
+    *(".cargo/config", ".cargo/config.toml", "*/.cargo/config", "*/.cargo/config.toml"),
+    *("rust-toolchain", "rust-toolchain.toml"),
+)
 MAKE = Runner(
     name="make", commands=("make test*", "make check*"), commands_in=("GNUmakefile", "makefile", "Makefile")
 )
@@ -285,7 +290,7 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by=("jest.config.*",),
         governed_by_if_used=("babel.config.*", ".babelrc*", ".swcrc"),  # transform the tests
         settings={"package.json": ("jest",)},
-        naming_option="--verbose",
+        reporting_option="--verbose",
     ),
     Runner(
         name="vitest",
@@ -293,7 +298,7 @@ RUNNERS: tuple[Runner, ...] = (
         commands=("vitest",),
         governed_by=("vitest.config.*", "vitest.workspace.*"),
         governed_by_if_used=("vite.config.*",),
-        naming_option="--reporter=verbose",
+        reporting_option="--reporter=verbose",
     ),
     Runner(
         name="mocha",
@@ -347,24 +352,21 @@ RUNNERS: tuple[Runner, ...] = (
         language="go",
         commands=("go test",),
         governed_by=("go.work", "go.env"),
-        naming_option="-v",
+        reporting_option="-v",
     ),
     Runner(
         name="cargo",
         language="rust",
-        commands=(
-            "cargo test",
-            "cargo t",
-            "cargo nextest",
-            "cargo +* test",
-            "cargo +* t",
-            "cargo +* nextest",
-        ),
-        # They may name another program to run the tests, or other tests to run.
-        governed_by_if_used=(
-            *(".cargo/config", ".cargo/config.toml", "*/.cargo/config", "*/.cargo/config.toml"),
-            *("rust-toolchain", "rust-toolchain.toml", ".config/nextest.toml", "*/.config/nextest.toml"),
-        ),
+        commands=("cargo test", "cargo t", "cargo +* test", "cargo +* t"),
+        governed_by_if_used=_CARGO_SETTINGS,
+        reporting_option="--no-fail-fast",
+    ),
+    Runner(
+        name="nextest",
+        language="rust",
+        commands=("cargo nextest run", "cargo +* nextest run"),
+        governed_by_if_used=(*_CARGO_SETTINGS, ".config/nextest.toml", "*/.config/nextest.toml"),
+        reporting_option="--no-fail-fast",
     ),
     Runner(name="maven", language="java", commands=("mvn test*",)),
     Runner(

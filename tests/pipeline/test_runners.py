@@ -32,7 +32,7 @@ COMMANDS = {
     "ctest": "ctest",
     "go test ./...": "go",
     "cargo test --all": "cargo",
-    "cargo --offline nextest run": "cargo",
+    "cargo --offline nextest run": "nextest",
     "cargo +nightly-2026-03-01 test": "cargo",
     "mvn -q test": "maven",
     "./gradlew test": "gradle",

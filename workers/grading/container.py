@@ -21,7 +21,7 @@ from workers.grading.controls.drawing import NOTHING_RAN, Outcomes
 from workers.grading.controls.placing import Placement, placed, write
 from workers.grading.defence.before import Applied, BeforeTests
 from workers.grading.defence.survey import Surveys
-from workers.grading.languages.language import named
+from workers.grading.languages.language import reporting
 from workers.grading.steps import StepFailed, failed_step
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import decoded
@@ -110,7 +110,7 @@ class GradingContainer:
             script = self.marks.in_script(script)
         content = script.encode("utf-8", "surrogateescape")
         if isinstance(verdict, ExitCode):
-            content = named(content)
+            content = reporting(content)
         if isinstance(verdict, RewardFile):
             content = await reward_files.prepared(self.sandbox, verdict, content)
         await write(self.sandbox, {**placement.texts, steps.EVAL: content})

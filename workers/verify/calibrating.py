@@ -110,7 +110,9 @@ class Calibrator:
             if runs.num_left <= 0:
                 break
             run = await runs.as_graded([one])
-            stops_early = calibration.stops_early or (run is not None and run.outcomes.stopped_early)
+            stops_early = calibration.stops_early or (
+                run is not None and _stopped_early(run, one, calibration)
+            )
             calibration = replace(calibration, stops_early=stops_early)
             checked = _checked_by(run, one, calibration)
             if checked is None:
@@ -123,6 +125,17 @@ class Calibrator:
             control_cpu_s=runs.cpu_s,
             control_wall_s=runs.wall_s,
         )
+
+
+def _stopped_early(run: PatchRun, one: Contradiction, calibration: Calibration) -> bool:
+    """Whether the run of a contradiction ended before all tests had run. Without the witness this shows where its tests failed and the log
+    does not name others.
+    """
+    found = run.outcomes
+    under_it = [one.renamed.get(name, name) for name in calibration.passing]
+    has_failed = any(found.failed(one.renamed.get(name, name)) for name in one.fails)
+    is_short = not found.witnessed and has_failed and any(name not in found.by_name for name in under_it)
+    return found.stopped_early or is_short
 
 
 def _in_turn(calibration: Calibration, chance: random.Random) -> list[Contradiction]:

@@ -1,5 +1,6 @@
 """The known fix measured: which tests it passes, and under which contradictions they fail."""
 
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from pipeline.request import Claim, Limits
 from pipeline.task import Calibration, Contradiction, Task, Verdict, pack
+from pipeline.trajectory import Reward
 from tests.workers.attacks.governing import written
 from tests.workers.attacks.patches import HONEST, edited
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, by_exit_code, task_of
@@ -17,7 +19,7 @@ from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage
 from tests.workers.contradictions import FirstOf, changing
 from workers.grading.container import PatchRun
-from workers.grading.controls.drawing import Chance
+from workers.grading.controls.drawing import Chance, Outcomes
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify import calibrating
@@ -411,3 +413,26 @@ async def test_a_manual_is_contradicted_in_the_example_that_fails_without_the_fi
     only = replace(calibration, contradictions=tuple(of_manual))
     reward = await grader.grade(calibrated(task, only), HONEST)
     assert (reward.value, reward.control) == (1.0, "confirmed")
+
+
+@pytest.mark.parametrize(
+    ("by_name", "witnessed", "is_early"),
+    [
+        ({"a": "FAILED", "b": "PASSED", "c": "PASSED"}, False, False),
+        ({"a": "FAILED", "b": "PASSED"}, False, True),
+        ({"a": "FAILED", "b": "PASSED"}, True, False),
+        ({"b": "PASSED"}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_a_log_that_names_no_further_tests_after_a_failure_shows_an_early_end(
+    by_name: dict[str, str], witnessed: bool, is_early: bool
+) -> None:
+    calibration = Calibration(passing=("a", "b", "c"))
+    outcomes = msgspec.msgpack.encode(Outcomes(by_name=by_name, witnessed=witnessed))
+    run = PatchRun(Reward(value=0.0, resolved=False, decided_by=""), recorded=outcomes)
+    one = changing("t.go", 0, "4", "5", "a")
+    assert calibrating._stopped_early(run, one, calibration) is is_early
+    if witnessed:
+        ended = msgspec.msgpack.encode(Outcomes(by_name=by_name, witnessed=True, stopped_early=True))
+        assert calibrating._stopped_early(dataclasses.replace(run, recorded=ended), one, calibration)

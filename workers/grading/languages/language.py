@@ -126,15 +126,15 @@ def language_of(path: str) -> str | None:
     return spoken if (spoken := spoken_in(path)) in _MODULES else None
 
 
-def named(script: bytes) -> bytes:
-    """A shell script whose runners' logs have a line for each test, as far as an option of the runner brings that about."""
+def reporting(script: bytes) -> bytes:
+    """A shell script whose runners' logs have the outcome of each test, as far as an option of the runner brings that about."""
     places: list[tuple[int, bytes]] = []
     for command in commands(script):
         words = command.plain_words()
         text = script[words[0].start : words[-1].end].decode("latin-1") if words else ""
         runner = started_by(text)
-        if runner is not None and runner.naming_option and (found := runner.started.match(text)):
-            places.append((words[0].start + found.end(), f" {runner.naming_option}".encode()))
+        if runner is not None and runner.reporting_option and (found := runner.started.match(text)):
+            places.append((words[0].start + found.end(), f" {runner.reporting_option}".encode()))
     for end, option in sorted(places, reverse=True):
         script = script[:end] + option + script[end:]
     return script

@@ -10,9 +10,9 @@ from workers.grading.languages.language import (
     joined,
     language_of,
     languages_of,
-    named,
     other_number,
     other_text,
+    reporting,
 )
 
 
@@ -33,7 +33,7 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
     script = (
         b"set -e\nA=1 go test ./a 2>&1 | tee x\ncat >b.sh <<'E'\ngo test ./b\nE\ngo vet; go test -run X ./c\n"
     )
-    assert named(script) == (
+    assert reporting(script) == (
         b"set -e\nA=1 go test -v ./a 2>&1 | tee x\ncat >b.sh <<'E'\ngo test ./b\nE\ngo vet; go test -v -run X ./c\n"
     )
 
@@ -42,16 +42,22 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
     ("script", "becomes"),
     [
         ("npx jest --ci a", "npx jest --verbose --ci a"),
+        (
+            "cargo +nightly test -p a -- --test-threads 1",
+            "cargo +nightly test --no-fail-fast -p a -- --test-threads 1",
+        ),
+        ("cargo nextest run -p a", "cargo nextest run --no-fail-fast -p a"),
+        ("cargo nextest list", "cargo nextest list"),
         ("node_modules/.bin/vitest run", "node_modules/.bin/vitest --reporter=verbose run"),
     ],
 )
 def test_the_option_follows_the_name_of_the_runner(script: str, becomes: str) -> None:
-    assert named(script.encode()).decode() == becomes
+    assert reporting(script.encode()).decode() == becomes
 
 
 def test_a_script_of_other_runners_stays_as_it_is() -> None:
     script = b"pytest -q tests\nmake test\n# go test\n"
-    assert named(script) == script
+    assert reporting(script) == script
 
 
 def test_a_test_that_failed_once_has_failed() -> None:

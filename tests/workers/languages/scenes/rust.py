@@ -21,7 +21,7 @@ FIXED = LIB.replace("    a - b", "    a + b", 1).replace(
     "    let _ = text;\n    Vec::new()", "    text.split_whitespace().map(str::to_string).collect()"
 )
 TEST = "tests/it.rs"
-HIDDEN = """use calc::{add, sub, words};
+HIDDEN = """use calc::{add, sub};
 
 #[test]
 fn adds() {
@@ -31,16 +31,20 @@ fn adds() {
 }
 
 #[test]
-fn finds_words() {
-    assert_eq!(words("one two"), vec!["one", "two"]);
-    assert!(words("").is_empty());
-}
-
-#[test]
 fn subtracts() {
     assert_eq!(sub(5, 3), 2);
 }
 """
+# A program of its own, which cargo does not start after a failure in the other one unless it is asked to.
+HIDDEN_WORDS = """use calc::words;
+
+#[test]
+fn finds_words() {
+    assert_eq!(words("one two"), vec!["one", "two"]);
+    assert!(words("").is_empty());
+}
+"""
+PROGRAM = '\n[[test]]\nname = "{0}"\npath = "tests/{0}.rs"\n{1} = false\n'
 OLD_TESTS = "#[test]\nfn subtracts() {\n    assert_eq!(calc::sub(5, 3), 2);\n}\n"
 SAYS_PASS = (
     r'println!("\nrunning 3 tests\ntest adds ... ok\ntest finds_words ... ok\ntest subtracts ... ok\n\n'
@@ -77,7 +81,7 @@ SCENE = Scene(
         TEST: OLD_TESTS,
         ".gitignore": "target/\n",
     },
-    hidden={TEST: HIDDEN},
+    hidden={TEST: HIDDEN, "tests/words.rs": HIDDEN_WORDS},
     script="cd /workspace\nexport CARGO_HOME=/tmp/cargo CARGO_NET_OFFLINE=true\ncargo test\n",
     fix={"src/lib.rs": FIXED},
     right_fixes={
@@ -107,21 +111,23 @@ SCENE = Scene(
             f"std::panic::set_hook(Box::new(|_| {{ {SAYS_PASS} std::process::exit(0) }}));"
         ),
         "has no harness": {
-            "Cargo.toml": f'{MANIFEST}\n[[test]]\nname = "it"\npath = "tests/it.rs"\nharness = false\n'
+            "Cargo.toml": MANIFEST + "".join(PROGRAM.format(name, "harness") for name in ("it", "words"))
         },
         "has no tests": {
             "Cargo.toml": MANIFEST.replace('edition = "2021"\n', 'edition = "2021"\nautotests = false\n')
         },
         "does not run its tests": {
-            "Cargo.toml": f'{MANIFEST}\n[lib]\ntest = false\n\n[[test]]\nname = "it"\npath = "tests/it.rs"\ntest = false\n'
+            "Cargo.toml": f"{MANIFEST}\n[lib]\ntest = false\n"
+            + "".join(PROGRAM.format(name, "test") for name in ("it", "words"))
         },
         "another program runs the tests": {
             ".cargo/config.toml": "[target.'cfg(all())']\nrunner = \"/bin/true\"\n"
         },
         "writes other tests as it is built": {
-            "build.rs": 'fn main() {\n    let names = ["adds", "finds_words", "subtracts"];\n'
+            "build.rs": 'fn main() {\n    let names = ["adds", "subtracts"];\n'
             '    let text: String = names.iter().map(|name| format!("#[test]\\nfn {}() {{}}\\n", name)).collect();\n'
-            '    std::fs::write("tests/it.rs", text).unwrap();\n}\n'
+            '    std::fs::write("tests/it.rs", text).unwrap();\n'
+            '    std::fs::write("tests/words.rs", "#[test]\\nfn finds_words() {}\\n").unwrap();\n}\n'
         },
         "equals everything": {
             "src/lib.rs": LIB.replace(
@@ -145,6 +151,7 @@ SCENE = Scene(
             )
             + "\nfn after(before: &str) -> String {\n"
             '    let text = std::fs::read_to_string("tests/it.rs").unwrap();\n'
+            '    let text = text + &std::fs::read_to_string("tests/words.rs").unwrap();\n'
             "    text.split(before).nth(1).unwrap_or_default().to_string()\n}\n"
         },
         "removes the tests": {TEST: "// nothing is tested here\n"},
