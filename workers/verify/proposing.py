@@ -267,7 +267,7 @@ def candidates_of_examples(text: bytes, name: str, seed: int) -> list[Candidate]
 
 def candidates_in_language(spoken: str, text: bytes, seed: int) -> list[Candidate]:
     """The same for a test file in this language."""
-    return language(spoken).candidates(text, random.Random(seed), {}, ())
+    return language(spoken).candidates(text, random.Random(seed))
 
 
 def support_of(path: str, text: bytes, support: dict[str, bytes]) -> dict[str, bytes]:

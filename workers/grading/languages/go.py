@@ -13,14 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 import tree_sitter_go
 from tree_sitter import Language as Grammar
 from tree_sitter import Node, Parser
 
-from workers.grading.controls.spans import Candidate, Span
+from workers.grading.controls.spans import Candidate
 from workers.grading.languages.language import (
     FAILED,
     PASSED,
@@ -35,9 +34,6 @@ from workers.grading.languages.language import (
     other_text,
     text_of,
 )
-
-if TYPE_CHECKING:
-    from workers.grading.controls.values import Observed
 
 _GRAMMAR = Grammar(tree_sitter_go.language())
 _TEST = re.compile(r"(?:Test|Example|Fuzz)(?![a-z])\w*")
@@ -128,13 +124,7 @@ class Go:
             return joined([*events, *_reported(plain)])
         return joined(_reported(log))
 
-    def candidates(
-        self,
-        source: bytes,
-        chance: random.Random,
-        observed: "Mapping[Span, Observed]",
-        met: Iterable[Span],
-    ) -> list[Candidate]:
+    def candidates(self, source: bytes, chance: random.Random) -> list[Candidate]:
         file = _GoFile(source)
         return candidates_at({test: list(_places(file, test, chance)) for test in file.tests}, chance)
 

@@ -8,15 +8,14 @@ import posixpath
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tree_sitter import Node
 
 from pipeline.task import ContradictionKind
 from workers.grading.controls.scopes import listed
-from workers.grading.controls.spans import Candidate, Cover, Edit, Span
+from workers.grading.controls.spans import Candidate, Cover, Edit
 from workers.grading.languages import javascript_logs
 from workers.grading.languages.javascript_checks import (
     CLOSE,
@@ -47,9 +46,6 @@ from workers.grading.languages.language import (
     other_text,
     text_of,
 )
-
-if TYPE_CHECKING:
-    from workers.grading.controls.values import Observed
 
 _TEST_PATH = re.compile(
     r"(?:^|/)(?:__tests__|tests?|specs?|e2e|cypress)/|(?:^|[/._-])(?:tests?|specs?)[._-][^/]*$|[._-](?:test|spec)s?\.\w+$"
@@ -90,13 +86,7 @@ class JavaScript:
     def outcomes(self, log: str) -> dict[str, str]:
         return javascript_logs.outcomes(log)
 
-    def candidates(
-        self,
-        source: bytes,
-        chance: random.Random,
-        observed: "Mapping[Span, Observed]",
-        met: Iterable[Span],
-    ) -> list[Candidate]:
+    def candidates(self, source: bytes, chance: random.Random) -> list[Candidate]:
         root = parsed(source)
         return [] if root is None else _Contradictions(root, chance).write()
 

@@ -19,11 +19,9 @@ from workers.grading.controls.arrivals import commands
 from workers.grading.controls.literals import ALPHABETS
 from workers.grading.controls.spans import Candidate, Edit, Span
 
-# Graders use this module for every task, and need neither of these for most.
+# Graders use this module for every task, and most need no parser.
 if TYPE_CHECKING:
     from tree_sitter import Node
-
-    from workers.grading.controls.values import Observed
 
 MOST = 2000  # candidates of one file
 MOST_PER_TEST: Mapping[ContradictionKind, int] = {"value": 5, "opposite": 3, "nothing": 2}
@@ -92,18 +90,8 @@ class LanguageModule(Protocol):
         """
         ...
 
-    def candidates(
-        self,
-        source: bytes,
-        chance: random.Random,
-        observed: "Mapping[Span, Observed]",
-        met: Iterable[Span],
-    ) -> list[Candidate]:
-        """Contradictions of what the tests of a file expect, each with the names of `tests` as its tests.
-
-        `observed` are the values that its expressions had in a run, and `met` the expectations that code without the fix meets, too; both
-        are empty unless the language has means to observe them.
-        """
+    def candidates(self, source: bytes, chance: random.Random) -> list[Candidate]:
+        """Contradictions of what the tests of a file expect, each with the names of `tests` as its tests."""
         ...
 
 
@@ -133,10 +121,12 @@ def reporting(script: bytes) -> bytes:
         words = command.plain_words()
         text = script[words[0].start : words[-1].end].decode("latin-1") if words else ""
         runner = started_by(text)
-        if runner is not None and runner.reporting_option and (found := runner.started.match(text)):
-            places.append((words[0].start + found.end(), f" {runner.reporting_option}".encode()))
-    for end, option in sorted(places, reverse=True):
-        script = script[:end] + option + script[end:]
+        option = runner.reporting_option if runner is not None else ""
+        # cargo refuses an option that is given twice.
+        if runner and option and option not in text.split() and (found := runner.started.match(text)):
+            places.append((words[0].start + found.end(), f" {option}".encode()))
+    for end, added in sorted(places, reverse=True):
+        script = script[:end] + added + script[end:]
     return script
 
 

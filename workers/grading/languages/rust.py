@@ -6,10 +6,8 @@ How sources are parsed is in `rust_syntax`, what assertions expect in `rust_asse
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from workers.grading.controls.spans import Candidate, Span
+from workers.grading.controls.spans import Candidate
 from workers.grading.languages.language import (
     FAILED,
     PASSED,
@@ -21,9 +19,6 @@ from workers.grading.languages.language import (
 )
 from workers.grading.languages.rust_assertions import contradictions
 from workers.grading.languages.rust_syntax import RustItem, attribute_name, items, parsed
-
-if TYPE_CHECKING:
-    from workers.grading.controls.values import Observed
 
 # Attributes of tests with cases, which get names of their own.
 _WITH_CASES = frozenset(("rstest", "test_case", "test_matrix"))
@@ -88,13 +83,7 @@ class Rust:
         """A name that several programs of a log have is given with its program, as in "tests/it.rs > adds"."""
         return _CargoLog(_ANSI.sub("", log)).outcomes()
 
-    def candidates(
-        self,
-        source: bytes,
-        chance: random.Random,
-        observed: "Mapping[Span, Observed]",
-        met: Iterable[Span],
-    ) -> list[Candidate]:
+    def candidates(self, source: bytes, chance: random.Random) -> list[Candidate]:
         return contradictions(source, chance)
 
 

@@ -16,7 +16,7 @@ def contradicted(body: str, test: str = "TestA") -> set[tuple[str, str]]:
     source = f"{HEAD}{body}".encode()
     found: set[tuple[str, str]] = set()
     for seed in range(60):
-        for one in LANGUAGE.candidates(source, random.Random(seed), {}, ()):
+        for one in LANGUAGE.candidates(source, random.Random(seed)):
             if test in one.tests:
                 found |= {(source[edit.start : edit.end].decode(), one.kind) for edit in one.edits}
     return found
@@ -127,7 +127,7 @@ def test_a_helper_contradicts_each_test_that_calls_it() -> None:
         "func TestA(t *testing.T) { check(t) }\nfunc TestB(t *testing.T) { check(t) }\nfunc TestC(t *testing.T) {}\n"
         "func check(t *testing.T) {\n\tif F() != 3 {\n\t\tt.Fatal()\n\t}\n}\n"
     )
-    for one in LANGUAGE.candidates(f"{HEAD}{body}".encode(), random.Random(1), {}, ()):
+    for one in LANGUAGE.candidates(f"{HEAD}{body}".encode(), random.Random(1)):
         assert one.tests == ("TestA", "TestB")
 
 
@@ -136,7 +136,7 @@ def test_a_helper_contradicts_each_test_that_calls_it() -> None:
 )
 def test_a_file_that_does_not_parse_breaks_nothing(source: bytes) -> None:
     LANGUAGE.tests(source)
-    LANGUAGE.candidates(source, random.Random(1), {}, ())
+    LANGUAGE.candidates(source, random.Random(1))
 
 
 def test_a_large_file_is_read_in_linear_time() -> None:
@@ -145,7 +145,7 @@ def test_a_large_file_is_read_in_linear_time() -> None:
         f"var rows = []struct{{ in, want int }}{{\n{rows}}}\n"
         "func TestA(t *testing.T) {\n\tfor _, tt := range rows {\n\t\tif F(tt.in) != tt.want {\n\t\t\tt.Error()\n\t\t}\n\t}\n}\n"
     )
-    assert LANGUAGE.candidates(f"{HEAD}{body}".encode(), random.Random(1), {}, ())
+    assert LANGUAGE.candidates(f"{HEAD}{body}".encode(), random.Random(1))
 
 
 def test_a_value_that_the_code_gets_as_well_is_not_changed() -> None:

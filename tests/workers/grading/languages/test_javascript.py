@@ -242,7 +242,7 @@ def test_a_name_with_a_file_says_the_place() -> None:
 
 def test_a_source_that_is_no_text_has_no_tests() -> None:
     assert LANGUAGE.tests(b"test('\xff', () => {})") == []
-    assert LANGUAGE.candidates(b"test('\xff', () => {})", random.Random(0), {}, ()) == []
+    assert LANGUAGE.candidates(b"test('\xff', () => {})", random.Random(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def contradicted(source: str, seed: int = 0) -> list[tuple[Candidate, str, str, 
     """The candidates with what each replaces, what it becomes, and the whole changed source."""
     data = source.encode()
     found: list[tuple[Candidate, str, str, str]] = []
-    for one in LANGUAGE.candidates(data, random.Random(seed), {}, ()):
+    for one in LANGUAGE.candidates(data, random.Random(seed)):
         (edit,) = one.edits
         changed = (data[: edit.start] + edit.becomes.encode() + data[edit.end :]).decode()
         assert changed.count("\n") == source.count("\n")

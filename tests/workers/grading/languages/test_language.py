@@ -48,6 +48,7 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
         ),
         ("cargo nextest run -p a", "cargo nextest run --no-fail-fast -p a"),
         ("cargo nextest list", "cargo nextest list"),
+        ("cargo test --all --no-fail-fast", "cargo test --all --no-fail-fast"),
         ("node_modules/.bin/vitest run", "node_modules/.bin/vitest --reporter=verbose run"),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_cases_of_a_parametrised_test_belong_to_it() -> None:
 @pytest.mark.parametrize("source", [b"\xff#[test] fn a() {}", b"#[test] fn a( { assert", b"", b"{" * 5000])
 def test_a_source_that_is_no_rust_has_no_tests(source: bytes) -> None:
     assert LANGUAGE.tests(source) == []
-    assert LANGUAGE.candidates(source, random.Random(0), {}, ()) == []
+    assert LANGUAGE.candidates(source, random.Random(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_modules_of_a_name_are_modules_of_the_file_or_its_path(
 
 
 LOG = """\
-   Compiling demo v0.1.0 (/work/demo)
+   Compiling demo v0.1.0 (/workspace)
      Running unittests src/lib.rs (target/debug/deps/demo-8348ca7a80742723)
 
 running 4 tests
@@ -258,7 +258,7 @@ def test_a_hostile_log_is_read_in_linear_time(part: str) -> None:
 
 def of_test(body: str, around: str = "", attributes: str = "") -> tuple[str, list[Candidate]]:
     source = f"{around}\n#[test]\n{attributes}fn t() {{\n{body}\n}}\n"
-    return source, LANGUAGE.candidates(source.encode(), random.Random(1), {}, ())
+    return source, LANGUAGE.candidates(source.encode(), random.Random(1))
 
 
 def changes(source: str, candidates: list[Candidate]) -> list[tuple[str, str, str]]:
@@ -397,7 +397,7 @@ def test_the_case_of_a_parametrised_test_gets_another_expected_value() -> None:
         '#[test_case(5, 6 ; "name")]\n#[test_case(7, 8)]\nfn c(n: u8, want: u8) { assert_eq!(f(n), want); }\n'
         '#[test_case(9 => 10 ; "ten")]\n#[test_case(11 => 12)]\nfn d(n: u8) -> u8 { f(n) }\n'
     )
-    found = LANGUAGE.candidates(source.encode(), random.Random(1), {}, ())
+    found = LANGUAGE.candidates(source.encode(), random.Random(1))
     values = [one for one in found if one.kind == "value"]
     assert [was for _, was, _ in changes(source, values)] == ["2", "4", "6", "10"]
     assert {one.tests for one in values} == {("r",), ("c",), ("d",)}
@@ -441,7 +441,7 @@ mod tests {
     fn c() { super::code(3); }
 }
 """
-    (found,) = LANGUAGE.candidates(source.encode(), random.Random(1), {}, ())
+    (found,) = LANGUAGE.candidates(source.encode(), random.Random(1))
     assert sorted(found.tests) == ["tests::a", "tests::b"]
     ((start, end),) = found.checked
     assert source.encode()[start:end] == b"assert!(super::code(n).is_power_of_two())"
@@ -449,7 +449,7 @@ mod tests {
 
 def test_the_code_under_test_in_the_same_file_is_left_as_it_is() -> None:
     source = '#[cfg(feature = "test")]\nfn f(n: u8) { assert_eq!(n, 3); }\n#[cfg(test)]\nmod tests {\n#[test]\nfn t() { super::f(3); }\n}\n'
-    assert LANGUAGE.candidates(source.encode(), random.Random(1), {}, ()) == []
+    assert LANGUAGE.candidates(source.encode(), random.Random(1)) == []
 
 
 def test_a_test_has_a_bounded_number_of_contradictions_values_first() -> None:
