@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pipeline.request import Claim
 from pipeline.task import Calibration, Contradiction
 from workers.grading.container import PatchRun
-from workers.grading.controls.drawing import Outcomes, strays, survivors
+from workers.grading.controls.drawing import Outcomes, strays, survivors, together
 from workers.grading.controls.spans import Span
 from workers.grading.defence import witness
 from workers.verify.fixed import find_tests, fixed
@@ -98,6 +98,7 @@ class Calibrator:
         calibration = replace(
             calibration, stops_early=measured.stops_early, contradictions=tuple(trials.kept())
         )
+        calibration = await _with_seconds(calibration, runs)
         return _with_uncontrolled(await self._checked(calibration, runs))
 
     async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
@@ -127,14 +128,35 @@ class Calibrator:
         )
 
 
+async def _with_seconds(calibration: Calibration, runs: ControlRuns) -> Calibration:
+    """Finds the contradictions that a control may make beside another one, where no witness says which tests failed.
+
+    They are tried in one run, all together, in which every test must have run: so none of them keeps another test from running.
+    """
+    chosen = together(calibration.contradictions)
+    if calibration.witnessed or calibration.stops_early or len(chosen) < 2:
+        return calibration
+    run = await runs.try_out(chosen)
+    if run is None or _missing(run, chosen, calibration) or strays(chosen, run.outcomes, calibration):
+        return calibration
+    seconds = {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
+    marked = (replace(one, may_be_second=id(one) in seconds) for one in calibration.contradictions)
+    return replace(calibration, contradictions=tuple(marked))
+
+
+def _missing(run: PatchRun, made: Sequence[Contradiction], calibration: Calibration) -> list[str]:
+    """The tests that should have passed or failed in a run with these contradictions, and did not run."""
+    renamed = {was: name for one in made for was, name in one.renamed.items()}
+    return [name for name in calibration.passing if renamed.get(name, name) not in run.outcomes.by_name]
+
+
 def _stopped_early(run: PatchRun, one: Contradiction, calibration: Calibration) -> bool:
     """Whether the run of a contradiction ended before all tests had run. Without the witness this shows where its tests failed and the log
     does not name others.
     """
     found = run.outcomes
-    under_it = [one.renamed.get(name, name) for name in calibration.passing]
     has_failed = any(found.failed(one.renamed.get(name, name)) for name in one.fails)
-    is_short = not found.witnessed and has_failed and any(name not in found.by_name for name in under_it)
+    is_short = not found.witnessed and has_failed and bool(_missing(run, [one], calibration))
     return found.stopped_early or is_short
 
 
@@ -155,11 +177,11 @@ def _checked_by(run: PatchRun | None, one: Contradiction, calibration: Calibrati
     """Returns the contradiction with the tests that failed in a run with it alone; None if no test failed, or the run took too long."""
     if run is None:
         return None
-    passed = survivors(one, run.outcomes, calibration)
+    passed = survivors([one], run.outcomes, calibration)
     fails = tuple(name for name in one.fails if name not in passed)
     if not fails:
         return None
-    strayed = strays(one, run.outcomes, calibration)
+    strayed = strays([one], run.outcomes, calibration)
     return replace(one, fails=fails, may_fail=tuple(dict.fromkeys((*one.may_fail, *passed, *strayed))))
 
 

@@ -1,6 +1,6 @@
-"""The choice of the expectation that a control run contradicts, and the joint result of two runs for a pass.
+"""The choice of the expectations that a control run contradicts, and the joint result of two runs for a pass.
 
-The expectation belongs to one test and is drawn by chance, so that no code can know which it is. Everything else is true in a control run.
+An expectation belongs to one test and is drawn by chance, so that no code can know which it is. Everything else is true in a control run.
 So the other tests reveal nothing about which run this is, and must pass in it.
 
 The tests of a run have the runner's own names if the witness reported, otherwise the names that the verdict's parser reads in the log.
@@ -8,7 +8,7 @@ The tests of a run have the runner's own names if the witness reported, otherwis
 
 import bisect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -81,13 +81,13 @@ def unsteady(found: Outcomes, calibration: Calibration) -> list[str]:
     return missing if is_fixed and len(missing) <= MOST_UNSTEADY else []
 
 
-def survivors(contradiction: Contradiction, control: Outcomes, calibration: Calibration) -> list[str]:
+def survivors(drawn: Sequence[Contradiction], control: Outcomes, calibration: Calibration) -> list[str]:
     """The contradicted tests that did not fail in the control run, in order.
 
     A test that did not run is one of them, unless the eval script ends at the first failure: then another of them must have
     failed.
     """
-    names = {name: contradiction.renamed.get(name, name) for name in contradiction.fails}
+    names = {name: one.renamed.get(name, name) for one in drawn for name in one.fails}
     stopped = calibration.stops_early and any(control.failed(name) for name in names.values())
     return [
         name
@@ -96,14 +96,15 @@ def survivors(contradiction: Contradiction, control: Outcomes, calibration: Cali
     ]
 
 
-def strays(contradiction: Contradiction, control: Outcomes, calibration: Calibration) -> list[str]:
+def strays(drawn: Sequence[Contradiction], control: Outcomes, calibration: Calibration) -> list[str]:
     """The tests that need the fix and did not pass in the control run, though nothing that they expect was contradicted."""
-    touched = {*contradiction.fails, *contradiction.may_fail}
+    touched = {name for one in drawn for name in (*one.fails, *one.may_fail)}
+    renamed = {was: name for one in drawn for was, name in one.renamed.items()}
     return [
         name
         for name in calibration.needing_fix
         if name not in touched
-        and not control.passed(contradiction.renamed.get(name, name))
+        and not control.passed(renamed.get(name, name))
         and not (calibration.stops_early and name not in control.by_name)
     ]
 
@@ -150,22 +151,48 @@ class ChangedText:
             bisect.insort(self._places[contradiction.path], place)
 
 
-def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) -> Contradiction:
-    """The contradiction of a control run: of a test that needs the fix, or of one that does not, each such test with the same probability.
+def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) -> tuple[Contradiction, ...]:
+    """The contradictions of a control run. The first is of a test that needs the fix, or of one that does not, each such test with the same
+    probability. Where no witness says which tests failed there is a second one, of any other test: code that prints invented outcomes has
+    to guess both.
 
     For a test that needs the fix, a contradiction is drawn under which only such tests fail, if there is one: code that fixes nothing also
     returns a value that tests expect without the fix, so such a value proves nothing. The calibration must have contradictions; if it has
     none of the wanted tests, one of the others is drawn.
     """
-    of_test: dict[str, list[Contradiction]] = defaultdict(list)
-    for contradiction in calibration.contradictions:
-        for name in contradiction.fails:
-            of_test[name].append(contradiction)
+    of_test = _of_test(calibration.contradictions)
     needing = {*calibration.needing_fix}
     wanted = [name for name in of_test if (name in needing) == needing_fix]
     found = of_test[chance.choice(wanted or list(of_test))]
     telling = [one for one in found if needing.issuperset(one.fails)] if needing_fix else []
-    return chance.choice(telling or found)
+    first = chance.choice(telling or found)
+    if calibration.witnessed or calibration.stops_early:
+        return (first,)
+    seconds = [one for one in calibration.contradictions if one.may_be_second]
+    of_other_test = _of_test(one for one in seconds if len(together([first, one])) > 1)
+    if not of_other_test:
+        return (first,)
+    return first, chance.choice(of_other_test[chance.choice(list(of_other_test))])
+
+
+def together(contradictions: Iterable[Contradiction]) -> list[Contradiction]:
+    """Those of the contradictions that one run can make: of different tests, in different text. Earlier ones come first."""
+    taken, changed, chosen = set[str](), ChangedText(), list[Contradiction]()
+    for one in contradictions:
+        touched = {*one.fails, *one.may_fail, *one.renamed, *one.renamed.values()}
+        if taken.isdisjoint(touched) and not changed.overlaps(one):
+            taken |= touched
+            changed.add(one)
+            chosen.append(one)
+    return chosen
+
+
+def _of_test(contradictions: Iterable[Contradiction]) -> dict[str, list[Contradiction]]:
+    of_test: dict[str, list[Contradiction]] = defaultdict(list)
+    for one in contradictions:
+        for name in one.fails:
+            of_test[name].append(one)
+    return of_test
 
 
 def has_others(calibration: Calibration) -> bool:

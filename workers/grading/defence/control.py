@@ -44,8 +44,13 @@ CONTROL_WALL_FACTOR, CONTROL_EXTRA_WALL_S = 10.0, 60.0
 class ControlRun:
     """A run of the tests in which `drawn` was contradicted."""
 
-    drawn: Contradiction
+    drawn: tuple[Contradiction, ...]
     tested: PatchRun
+
+    @property
+    def fails(self) -> list[str]:
+        """The contradicted tests."""
+        return [name for one in self.drawn for name in one.fails]
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -127,12 +132,12 @@ class Controls:
         return _with_control(
             passed,
             self.calibration.best_control,
-            num_controlled=sum(len(one.drawn.fails) for one in known),
+            num_controlled=sum(len(one.fails) for one in known),
             grade_cpu_s=sum((one.tested.reward.grade_cpu_s for one in known), passed.reward.grade_cpu_s),
         )
 
     async def _run(self, needing_fix: bool, passed: PatchRun | None = None) -> ControlRun | None:
-        """A run with one contradiction, drawn by chance; None if the machine was too busy for any.
+        """A run with contradictions drawn by chance; None if the machine was too busy for any.
 
         It may take several times as long as the true run `passed`, if that came first.
         """
@@ -142,7 +147,7 @@ class Controls:
         for _ in range(CONTROL_TRIES):
             drawn = draw(self.calibration, self.chance, needing_fix=needing_fix)
             with span("control"), contextlib.suppress(Starved):
-                return ControlRun(drawn, await self.run_tests(self.claim, self.patch, [drawn], limits))
+                return ControlRun(drawn, await self.run_tests(self.claim, self.patch, drawn, limits))
         return None
 
 
@@ -186,8 +191,10 @@ async def _failed_anyway(control: ControlRun, calibration: Calibration) -> Patch
     failing = await isolation.call(all_strayed, control.drawn, tested.recorded, calibration)
     if not failing:
         return None
-    decided_by = f"{few(failing)} did not pass, in a run in which what {few(control.drawn.fails)} expects was made wrong"
-    tests = {name: said for name, said in tested.reward.tests.items() if name not in control.drawn.fails}
+    decided_by = (
+        f"{few(failing)} did not pass, in a run in which what {few(control.fails)} expects was made wrong"
+    )
+    tests = {name: said for name, said in tested.reward.tests.items() if name not in control.fails}
     reward = replace(tested.reward, value=0.0, resolved=False, decided_by=decided_by, tests=tests)
     return dataclasses.replace(tested, reward=reward)
 
@@ -208,7 +215,7 @@ def _refuted(passed: PatchRun, control: ControlRun, reason: str) -> PatchRun:
         resolved=False,
         decided_by=decided_by,
         control="refuted",
-        num_controlled=len(control.drawn.fails),
+        num_controlled=len(control.fails),
         grade_cpu_s=passed.reward.grade_cpu_s + control.tested.reward.grade_cpu_s,
         log_tail=control.tested.reward.log_tail,
     )
@@ -230,15 +237,15 @@ def unsteady_in(encoded: bytes, calibration: Calibration) -> list[str]:
     return unsteady(decoded(encoded), calibration)
 
 
-def all_strayed(drawn: Contradiction, encoded: bytes, calibration: Calibration) -> list[str]:
+def all_strayed(drawn: tuple[Contradiction, ...], encoded: bytes, calibration: Calibration) -> list[str]:
     """The tests that need the fix and were not contradicted, if none of them passed in the control run; otherwise none."""
     strayed = strays(drawn, decoded(encoded), calibration)
-    touched = {*drawn.fails, *drawn.may_fail}
-    untouched = [name for name in calibration.needing_fix if name not in touched]
+    may_fail = {name for one in drawn for name in (*one.fails, *one.may_fail)}
+    untouched = [name for name in calibration.needing_fix if name not in may_fail]
     return strayed if strayed == untouched else []
 
 
-def doubt(drawn: Contradiction, encoded: bytes, calibration: Calibration) -> Doubt | None:
+def doubt(drawn: tuple[Contradiction, ...], encoded: bytes, calibration: Calibration) -> Doubt | None:
     """The evidence in the outcomes of a control run against a pass; None if there is none."""
     control = decoded(encoded)
     wrong = survivors(drawn, control, calibration)
@@ -246,8 +253,9 @@ def doubt(drawn: Contradiction, encoded: bytes, calibration: Calibration) -> Dou
         return Doubt(f"passes what must fail: {few(wrong)}")
     strayed = strays(drawn, control, calibration)
     if strayed:
+        fails = [name for one in drawn for name in one.fails]
         return Doubt(
-            f"{few(strayed)} did not pass where only what {few(drawn.fails)} expects was made wrong",
+            f"{few(strayed)} did not pass where only what {few(fails)} expects was made wrong",
             may_be_chance=True,
         )
     return None

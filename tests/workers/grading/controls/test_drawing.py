@@ -18,7 +18,7 @@ def draws(calibration: Calibration, num_draws: int, *, needing_fix: bool = True)
     """How often each contradiction was drawn, by its offset."""
     chance = random.Random(0)
     drawn = (draw(calibration, chance, needing_fix=needing_fix) for _ in range(num_draws))
-    return Counter(one.changes[0].offset_bytes for one in drawn)
+    return Counter(one.changes[0].offset_bytes for one, *_ in drawn)
 
 
 def test_each_contradiction_of_a_test_may_be_drawn() -> None:
@@ -52,6 +52,29 @@ def test_what_tests_that_pass_without_the_fix_expect_too_is_drawn_only_for_a_tes
     calibration = Calibration(contradictions=ones, needing_fix=("a", "b"))
     assert set(draws(calibration, 100)) == {0, 20}
     assert set(draws(calibration, 100, needing_fix=False)) == {10, 20}
+
+
+def seconds(calibration: Calibration) -> set[int]:
+    """The offsets of the contradictions that were drawn second."""
+    chance = random.Random(0)
+    drawn = [draw(calibration, chance) for _ in range(200)]
+    return {second.changes[0].offset_bytes for _, *others in drawn for second in others}
+
+
+def test_without_a_witness_a_second_contradiction_of_any_other_test_is_drawn() -> None:
+    ones = (contradiction(0, "a"), contradiction(10, "b"), contradiction(20, "c"), contradiction(30, "d"))
+    may_be_second = tuple(replace(one, may_be_second=number < 3) for number, one in enumerate(ones))
+    calibration = Calibration(contradictions=may_be_second, needing_fix=("a",))
+    assert seconds(calibration) == {10, 20}
+    assert seconds(replace(calibration, witnessed=True)) == set()
+    assert seconds(replace(calibration, stops_early=True)) == set()
+
+
+def test_a_second_contradiction_concerns_no_test_and_no_text_of_the_first() -> None:
+    first = replace(contradiction(0, "a"), may_fail=("b",), renamed={"c": "c2"})
+    others = (contradiction(10, "b"), contradiction(20, "c"), contradiction(0, "d"), contradiction(30, "e"))
+    may_be_second = tuple(replace(one, may_be_second=True) for one in others)
+    assert seconds(Calibration(contradictions=(first, *may_be_second), needing_fix=("a",))) == {30}
 
 
 def test_texts_that_touch_do_not_overlap() -> None:

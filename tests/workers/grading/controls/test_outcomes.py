@@ -51,34 +51,48 @@ AB = changing("t.py", 0, "4", "5", "a", "b")
 
 @pytest.mark.parametrize("outcome", ["PASSED", "SKIPPED", "XFAIL", "XPASS", ""])
 def test_a_contradicted_test_that_did_not_fail_survived(outcome: str) -> None:
-    assert survivors(AB, run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
+    assert survivors([AB], run(a="FAILED", b=outcome), CALIBRATION) == ["b"]
 
 
 def test_a_contradicted_test_that_did_not_run_survived() -> None:
-    assert survivors(AB, run(a="ERROR"), CALIBRATION) == ["b"]
-    assert survivors(AB, run(), CALIBRATION) == ["a", "b"]
+    assert survivors([AB], run(a="ERROR"), CALIBRATION) == ["b"]
+    assert survivors([AB], run(), CALIBRATION) == ["a", "b"]
 
 
 def test_a_contradicted_test_is_known_by_the_name_that_it_has_then() -> None:
     renamed = replace(AB, fails=("a",), renamed={"a": "a2"})
-    assert survivors(renamed, run(a2="FAILED"), CALIBRATION) == []
-    assert survivors(renamed, run(a="FAILED", a2="PASSED"), CALIBRATION) == ["a"]
+    assert survivors([renamed], run(a2="FAILED"), CALIBRATION) == []
+    assert survivors([renamed], run(a="FAILED", a2="PASSED"), CALIBRATION) == ["a"]
 
 
 def test_where_the_script_ends_at_the_first_failure_one_must_have_failed() -> None:
     stops = Calibration(passing=("a", "b"), stops_early=True)
-    assert survivors(AB, run(a="FAILED"), stops) == []
-    assert survivors(AB, run(a="PASSED"), stops) == ["a", "b"]
-    assert survivors(AB, run(a="PASSED", b="FAILED"), stops) == ["a"]
+    assert survivors([AB], run(a="FAILED"), stops) == []
+    assert survivors([AB], run(a="PASSED"), stops) == ["a", "b"]
+    assert survivors([AB], run(a="PASSED", b="FAILED"), stops) == ["a"]
+
+
+def test_each_of_two_contradicted_tests_must_fail_under_the_name_that_it_has_then() -> None:
+    two = [replace(AB, fails=("a",)), replace(AB, fails=("b",), renamed={"b": "b2"})]
+    assert survivors(two, run(a="FAILED", b2="FAILED"), CALIBRATION) == []
+    assert survivors(two, run(a="FAILED", b2="PASSED"), CALIBRATION) == ["b"]
+    assert survivors(two, run(a="PASSED", b="FAILED"), CALIBRATION) == ["a", "b"]
+
+
+def test_a_test_that_one_of_two_contradictions_concerns_has_not_strayed() -> None:
+    two = [replace(AB, fails=("a",)), replace(AB, fails=("b",), renamed={"c": "c2"})]
+    needing = Calibration(passing=("a", "b", "c"), needing_fix=("a", "b", "c"))
+    assert strays(two, run(a="FAILED", b="FAILED", c2="PASSED"), needing) == []
+    assert strays(two, run(a="FAILED", b="FAILED", c="PASSED"), needing) == ["c"]
 
 
 def test_a_test_that_needs_the_fix_and_fails_without_being_contradicted_has_strayed() -> None:
     of_a = replace(AB, fails=("a",), may_fail=("c",))
     needing = Calibration(passing=("a", "b", "c", "d"), needing_fix=("a", "b", "c"))
-    assert strays(of_a, run(a="FAILED", b="PASSED", c="FAILED", d="FAILED"), needing) == []
-    assert strays(of_a, run(a="FAILED", b="FAILED", c="PASSED"), needing) == ["b"]
-    assert strays(of_a, run(a="FAILED", c="PASSED"), needing) == ["b"]
-    assert strays(of_a, run(a="FAILED"), replace(needing, stops_early=True)) == []
+    assert strays([of_a], run(a="FAILED", b="PASSED", c="FAILED", d="FAILED"), needing) == []
+    assert strays([of_a], run(a="FAILED", b="FAILED", c="PASSED"), needing) == ["b"]
+    assert strays([of_a], run(a="FAILED", c="PASSED"), needing) == ["b"]
+    assert strays([of_a], run(a="FAILED"), replace(needing, stops_early=True)) == []
 
 
 def test_outcomes_are_the_witnesses_where_it_reported() -> None:
