@@ -149,18 +149,20 @@ class RewardFile(ExitCode, frozen=True, kw_only=True, tag="reward_file"):
 
 
 class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
-    """The swebench package's own parser and resolution rule decide, from the eval script's log.
+    """The swebench package's own resolution rule decides, from the eval script's log, which one of its parsers reads or one of
+    multi-swe-bench's.
 
     The script applies its own test patch, as the official harness renders it.
     """
 
     eval_script: str
-    log_parser: str  # a name in the swebench package's registry, e.g. "parse_log_pytest"
+    # A name in the swebench package's registry, e.g. "parse_log_pytest", or "multi_swe_bench:ORG/REPO", a class of that package.
+    log_parser: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     eval_type: EvalType = "pass_and_fail"
     repo: str = ""
-    version: str = ""
+    version: str = ""  # of the repository; for multi-swe-bench's parsers the number of the pull request
     protected_paths: tuple[str, ...] = ()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import TaskBroken
 from pipeline.task import SwebenchLog
 from pipeline.trajectory import Tally
+from workers.grading import multi_swe_bench
 
 
 def _stand_in_for_harness() -> None:
@@ -69,14 +70,30 @@ class SwebenchReport:
 
 def check(verdict: SwebenchLog) -> None:
     """Raises TaskBroken for a verdict that no patch or every patch would reach."""
-    if verdict.log_parser not in LOG_PARSERS:
-        raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's")
+    if not _register(verdict.log_parser):
+        raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's or multi-swe-bench's")
     if not verdict.fail_to_pass and not verdict.pass_to_pass:
         raise TaskBroken("fail_to_pass and pass_to_pass are both empty: any patch would do")
     if _constants.END_TEST_OUTPUT not in verdict.eval_script:
         raise TaskBroken(
             f"eval_script does not print {_constants.END_TEST_OUTPUT!r}: swebench would reject every log"
         )
+
+
+def _register(log_parser: str) -> bool:
+    """Registers a parser of multi-swe-bench as one of swebench's, which gets the pull request's number as the version. Returns whether
+    there is a parser of this name.
+    """
+    if log_parser in LOG_PARSERS:
+        return True
+    if not log_parser.startswith(multi_swe_bench.PREFIX) or not multi_swe_bench.is_parser(log_parser):
+        return False
+
+    def parse(log: str, spec: Any) -> dict[str, str]:
+        return multi_swe_bench.parsed(log_parser, int(spec.version), log)
+
+    _grading.PARSER_REGISTRY[log_parser] = parse
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +149,9 @@ def report(verdict: SwebenchLog, instance_id: str, log: str) -> SwebenchReport:
 
 def parsed(verdict: SwebenchLog, instance_id: str, lines: str) -> dict[str, str]:
     """Status by name, as `verdict`'s parser reads `lines`."""
+    spec = _spec(verdict, instance_id)
     try:
-        statuses: dict[str, str] = _grading.PARSER_REGISTRY[verdict.log_parser](
-            lines, _spec(verdict, instance_id)
-        )
+        statuses: dict[str, str] = _grading.PARSER_REGISTRY[verdict.log_parser](lines, spec)
     except Exception as error:
         raise UnreadableLog(_failure(error)) from error
     return statuses
@@ -165,6 +181,7 @@ def status_of(name: str, statuses: Mapping[str, str]) -> str:
 
 
 def _spec(verdict: SwebenchLog, instance_id: str) -> Any:
+    _register(verdict.log_parser)
     return _types.TestSpec(
         instance_id=instance_id,
         image="",

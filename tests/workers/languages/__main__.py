@@ -25,7 +25,8 @@ async def print_table(names: Sequence[str]) -> None:
         with closing(docker.from_env(timeout=600)) as client:
             for name in names:
                 with built_scene(client, SCENES[name]) as image:
-                    verified = await Verified.of(SCENES[name], image, sandboxes)
+                    scene = SCENES[name]
+                    verified = await Verified.of(scene, scene.task(image), sandboxes)
                     plain = Verified(
                         verified.scene,
                         replace(verified.task, calibration=b""),

@@ -53,8 +53,8 @@ class Verified:
     sandboxes: DockerSandboxes
 
     @classmethod
-    async def of(cls, scene: Scene, image: RepoImage, sandboxes: DockerSandboxes) -> "Verified":
-        task, grader = scene.task(image), Grader(sandboxes)
+    async def of(cls, scene: Scene, task: Task, sandboxes: DockerSandboxes) -> "Verified":
+        grader = Grader(sandboxes)
         calibrator = Calibrator(grader, sandboxes, num_controls=3, chance=random.Random(1))
         claim = make_claim(task, grade_cpu_s=GRADE_CPU_S, grade_wall_s=GRADE_WALL_S)
         calibration = await calibrator.calibrate(claim, scene.patch(scene.fix))

@@ -36,7 +36,7 @@ def verify(
 
     async def task_of(name: str) -> Verified:
         if name not in verified:
-            verified[name] = await Verified.of(SCENES[name], images(name), sandboxes)
+            verified[name] = await Verified.of(SCENES[name], SCENES[name].task(images(name)), sandboxes)
         verified[name].sandboxes = sandboxes
         return verified[name]
 

@@ -21,6 +21,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "swe-smith": ("swe_smith/rows.jsonl",),
     "swe-bench-pro": ("swe_bench_pro/rows.jsonl", *RUN_SCRIPTS),
     "swe-rebench": ("swe_rebench/first.jsonl",),
+    "multi-swe-bench": ("multi_swe_bench/rows.jsonl",),
 }
 
 

@@ -94,6 +94,7 @@ PUBLISHED = {
     "swe-smith": "swe_smith/rows.jsonl",
     "swe-bench-pro": "swe_bench_pro/rows.jsonl",
     "swe-rebench": "swe_rebench/first.jsonl",
+    "multi-swe-bench": "multi_swe_bench/rows.jsonl",
 }
 # The rows of SWE-bench Pro are published without these.
 SCRIPTS = {"run_script": "pytest\n", "parser": "print()\n"}
@@ -125,7 +126,8 @@ def test_an_unknown_source_is_misuse_and_the_known_ones_are_listed(
     told = capsys.readouterr().err
     assert all(source in told for source in SOURCES)
     assert SOURCES.keys() == {
-        "fleet", "swe-bench", "swe-gym", "r2e-gym", "swe-smith", "swe-bench-pro", "swe-rebench", "harbor"
+        "fleet", "swe-bench", "swe-gym", "r2e-gym", "swe-smith", "swe-bench-pro", "swe-rebench",
+        "multi-swe-bench", "harbor"
     }  # fmt: skip
 
 
