@@ -4,6 +4,7 @@ The multi-swe-bench package knows the image of each pull request, the script tha
 solution and hidden tests in /home. The agent does not see them, and the eval script puts the hidden tests there again.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -20,10 +21,13 @@ from workers.tasksets.swe_bench import END_MARK, START_MARK
 TEST_PATCH, FIX_PATCH = "/home/test.patch", "/home/fix.patch"
 # Tests that pass with the solution, and failed, were skipped or did not exist without it.
 FAIL_TO_PASS = ("f2p_tests", "s2p_tests", "n2p_tests")
+_APPLIES = re.compile(rf"git (?:-C \S+ )?apply [^\n;&|]*{re.escape(TEST_PATCH)}")
 _EVAL_SCRIPT = """#!/bin/bash
 {git_env}
+cd {workdir}
 cat >{test_patch} <<'{delimiter}'
 {patch}{delimiter}
+{applied}
 echo '{start}'
 (
 {commands}
@@ -54,7 +58,7 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         workdir=f"/home/{repo}",
         problem=_problem(fields),
         verdict=SwebenchLog(
-            eval_script=_eval_script(environment, test_patch),
+            eval_script=_eval_script(environment, f"/home/{repo}", test_patch),
             log_parser=f"{multi_swe_bench.PREFIX}{org}/{registered}",
             fail_to_pass=fail_to_pass,
             pass_to_pass=_tests(fields, "p2p_tests"),
@@ -154,16 +158,19 @@ def _problem(fields: Fields) -> str:
     return problem
 
 
-def _eval_script(environment: Environment, test_patch: str) -> str:
+def _eval_script(environment: Environment, workdir: str, test_patch: str) -> str:
+    """The package's script; the hidden tests are applied before its log begins."""
     delimiter = "END_OF_HIDDEN_TESTS"
     while delimiter in test_patch:
         delimiter += "_"
     return _EVAL_SCRIPT.format(
         git_env=GIT_ENV,
-        test_patch=shlex.quote(TEST_PATCH),
+        workdir=shlex.quote(workdir),
+        test_patch=TEST_PATCH,
         delimiter=delimiter,
         patch=test_patch,
+        applied="\n".join(f"{command} || exit 1" for command in _APPLIES.findall(environment.test_run)),
         start=START_MARK,
-        commands=environment.test_run.strip(),
+        commands=_APPLIES.sub("true", environment.test_run).strip(),
         end=END_MARK,
     )

@@ -14,6 +14,7 @@ from workers.grading import multi_swe_bench, swebench_rules
 from workers.sandbox.docker import DockerSandboxes
 from workers.tasksets.multi_swe_bench import task_of
 from workers.tasksets.rows import Fields, read_rows
+from workers.tasksets.swe_bench import START_MARK
 
 ROWS = Path(__file__).with_name("fixtures") / "multi_swe_bench" / "rows.jsonl"
 DOCKERFILE = """
@@ -42,7 +43,9 @@ def test_a_row_is_run_as_the_package_would() -> None:
     assert (task.image, task.workdir) == ("mswebench/cli_m_cli:pr-9001", "/home/cli")
     assert task.base_commit == "a2f37cf0000000000000000000000000000000aa"
     assert task.problem == "Add subtracts\n\n`Add(2, 3)` is -1.\n\n`Words` is always 0."
-    assert "\ngit apply /home/test.patch\ngo test -v -count=1 ./...\n" in verdict.eval_script
+    before, _, tests = verdict.eval_script.partition(f"echo '{START_MARK}'\n")
+    assert before.endswith("END_OF_HIDDEN_TESTS\ngit apply /home/test.patch || exit 1\n")
+    assert "\ntrue\ngo test -v -count=1 ./...\n" in tests
     assert verdict.fail_to_pass == ("TestAdd", "TestWords", "TestWords/one_two", "TestWords/a_b_c")
     assert verdict.pass_to_pass == ("TestSub",)
     assert verdict.protected_paths == ("calc_test.go",)
@@ -134,10 +137,8 @@ async def test_an_imported_task_is_verified_and_graded(
         task, _ = task_of(row(image=image.tag, base={"sha": image.commit}))
         verified = await Verified.of(go.SCENE, replace(task, image=image.tag), sandboxes)
         assert verified.calibration.best_control == "confirmed"
-        right, wrong = (
-            await verified.grade(files)
-            for files in (go.SCENE.right_fixes["another form"], {"calc.go": go.CALC + "\n"})
-        )
+        right = await verified.grade(go.SCENE.right_fixes["another form"])
+        wrong = await verified.grade({"calc.go": f"{go.CALC}\n"})
         cheat = await verified.grade(go.SCENE.cheats["prints passes and exits"])
     assert (right.value, right.control) == (1.0, "confirmed"), right.decided_by
     assert (wrong.value, cheat.value) == (0.0, 0.0)

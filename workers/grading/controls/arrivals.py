@@ -275,7 +275,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """The result of applying section `number` of a here-document's diff to `old`; to an empty file if `old` is None."""
+    """The result of applying section `number` of a here-document's diff to `old`; to an empty file if `old` is None. The diff may have
+    been written to a file first.
+    """
 
     heredoc: Heredoc
     number: int
@@ -420,6 +422,8 @@ class _Events:
             and before.texts() in (["cat"], ["cat", "-"])
         ):
             heredoc = before.heredoc
+        for operator, word in command.redirections:
+            heredoc = self._written_to(word) if operator == "<" else heredoc
         match words:
             case ["cd"] | ["cd", "-"] | ["pushd" | "popd", *_]:
                 self._directories[-1] = None
@@ -460,7 +464,7 @@ class _Events:
                 directory = self._absolute(words[1])
             words, plain = words[2:], plain[2:]
         match words:
-            case ["apply", *rest] if heredoc is not None and directory is not None:
+            case ["apply", *rest] if directory is not None:
                 # The paths of a git diff are relative to the repository's root, whichever directory git runs in.
                 inside = f"{directory}/".startswith(f"{self._workdir}/")
                 self._apply(rest, heredoc, self._workdir if inside else directory)
@@ -475,17 +479,30 @@ class _Events:
             self._apply(words, heredoc, directory, strip=None)
 
     def _apply(
-        self, words: Sequence[str | None], heredoc: Heredoc, directory: str, strip: int | None = 1
+        self, words: Sequence[str | None], heredoc: Heredoc | None, directory: str, strip: int | None = 1
     ) -> None:
+        named: list[Heredoc] = []
         for word in words:
             if word and (option := _STRIP.fullmatch(word)):
                 strip = int(option[1])
-            elif word is None or not _SAME_DIFF.fullmatch(word):
+            elif word and _SAME_DIFF.fullmatch(word):
+                continue
+            elif (written := self._written_to(word)) is not None:
+                named.append(written)
+            else:
                 return
-        text = heredoc.text(self._script)
-        if text is not None and strip is not None:
-            found = tuple(diff.sections(text, strip=strip))
-            self._events.append(_Applied(directory, heredoc, found))
+        for one in named or ([heredoc] if heredoc is not None else []):
+            text = one.text(self._script)
+            if text is not None and strip is not None:
+                applied = _Applied(directory, one, tuple(diff.sections(text, strip=strip)))
+                # Scripts try `git apply` in several ways, one after the other.
+                self._events += [applied] if applied not in self._events else []
+
+    def _written_to(self, word: str | None) -> Heredoc | None:
+        """The here-document that was written to a file last; None if its text is not known."""
+        path = self._at(word)
+        written = (event for event in reversed(self._events) if isinstance(event, _Written))
+        return next((event.heredoc for event in written if event.path == path), None)
 
     def _check_out(self, words: Sequence[str | None], plain: Sequence[Word], directory: str) -> None:
         """`git checkout COMMIT [--] PATH...`."""

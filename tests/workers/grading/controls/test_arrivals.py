@@ -52,6 +52,14 @@ WAYS: dict[str, tuple[Verdict, str]] = {
         swebench(f"git checkout HEAD tests/test_calc.py\ngit apply -v - <<'EOF_1'\n{HIDDEN_TESTS}EOF_1\n"),
         "",
     ),
+    "by a patch that the script writes to a file": (
+        swebench(
+            "git checkout HEAD tests/test_calc.py\n"
+            f"cat >/tmp/hidden.diff <<'EOF_1'\n{HIDDEN_TESTS}EOF_1\n"
+            "git apply -v /tmp/hidden.diff || git apply -v --3way /tmp/hidden.diff || exit 1\n"
+        ),
+        "",
+    ),
     "by a file in the script": (swebench(f"cat >tests/test_calc.py <<'EOF_1'\n{TESTS}EOF_1\n"), ""),
     "copied by the script": (
         R2eExpected(

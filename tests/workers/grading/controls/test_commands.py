@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.grading.controls.arrivals import Arrivals, Body, commands
+from workers.grading.controls.arrivals import Arrivals, Body, InContainer, Patched, commands
 
 BODIES = st.lists(
     st.sampled_from(
@@ -120,6 +120,36 @@ def test_words_are_known_only_as_they_are_written(script: str, words: list[str |
 )
 def test_a_text_that_is_not_in_the_script_is_not_known(script: str) -> None:
     assert Arrivals(script.encode(), "/w").source("out.py") is None
+
+
+DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git apply /tmp/a.diff",
+        "git -C /w apply --whitespace=nowarn /tmp/a.diff || exit 1",
+        "git apply -v /tmp/a.diff || git apply -v --3way /tmp/a.diff",
+        "git apply - </tmp/a.diff",
+        "patch -p1 </tmp/a.diff",
+    ],
+)
+def test_a_diff_that_the_script_writes_to_a_file_is_applied_once(command: str) -> None:
+    script = f"cat >/tmp/a.diff <<'E'\n{DIFF}E\n{command}\n"
+    source = Arrivals(script.encode(), "/w").source("a.py")
+    assert isinstance(source, Patched)
+    assert source.heredoc.text(script.encode()) == DIFF.encode()
+    assert source.old == InContainer("a.py")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["git apply /tmp/b.diff", "git apply --exclude=a.py /tmp/a.diff", "git apply --reverse /tmp/a.diff"],
+)
+def test_a_diff_that_is_not_known_or_not_applied_whole_changes_nothing(command: str) -> None:
+    script = f"cat >/tmp/a.diff <<'E'\n{DIFF}E\n{command}\n"
+    assert Arrivals(script.encode(), "/w").source("a.py") == InContainer("a.py")
 
 
 def test_what_follows_the_start_of_the_tests_does_not_count() -> None:
