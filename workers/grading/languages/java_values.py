@@ -22,6 +22,7 @@ from workers.grading.languages.java_source import (
 )
 from workers.grading.languages.language import nodes, other_number, other_text, text_of
 
+_ROW = re.compile(r"(?:Arguments\.)?(?:of|arguments|argumentSet)")  # makes a row of a parameterized test
 _TRIES = 4  # tries to find a literal that is new in a test
 _DEEPEST = 8  # names that are followed from one to the next
 _CELL = re.compile(r"\s*(?P<quoted>'(?:[^']|'')*')?(?P<plain>[^,\n\"]*?)\s*(?=,|\n|\"|$)")
@@ -121,9 +122,10 @@ class JavaValues:
             for row in maker.of("method_invocation", "array_initializer"):
                 is_array = row.type == "array_initializer"
                 cells = row.named_children if is_array else arguments_of(row)
-                holds_rows = any(one.type == "array_initializer" for one in cells)
-                if len(cells) == len(method.parameters) and not holds_rows:
-                    found += [(cells[place], maker)] if is_array or is_made_of_arguments(row) else []
+                holds_rows = any("array" in one.type for one in cells)
+                is_row = is_array or _ROW.fullmatch(text_of(row).partition("(")[0]) is not None
+                if is_row and len(cells) == len(method.parameters) and not holds_rows:
+                    found.append((cells[place], maker))
         return found
 
     def _makers(self, method: JavaMethod) -> list[JavaMethod]:
