@@ -200,7 +200,8 @@ def _of_junit(file: JavaFile, method: JavaMethod, call: Node, arguments: list[No
             call, method, expected, (_negated(one) if name in _TRUTHS else _other_than_null(one),)
         )
         return
-    if is_first and (len(arguments) == 4 or (len(arguments) == 3 and not _is_delta(arguments[-1]))):
+    is_message = arguments[0].type == "string_literal" or not _is_delta(arguments[-1])
+    if is_first and (len(arguments) == 4 or (len(arguments) == 3 and is_message)):
         arguments = arguments[1:]
     if len(arguments) < 2:
         return

@@ -21,14 +21,8 @@ NUMBERS = (
 LITERALS = (*NUMBERS, "string_literal", "character_literal", "true", "false")
 _NODES = (
     *(*LITERALS, "variable_declarator", "assignment_expression", "enhanced_for_statement"),
-    *(
-        "method_invocation",
-        "try_statement",
-        "try_with_resources_statement",
-        "assert_statement",
-        "if_statement",
-    ),
-    *("annotation", "object_creation_expression", "array_initializer"),
+    *("try_statement", "try_with_resources_statement", "assert_statement", "if_statement"),
+    *("method_invocation", "annotation", "object_creation_expression", "array_initializer"),
 )
 _CLASSES = re.compile(
     r"(?:[\w.]+\.)?(?:Assert|Assertions|TestCase|Truth|MatcherAssert|Assume|BDDAssertions|this)"
