@@ -204,7 +204,9 @@ class JavaFile:
         """The names that a method uses outside of its assertions: the code under test may get them."""
         if method not in self._inputs:
             self._inputs[method] = found = set[str]()  # for a method that calls itself
-            waiting = [method.node.child_by_field_name("body") or method.node]
+            # A field that another field is made of is no input yet.
+            is_field = method.node.type == "field_declaration"
+            waiting = [] if is_field else [method.node.child_by_field_name("body") or method.node]
             while waiting:
                 node = waiting.pop()
                 if node.type in ("identifier", "field_access"):

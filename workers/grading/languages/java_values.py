@@ -24,7 +24,6 @@ from workers.grading.languages.language import nodes, other_number, other_text, 
 
 _ROW = re.compile(r"(?:Arguments\.)?(?:of|arguments|argumentSet)")  # makes a row of a parameterized test
 _TRIES = 4  # tries to find a literal that is new in a test
-_DEEPEST = 8  # names that are followed from one to the next
 _CELL = re.compile(r"\s*(?P<quoted>'(?:[^']|'')*')?(?P<plain>[^,\n\"]*?)\s*(?=,|\n|\"|$)")
 
 
@@ -46,23 +45,25 @@ class JavaValues:
 
     def leaves(self, expressions: Iterable[Node], owner: JavaMethod) -> list[JavaLeaf]:
         """The literals that expressions consist of, or that the names in them were given."""
-        found = [leaf for one in expressions for leaf in self._leaves(one, owner, _DEEPEST)]
+        seen = set[tuple[JavaMethod, str]]()
+        found = [leaf for one in expressions for leaf in self._leaves(one, owner, seen)]
         return list({leaf.span: leaf for leaf in found}.values())
 
-    def _leaves(self, node: Node, owner: JavaMethod, depth: int) -> Iterator[JavaLeaf]:
-        if depth == 0:
-            return
+    def _leaves(self, node: Node, owner: JavaMethod, seen: set[tuple[JavaMethod, str]]) -> Iterator[JavaLeaf]:
+        """The literals of one expression. `seen` are the names that were followed, each with the method that uses it."""
         parts: list[Node] = []
         match node.type:
             case "identifier" | "field_access":
                 name = text_of(node).removeprefix("this.")
                 # A field of another object, or a constant of another class.
-                if "." in name and name.split(".")[0] not in {one.names[-1] for one in self.file.classes}:
+                is_foreign = "." in name and name.split(".")[0] not in {
+                    one.names[-1] for one in self.file.classes
+                }
+                if is_foreign or (owner, name) in seen:
                     return
+                seen.add((owner, name))
                 for value, place in self._bound(name.rpartition(".")[2], owner, name):
-                    yield from (
-                        [value] if isinstance(value, JavaLeaf) else self._leaves(value, place, depth - 1)
-                    )
+                    yield from [value] if isinstance(value, JavaLeaf) else self._leaves(value, place, seen)
             case "parenthesized_expression" | "unary_expression" | "array_initializer" | "binary_expression":
                 parts = node.named_children
             case "cast_expression" | "array_creation_expression":
@@ -83,7 +84,7 @@ class JavaValues:
             case _:
                 pass
         for part in parts:
-            yield from self._leaves(part, owner, depth if node.type == "array_initializer" else depth - 1)
+            yield from self._leaves(part, owner, seen)
 
     def _bound(self, name: str, owner: JavaMethod, said: str) -> Iterator[tuple[Node | JavaLeaf, JavaMethod]]:
         """The expressions that a name is given: in its method, by the calls of the method, by the rows of the test, or in the file."""

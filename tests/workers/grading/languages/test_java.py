@@ -6,6 +6,7 @@ import pytest
 
 from workers.grading.controls.locating import FoundFunction, declared_in
 from workers.grading.languages.java import LANGUAGE
+from workers.grading.languages.language import MOST_PER_TEST
 
 JUNIT5 = "package calc;\nimport static org.junit.jupiter.api.Assertions.*;\nimport org.junit.jupiter.api.Test;\n"
 JUNIT4 = "package calc;\nimport static org.junit.Assert.*;\nimport org.junit.Test;\n"
@@ -307,6 +308,13 @@ def test_a_test_of_a_superclass_in_the_file_is_one_of_each_class() -> None:
 def test_a_file_that_does_not_parse_breaks_nothing(source: bytes) -> None:
     LANGUAGE.tests(source)
     LANGUAGE.candidates(source, random.Random(1))
+
+
+def test_names_that_are_given_to_each_other_are_followed_once() -> None:
+    names = "abcdefghijklmnop"
+    fields = "".join(f'static String {one} = "{one}1" + {" + ".join(names)};' for one in names)
+    found = LANGUAGE.candidates(f"{JUNIT5}class T {{ {fields} @Test void t() {{ assertEquals(a, f()); }} }}".encode(), random.Random(1))
+    assert sum(one.kind == "value" for one in found) == MOST_PER_TEST["value"]
 
 
 def test_a_large_file_is_read_in_linear_time() -> None:
