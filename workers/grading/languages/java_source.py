@@ -259,8 +259,9 @@ class JavaFile:
 
     def _calls_in(self, parts: Iterable[Node]) -> list[Node]:
         """The outermost calls and functions within these, through comparisons and what makes a value of its arguments."""
-        found: list[Node] = []
-        for part in parts:
+        found, waiting = list[Node](), [*parts]
+        while waiting:
+            part = waiting.pop()
             name = name_of(part)
             passed_on = (COMPARES, MADE_OF_OBJECT, MATCHERS, NO_MATCHERS)
             passes_on = (
@@ -273,9 +274,9 @@ class JavaFile:
             ):
                 found.append(part)
             elif part.type == "method_invocation":
-                found += self._calls_in([*some(part.child_by_field_name("object")), *arguments_of(part)])
+                waiting += (*some(part.child_by_field_name("object")), *arguments_of(part))
             else:
-                found += self._calls_in(part.named_children)
+                waiting += part.named_children
         return found
 
 

@@ -45,51 +45,52 @@ class JavaValues:
 
     def leaves(self, expressions: Iterable[Node], owner: JavaMethod) -> list[JavaLeaf]:
         """The literals that expressions consist of, or that the names in them were given."""
-        seen = set[tuple[JavaMethod, str]]()
-        found = [leaf for one in expressions for leaf in self._leaves(one, owner, seen)]
-        return list({leaf.span: leaf for leaf in found}.values())
-
-    def _leaves(self, node: Node, owner: JavaMethod, seen: set[tuple[JavaMethod, str]]) -> Iterator[JavaLeaf]:
-        """The literals of one expression. `seen` are the names that were followed, each with the method that uses it."""
-        parts: list[Node] = []
-        match node.type:
-            case "identifier" | "field_access":
+        found: dict[Span, JavaLeaf] = {}
+        waiting: list[tuple[Node | JavaLeaf, JavaMethod]] = [(one, owner) for one in expressions]
+        followed = set[tuple[JavaMethod, str]]()
+        while waiting:
+            node, place = waiting.pop()
+            if isinstance(node, JavaLeaf):
+                found[node.span] = node
+            elif node.type in LITERALS:
+                span = node.start_byte, node.end_byte
+                found[span] = JavaLeaf(span, node.type, text_of(node))
+            elif node.type in ("identifier", "field_access"):
                 name = text_of(node).removeprefix("this.")
-                # A field of another object, or a constant of another class.
-                is_foreign = "." in name and name.split(".")[0] not in {
-                    one.names[-1] for one in self.file.classes
-                }
-                if is_foreign or (owner, name) in seen:
-                    return
-                seen.add((owner, name))
-                for value, place in self._bound(name.rpartition(".")[2], owner, name):
-                    yield from [value] if isinstance(value, JavaLeaf) else self._leaves(value, place, seen)
-            case "parenthesized_expression" | "unary_expression" | "array_initializer" | "binary_expression":
-                parts = node.named_children
-            case "cast_expression" | "array_creation_expression":
-                parts = some(node.child_by_field_name("value"))
-            case "ternary_expression":
-                parts = node.named_children[1:]
-            case "array_access":
-                parts = some(node.child_by_field_name("array"))
-            case "object_creation_expression":
-                parts = arguments_of(node)
-            case "method_invocation":
-                if is_made_of_arguments(node) and not self.file.called(node):
-                    parts = arguments_of(node)
-                elif MADE_OF_OBJECT.fullmatch(name_of(node)):
-                    parts = some(node.child_by_field_name("object"))
-            case _ if node.type in LITERALS:
-                yield JavaLeaf((node.start_byte, node.end_byte), node.type, text_of(node))
-            case _:
-                pass
-        for part in parts:
-            yield from self._leaves(part, owner, seen)
+                if (place, name) not in followed:
+                    followed.add((place, name))
+                    waiting += self._bound(name, place)
+            else:
+                waiting += ((part, place) for part in self._parts(node))
+        return sorted(found.values(), key=lambda leaf: leaf.span)
 
-    def _bound(self, name: str, owner: JavaMethod, said: str) -> Iterator[tuple[Node | JavaLeaf, JavaMethod]]:
+    def _parts(self, node: Node) -> list[Node]:
+        """The expressions that the value of this one is made of."""
+        match node.type:
+            case "parenthesized_expression" | "unary_expression" | "array_initializer" | "binary_expression":
+                return node.named_children
+            case "cast_expression" | "array_creation_expression":
+                return some(node.child_by_field_name("value"))
+            case "ternary_expression":
+                return node.named_children[1:]
+            case "array_access":
+                return some(node.child_by_field_name("array"))
+            case "object_creation_expression":
+                return arguments_of(node)
+            case "method_invocation" if is_made_of_arguments(node) and not self.file.called(node):
+                return arguments_of(node)
+            case "method_invocation" if MADE_OF_OBJECT.fullmatch(name_of(node)):
+                return some(node.child_by_field_name("object"))
+            case _:
+                return []
+
+    def _bound(self, said: str, owner: JavaMethod) -> list[tuple[Node | JavaLeaf, JavaMethod]]:
         """The expressions that a name is given: in its method, by the calls of the method, by the rows of the test, or in the file."""
-        if name in self.file.inputs(owner) or said in self.file.inputs(owner):
-            return
+        of, _, name = said.rpartition(".")
+        # A field of another object, or a constant of another class.
+        is_foreign = of != "" and of not in {one.names[-1] for one in self.file.classes}
+        if is_foreign or {name, said} & self.file.inputs(owner):
+            return []
         found: list[tuple[Node | JavaLeaf, JavaMethod]] = []
         for node in owner.found:
             found += ((one, owner) for one in _given(node, name))
@@ -112,7 +113,7 @@ class JavaValues:
                         for one in given
                         for row in self._of_rows(method, method.parameters.index(text_of(one)))
                     ]
-        yield from found
+        return found
 
     def _of_rows(self, method: JavaMethod, place: int) -> list[tuple[Node | JavaLeaf, JavaMethod]]:
         """The values of a parameter in the rows of a parameterized test, or of a parameterized class of JUnit 4."""
