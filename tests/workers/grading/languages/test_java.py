@@ -8,9 +8,13 @@ from workers.grading.controls.locating import FoundFunction, declared_in
 from workers.grading.languages.java import LANGUAGE
 from workers.grading.languages.language import MOST_PER_TEST
 
-JUNIT5 = "package calc;\nimport static org.junit.jupiter.api.Assertions.*;\nimport org.junit.jupiter.api.Test;\n"
+JUNIT5 = (
+    "package calc;\nimport static org.junit.jupiter.api.Assertions.*;\nimport org.junit.jupiter.api.Test;\n"
+)
 JUNIT4 = "package calc;\nimport static org.junit.Assert.*;\nimport org.junit.Test;\n"
-CSV = '@ParameterizedTest @CsvSource({{"1, two, 3", "4, \'f, g\', 6"}}) void a(int a, String b, int c) {{ {} }}'
+CSV = (
+    '@ParameterizedTest @CsvSource({{"1, two, 3", "4, \'f, g\', 6"}}) void a(int a, String b, int c) {{ {} }}'
+)
 
 
 def contradicted(body: str, test: str = "T.a", head: str = JUNIT5) -> dict[tuple[str, str], set[str]]:
@@ -21,7 +25,9 @@ def contradicted(body: str, test: str = "T.a", head: str = JUNIT5) -> dict[tuple
         for one in LANGUAGE.candidates(source, random.Random(seed)):
             if test in one.tests:
                 for edit in one.edits:
-                    found.setdefault((source[edit.start : edit.end].decode(), one.kind), set()).add(edit.becomes)
+                    found.setdefault((source[edit.start : edit.end].decode(), one.kind), set()).add(
+                        edit.becomes
+                    )
     return found
 
 
@@ -229,15 +235,22 @@ def test_the_message_comes_first_in_junit_4_and_last_in_junit_5() -> None:
     assert values(body, head=JUNIT4) == {'"two"'}
     assert opposites(body, head=JUNIT4) == {("g()", "!(g())")}
     assert values(body) == {'"one"', '"two"'}
-    assert values(body, head=JUNIT4.replace("org.junit.Assert.*", "org.testng.Assert.*")) == {'"one"', '"two"'}
+    assert values(body, head=JUNIT4.replace("org.junit.Assert.*", "org.testng.Assert.*")) == {
+        '"one"',
+        '"two"',
+    }
     assert values('@Test public void a() { assertEquals("one", f(1), 2); }', head=JUNIT4) == {"2"}
     qualified = '@Test public void a() { Assert.assertEquals("one", 2, f(1)); }'
     assert values(qualified, head="import org.junit.Assert;\n") == {"2"}
 
 
 def test_a_number_leaves_the_tolerance_and_keeps_its_type() -> None:
-    assert contradicted("@Test void a() { assertEquals(3.141f, f(1), 0.01f); }") == {("3.141f", "value"): {"4.141f"}}
-    found = contradicted("@Test void a() { assertEquals(-2147483648, f()); assertEquals(07, f()); assertEquals(0x1F, f()); }")
+    assert contradicted("@Test void a() { assertEquals(3.141f, f(1), 0.01f); }") == {
+        ("3.141f", "value"): {"4.141f"}
+    }
+    found = contradicted(
+        "@Test void a() { assertEquals(-2147483648, f()); assertEquals(07, f()); assertEquals(0x1F, f()); }"
+    )
     assert found["2147483648", "value"] == {"2147483647"}
     assert found["07", "value"] == {"06"}
     assert all(one.startswith("0x1") for one in found["0x1F", "value"])
@@ -282,8 +295,13 @@ def test_a_value_that_the_code_gets_as_well_is_not_changed() -> None:
     assert values("@Test void a() { for (int w : new int[] {1}) { f(w); assertEquals(w, g()); } }") == set()
     shared = "void both(int x) { assertEquals(x, f(x)); } @Test void a() { both(5); }"
     assert values(shared) == set()
-    assert values("static final int W = 5; void make() { f(W); } @Test void a() { make(); assertEquals(W, g()); }") == set()
-    assert values("@Test void a() { assertEquals(Jsoup.parse(\"x\"), g()); }") == set()
+    assert (
+        values(
+            "static final int W = 5; void make() { f(W); } @Test void a() { make(); assertEquals(W, g()); }"
+        )
+        == set()
+    )
+    assert values('@Test void a() { assertEquals(Jsoup.parse("x"), g()); }') == set()
 
 
 def test_a_helper_contradicts_each_test_that_calls_it() -> None:
@@ -313,11 +331,16 @@ def test_a_file_that_does_not_parse_breaks_nothing(source: bytes) -> None:
 def test_names_that_are_given_to_each_other_are_followed_once() -> None:
     names = "abcdefghijklmnop"
     fields = "".join(f'static String {one} = "{one}1" + {" + ".join(names)};' for one in names)
-    found = LANGUAGE.candidates(f"{JUNIT5}class T {{ {fields} @Test void t() {{ assertEquals(a, f()); }} }}".encode(), random.Random(1))
+    found = LANGUAGE.candidates(
+        f"{JUNIT5}class T {{ {fields} @Test void t() {{ assertEquals(a, f()); }} }}".encode(),
+        random.Random(1),
+    )
     assert sum(one.kind == "value" for one in found) == MOST_PER_TEST["value"]
 
 
 def test_a_large_file_is_read_in_linear_time() -> None:
     rows = "".join(f'"{n}, {n + 1}",\n' for n in range(3000))
-    body = f"@ParameterizedTest @CsvSource({{{rows}}}) void a(int in, int want) {{ assertEquals(want, f(in)); }}"
+    body = (
+        f"@ParameterizedTest @CsvSource({{{rows}}}) void a(int in, int want) {{ assertEquals(want, f(in)); }}"
+    )
     assert LANGUAGE.candidates(f"{JUNIT5}class T {{ {body} }}\n".encode(), random.Random(1))
