@@ -242,6 +242,18 @@ _CARGO_SETTINGS = (
     *(".cargo/config", ".cargo/config.toml", "*/.cargo/config", "*/.cargo/config.toml"),
     *("rust-toolchain", "rust-toolchain.toml"),
 )
+# They govern JUnit in every run: its settings, classes that it asks at each test, and classes in place of its own.
+_JUNIT_FILES = (
+    *("junit-platform.properties", "META-INF/services/org.junit.*", "*/META-INF/services/org.junit.*"),
+    *("org/junit/*", "*/org/junit/*", "org/opentest4j/*", "*/org/opentest4j/*"),
+)
+# Goals and tasks that run tests, also after others.
+_MAVEN_GOALS = tuple(
+    f"{before} {goal}" for before in ("", " *", " * *") for goal in ("test*", "verify", "surefire:test")
+)
+_GRADLE_TASKS = tuple(
+    f"{before} {task}" for before in ("", " *") for task in ("test*", "check", "*:test*", "*:check")
+)
 MAKE = Runner(
     name="make", commands=("make test*", "make check*"), commands_in=("GNUmakefile", "makefile", "Makefile")
 )
@@ -368,12 +380,48 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by_if_used=(*_CARGO_SETTINGS, ".config/nextest.toml", "*/.config/nextest.toml"),
         reporting_option="--no-fail-fast",
     ),
-    Runner(name="maven", language="java", commands=("mvn test*",)),
+    Runner(
+        name="maven",
+        language="java",
+        commands=tuple(f"mvn{goal}" for goal in _MAVEN_GOALS),
+        scripts=tuple(f"mvnw{goal}" for goal in _MAVEN_GOALS),
+        governed_by_if_used=("mvnw", ".mvn/*", "*/.mvn/*", *_JUNIT_FILES),
+        reporting_option="-Dsurefire.reportFormat=plain",
+    ),
     Runner(
         name="gradle",
         language="java",
-        commands=("gradle test*", "gradle check"),
-        scripts=("gradlew test*", "gradlew check"),
+        commands=tuple(f"gradle{task}" for task in _GRADLE_TASKS),
+        scripts=tuple(f"gradlew{task}" for task in _GRADLE_TASKS),
+        governed_by_if_used=(
+            *("gradlew", "gradle/wrapper/*", "*/gradle/wrapper/*", "gradle.properties", "init.gradle*"),
+            *_JUNIT_FILES,
+        ),
+    ),
+    Runner(
+        name="junit",
+        language="java",
+        scripts=("org.junit.platform.console.ConsoleLauncher", "junit-platform-console-standalone*.jar"),
+        governed_by_if_used=_JUNIT_FILES,
+        closing=Closing(
+            line=re.compile(
+                r"^Test run finished after \d+ ms\n(?:\[ +\d+ \w+ \w+ +\]\n)*\[ +\d+ tests failed +\]$",
+                re.MULTILINE,
+            ),
+            passed=re.compile(r"^\[ +[1-9]\d* tests successful +\]$", re.MULTILINE),
+            failed=re.compile(r"^\[ +[1-9]\d* (?:tests|containers) failed +\]$", re.MULTILINE),
+        ),
+    ),
+    Runner(
+        name="junit4",
+        language="java",
+        scripts=("org.junit.runner.JUnitCore",),
+        governed_by_if_used=_JUNIT_FILES,
+        closing=Closing(
+            line=re.compile(r"^(?:OK \(\d+ tests?\)|Tests run: \d+,  Failures: \d+)$", re.MULTILINE),
+            passed=re.compile(r"^OK \([1-9]\d* tests?\)", re.MULTILINE),
+            failed=re.compile(r"^Tests run:", re.MULTILINE),
+        ),
     ),
     Runner(name="dotnet", language="c#", commands=("dotnet test",)),
     Runner(name="rspec", language="ruby", commands=("rspec",), governed_by=(".rspec",)),

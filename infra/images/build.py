@@ -131,6 +131,8 @@ def bootstrap_command(image: BaseImage, archive: Path) -> list[str]:
     """The command that writes the image's file system to `archive`, a tar file."""
     command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={','.join(image.packages)}"]
     command += ['--aptopt=APT::Install-Recommends "false"']
+    # Installing Java makes links to manual pages in a directory that must exist.
+    command += ['--essential-hook=mkdir -p "$1/usr/share/man/man1"']
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in UNWANTED]
     return [*command, SUITE, str(archive), *apt_sources()]
 

@@ -35,7 +35,10 @@ COMMANDS = {
     "cargo --offline nextest run": "nextest",
     "cargo +nightly-2026-03-01 test": "cargo",
     "mvn -q test": "maven",
+    "mvn -B -pl core -am clean verify": "maven",
+    "./mvnw -ntp test -Dtest=A": "maven",
     "./gradlew test": "gradle",
+    "./gradlew --offline clean :core:test": "gradle",
     "dotnet test": "dotnet",
     "bundle exec rspec": "rspec",
     "bundle exec rake test": "rake",
@@ -60,7 +63,7 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
     [
         *("cat pytest.ini", "vim tests/pytest_plugin.py", "pip install pytest tox", "uv add --dev pytest"),
         *("make", "npm install jest", "python -m pytest_cov", "go build", "node test.js", "which pytest", "echo pytest"),
-        *("cargo build", "cargo tree", "cargo install cargo-nextest"),
+        *("cargo build", "cargo tree", "cargo install cargo-nextest", "mvn -q compile", "gradle build", "java -jar a.jar"),
     ],
 )
 def test_a_command_that_names_a_runner_does_not_run_it(command: str) -> None:
@@ -73,6 +76,10 @@ def test_each_runner_belongs_to_a_known_language() -> None:
     assert len({runner.name for runner in RUNNERS}) == len(RUNNERS)
 
 
+CONSOLE = (
+    "Test run finished after 79 ms\n[         2 containers found      ]\n[         0 containers failed     ]\n"
+    "[         {0} tests successful      ]\n[         {1} tests failed          ]\n"
+)
 PASSED = "=========== test session starts ===========\n...\n=========== 3 passed in 0.05s ===========\n"
 
 
@@ -90,6 +97,9 @@ PASSED = "=========== test session starts ===========\n...\n=========== 3 passed
         ("# pytest would be nice\n./run", ""),
         ("python -m unittest", "..\n----\nRan 2 tests in 0.001s\n\nOK (skipped=1)\n"),
         ("npm test", ""),
+        ("java -cp out:lib/* org.junit.platform.console.ConsoleLauncher -p a", CONSOLE.format(3, 0)),
+        ("java -jar lib/junit-platform-console-standalone-1.9.2.jar -p a", f"\x1b[32m{CONSOLE.format(1, 0)}\x1b[0m\n"),
+        ("java org.junit.runner.JUnitCore demo.T", "JUnit version 4.13.2\n..\nTime: 0.01\n\nOK (2 tests)\n\n"),
         ("echo pytest follows\n./run", ""),
     ],
 )  # fmt: skip
@@ -115,6 +125,10 @@ def test_a_log_that_agrees_is_believed(script: str, log: str) -> None:
             "reported Ran 2 tests in 0.0s FAILED",
         ),
         ("pip install pytest && pytest tests", "", "did not report its end"),
+        ("java -jar junit-platform-console-standalone.jar -p a", "", "did not report its end"),
+        ("java org.junit.platform.console.ConsoleLauncher -p a", CONSOLE.format(2, 1), "1 tests failed"),
+        ("java org.junit.platform.console.ConsoleLauncher -p a", CONSOLE.format(0, 0), "passed no test"),
+        ("java org.junit.runner.JUnitCore demo.T", "FAILURES!!!\nTests run: 5,  Failures: 1\n", "Failures: 1"),
     ],
 )
 def test_a_log_that_disagrees_is_told(script: str, log: str, why: str) -> None:

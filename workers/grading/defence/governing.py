@@ -125,9 +125,11 @@ class GoverningFiles:
         # A symbolic link may replace any folder of a path.
         on_the_way = {part for path in self.paths for part in path.split("/")} - {"*"}
         files = (*self.names, *self.settings, *sorted(on_the_way))
+        whole = sorted({path.split("/")[-2] for path in self.paths if path.endswith("/*")})
         either = "|".join(
             (
                 *(_as_regex(name) for name in files),
+                *(rf"{_as_regex(name)}(?:/[^\s\"]*)?" for name in whole),
                 *(rf"(?i:{_as_regex(name)})(?:/[^\s\"]*)?" for name in governing_directories()),
             )
         )

@@ -95,7 +95,7 @@ class LanguageModule(Protocol):
         ...
 
 
-_MODULES = {name: f"workers.grading.languages.{name}" for name in ("go", "javascript", "rust")}
+_MODULES = {name: f"workers.grading.languages.{name}" for name in ("go", "java", "javascript", "rust")}
 
 
 def language(name: str) -> LanguageModule:

@@ -38,6 +38,16 @@ def test_settings_of_cargo_govern_scripts_that_run_it(path: str) -> None:
     assert not GoverningFiles("pytest\n", Surveyed()).touched_by(patch)
 
 
+@pytest.mark.parametrize(
+    "path", ["src/main/java/org/junit/jupiter/api/Assertions.java", "a/.mvn/jvm.config", "gradle/wrapper/x.jar"]
+)
+def test_a_file_anywhere_in_a_governing_folder_counts(path: str) -> None:
+    patch = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n".encode()
+    script = "./gradlew test && mvn test\n"
+    assert GoverningFiles(script, Surveyed()).touched_by(patch)
+    assert not GoverningFiles("pytest\n", Surveyed()).touched_by(patch)
+
+
 def test_an_ordinary_patch_touches_nothing_of_the_runner() -> None:
     assert not GoverningFiles("pytest\n", Surveyed()).touched_by(
         b"--- a/myconftest.py\n+++ b/docs/pytest.ini.rst\n@@ -1 +1 @@\n-import conftest.py\n+x\n"

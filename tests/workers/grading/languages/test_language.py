@@ -21,8 +21,9 @@ from workers.grading.languages.language import (
     [
         ("cd /testbed && go test ./...", ["go"]),
         ("pytest -q tests", []),
-        ("make test", ["go", "javascript", "rust"]),
+        ("make test", ["go", "java", "javascript", "rust"]),
         ("npm test", ["javascript"]),
+        ("java -cp out org.junit.runner.JUnitCore demo.T", ["java"]),
     ],
 )
 def test_a_script_uses_the_languages_of_its_runners(script: str, languages: list[str]) -> None:
@@ -49,6 +50,7 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
         ("cargo nextest run -p a", "cargo nextest run --no-fail-fast -p a"),
         ("cargo nextest list", "cargo nextest list"),
         ("cargo test --all --no-fail-fast", "cargo test --all --no-fail-fast"),
+        ("./mvnw -q -pl a test -Dx=1", "./mvnw -q -pl a test -Dsurefire.reportFormat=plain -Dx=1"),
         ("node_modules/.bin/vitest run", "node_modules/.bin/vitest --reporter=verbose run"),
     ],
 )
