@@ -1,4 +1,4 @@
-"""Where tasks in other languages than Python are verified and graded: an image with Go, Node and Rust, and a scene for each language."""
+"""Where tasks in other languages than Python are verified and graded: an image with their compilers, and a scene for each language."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,15 @@ from pipeline.task import Calibration, Task, pack
 from pipeline.trajectory import Reward
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage, built
-from tests.workers.languages.scenes import go, javascript, rust
+from tests.workers.languages.scenes import cpp, go, javascript, rust
 from tests.workers.languages.scenes.scene import Scene
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
 IMAGE = BaseImage(
-    tag="swerve/task-languages:1", packages=(*IMAGES["task-base"].packages, "cargo", "golang-go", "nodejs")
+    tag="swerve/task-languages:2",
+    packages=(*IMAGES["task-base"].packages, "cargo", "cmake", "g++", "golang-go", "libgtest-dev", "nodejs"),
 )
 DOCKERFILE = """
 FROM {base}
@@ -31,7 +32,7 @@ RUN git init -q . && git config user.name t && git config user.email t@example.i
 GRADE_CPU_S, GRADE_WALL_S = 120.0, 600.0
 
 
-SCENES = {"go": go.SCENE, "javascript": javascript.SCENE, "rust": rust.SCENE}
+SCENES = {"go": go.SCENE, "javascript": javascript.SCENE, "rust": rust.SCENE, **cpp.SCENES}
 
 
 @contextmanager

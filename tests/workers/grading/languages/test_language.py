@@ -21,7 +21,7 @@ from workers.grading.languages.language import (
     [
         ("cd /testbed && go test ./...", ["go"]),
         ("pytest -q tests", []),
-        ("make test", ["go", "javascript", "rust"]),
+        ("make test", ["go", "javascript", "rust", "c"]),
         ("npm test", ["javascript"]),
     ],
 )
