@@ -56,7 +56,8 @@ def outcomes(log: str) -> dict[str, str]:
 
 
 def _names_tests(line: str) -> bool:
-    return bool(_GTEST.search(line) or _XML.search(line) or line.startswith("TEST CASE: "))
+    """Whether a line of a program's output names a test, whether or not it passed."""
+    return any(pattern.search(line) for pattern in (_GTEST, _XML, _LINE))
 
 
 def _outcome(said: str) -> str:

@@ -188,7 +188,8 @@ CPP = Scene(
             .replace("std::vector<std::string> words", "Any words"),
         },
         "another library for gtest": {
-            "Makefile": MAKEFILE.replace("-I.", "-I. -Ifake"),
+            "Makefile": MAKEFILE.replace("-I.", "-I. -Ifake").replace(" -lgtest -lgtest_main", ""),
+            **_with("int main() { return 0; }"),
             "fake/gtest/gtest.h": FAKE,
         },
         "builds another program": {
