@@ -21,7 +21,10 @@ from workers.verify.calibrating import Calibrator
 
 IMAGE = BaseImage(
     tag="swerve/task-languages:2",
-    packages=(*IMAGES["task-base"].packages, "cargo", "cmake", "g++", "golang-go", "libgtest-dev", "nodejs"),
+    packages=(
+        *IMAGES["task-base"].packages,
+        *("cargo", "cmake", "g++", "golang-go", "libgtest-dev", "make", "nodejs"),
+    ),
 )
 DOCKERFILE = """
 FROM {base}
