@@ -55,13 +55,8 @@ _REGISTERED = re.compile(
 _TEXTS = ("string_literal", "raw_string_literal", "char_literal")
 LITERALS = ("number_literal", *_TEXTS, "true", "false")
 BINDING = ("init_declarator", "assignment_expression", "for_range_loop", "field_declaration")
-_NODES = (
-    *BINDING,
-    *LITERALS,
-    "if_statement",
-    "call_expression",
-    "lambda_expression",
-)  # what is looked for in functions
+# What is looked for in functions.
+_NODES = (*BINDING, *LITERALS, "if_statement", "call_expression", "lambda_expression")
 
 
 @dataclass(slots=True)
@@ -73,12 +68,9 @@ class CppFile:
     tests: list[str] = field(default_factory=list[str])
     structs: dict[str, Node] = field(default_factory=dict[str, Node])
     macros: set[str] = field(default_factory=set[str])  # macros of the file that check something
-    declarations: list[Node] = field(
-        default_factory=list[Node]
-    )  # variables, constants and fields outside of functions
-    instances: dict[str, list[Node]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # generators of values, by suite
+    # Variables, constants and fields outside of functions, and the generators of values of each suite.
+    declarations: list[Node] = field(default_factory=list[Node])
+    instances: dict[str, list[Node]] = field(default_factory=lambda: defaultdict(list))
     _inputs: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _nodes: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]])
     _calls: dict[str, list[tuple[str, Node]]] = field(default_factory=lambda: defaultdict(list))
