@@ -51,9 +51,8 @@ class Form:
 
     key: str  # the same text as one of the keys of the test in the source
     place: str = ""  # the end of the path of its file, or of the file's directory, with slashes; "" if the name does not have it
-    is_exact: bool = (
-        False  # whether the path of its file must end with the whole place, and no other file may be meant
-    )
+    # Whether the path of its file must end with the whole place, and no other file may be meant.
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
