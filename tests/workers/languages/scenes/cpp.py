@@ -187,7 +187,7 @@ CPP = Scene(
             .replace("return a - b;", "return {};", 1)
             .replace("std::vector<std::string> words", "Any words"),
         },
-        "another library for gtest": {
+        "another library for gtest and a main of its own": {
             "Makefile": MAKEFILE.replace("-I.", "-I. -Ifake").replace(" -lgtest -lgtest_main", ""),
             **_with("int main() { return 0; }"),
             "fake/gtest/gtest.h": FAKE,
