@@ -39,6 +39,8 @@ class Language:
     governed_by: tuple[str, ...] = ()  # names of files that decide what runs in every process
     governed_by_directories: tuple[str, ...] = ()  # the same for directories, in letters of any case
     looked_for: tuple[str, ...] = ()  # modules that every process looks for as it starts
+    # Programs that build tests as programs, which a script then starts by names of their own.
+    builders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,10 @@ LANGUAGES = (
         programs=("cmake", "gmake", "ninja"),
         endings=("c", "h", "cc", "cpp", "cxx", "hh", "hpp"),
         manifests=("CMakeLists.txt", "GNUmakefile", "Makefile", "makefile"),
+        builders=(
+            *("cc", "c++", "gcc", "g++", "clang", "clang++"),
+            *("cmake", "make", "gmake", "ninja", "meson"),
+        ),
     ),
     Language(name="go", endings=("go",), manifests=("go.mod", "go.sum")),
     Language(name="rust", programs=("rustc",), endings=("rs",), manifests=("Cargo.lock", "Cargo.toml")),
@@ -358,7 +364,41 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by_if_used=("Gruntfile.*",),
     ),
     Runner(name="gulp", language="javascript", commands=("gulp test*",), governed_by_if_used=("gulpfile.*",)),
-    Runner(name="ctest", language="c", commands=("ctest",)),
+    Runner(
+        name="ctest",
+        language="c",
+        commands=("ctest",),
+        # They may leave tests out, or name other ones.
+        governed_by_if_used=("CTestCustom.*", "CTestTestfile.cmake", "DartConfiguration.tcl"),
+        reporting_option="-V",
+        closing=Closing(
+            line=re.compile(r"^\d+% tests passed, \d+ tests? failed out of \d+$", re.MULTILINE),
+            passed=re.compile(r"\b0 tests? failed out of [1-9]"),
+            failed=re.compile(r"\b[1-9]\d* tests? failed out of"),
+        ),
+    ),
+    Runner(
+        # It runs programs of GoogleTest, which scripts mostly start by their own names.
+        name="gtest",
+        language="c",
+        commands=("gtest-parallel",),
+        closing=Closing(
+            line=re.compile(
+                r"^(?:\d+: )?(?:\[  PASSED  \] \d+ tests?\.|\[  FAILED  \] \d+ tests?, listed below:)$",
+                re.MULTILINE,
+            ),
+            passed=re.compile(r"\[  PASSED  \] [1-9]"),
+            failed=re.compile(r"\[  FAILED  \] [1-9]\d* tests?,"),
+            opening=re.compile(r"^(?:\d+: )?\[={10}\] Running \d+ tests? from", re.MULTILINE),
+        ),
+    ),
+    Runner(name="meson", language="c", commands=("meson test",)),
+    Runner(name="ninja", language="c", commands=("ninja test*", "ninja check*")),
+    Runner(
+        name="cmake",
+        language="c",
+        commands=("cmake --build * --target test*", "cmake --build * --target check*"),
+    ),
     Runner(
         name="go",
         language="go",
@@ -455,6 +495,11 @@ def run_by(text: str) -> Iterator[Runner]:
     parts = (part.strip() for part in _PARTS.split(text))
     running = [part for part in parts if not _LOOKS.match(part) and not _INSTALLS.search(part)]
     return (runner for runner in RUNNERS if any(runner.named.search(part) for part in running))
+
+
+def builds_in(script: str) -> Iterator[str]:
+    """The names of the languages whose tests a shell script may build as programs."""
+    return (language.name for language in LANGUAGES if uses(script, language.builders))
 
 
 def started_by(command: str) -> Runner | None:

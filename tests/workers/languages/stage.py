@@ -1,4 +1,4 @@
-"""Where tasks in other languages than Python are verified and graded: an image with Go, Node and Rust, and a scene for each language."""
+"""Where tasks in other languages than Python are verified and graded: an image with their compilers, and a scene for each language."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -13,17 +13,27 @@ from pipeline.task import Calibration, Task, pack
 from pipeline.trajectory import Reward
 from tests.workers.claims import make_claim
 from tests.workers.conftest import RepoImage, built
-from tests.workers.languages.scenes import go, java, javascript, rust
+from tests.workers.languages.scenes import cpp, go, java, javascript, rust
 from tests.workers.languages.scenes.scene import Scene
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
 
 IMAGE = BaseImage(
-    tag="swerve/task-languages:2",
+    tag="swerve/task-languages:3",
     packages=(
         *IMAGES["task-base"].packages,
-        *("cargo", "default-jdk-headless", "golang-go", "junit5", "nodejs"),
+        *(
+            "cargo",
+            "cmake",
+            "default-jdk-headless",
+            "g++",
+            "golang-go",
+            "junit5",
+            "libgtest-dev",
+            "make",
+            "nodejs",
+        ),
     ),
 )
 DOCKERFILE = """
@@ -35,7 +45,13 @@ RUN git init -q . && git config user.name t && git config user.email t@example.i
 GRADE_CPU_S, GRADE_WALL_S = 120.0, 600.0
 
 
-SCENES = {"go": go.SCENE, "java": java.SCENE, "javascript": javascript.SCENE, "rust": rust.SCENE}
+SCENES = {
+    "go": go.SCENE,
+    "java": java.SCENE,
+    "javascript": javascript.SCENE,
+    "rust": rust.SCENE,
+    **cpp.SCENES,
+}
 
 
 @contextmanager

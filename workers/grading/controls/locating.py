@@ -155,6 +155,9 @@ def declared_in(of: str, texts: dict[str, bytes], names: list[str]) -> dict[str,
             (path, test) for path, test in computed if test.pattern and test.pattern.fullmatch(form.key)
         ]
         near = {path: _nearness(form.place, path, spoken.endings) for path, _ in tests}
+        if form.is_exact:
+            num_wanted = len(_components(form.place, spoken.endings))
+            return {FoundFunction(path, test.name) for path, test in tests if near[path][0] == num_wanted}
         return {FoundFunction(path, test.name) for path, test in tests if near[path] == max(near.values())}
 
     located: dict[str, FoundFunction] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from pipeline.runners import run_by, spoken_in, started_by
+from pipeline.runners import builds_in, run_by, spoken_in, started_by
 from pipeline.task import ContradictionKind
 from workers.grading.controls.arrivals import commands
 from workers.grading.controls.literals import ALPHABETS
@@ -51,6 +51,8 @@ class Form:
 
     key: str  # the same text as one of the keys of the test in the source
     place: str = ""  # the end of the path of its file, or of the file's directory, with slashes; "" if the name does not have it
+    # Whether the path of its file must end with the whole place, and no other file may be meant.
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class LanguageModule(Protocol):
 
 
 _MODULES = {name: f"workers.grading.languages.{name}" for name in ("go", "java", "javascript", "rust")}
+_MODULES["c"] = "workers.grading.languages.cpp"  # C++, too
 
 
 def language(name: str) -> LanguageModule:
@@ -104,8 +107,10 @@ def language(name: str) -> LanguageModule:
 
 
 def languages_of(script: str) -> list[str]:
-    """The languages with a module whose runners a shell script runs: all of them if it runs one that runs commands of any language."""
-    ran = {runner.language for runner in run_by(script)}
+    """The languages with a module whose runners a shell script runs, or whose tests it may build as programs: all of them if it runs a
+    runner that runs commands of any language.
+    """
+    ran = {*(runner.language for runner in run_by(script)), *builds_in(script)}
     return [name for name in _MODULES if name in ran or "" in ran]
 
 

@@ -21,7 +21,7 @@ from workers.grading.languages.language import (
     [
         ("cd /testbed && go test ./...", ["go"]),
         ("pytest -q tests", []),
-        ("make test", ["go", "java", "javascript", "rust"]),
+        ("make test", ["go", "java", "javascript", "rust", "c"]),
         ("npm test", ["javascript"]),
         ("java -cp out org.junit.runner.JUnitCore demo.T", ["java"]),
     ],
