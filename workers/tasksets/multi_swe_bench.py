@@ -16,7 +16,7 @@ from workers.grading.multi_swe_bench import Environment, NotInPackage
 from workers.tasksets.importing import GIT_ENV, Importer, Row, named_image
 from workers.tasksets.patches import diff_in, paths_of
 from workers.tasksets.rows import Fields
-from workers.tasksets.swe_bench import END_MARK, START_MARK
+from workers.tasksets.swe_bench import END_MARK, START_MARK, marked_script
 
 TEST_PATCH, FIX_PATCH = "/home/test.patch", "/home/fix.patch"
 # Tests that pass with the solution, and failed, were skipped or did not exist without it.
@@ -58,7 +58,9 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         workdir=f"/home/{repo}",
         problem=_problem(fields),
         verdict=SwebenchLog(
-            eval_script=_eval_script(environment, f"/home/{repo}", test_patch),
+            eval_script=marked_script(fields)
+            if fields.optional_text("eval_script")
+            else _eval_script(environment, f"/home/{repo}", test_patch),
             log_parser=f"{multi_swe_bench.PREFIX}{org}/{registered}",
             fail_to_pass=fail_to_pass,
             pass_to_pass=_tests(fields, "p2p_tests"),
@@ -82,9 +84,11 @@ def row_of(task: Task, gold: Gold) -> Row:
         "repo": repo,
         "number": int(verdict.version),
         "number_interval": "" if registered == repo else registered,
+        "instance_id": task.id.partition(":")[2],
         "base": {"sha": task.base_commit},
-        "image": task.image,
-        "resolved_issues": [{"title": "", "body": task.problem}],
+        "image_name": task.image,
+        "eval_script": verdict.eval_script,
+        "problem_statement": task.problem,
         "fix_patch": gold.patch,
         "test_patch": gold.test_patch,
         "f2p_tests": {name: {} for name in verdict.fail_to_pass},
@@ -138,7 +142,11 @@ def _tests(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def _problem(fields: Fields) -> str:
-    """The issues that the pull request resolves, each with its title and text."""
+    """The row's own problem, if it has one as exported rows do; otherwise the issues that the pull request resolves, each with its title
+    and text.
+    """
+    if given := fields.optional_text("problem_statement").strip():
+        return given
     found: Any = fields.value("resolved_issues")
     if isinstance(found, Mapping):
         columns = cast(Mapping[str, list[Any]], found)

@@ -128,6 +128,15 @@ def row_of(task: Task, gold: Gold) -> Row:
     return row
 
 
+def marked_script(fields: Fields) -> str:
+    """The row's own eval script. Raises ValueError if it does not print both marks around the output of its tests."""
+    script = fields.script("eval_script")
+    for mark in (END_MARK, START_MARK):
+        if mark not in script:
+            raise fields.refusal("eval_script", f"does not print {mark!r}: no log of it would be accepted")
+    return script
+
+
 IMPORTER = Importer(
     help="rows of SWE-bench (full, Lite, Verified, Multilingual), or a task repository of swebench 5.x",
     task_of=task_of,
@@ -139,10 +148,7 @@ IMPORTER = Importer(
 
 def log_verdict(fields: Fields, log_parser: str) -> SwebenchLog:
     """The row's eval script, judged by its log. Raises ValueError for one that would pass or fail any patch."""
-    eval_script = fields.script("eval_script")
-    for mark in (END_MARK, START_MARK):
-        if mark not in eval_script:
-            raise fields.refusal("eval_script", f"does not print {mark!r}: no log of it would be accepted")
+    eval_script = marked_script(fields)
     by_repo = "fail_only" if fields.text("repo") in FAIL_ONLY_REPOS else "pass_and_fail"
     named = fields.optional_text("eval_type").strip() or by_repo
     eval_type = EVAL_TYPES.get(named)

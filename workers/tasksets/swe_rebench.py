@@ -14,7 +14,7 @@ from pipeline.taskfile import Gold
 from workers.tasksets.importing import GIT_ENV, Importer, Row, checkout, named_image
 from workers.tasksets.patches import diff_in, paths_of
 from workers.tasksets.rows import Fields
-from workers.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR
+from workers.tasksets.swe_bench import END_MARK, ENV, START_MARK, WORKDIR, marked_script
 
 SWE_BENCH_IMAGE = "sweb.eval."
 
@@ -164,12 +164,7 @@ def _eval_script(fields: Fields, workdir: str, test_patch: str, *, as_swe_bench:
     It installs nothing, although the first SWE-rebench's own script would: that needs the network, and the image already has everything.
     """
     if fields.optional_text("eval_script"):
-        given = fields.script("eval_script")
-        if START_MARK not in given or END_MARK not in given:
-            raise fields.refusal(
-                "eval_script", f"does not print {START_MARK!r} and {END_MARK!r} about its tests"
-            )
-        return given
+        return marked_script(fields)
     commands = _commands(fields)
     if as_swe_bench:
         commands[-1] += "".join(f" {shlex.quote(file)}" for file in _test_files(test_patch))

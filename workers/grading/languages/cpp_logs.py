@@ -1,7 +1,7 @@
 """The outcomes in the logs of programs that test C and C++.
 
-Seen in runs: GoogleTest 1.12, cmocka 1.1.5, Catch2 2.13 (`-s`, `-r xml`, `-r junit`), doctest 2.4.9 (`-s`, `-r=xml`, `-r=junit`), and ctest
-of CMake 3.25 with and without `-V`. Known from documentation: automake's lines `PASS: name`, Unity's `file:line:name:PASS`, meson's table.
+Seen in runs: GoogleTest 1.12, cmocka 1.1.5, Unity, Catch2 2.13 (`-s`, `-r xml`, `-r junit`), doctest 2.4.9 (`-s`, `-r=xml`, `-r=junit`),
+and ctest of CMake 3.25 with and without `-V`. Known from documentation: automake's lines `PASS: name`, meson's table.
 """
 
 import html
