@@ -23,7 +23,10 @@ _PARTS = re.compile(r"&&|\|\||[;|\n]")
 _INSTALLS = re.compile(
     r"(?:^|[\s/])(?:pip[\d.]*|conda|mamba|apt-get|apt|uv|poetry|pdm|npm|yarn|pnpm)(?:\s+-\S+|\s+pip|\s+tool)*\s+(?:install|add)\b"
 )
-_LOOKS = re.compile(r"(?:git|echo|printf|which|type|command\s+-[vV]|export|\[)(?:\s|$)|#")
+_LOOKS = re.compile(
+    r"[(\s]*(?:git|echo|printf|which|type|command\s+-[vV]|export|\[|cat|cd|chmod|cp|javac|ln|ls|mkdir|mv|rm|tar|touch)(?:\s|$)"
+)
+_COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +54,19 @@ class Closing:
     passed: re.Pattern[str]
     failed: re.Pattern[str]
     opening: re.Pattern[str] = NOTHING  # the line that begins the report
+    silenced_by: re.Pattern[str] = NOTHING  # options in a script with which no closing line appears
 
     def fault(self, log: str) -> str | None:
-        """The reason why the last closing line of `log` reports no success; None if it does."""
+        """The reason why the closing lines of `log` report no success; None if the last one reports no failure, and one of them a
+        success.
+        """
         lines = [found[0].strip("= ") for found in self.line.finditer(log)]
         if not lines:
             return "did not report its end"
         said = " ".join(lines[-1].split())
         if self.failed.search(lines[-1]):
             return f"reported {said}"
-        return None if self.passed.search(lines[-1]) else f"passed no test: {said}"
+        return None if any(self.passed.search(line) for line in lines) else f"passed no test: {said}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,8 @@ class Runner:
             rf"{_OPTIONS}\s+".join(re.escape(word).replace(r"\*", r"[\w:.-]*") for word in form.split())
             for form in (*self.commands, *self.scripts)
         ]
-        return "|".join((*forms, *(rf"-m\s+{re.escape(module)}(?:\.\w+)*" for module in self.modules)))
+        forms += [rf"-m\s+{re.escape(module)}(?:\.\w+)*" for module in self.modules]
+        return "|".join(forms) or NOTHING.pattern
 
 
 LANGUAGES = (
@@ -375,13 +382,13 @@ RUNNERS: tuple[Runner, ...] = (
             line=re.compile(r"^\d+% tests passed, \d+ tests? failed out of \d+$", re.MULTILINE),
             passed=re.compile(r"\b0 tests? failed out of [1-9]"),
             failed=re.compile(r"\b[1-9]\d* tests? failed out of"),
+            silenced_by=re.compile(r"\sctest\b[^\n;&|]*\s(?:-Q|--quiet)\b"),
         ),
     ),
     Runner(
-        # It runs programs of GoogleTest, which scripts mostly start by their own names.
+        # Scripts start programs of GoogleTest by names of their own, so their reports are known by the first line.
         name="gtest",
         language="c",
-        commands=("gtest-parallel",),
         closing=Closing(
             line=re.compile(
                 r"^(?:\d+: )?(?:\[  PASSED  \] \d+ tests?\.|\[  FAILED  \] \d+ tests?, listed below:)$",
@@ -450,6 +457,7 @@ RUNNERS: tuple[Runner, ...] = (
             ),
             passed=re.compile(r"^\[ +[1-9]\d* tests successful +\]$", re.MULTILINE),
             failed=re.compile(r"^\[ +[1-9]\d* (?:tests|containers) failed +\]$", re.MULTILINE),
+            silenced_by=re.compile(r"--details[= ]none\b"),
         ),
     ),
     Runner(
@@ -492,7 +500,7 @@ def uses(script: str, programs: Iterable[str]) -> bool:
 
 def run_by(text: str) -> Iterator[Runner]:
     """The runners that the commands of a shell's text run. Commands that install them or only name them do not count."""
-    parts = (part.strip() for part in _PARTS.split(text))
+    parts = (_COMMENT.sub("", part).strip() for part in _PARTS.split(text))
     running = [part for part in parts if not _LOOKS.match(part) and not _INSTALLS.search(part)]
     return (runner for runner in RUNNERS if any(runner.named.search(part) for part in running))
 
@@ -520,7 +528,9 @@ def closing_fault(script: str, log: str) -> str | None:
     """
     plain, ran = _ANSI.sub("", log).replace("\r\n", "\n"), list(run_by(script))
     for runner in RUNNERS:
-        if runner.closing and (runner in ran or runner.closing.opening.search(plain)):
-            fault = runner.closing.fault(plain)
-            return f"{runner.name} {fault}" if fault else None
+        closing = runner.closing
+        if closing is None or closing.silenced_by.search(f"\n{script}"):
+            continue
+        if (runner in ran or closing.opening.search(plain)) and (fault := closing.fault(plain)):
+            return f"{runner.name} {fault}"
     return None

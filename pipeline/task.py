@@ -52,7 +52,7 @@ class Contradiction(Message, frozen=True, kw_only=True):
     kind: ContradictionKind = "value"
     # Tests that have another name under it.
     renamed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    # Whether a control may make it beside another one: its tests failed in a run with all of those that say so.
+    # Whether a control may make it beside another one that says so, too: it was tried alone, and keeps no test from running.
     may_be_second: bool = False
 
 

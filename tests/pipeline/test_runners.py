@@ -62,8 +62,23 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
     "command",
     [
         *("cat pytest.ini", "vim tests/pytest_plugin.py", "pip install pytest tox", "uv add --dev pytest"),
-        *("make", "npm install jest", "python -m pytest_cov", "go build", "node test.js", "which pytest", "echo pytest"),
-        *("cargo build", "cargo tree", "cargo install cargo-nextest", "mvn -q compile", "gradle build", "java -jar a.jar"),
+        *(
+            "make",
+            "npm install jest",
+            "python -m pytest_cov",
+            "go build",
+            "node test.js",
+            "which pytest",
+            "echo pytest",
+        ),
+        *(
+            "cargo build",
+            "cargo tree",
+            "cargo install cargo-nextest",
+            "mvn -q compile",
+            "gradle build",
+            "java -jar a.jar",
+        ),
     ],
 )
 def test_a_command_that_names_a_runner_does_not_run_it(command: str) -> None:
@@ -80,6 +95,7 @@ CONSOLE = (
     "Test run finished after 79 ms\n[         2 containers found      ]\n[         0 containers failed     ]\n"
     "[         {0} tests successful      ]\n[         {1} tests failed          ]\n"
 )
+GTEST = "[==========] Running 1 test from 1 test suite.\n[  PASSED  ] 1 test.\n"
 PASSED = "=========== test session starts ===========\n...\n=========== 3 passed in 0.05s ===========\n"
 
 
@@ -101,6 +117,13 @@ PASSED = "=========== test session starts ===========\n...\n=========== 3 passed
         ("java -jar lib/junit-platform-console-standalone-1.9.2.jar -p a", f"\x1b[32m{CONSOLE.format(1, 0)}\x1b[0m\n"),
         ("java org.junit.runner.JUnitCore demo.T", "JUnit version 4.13.2\n..\nTime: 0.01\n\nOK (2 tests)\n\n"),
         ("echo pytest follows\n./run", ""),
+        *((script, "") for script in (
+            "cd ctest && make check", "rm -rf build/ctest; make check", "make check  # not ctest",
+            "cp -r vendor/pytest . && go test ./...", "javac -cp junit-platform-console-standalone-1.9.jar T.java",
+            "ctest -j2 -Q", "java org.junit.platform.console.ConsoleLauncher --details=none -p a",
+        )),
+        ("ctest", "100% tests passed, 0 tests failed out of 3\n"),
+        ("./a_test && ./b_test", GTEST + "[==========] Running 1 test from 1 test suite.\n[  PASSED  ] 0 tests.\n"),
     ],
 )  # fmt: skip
 def test_a_log_that_agrees_is_believed(script: str, log: str) -> None:
@@ -128,7 +151,18 @@ def test_a_log_that_agrees_is_believed(script: str, log: str) -> None:
         ("java -jar junit-platform-console-standalone.jar -p a", "", "did not report its end"),
         ("java org.junit.platform.console.ConsoleLauncher -p a", CONSOLE.format(2, 1), "1 tests failed"),
         ("java org.junit.platform.console.ConsoleLauncher -p a", CONSOLE.format(0, 0), "passed no test"),
-        ("java org.junit.runner.JUnitCore demo.T", "FAILURES!!!\nTests run: 5,  Failures: 1\n", "Failures: 1"),
+        (
+            "ctest && java org.junit.platform.console.ConsoleLauncher -p a",
+            "100% tests passed, 0 tests failed out of 3\n",
+            "junit did not report its end",
+        ),
+        ("ctest", "67% tests passed, 1 tests failed out of 3\n", "1 tests failed out of 3"),
+        ("./a_test", GTEST.replace("[  PASSED  ] 1 test.\n", ""), "gtest did not report its end"),
+        (
+            "java org.junit.runner.JUnitCore demo.T",
+            "FAILURES!!!\nTests run: 5,  Failures: 1\n",
+            "Failures: 1",
+        ),
     ],
 )
 def test_a_log_that_disagrees_is_told(script: str, log: str, why: str) -> None:

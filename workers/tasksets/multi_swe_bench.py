@@ -1,7 +1,7 @@
 """Rows of Multi-SWE-bench and Multi-SWE-RL: pull requests in C, C++, Go, Java, JavaScript, Rust, TypeScript and more.
 
 The multi-swe-bench package knows the image of each pull request, the script that runs its tests, and the parser of the log. The image has
-solution and hidden tests in /home. The agent does not see them, and the eval script puts the hidden tests there again.
+solution and hidden tests in /home. They are removed from every container, and the eval script puts the hidden tests there again.
 """
 
 import re
@@ -21,6 +21,7 @@ from workers.tasksets.swe_bench import END_MARK, START_MARK, marked_script
 TEST_PATCH, FIX_PATCH = "/home/test.patch", "/home/fix.patch"
 # Tests that pass with the solution, and failed, were skipped or did not exist without it.
 FAIL_TO_PASS = ("f2p_tests", "s2p_tests", "n2p_tests")
+_ENTERED = re.compile(r"^\s*cd\s+(/\S+)", re.MULTILINE)
 _APPLIES = re.compile(rf"git (?:-C \S+ )?apply [^\n;&|]*{re.escape(TEST_PATCH)}")
 _EVAL_SCRIPT = """#!/bin/bash
 {git_env}
@@ -49,18 +50,22 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         environment = multi_swe_bench.environment(org, repo, number, registered)
     except NotInPackage as error:
         raise fields.refusal("repo", str(error)) from error
+    if len(_APPLIES.findall(environment.test_run)) != 1:
+        raise fields.refusal("repo", f"the script of {org}/{registered} does not apply {TEST_PATCH} once")
+    entered = _ENTERED.search(environment.test_run)
+    workdir = entered[1].rstrip(";") if entered else f"/home/{repo}"
     test_patch = diff_in(fields, "test_patch")
     task = Task(
         id=f"multi-swe-bench:{id_of(fields)}",
         repo=f"{org}/{repo}",
         base_commit=_base_commit(fields),
         image=named_image(fields) or environment.image,
-        workdir=f"/home/{repo}",
+        workdir=workdir,
         problem=_problem(fields),
         verdict=SwebenchLog(
             eval_script=marked_script(fields)
             if fields.optional_text("eval_script")
-            else _eval_script(environment, f"/home/{repo}", test_patch),
+            else _eval_script(environment, workdir, test_patch),
             log_parser=f"{multi_swe_bench.PREFIX}{org}/{registered}",
             fail_to_pass=fail_to_pass,
             pass_to_pass=_tests(fields, "p2p_tests"),
@@ -68,7 +73,9 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
             version=str(number),
             protected_paths=paths_of(test_patch),
         ),
-        hidden_paths=(TEST_PATCH, FIX_PATCH),
+        # Code under test must not find the solution either, so the grader's container lacks it, too.
+        setup_script=f"rm -f {FIX_PATCH} {TEST_PATCH}\n",
+        hidden_paths=(FIX_PATCH, TEST_PATCH),
     )
     return task, Gold(id=task.id, patch=diff_in(fields, "fix_patch"), test_patch=test_patch)
 
@@ -135,7 +142,9 @@ def _base_commit(fields: Fields) -> str:
 def _tests(fields: Fields, name: str) -> tuple[str, ...]:
     """The names of tests: the keys of an object, or the list `name` of an object of lists, as Arrow stores the same."""
     found = fields.mapping(name)
-    names = found["name"] if isinstance(found.get("name"), list) else list(found)
+    # Arrow gives each row the keys of all rows, without a value.
+    keys = [key for key, value in found.items() if value is not None]
+    names = found["name"] if isinstance(found.get("name"), list) else keys
     if not all(isinstance(one, str) and one for one in cast(list[object], names)):
         raise fields.refusal(name, "its names of tests must be strings that are not empty")
     return tuple(dict.fromkeys(cast(list[str], names)))
@@ -177,7 +186,7 @@ def _eval_script(environment: Environment, workdir: str, test_patch: str) -> str
         test_patch=TEST_PATCH,
         delimiter=delimiter,
         patch=test_patch,
-        applied="\n".join(f"{command} || exit 1" for command in _APPLIES.findall(environment.test_run)),
+        applied=f"{_APPLIES.findall(environment.test_run)[0]} || exit 1",
         start=START_MARK,
         commands=_APPLIES.sub("true", environment.test_run).strip(),
         end=END_MARK,

@@ -28,6 +28,7 @@ from workers.verify.reads.finding import with_reads
 from workers.verify.reads.record import OpensSandboxes, record
 from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
 
+MOST_TOGETHER = 3  # runs that find which contradictions a control may make beside another one
 MOST_ALONE = 8  # number of tests whose contradictions are tried if the script stops at the first failure
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
@@ -104,9 +105,10 @@ class Calibrator:
     async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
         """Tries contradictions alone, as many as the runs allow.
 
-        Returns the calibration with the results, and with the cost of such a run.
+        Returns the calibration with the results, and with the cost of such a run. One that was not tried alone may have failed its tests
+        only because of others.
         """
-        kept = {id(one): one for one in calibration.contradictions}
+        kept = {id(one): replace(one, may_be_second=False) for one in calibration.contradictions}
         for one in _in_turn(calibration, self.chance):
             if runs.num_left <= 0:
                 break
@@ -131,15 +133,20 @@ class Calibrator:
 async def _with_seconds(calibration: Calibration, runs: ControlRuns) -> Calibration:
     """Finds the contradictions that a control may make beside another one, where no witness says which tests failed.
 
-    They are tried in one run, all together, in which every test must have run: so none of them keeps another test from running.
+    Each is tried in a run with one of every other test. Every test must run: so none of them keeps another test from running.
     """
-    chosen = together(calibration.contradictions)
-    if calibration.witnessed or calibration.stops_early or len(chosen) < 2:
+    if calibration.witnessed or calibration.stops_early:
         return calibration
-    run = await runs.try_out(chosen)
-    if run is None or _missing(run, chosen, calibration) or strays(chosen, run.outcomes, calibration):
-        return calibration
-    seconds = {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
+    seconds: set[int] = set()
+    untried = list(calibration.contradictions)
+    for number in range(MOST_TOGETHER):
+        chosen = together(untried)
+        untried = [one for one in untried if one not in chosen]
+        if len(chosen) < 2 or (number and not runs.may_try):
+            break
+        run = await runs.try_out(chosen)
+        if run and not _missing(run, chosen, calibration) and not strays(chosen, run.outcomes, calibration):
+            seconds |= {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
     marked = (replace(one, may_be_second=id(one) in seconds) for one in calibration.contradictions)
     return replace(calibration, contradictions=tuple(marked))
 

@@ -52,8 +52,15 @@ def test_a_row_is_run_as_the_package_would() -> None:
     assert (gold.patch, gold.test_patch) == (row().text("fix_patch"), row().text("test_patch"))
 
 
-def test_the_agent_does_not_see_the_patches_of_the_image() -> None:
-    assert set(task_of(row())[0].hidden_paths) == {"/home/fix.patch", "/home/test.patch"}
+def test_no_container_has_the_patches_of_the_image() -> None:
+    task, _ = task_of(row())
+    assert set(task.hidden_paths) == {"/home/fix.patch", "/home/test.patch"}
+    assert task.setup_script == "rm -f /home/fix.patch /home/test.patch\n"
+
+
+def test_a_test_without_a_value_is_of_another_row() -> None:
+    task, _ = task_of(row(n2p_tests={"TestOther": None}, s2p_tests={"name": None, "fix": None}))
+    assert log_verdict(task) == log_verdict(task_of(row())[0])
 
 
 def test_rows_that_arrow_has_stored_say_the_same() -> None:
@@ -83,9 +90,11 @@ def test_each_repository_has_its_parser(org: str, repo: str, change: dict[str, s
 
 def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
     read = multi_swe_bench.parsed(
-        "multi_swe_bench:cli/cli", 9001, "--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.0s)\n"
+        "multi_swe_bench:cli/cli",
+        9001,
+        "--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.0s)\n--- SKIP: TestC (0.0s)\n",
     )
-    assert read == {"TestA": "PASSED", "TestB": "FAILED"}
+    assert read == {"TestA": "PASSED", "TestB": "FAILED"}  # and none of a test that was skipped
     old, new = (
         multi_swe_bench.parsed("multi_swe_bench:expressjs/express", number, "✔ sends (3ms)\n")
         for number in (4212, 1)
@@ -99,12 +108,17 @@ def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
         ({"repo": "nothing"}, "repo: multi-swe-bench has no repository cli/nothing"),
         (
             {"org": "fastify", "repo": "fastify"},
-            "repo: the parser of fastify/fastify breaks off on every log: Invalid type for passed_tests",
+            "repo: the class of fastify/fastify breaks off: Invalid type for passed_tests",
         ),
         (
             {"org": "matplotlib", "repo": "matplotlib"},
             "repo: the image of matplotlib/matplotlib has no test-run.sh",
         ),
+        (
+            {"org": "AMReX-Codes", "repo": "amrex"},
+            "repo: the script of AMReX-Codes/amrex does not apply /home/test.patch once",
+        ),
+        ({"org": "pyscf", "repo": "pyscf"}, "repo: the class of pyscf/pyscf breaks off"),
         ({"number": "9001"}, "number: must be the number of the pull request, is '9001'"),
         ({"base": {}}, "base: sha must be the commit before the pull request, is None"),
         ({"resolved_issues": []}, "resolved_issues: says nothing"),

@@ -153,8 +153,8 @@ class ChangedText:
 
 def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) -> tuple[Contradiction, ...]:
     """The contradictions of a control run. The first is of a test that needs the fix, or of one that does not, each such test with the same
-    probability. Where no witness says which tests failed there is a second one, of any other test: code that prints invented outcomes has
-    to guess both.
+    probability. Where no witness says which tests failed there is a second one, of any other test, if verification found such a pair: code
+    that prints invented outcomes has to guess both.
 
     For a test that needs the fix, a contradiction is drawn under which only such tests fail, if there is one: code that fixes nothing also
     returns a value that tests expect without the fix, so such a value proves nothing. The calibration must have contradictions; if it has
@@ -166,7 +166,7 @@ def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) 
     found = of_test[chance.choice(wanted or list(of_test))]
     telling = [one for one in found if needing.issuperset(one.fails)] if needing_fix else []
     first = chance.choice(telling or found)
-    if calibration.witnessed or calibration.stops_early:
+    if calibration.witnessed or calibration.stops_early or not first.may_be_second:
         return (first,)
     seconds = [one for one in calibration.contradictions if one.may_be_second]
     of_other_test = _of_test(one for one in seconds if len(together([first, one])) > 1)

@@ -14,7 +14,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # ctest -V puts the number of the test before each line of its output.
 _PREFIX = re.compile(r"^(\d+): ", re.MULTILINE)
 _GTEST = re.compile(
-    r"\[ +(?P<said>RUN|OK|FAILED|SKIPPED) +\] (?P<name>(?!\d+ test)[\w./]+)(?:, where [^\n]*)?(?: \(\d+ ms\))?\r?$",
+    r"\[ +(?P<said>RUN|OK|FAILED|SKIPPED) +\] (?P<name>(?!\d+ test)[\w./]+)(?:, where [^\n]*)?(?: \(\d+ ms\)[^\n]*)?\r?$",
     re.MULTILINE,
 )
 _CTEST = re.compile(
@@ -22,7 +22,7 @@ _CTEST = re.compile(
     re.MULTILINE,
 )
 _LINE = re.compile(
-    r"^(?:(?P<automake>PASS|FAIL|XFAIL|XPASS|SKIP|ERROR): (?P<script>\S+)(?: \d+(?: - .*)?)?"
+    r"^(?:(?P<automake>PASS|FAIL|XFAIL|XPASS|SKIP|ERROR): (?P<script>\S+)(?: .*)?"
     r"|[^\s:]+:\d+:(?P<function>\w+):(?P<unity>PASS|FAIL|IGNORE)\b.*"
     r"| *\d+/\d+ (?P<program>\S[^\n]*?) +(?P<meson>OK|FAIL|SKIP|TIMEOUT|ERROR|EXPECTEDFAIL|UNEXPECTEDPASS) +[\d.]+ ?s\b.*)\r?$",
     re.MULTILINE,

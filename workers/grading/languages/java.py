@@ -28,13 +28,18 @@ from workers.grading.languages.language import (
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Maven: `pkg.Outer$Inner.test(int)[1] -- Time elapsed: 0.1 s <<< FAILURE!`, before version 3 `test(pkg.Outer)  Time elapsed: 0.1 sec`.
 _SUREFIRE = re.compile(
-    r"^(?:\[\w+\] +)?(?P<name>[\w.$]+(?:[(\[].*?)?)(?:(?: --)? +Time elapsed: [\d.,]+ s(?:ec)?(?P<bad> +<<< \w+!?)?| (?P<skipped>skipped))"
+    r"^(?:\[\w+\] +)?(?P<name>[\w.$]+(?:[({\[].*?)?)(?:(?: --)? +Time elapsed: [\d.,]+ s(?:ec)?(?P<bad> +<<< \w+!?)?| (?P<skipped>skipped))"
 )
 # Gradle: `Outer > Inner > test(int) > [1] 5 PASSED`, the first name with its package before version 6.
 _GRADLE = re.compile(r"^(?P<name>[^\s>].*? > .+) (?P<said>PASSED|FAILED|SKIPPED)$")
 # JUnit's console launcher: a tree with the outcome after each name, or in a line of its own below it.
-_TREE = re.compile(r"^(?P<before>[|│ ]*)(?:[+']--|[├└]─) (?P<rest>.*)$")
-_MARKED = re.compile(r"(?P<name>.*?) (?P<mark>\[(?:OK|X|A|S)\]|[✔✘■↷])(?: .*)?")
+_TREE = re.compile(r"^(?P<before>[|│ ]*)(?:(?P<ascii>[+']--)|[├└]─) (?P<rest>.*)$")
+# With and without the theme of plain letters.
+_MARKED = {
+    True: re.compile(r"(?P<name>.*?) (?P<mark>\[(?:OK|X|A|S)\])(?: .*)?"),
+    False: re.compile(r"(?P<name>.*?) (?P<mark>[✔✘■↷])(?: .*)?"),
+}
+_BAD = {True: re.compile(r" \[X\](?= |$)"), False: re.compile(r" ✘(?= |$)")}
 _STATUS = re.compile(r"^[|│ ]* status: (?P<mark>\[\w+\]|\S) ")
 _REASON = re.compile(r"^[|│ ]* reason: ")
 _MARKS = {**dict.fromkeys(("[OK]", "✔"), PASSED), **dict.fromkeys(("[X]", "✘"), FAILED)}  # others are skipped
@@ -110,14 +115,17 @@ def _of_tree(log: str) -> Iterator[tuple[str, str]]:
     waiting: tuple[str, str] | None = None
     for line in log.splitlines():
         if found := _TREE.match(line):
-            depth, rest = len(found["before"]), found["rest"]
-            marked = _MARKED.fullmatch(rest)
+            depth, rest, is_ascii = len(found["before"]), found["rest"], bool(found["ascii"])
+            marked = _MARKED[is_ascii].fullmatch(rest)
             if waiting and (above[-1][0] >= depth or waiting[1] == FAILED):
                 yield waiting
             above = [one for one in above if one[0] < depth]
-            above.append((depth, (marked["name"] if marked else rest).removesuffix(" [OK]")))
+            above.append((depth, marked["name"] if marked else rest.removesuffix(" [OK]")))
             name = _named([part for _, part in above[1:]])
-            waiting = (name, _MARKS.get(marked["mark"], SKIPPED)) if marked and name else None
+            # The text of a name may look like a mark, too.
+            is_bad = _BAD[is_ascii].search(rest) is not None
+            said = FAILED if is_bad else _MARKS.get(marked["mark"] if marked else "", SKIPPED)
+            waiting = (name, said) if marked and name else None
         elif above and (found := _STATUS.match(line)):
             yield _named([part for _, part in above[1:]]), _MARKS.get(found["mark"], SKIPPED)
         elif above and _REASON.match(line):

@@ -30,6 +30,8 @@ _NUMBER = re.compile(r"(?P<digits>\d[\d_]*)(?P<fraction>\.[\d_]+)?(?P<rest>(?:[e
 _HEX = re.compile(r"0[xX][\da-fA-F_]*[\da-fA-F]")
 # The largest values of integer types: one more does not compile, or wraps around.
 _LARGEST = frozenset(2**bits - 1 for bits in (7, 8, 15, 16, 31, 32, 63, 64))
+# Options that a runner refuses beside the one that makes it name tests.
+_NO_OPTION = re.compile(r"\s--(?:no-run|max-fail)\b")
 # Letters after a backslash or a percent sign, and what is in braces, may be no text but a form of the language.
 _NO_TEXT = re.compile(r"\\(?:u\{[^}]*\}|[xuU][\da-fA-F]+|.)|%[-+# 0]*[\d.]*\w|\$?\{[^}]*\}", re.DOTALL)
 
@@ -128,7 +130,8 @@ def reporting(script: bytes) -> bytes:
         runner = started_by(text)
         option = runner.reporting_option if runner is not None else ""
         # cargo refuses an option that is given twice.
-        if runner and option and option not in text.split() and (found := runner.started.match(text)):
+        is_free = option not in text.split() and not _NO_OPTION.search(text)
+        if runner and option and is_free and (found := runner.started.match(text)):
             places.append((words[0].start + found.end(), f" {option}".encode()))
     for end, added in sorted(places, reverse=True):
         script = script[:end] + added + script[end:]

@@ -5,7 +5,6 @@ How sources are parsed is in `rust_syntax`, what assertions expect in `rust_asse
 
 import random
 import re
-from collections import defaultdict
 
 from workers.grading.controls.spans import Candidate
 from workers.grading.languages.language import (
@@ -45,6 +44,7 @@ _LONGEST_GAP = 10  # characters between the line that names a program and its fi
 _HEAD = re.compile(
     r"(?:Doc-tests \S+ > )?(?:unittests )?([^\s(>]+?)\.rs(?: \([^)]*\))?(?: > |: | - )(.+)", re.DOTALL
 )
+_EXAMPLE_LINE = re.compile(r" \(line \d+\)$")
 _HASH = re.compile(r"-[0-9a-f]+(?:\.exe)?$")
 
 
@@ -64,8 +64,8 @@ class Rust:
         leaves the endings of paths out as it compares them.
         """
         head = _HEAD.fullmatch(name)
-        if head is not None and " - " in name and "(line " in name:
-            return [Form(head[2], head[1])]  # an example in the documentation
+        if head is not None and " - " in name:
+            return []  # an example in the documentation
         before, _, path = (head[2] if head else name).rpartition(" ")
         crate, _, program = before.partition("::")
         place = head[1] if head else f"src/{program}" if program.startswith("bin/") else ""
@@ -80,7 +80,9 @@ class Rust:
         return found
 
     def outcomes(self, log: str) -> dict[str, str]:
-        """A name that several programs of a log have is given with its program, as in "tests/it.rs > adds"."""
+        """A test is named with its program where the log names that, as in "tests/it.rs > adds": a patch may add a test of the same name
+        in another program. All examples in the documentation of an item have one name, because a patch may move their lines.
+        """
         return _CargoLog(_ANSI.sub("", log)).outcomes()
 
     def candidates(self, source: bytes, chance: random.Random) -> list[Candidate]:
@@ -139,7 +141,7 @@ class _CargoLog:
         return self._named()
 
     def _add(self, name: str, said: str) -> None:
-        self._found.append((self._program, name, _OUTCOMES[said]))
+        self._found.append((self._program, _EXAMPLE_LINE.sub("", name), _OUTCOMES[said]))
 
     def _end_of_output(self, end: int) -> None:
         """Reads the outcome that follows the output of a test in the same line."""
@@ -151,13 +153,10 @@ class _CargoLog:
         self._waiting = ""
 
     def _named(self) -> dict[str, str]:
-        programs: dict[str, set[str]] = defaultdict(set)
-        for program, name, _ in self._found:
-            programs[name].add(program)
         # cargo nextest repeats what the tests print: the report of a libtest that ran one test.
         repeated = {name.rpartition(" ")[2] for name, _ in self._of_nextest}
         named = [
-            (f"{program} > {name}" if program and len(programs[name]) > 1 else name, outcome)
+            (f"{program} > {name}" if program else name, outcome)
             for program, name, outcome in self._found
             if name not in repeated
         ]

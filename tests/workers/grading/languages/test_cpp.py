@@ -110,9 +110,12 @@ def test_a_program_of_ctest_that_names_its_tests_is_none_itself() -> None:
         f"{DOUBLE}\na.cpp:4:\nTEST CASE:  adds\n  more\n\na.cpp:4: ERROR: CHECK( x ) is NOT correct!\n\n{DOUBLE}\n"
         "a.cpp:5:\nTEST SUITE: s\nTEST CASE:  plain\n\na.cpp:5: SUCCESS: CHECK( x ) is correct!\n",
         "PASS: plain\nFAIL: adds\n# TOTAL: 2\n",
+        "PASS: plain 1 - x\nPASS: adds 1 - y\nFAIL: adds 2 takes nothing\n",
+        "PASS: plain 1\nPASS: adds 1 - y\nERROR: adds - too few tests run (expected 5, got 2)\n",
         "t/a.c:4:adds:FAIL: Expected 3 Was 4\nt/a.c:9:plain:PASS\n",
         "1/2 adds      FAIL            0.01s   exit status 1\n2/2 plain     OK              0.01s\n",
-        "[ RUN      ] adds\n[  FAILED  ] adds\n[ RUN      ] plain\n[       OK ] plain\n[  FAILED  ] 1 test(s), listed below:\n"
+        "[ RUN      ] adds\n[  FAILED  ] adds\n[ RUN      ] plain\n[       OK ] plain (0 ms)printed at the end\n"
+        "[  FAILED  ] 1 test(s), listed below:\n"
         "[  FAILED  ] adds\n",
     ],
 )  # fmt: skip

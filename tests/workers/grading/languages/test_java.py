@@ -51,6 +51,7 @@ def test_lines_of_maven_name_tests_with_their_class() -> None:
         "[ERROR] demo.CalcTest.off skipped\n"
         "[ERROR] demo.CalcTest.rows(int, int, int)[3] -- Time elapsed: 0.007 s <<< FAILURE!\n"
         "[INFO] demo.CalcTest$Inner.deep -- Time elapsed: 1,002.5 s\n"
+        "[ERROR] demo.CalcTest.older{int, int}[1]  Time elapsed: 0.05 s  <<< FAILURE!\n"
         "demo.OtherTest.fine  Time elapsed: 0.005 s\n"
         "old(demo.OldTest)  Time elapsed: 0.002 sec  <<< FAILURE!\n"
         "[ERROR]   CalcTest.rows:12 expected: <5> but was: <4>\n[ERROR] Tests run: 21, Failures: 4, Errors: 1, Skipped: 2\n"
@@ -60,6 +61,7 @@ def test_lines_of_maven_name_tests_with_their_class() -> None:
         "demo.CalcTest.breaks": "FAILED",
         "demo.CalcTest.off": "SKIPPED",
         "demo.CalcTest.rows(int, int, int)[3]": "FAILED",
+        "demo.CalcTest.older{int, int}[1]": "FAILED",
         "demo.CalcTest$Inner.deep": "PASSED",
         "demo.OtherTest.fine": "PASSED",
         "old(demo.OldTest)": "FAILED",
@@ -130,6 +132,18 @@ def test_the_verbose_tree_has_the_outcome_below_the_test() -> None:
         "│  │  └─ CalcTest finished after 64 ms.\n"
     )
     assert LANGUAGE.outcomes(log) == {"CalcTest > adds()": "PASSED", "CalcTest > breaks()": "FAILED"}
+
+
+def test_a_name_that_has_a_mark_in_it_is_not_the_outcome() -> None:
+    log = (
+        "├─ JUnit Jupiter ✔\n│  └─ CalcTest ✔\n│     ├─ cell=[X] ✔\n"
+        "│     ├─ shows ✔ icon ✘ expected: <1> but was: <2>\n│     └─ shows [OK] ✘ expected: <1> but was: <2>\n"
+    )
+    assert LANGUAGE.outcomes(log) == {
+        "CalcTest > cell=[X]": "PASSED",
+        "CalcTest > shows": "FAILED",
+        "CalcTest > shows [OK]": "FAILED",
+    }
 
 
 def test_a_printed_pass_does_not_hide_a_failure() -> None:

@@ -49,6 +49,8 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
         ),
         ("cargo nextest run -p a", "cargo nextest run --no-fail-fast -p a"),
         ("cargo nextest list", "cargo nextest list"),
+        ("cargo nextest run --no-run", "cargo nextest run --no-run"),
+        ("cargo nextest run --max-fail=2", "cargo nextest run --max-fail=2"),
         ("cargo test --all --no-fail-fast", "cargo test --all --no-fail-fast"),
         ("./mvnw -q -pl a test -Dx=1", "./mvnw -q -pl a test -Dsurefire.reportFormat=plain -Dx=1"),
         ("node_modules/.bin/vitest run", "node_modules/.bin/vitest --reporter=verbose run"),

@@ -90,7 +90,8 @@ def test_tests_may_be_in_any_source_that_is_not_built(path: str, may: bool) -> N
         ("demo tests::adds", [("tests::adds", ""), ("adds", "tests")]),
         ("demo::it adds", [("adds", "tests/it")]),
         ("demo::bin/tool adds", [("adds", "src/bin/tool")]),
-        ("src/lib.rs - add (line 3)", [("add (line 3)", "src/lib")]),
+        ("src/lib.rs - add (line 3)", []),
+        ("Doc-tests demo > src/lib.rs - add", []),
     ],
 )  # fmt: skip
 def test_the_modules_of_a_name_are_modules_of_the_file_or_its_path(
@@ -146,16 +147,16 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
 """
 
 
-def test_a_name_that_two_programs_have_is_given_with_its_program() -> None:
+def test_a_name_is_given_with_its_program_and_an_example_without_its_line() -> None:
     expected = {
-        "a::tests::adds": PASSED,
-        "tests::ignored": SKIPPED,
-        "tests::panics": PASSED,
-        "tests::errors": FAILED,
+        "unittests src/lib.rs (demo) > a::tests::adds": PASSED,
+        "unittests src/lib.rs (demo) > tests::ignored": SKIPPED,
+        "unittests src/lib.rs (demo) > tests::panics": PASSED,
+        "unittests src/lib.rs (demo) > tests::errors": FAILED,
         "tests/it.rs > adds": PASSED,
-        "once": PASSED,
+        "tests/it.rs > once": PASSED,
         "tests/other.rs > adds": FAILED,
-        "src/lib.rs - add (line 8)": PASSED,
+        "Doc-tests demo > src/lib.rs - add": PASSED,
     }
     assert LANGUAGE.outcomes(LOG) == expected
     assert LANGUAGE.outcomes(LOG.replace("\n", "\r\n")) == expected
