@@ -89,6 +89,8 @@ class Runner:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     options_variable: str = ""  # environment variable with further options
     reporting_option: str = ""  # with it, the log has the outcome of each test, also after a failure
+    # Matches the report of a run of one file, if the runner names tests without that option only then.
+    names_of_one_file: re.Pattern[str] = NOTHING
     plugins_variable: str = ""  # environment variable with modules to load
     entry_points: str = ""  # group of entry points that are its plugins
     own_modules: tuple[str, ...] = ()  # modules of the runner itself, and modules that it looks for
@@ -316,6 +318,7 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by_if_used=("babel.config.*", ".babelrc*", ".swcrc"),  # transform the tests
         settings={"package.json": ("jest",)},
         reporting_option="--verbose",
+        names_of_one_file=re.compile(r"^Test Suites: [^\n]*\b1 total\r?$", re.MULTILINE),
     ),
     Runner(
         name="vitest",
@@ -324,6 +327,7 @@ RUNNERS: tuple[Runner, ...] = (
         governed_by=("vitest.config.*", "vitest.workspace.*"),
         governed_by_if_used=("vite.config.*",),
         reporting_option="--reporter=verbose",
+        names_of_one_file=re.compile(r"^ *Test Files [^\n]*\(1\)\r?$", re.MULTILINE),
     ),
     Runner(
         name="mocha",

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from pipeline.runners import builds_in, run_by, spoken_in, started_by
+from pipeline.runners import RUNNERS, builds_in, run_by, spoken_in, started_by
 from pipeline.task import ContradictionKind
-from workers.grading.controls.arrivals import commands
+from workers.grading.controls.arrivals import Command, commands
 from workers.grading.controls.literals import ALPHABETS
 from workers.grading.controls.spans import Candidate, Edit, Span
 
@@ -125,8 +125,7 @@ def reporting(script: bytes) -> bytes:
     """A shell script whose runners' logs have the outcome of each test, as far as an option of the runner brings that about."""
     places: list[tuple[int, bytes]] = []
     for command in commands(script):
-        words = command.plain_words()
-        text = script[words[0].start : words[-1].end].decode("latin-1") if words else ""
+        words, text = command.plain_words(), _text_of(command, script)
         runner = started_by(text)
         option = runner.reporting_option if runner is not None else ""
         # cargo refuses an option that is given twice.
@@ -138,9 +137,23 @@ def reporting(script: bytes) -> bytes:
     return script
 
 
+def _text_of(command: Command, script: bytes) -> str:
+    words = command.plain_words()
+    return script[words[0].start : words[-1].end].decode("latin-1") if words else ""
+
+
 def outcomes_in(script: str, log: str) -> dict[str, str]:
-    """The outcome of each test that the log of a shell script reports in these languages."""
-    found = [language(name).outcomes(log) for name in languages_of(script)]
+    """The outcome of each test that the log of a shell script reports in these languages.
+
+    Tests that a log names only because there is one file of them are left out: a patch may add another file.
+    """
+    started = [started_by(_text_of(command, script.encode())) for command in commands(script.encode())]
+    left_out = {
+        runner.language
+        for runner in RUNNERS
+        if runner.names_of_one_file.search(log) and runner not in started
+    }
+    found = [language(name).outcomes(log) for name in languages_of(script) if name not in left_out]
     return joined(one for outcomes in found for one in outcomes.items())
 
 

@@ -12,6 +12,7 @@ from workers.grading.languages.language import (
     languages_of,
     other_number,
     other_text,
+    outcomes_in,
     reporting,
 )
 
@@ -58,6 +59,20 @@ def test_a_runner_that_names_no_tests_gets_its_option_once_for_each_command() ->
 )
 def test_the_option_follows_the_name_of_the_runner(script: str, becomes: str) -> None:
     assert reporting(script.encode()).decode() == becomes
+
+
+@pytest.mark.parametrize(
+    ("names", "report"),
+    [
+        ("PASS ./sum.test.js\n  sum\n    ✓ adds (2 ms)\n\n", "Test Suites: 1 passed, {} total\nTests:       1 passed, 1 total\n"),
+        (" ✓ sum.test.js > adds 2ms\n\n", " Test Files  {} passed ({})\n      Tests  1 passed (1)\n"),
+    ],
+)  # fmt: skip
+def test_names_that_a_log_has_only_while_there_is_one_file_are_left_out(names: str, report: str) -> None:
+    one, two = names + report.format(1, 1), names + report.format(2, 2)
+    assert outcomes_in("npm test", one) == {}
+    assert list(outcomes_in("npm test", two).values()) == ["PASSED"]
+    assert outcomes_in("npx jest a\nnpx vitest run\n", one) == outcomes_in("npm test", two)
 
 
 def test_a_script_of_other_runners_stays_as_it_is() -> None:
