@@ -13,9 +13,9 @@ from functools import cached_property
 # Programs that start another program. Options may follow their names.
 _LAUNCHERS = (
     r"(?:uv|poetry|pipenv|pdm|hatch|conda|mamba)\s+run|bundle\s+exec|pnpm\s+exec|npx|uvx|(?:-m\s+)?coverage\s+run"
-    r"|(?:python|pypy)[\d.]*"
+    r"|(?:python|pypy)[\d.]*|timeout(?:\s+-[ks]\s+\S+|\s+-\S+)*\s+[\d.]+[smhd]?|env(?:\s+\w+=\S*)*|exec|nice|xargs|yarn|pnpm"
 )
-_OPTIONS = r"(?:\s+-[WX]\s+\S+|\s+--?[^\s-]\S*)*"
+_OPTIONS = r"(?:\s+-[WXC]\s+\S+|\s+--?[^\s-]\S*)*"
 NOTHING = re.compile(r"(?!)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PARTS = re.compile(r"&&|\|\||[;|\n]")
@@ -264,7 +264,7 @@ _JUNIT_FILES = (
 )
 # Goals and tasks that run tests, also after others.
 _MAVEN_GOALS = tuple(
-    f"{before} {goal}" for before in ("", " *", " * *") for goal in ("test*", "verify", "surefire:test")
+    f"{before} {goal}" for before in ("", " *", " * *") for goal in ("test*", "package", "verify", "install", "surefire:test")
 )
 _GRADLE_TASKS = tuple(
     f"{before} {task}" for before in ("", " *") for task in ("test*", "check", "*:test*", "*:check")
