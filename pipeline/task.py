@@ -52,8 +52,8 @@ class Contradiction(Message, frozen=True, kw_only=True):
     kind: ContradictionKind = "value"
     # Tests that have another name under it.
     renamed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    # Whether a control may make it beside another one that says so, too: it was tried alone, and keeps no test from running.
-    may_be_second: bool = False
+    # Whether a control may make it together with another one that may be paired: it was tried alone, and keeps no test from running.
+    may_be_paired: bool = False
 
 
 class Calibration(Message, frozen=True, kw_only=True):

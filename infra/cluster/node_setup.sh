@@ -132,7 +132,7 @@ program_files() { (cd "$source_dir" && find constraints.txt pyproject.toml infra
 install_program() {
     local fingerprint extras=(base) no_deps=()
     if has_role worker || has_role judge; then extras+=(workers); fi
-    if has_role worker; then no_deps+=(swebench); fi
+    if has_role worker; then no_deps+=(swebench multi-swe-bench); fi
     if has_role router; then extras+=(serving); fi
     if has_role engine; then extras+=(sglang); fi
     fingerprint=$( (printf '%s\n' "${roles[*]} ${extras[*]}" && cd "$source_dir" && program_files | tr '\n' '\0' | xargs -0 sha256sum) | sha256sum)
@@ -157,7 +157,8 @@ make_venv() {
     # shellcheck disable=SC2086 # one word each
     "$python" "$home/infra/setup/extras.py" $lists >"$home/.requirements"
     "${pip[@]}" --constraint "$home/constraints.txt" --requirement "$home/.requirements"
-    [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps "$2"
+    # shellcheck disable=SC2086 # one word each
+    [ -z "$2" ] || "${pip[@]}" --constraint "$home/constraints.txt" --no-deps $2
     if has_role worker; then bash "$home/infra/setup/init.sh" "$home/.venv/share/swerve/sandbox-init"; fi
     # It is installed with the CUDA packages that it requires, because our constraints are for a CPU.
     if [[ $1 == *sglang* ]]; then "${pip[@]}" "$(grep '^sglang==' "$home/constraints.txt")"; fi

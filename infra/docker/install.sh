@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the virtual environment /opt/swerve, inside an image build.
-#   install.sh LIST,... [REQUIREMENTS FILE] [PACKAGE WITHOUT ITS DEPENDENCIES]      lists as in extras.py
+#   install.sh LIST,... [REQUIREMENTS FILE] [PACKAGES WITHOUT THEIR DEPENDENCIES]      lists as in extras.py
 # If wheels were fetched beforehand it uses only those; otherwise it uses the package index.
 set -eu
 cd /build
@@ -21,7 +21,8 @@ python3 -m venv /opt/swerve
 # shellcheck disable=SC2046 # one word each
 python3 infra/setup/extras.py $(echo "$lists" | tr , ' ') >/tmp/requirements.txt
 install --requirement /tmp/requirements.txt ${requirements:+--requirement "$requirements"}
-[ -z "$without_dependencies" ] || install --no-deps "$without_dependencies"
+# shellcheck disable=SC2086 # one word each
+[ -z "$without_dependencies" ] || install --no-deps $without_dependencies
 /opt/swerve/bin/pip uninstall --quiet --yes pip
 if [ -f infra/docker/wheels/sandbox-init ]; then
     mkdir -p /opt/swerve/share/swerve && cp infra/docker/wheels/sandbox-init /opt/swerve/share/swerve/

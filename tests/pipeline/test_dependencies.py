@@ -1,5 +1,6 @@
 """Commands without their packages: a Python that has none but its own standard library."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,13 +62,24 @@ def test_the_module_that_lacks_a_package_may_name_the_fix() -> None:
     assert (done.returncode, done.stderr) == (2, "error: nosuch is not installed: do this\n")
 
 
-def test_a_worker_without_swebench_is_told_how_it_is_installed() -> None:
-    hide = (
-        "import sys; sys.argv = ['-m']; sys.modules['swebench'] = None; import workers.grading.swebench_rules"
-    )
+# Packages whose own metadata is not used, and that a worker's grader imports.
+OF_GRADERS = {"swebench": "swebench", "multi_swe_bench": "multi-swe-bench"}
+
+
+@pytest.mark.parametrize("package", OF_GRADERS)
+def test_a_worker_without_a_data_sets_package_is_told_how_it_is_installed(package: str) -> None:
+    hide = f"import sys; sys.argv = ['-m']; sys.modules['{package}'] = None; import workers.grading.swebench_rules"
     done = run(sys.executable, "-c", hide)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: swebench is not installed: pip install --no-deps ")
+    assert done.stderr.startswith(f"error: {package} is not installed: pip install --no-deps ")
+
+
+@pytest.mark.parametrize(
+    "path", ["infra/setup/no-deps.txt", "infra/docker/worker.Dockerfile", "infra/cluster/node_setup.sh"]
+)
+def test_every_way_to_install_a_worker_has_the_packages_of_data_sets(path: str) -> None:
+    words = re.findall(r"[\w-]+", (ROOT / path).read_text())
+    assert {*OF_GRADERS.values()} <= {*words}
 
 
 def test_every_other_error_keeps_its_traceback() -> None:

@@ -22,8 +22,22 @@ _PACKAGE = "multi_swe_bench"
 _TEST_RUN = "test-run.sh"  # the file that applies the hidden tests and runs the tests
 
 
+def _installed() -> Path:
+    """The directory of the package. Raises ModuleNotFoundError."""
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or found.submodule_search_locations is None:
+        fix = (
+            "pip install --no-deps 'multi-swe-bench>=1.1,<2' (what it requires by itself is not needed here)"
+        )
+        raise ModuleNotFoundError(f"multi_swe_bench is not installed: {fix}", name=_PACKAGE)
+    return Path(found.submodule_search_locations[0])
+
+
+_ROOT = _installed()
+
+
 class NotInPackage(ValueError):
-    """The package has no class for a repository, or one without a script that runs the hidden tests or with a parser that reads no log."""
+    """The package has no class for a repository, or one that fails or has no script that runs the hidden tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,7 @@ def environment(org: str, repo: str, number: int, registered: str) -> Environmen
         scripts = [file.content for file in image.files() if file.name == _TEST_RUN]
         _read(found, "")
     except Exception as error:
-        raise NotInPackage(f"the class of {org}/{registered} breaks off: {error}") from error
+        raise NotInPackage(f"the class of {org}/{registered} fails: {error}") from error
     if not scripts:
         raise NotInPackage(f"the image of {org}/{registered} has no {_TEST_RUN}")
     return Environment(image.image_full_name(), scripts[0])
@@ -106,7 +120,7 @@ def _class(org: str, registered: str) -> Any:
     for path in _files_of(org):
         if registration.search(path.read_text()):
             instances: Any = importlib.import_module(f"{_PACKAGE}.harness.instance")
-            importlib.import_module(".".join((_PACKAGE, *path.relative_to(_root()).with_suffix("").parts)))
+            importlib.import_module(".".join((_PACKAGE, *path.relative_to(_ROOT).with_suffix("").parts)))
             return instances.Instance._registry[f"{org}/{registered}"]
     raise NotInPackage(f"multi-swe-bench has no repository {org}/{registered}")
 
@@ -115,10 +129,10 @@ def _files_of(org: str) -> Iterator[Path]:
     """The modules of an organization's repositories; stand-ins for the packages around them are in place."""
     letters = re.compile(r"[\W_]+")
     folder = letters.sub("", org).lower()
-    for language in sorted((_root() / "harness" / "repos").iterdir()):
+    for language in sorted((_ROOT / "harness" / "repos").iterdir()):
         for found in sorted(language.iterdir()) if language.is_dir() else ():
             if letters.sub("", found.name).lower() == folder:
-                _stand_in(*found.relative_to(_root()).parts)
+                _stand_in(*found.relative_to(_ROOT).parts)
                 yield from sorted(found.rglob("*.py"))
 
 
@@ -126,16 +140,5 @@ def _stand_in(*parts: str) -> None:
     """Replaces the package of these parts, and the packages that it is in."""
     for num_parts in range(len(parts) + 1):
         module = ModuleType(".".join((_PACKAGE, *parts[:num_parts])))
-        module.__path__ = [str(_root().joinpath(*parts[:num_parts]))]
+        module.__path__ = [str(_ROOT.joinpath(*parts[:num_parts]))]
         sys.modules.setdefault(module.__name__, module)
-
-
-@functools.cache
-def _root() -> Path:
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.submodule_search_locations is None:
-        fix = (
-            "pip install --no-deps 'multi-swe-bench>=1.1,<2' (what it requires by itself is not needed here)"
-        )
-        raise ModuleNotFoundError(f"multi_swe_bench is not installed: {fix}", name=_PACKAGE)
-    return Path(found.submodule_search_locations[0])

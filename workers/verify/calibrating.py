@@ -28,7 +28,7 @@ from workers.verify.reads.finding import with_reads
 from workers.verify.reads.record import OpensSandboxes, record
 from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
 
-MOST_TOGETHER = 3  # runs that find which contradictions a control may make beside another one
+MOST_TOGETHER = 3  # runs that find of which contradictions a control may make two
 MOST_ALONE = 8  # number of tests whose contradictions are tried if the script stops at the first failure
 
 USELESS = b"""diff --git a/swerve-note.txt b/swerve-note.txt
@@ -99,7 +99,7 @@ class Calibrator:
         calibration = replace(
             calibration, stops_early=measured.stops_early, contradictions=tuple(trials.kept())
         )
-        calibration = await _with_seconds(calibration, runs)
+        calibration = await with_pairs(calibration, runs)
         return _with_uncontrolled(await self._checked(calibration, runs))
 
     async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
@@ -108,7 +108,7 @@ class Calibrator:
         Returns the calibration with the results, and with the cost of such a run. One that was not tried alone may have failed its tests
         only because of others.
         """
-        kept = {id(one): replace(one, may_be_second=False) for one in calibration.contradictions}
+        kept = {id(one): replace(one, may_be_paired=False) for one in calibration.contradictions}
         for one in _in_turn(calibration, self.chance):
             if runs.num_left <= 0:
                 break
@@ -130,14 +130,14 @@ class Calibrator:
         )
 
 
-async def _with_seconds(calibration: Calibration, runs: ControlRuns) -> Calibration:
-    """Finds the contradictions that a control may make beside another one, where no witness says which tests failed.
+async def with_pairs(calibration: Calibration, runs: ControlRuns) -> Calibration:
+    """The calibration in which the contradictions are marked of which a control may make two, where no witness says which tests failed.
 
     Each is tried in a run with one of every other test. Every test must run: so none of them keeps another test from running.
     """
     if calibration.witnessed or calibration.stops_early:
         return calibration
-    seconds: set[int] = set()
+    found: set[int] = set()
     untried = list(calibration.contradictions)
     for number in range(MOST_TOGETHER):
         chosen = together(untried)
@@ -146,8 +146,8 @@ async def _with_seconds(calibration: Calibration, runs: ControlRuns) -> Calibrat
             break
         run = await runs.try_out(chosen)
         if run and not _missing(run, chosen, calibration) and not strays(chosen, run.outcomes, calibration):
-            seconds |= {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
-    marked = (replace(one, may_be_second=id(one) in seconds) for one in calibration.contradictions)
+            found |= {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
+    marked = (replace(one, may_be_paired=id(one) in found) for one in calibration.contradictions)
     return replace(calibration, contradictions=tuple(marked))
 
 

@@ -51,7 +51,7 @@ async def test_each_test_that_needs_the_fix_can_be_made_to_fail(verify: Verifies
     assert found.uncontrolled == ()
     assert found.best_control == "confirmed"
     assert {one for made in found.contradictions for one in made.fails} == {*found.passing}
-    assert any(made.may_be_second for made in found.contradictions)
+    assert any(made.may_be_paired for made in found.contradictions)
     reward = await task.grade(task.scene.fix)
     assert (reward.value, reward.control) == (1.0, "confirmed"), reward.decided_by
 

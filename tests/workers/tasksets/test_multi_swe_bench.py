@@ -108,7 +108,7 @@ def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
         ({"repo": "nothing"}, "repo: multi-swe-bench has no repository cli/nothing"),
         (
             {"org": "fastify", "repo": "fastify"},
-            "repo: the class of fastify/fastify breaks off: Invalid type for passed_tests",
+            "repo: the class of fastify/fastify fails: Invalid type for passed_tests",
         ),
         (
             {"org": "matplotlib", "repo": "matplotlib"},
@@ -118,7 +118,7 @@ def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
             {"org": "AMReX-Codes", "repo": "amrex"},
             "repo: the script of AMReX-Codes/amrex does not apply /home/test.patch once",
         ),
-        ({"org": "pyscf", "repo": "pyscf"}, "repo: the class of pyscf/pyscf breaks off"),
+        ({"org": "pyscf", "repo": "pyscf"}, "repo: the class of pyscf/pyscf fails"),
         ({"number": "9001"}, "number: must be the number of the pull request, is '9001'"),
         ({"base": {}}, "base: sha must be the commit before the pull request, is None"),
         ({"resolved_issues": []}, "resolved_issues: says nothing"),

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from pipeline.trajectory import Reward
 from tests.workers.attacks.governing import written
 from tests.workers.attacks.patches import HONEST, edited
 from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, by_exit_code, task_of
-from tests.workers.claims import make_claim
+from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.contradictions import FirstOf, changing
 from workers.grading.container import PatchRun
@@ -24,7 +25,7 @@ from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify import calibrating
 from workers.verify.calibrating import Calibrator
-from workers.verify.trials import TRIAL_OPTIONS
+from workers.verify.trials import TRIAL_OPTIONS, ControlRuns
 
 pytestmark = pytest.mark.docker
 
@@ -76,6 +77,80 @@ def test_a_test_that_the_fix_or_the_package_tells_what_to_expect_is_uncontrolled
         needing_fix=("a", "b", "c", "d"), contradictions=contradictions, in_fix=("a",), from_package=("b",)
     )
     assert calibrating._with_uncontrolled(calibration).uncontrolled == ("a", "b", "d")
+
+
+@dataclass(slots=True)
+class RunsOf:
+    """Runs in which contradicted tests fail and the others pass, but for what each answer says of a test; "" if it does not run."""
+
+    answers: list[dict[str, str]]
+    made: list[list[str]] = field(default_factory=list[list[str]])
+
+    async def run_tests(
+        self,
+        claim: Claim,
+        patch: bytes,
+        contradictions: Sequence[Contradiction] = (),
+        limits: Limits | None = None,
+        *,
+        at_start: str = "",
+    ) -> PatchRun:
+        fails = [name for one in contradictions for name in one.fails]
+        self.made.append(fails)
+        by_name = {name: "FAILED" if name in fails else "PASSED" for name in "abc"} | self.answers.pop(0)
+        outcomes = Outcomes({name: said for name, said in by_name.items() if said}, finished=True)
+        return PatchRun(PASSED, recorded=msgspec.msgpack.encode(outcomes))
+
+
+PASSED = Reward(value=1.0, resolved=True, decided_by="exit status 0")
+
+
+async def pairs(
+    *answers: dict[str, str], tries_alone: bool = True, **changes: Any
+) -> tuple[set[str], RunsOf]:
+    """The tests whose contradictions may be paired: a has two, the others have one. The runs come out so; later ones as they should."""
+    contradictions = tuple(changing("t.py", 10 * place, "4", "5", name) for place, name in enumerate("aabc"))
+    calibration = Calibration(passing=("a", "b", "c"), needing_fix=("a",), contradictions=contradictions)
+    grader = RunsOf([*answers, *({} for _ in range(9))])
+    runs = ControlRuns(grader, make_claim(make_task("an-image")), b"fix", PatchRun(PASSED))
+    calibrator = Calibrator(grader, cast(Any, None), num_controls=2, chance=random.Random(1))
+    marked = await calibrating.with_pairs(replace(calibration, **changes), runs)
+    runs.num_left = runs.num_left if tries_alone else 0
+    checked = await calibrator._checked(marked, runs)
+    return {name for one in checked.contradictions if one.may_be_paired for name in one.fails}, grader
+
+
+async def test_contradictions_may_be_paired_whose_tests_failed_together_and_alone() -> None:
+    found, grader = await pairs()
+    assert found == {"a", "b", "c"}
+    assert grader.made[0] == ["a", "b", "c"]
+    assert sorted(grader.made[1:]) == [["a"], ["a"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"c": ""}, set[str]()),  # a test did not run beside the others
+        ({"b": "PASSED"}, {"a", "c"}),  # it does not fail beside the others
+    ],
+)
+async def test_what_did_not_fail_beside_others_or_kept_one_from_running_is_not_paired(
+    answer: dict[str, str], expected: set[str]
+) -> None:
+    assert (await pairs(answer))[0] == expected
+
+
+async def test_what_was_not_tried_alone_is_not_paired() -> None:
+    assert (await pairs(tries_alone=False))[0] == set()
+
+
+@pytest.mark.parametrize("changes", [{"witnessed": True}, {"stops_early": True}])
+async def test_nothing_is_paired_where_a_witness_reports_or_the_script_ends_at_a_failure(
+    changes: dict[str, Any],
+) -> None:
+    found, grader = await pairs(**changes)
+    assert found == set()
+    assert len(grader.made[0]) == 1
 
 
 # Quick: a verification: each test can be made to fail, and the known fix is worth 1.

@@ -166,10 +166,10 @@ def draw(calibration: Calibration, chance: Chance, *, needing_fix: bool = True) 
     found = of_test[chance.choice(wanted or list(of_test))]
     telling = [one for one in found if needing.issuperset(one.fails)] if needing_fix else []
     first = chance.choice(telling or found)
-    if calibration.witnessed or calibration.stops_early or not first.may_be_second:
+    if calibration.witnessed or calibration.stops_early or not first.may_be_paired:
         return (first,)
-    seconds = [one for one in calibration.contradictions if one.may_be_second]
-    of_other_test = _of_test(one for one in seconds if len(together([first, one])) > 1)
+    others = [one for one in calibration.contradictions if one.may_be_paired]
+    of_other_test = _of_test(one for one in others if len(together([first, one])) > 1)
     if not of_other_test:
         return (first,)
     return first, chance.choice(of_other_test[chance.choice(list(of_other_test))])

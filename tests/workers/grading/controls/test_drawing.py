@@ -63,8 +63,8 @@ def seconds(calibration: Calibration) -> set[int]:
 
 def test_without_a_witness_a_second_contradiction_of_any_other_test_is_drawn() -> None:
     ones = (contradiction(0, "a"), contradiction(10, "b"), contradiction(20, "c"), contradiction(30, "d"))
-    may_be_second = tuple(replace(one, may_be_second=number < 3) for number, one in enumerate(ones))
-    calibration = Calibration(contradictions=may_be_second, needing_fix=("a",))
+    may_be_paired = tuple(replace(one, may_be_paired=number < 3) for number, one in enumerate(ones))
+    calibration = Calibration(contradictions=may_be_paired, needing_fix=("a",))
     assert seconds(calibration) == {10, 20}
     assert seconds(replace(calibration, needing_fix=("d",))) == set()
     assert seconds(replace(calibration, witnessed=True)) == set()
@@ -72,10 +72,10 @@ def test_without_a_witness_a_second_contradiction_of_any_other_test_is_drawn() -
 
 
 def test_a_second_contradiction_concerns_no_test_and_no_text_of_the_first() -> None:
-    first = replace(contradiction(0, "a"), may_fail=("b",), renamed={"c": "c2"}, may_be_second=True)
+    first = replace(contradiction(0, "a"), may_fail=("b",), renamed={"c": "c2"}, may_be_paired=True)
     others = (contradiction(10, "b"), contradiction(20, "c"), contradiction(0, "d"), contradiction(30, "e"))
-    may_be_second = tuple(replace(one, may_be_second=True) for one in others)
-    assert seconds(Calibration(contradictions=(first, *may_be_second), needing_fix=("a",))) == {30}
+    may_be_paired = tuple(replace(one, may_be_paired=True) for one in others)
+    assert seconds(Calibration(contradictions=(first, *may_be_paired), needing_fix=("a",))) == {30}
 
 
 def test_texts_that_touch_do_not_overlap() -> None:
